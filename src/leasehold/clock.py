@@ -1,0 +1,106 @@
+"""Time, randomness and ids, handed in: the only module that takes them from the machine.
+
+Everything else receives a ``Clock`` (and a ``random.Random``), so that the same code runs in
+production and in the simulator, and a failing run can be repeated to the letter.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+T = TypeVar("T")
+
+# CLOCK_MONOTONIC stands still while a Linux machine is suspended; a lease does not.
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_SUFFIX_BYTES = 4
+_TOKEN_BYTES = 16
+
+
+class Clock(Protocol):
+    """What a holder may know of time.
+
+    ``boottime_s`` never goes back and goes on while the machine sleeps. It is comparable only
+    within one machine since its last start. ``utc_now`` is for people; no decision rests on it.
+    """
+
+    def boottime_s(self) -> float:
+        """Seconds since some fixed moment, suspend included."""
+        ...
+
+    def utc_now(self) -> datetime:
+        """The wall clock, for display and history only."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds`` by this clock."""
+        ...
+
+    async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
+        """Await ``answer`` for ``seconds`` at most.
+
+        Raises:
+            TimeoutError: it did not come. Whether it took effect is then unknown.
+        """
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def boottime_s(self) -> float:
+        """CLOCK_BOOTTIME."""
+        return time.clock_gettime(_BOOTTIME)
+
+    def utc_now(self) -> datetime:
+        """The machine's wall clock in UTC."""
+        return datetime.now(UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep in the running event loop."""
+        await anyio.sleep(seconds)
+
+    async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
+        """Cancel ``answer`` when the time is over."""
+        with anyio.fail_after(max(seconds, 0.0)):
+            return await answer
+
+
+def boot_id() -> str:
+    """Name this start of this machine; leases from another boot have ended.
+
+    Raises:
+        OSError: the machine does not tell (not Linux).
+    """
+    return _BOOT_ID.read_text(encoding="ascii").strip()
+
+
+def host_name() -> str:
+    """The machine's short name, for people."""
+    return socket.gethostname().split(".", maxsplit=1)[0] or "host"
+
+
+def system_random() -> random.Random:
+    """A generator seeded from the machine, for jitter and for strategies that draw lots."""
+    return random.Random(secrets.randbits(64))
+
+
+def new_token() -> str:
+    """A lease token: unguessable, new for each grant."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+def new_suffix() -> str:
+    """The last part of a holder id, which makes each incarnation a new holder."""
+    return secrets.token_hex(_SUFFIX_BYTES)

@@ -1,0 +1,13 @@
+"""Pure decisions: no I/O, no time and no randomness of their own, nothing of ours but records.
+
+=================  ====================================================================
+module             decides
+=================  ====================================================================
+``lease_rules``    what each request does to a lease in each state: one table
+``timing``         when a holder must stop believing, and which settings contradict
+``ladder``         how long to wait before trying again
+``view``           what a member knows of its group, from the changes it was told
+``balance``        who should own what: the strategies
+``pace``           when the next cycle begins
+=================  ====================================================================
+"""

@@ -1,0 +1,101 @@
+"""Trust: until when a holder may believe in its lease, and which settings keep that safe.
+
+A holder counts from the moment it *sent* the request, never from the moment the answer came,
+and stops a margin before the store would let anybody else in::
+
+    sent            answer                    trusted until       store: ended
+     |---------------|--------------------------------|--- margin ---|
+     |<------------------------- duration ------------------------->|
+
+The margin pays for a clock that runs slow and for the time it takes to stop. The store starts
+counting when it handles the request, which is later than ``sent``: the error is on the safe side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from leasehold.errors import InvalidOptions
+from leasehold.names import seconds_of
+
+CLOCK_RATE_ERROR = 0.05
+LEAST_LEASE_S = 0.05
+MOST_LEASE_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """The times of a member, in seconds. Make it with ``Timing.of``, which checks them."""
+
+    lease_s: float = 10.0
+    renew_s: float = 3.0
+    margin_s: float = 1.0
+    call_s: float = 3.0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        lease: timedelta = timedelta(seconds=10),
+        renew_every: timedelta | None = None,
+        margin: timedelta | None = None,
+        call_limit: timedelta | None = None,
+    ) -> Timing:
+        """Times from durations; what is not given is derived from the lease.
+
+        Raises:
+            InvalidDuration: the lease or a part of it lies outside its range.
+            InvalidOptions: two of them contradict each other; the message names the relation.
+        """
+        lease_s = seconds_of(lease, what="lease", least_s=LEAST_LEASE_S, most_s=MOST_LEASE_S)
+
+        def part(given: timedelta | None, what: str, share: float) -> float:
+            if given is None:
+                return lease_s * share
+            return seconds_of(given, what=what, least_s=0.001, most_s=MOST_LEASE_S)
+
+        timing = cls(
+            lease_s=lease_s,
+            renew_s=part(renew_every, "renew_every", 0.3),
+            margin_s=part(margin, "margin", 0.1),
+            call_s=part(call_limit, "call_limit", 0.3),
+        )
+        timing.check()
+        return timing
+
+    def check(self) -> None:
+        """Refuse times that could not keep the rules.
+
+        Raises:
+            InvalidOptions: with the relation that is broken and the numbers.
+        """
+        _relation(
+            self.renew_s < self.lease_s / 2,
+            "renew_every < lease / 2",
+            f"{self.renew_s:g} s < {self.lease_s / 2:g} s",
+            "one failed renewal would already cost the lease: renew more often",
+        )
+        _relation(
+            self.margin_s >= CLOCK_RATE_ERROR * self.lease_s,
+            f"margin >= {CLOCK_RATE_ERROR:.0%} of lease",
+            f"{self.margin_s:g} s >= {CLOCK_RATE_ERROR * self.lease_s:g} s",
+            "a clock that runs slow would believe too long: widen the margin",
+        )
+        # A hair of slack, so that 3 + 2 x 3 <= 10 - 1 is not refused for its last binary digit.
+        room_s = self.lease_s - self.margin_s
+        _relation(
+            self.renew_s + 2 * self.call_s <= room_s * (1 + 1e-9),
+            "renew_every + 2 x call_limit <= lease - margin",
+            f"{self.renew_s + 2 * self.call_s:g} s <= {room_s:g} s",
+            "an answer that is lost must leave time for one more try: shorten call_limit",
+        )
+
+    def trusted_until(self, sent_at_s: float) -> float:
+        """The last moment of belief after an answer to a request sent at ``sent_at_s``."""
+        return sent_at_s + self.lease_s - self.margin_s
+
+
+def _relation(holds: bool, relation: str, numbers: str, advice: str) -> None:  # noqa: FBT001
+    if not holds:
+        raise InvalidOptions(f"{relation} does not hold ({numbers}): {advice}")

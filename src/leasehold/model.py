@@ -1,0 +1,193 @@
+"""The records everything else speaks of: frozen, comparable, without I/O.
+
+==============  ===========================================================================
+record          meaning
+==============  ===========================================================================
+``Lease``       a holder's right to be believed alive; one lease covers all that it owns
+``Resource``    a key as anybody sees it: its epoch, its owner, what is under way
+``Ownership``   a key as its owner holds it: the proof that goes with every write
+``Wanted``      a key somebody would like, with the epoch it was seen at
+``Peer``        a member as the others see it
+``Changes``     the answer to a renewal: what changed since the version I knew
+``Checkpoint``  a position in a partition, written under an ownership
+``Term``        one ownership from start to end, with the reason of the end: the history
+==============  ===========================================================================
+
+An **epoch** rises by one at every change of owner and is never reset. A **version** is the
+store's own counter of changes; it orders what watchers see and means nothing to users.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+
+class State(Enum):
+    """What a resource is, by the store's clock (L1)."""
+
+    AVAILABLE = "available"
+    LEASED = "leased"
+    BREAKING = "breaking"
+    BROKEN = "broken"
+    EXPIRED = "expired"
+
+
+class EndReason(Enum):
+    """Why a term ended."""
+
+    RELEASED = "released"
+    HANDED_OVER = "handed over"
+    EXPIRED = "expired"
+    STOLEN = "stolen"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberInfo:
+    """What a member tells the others about itself.
+
+    ``weight`` scales its share, ``most`` caps the number of keys it takes, ``draining`` means
+    that it gives everything away, ``loads`` are the loads it measured on the keys it owns.
+    """
+
+    host: str = ""
+    pid: int = 0
+    weight: float = 1.0
+    most: int | None = None
+    draining: bool = False
+    loads: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A granted lease. Whoever shows ``token`` acts for ``holder``; it is never printed."""
+
+    holder: str
+    token: str = field(repr=False)
+    group: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A key as the store knows it; without the token, so it may be shown to anybody.
+
+    ``handed_to`` is the holder a free key is kept for, until it claims it or its time is over.
+    ``asked_by`` is the holder that would like to have it. ``breaking_s`` is the time until a
+    break takes effect, by the store's clock at the moment of the answer. A ``forgotten`` key is
+    shared out no more; only its epoch is kept.
+    """
+
+    key: str
+    epoch: int
+    state: State
+    version: int
+    holder: str | None = None
+    handed_to: str | None = None
+    asked_by: str | None = None
+    breaking_s: float | None = None
+    forgotten: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """The proof of owning ``key`` in ``epoch``; every write that matters carries it."""
+
+    key: str
+    epoch: int
+    holder: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A key to claim, and the epoch at which it was seen: claimed only if that still stands."""
+
+    key: str
+    seen_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """An ownership its owner passes on, and the holder that is to have it."""
+
+    ownership: Ownership
+    to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A member as the others see it. ``alive`` is the store's word, not a guess by clock."""
+
+    holder: str
+    group: str
+    info: MemberInfo
+    alive: bool
+    version: int
+    remaining_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One ownership from its start to its end; ``ended_at`` is None while it lasts."""
+
+    key: str
+    epoch: int
+    holder: str
+    started_at: datetime
+    ended_at: datetime | None = None
+    reason: EndReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """The answer to a renewal; all lists are empty in a quiet group.
+
+    ``version`` is to be given as ``since`` next time. ``resources`` and ``peers`` are those of
+    the watched group (and the caller's own) that changed; ``ended`` are the caller's own terms
+    that ended, with the reason.
+    """
+
+    version: int
+    resources: tuple[Resource, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    ended: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Position:
+    """A place in a partition. Positions are ordered by ``sequence_number`` alone."""
+
+    sequence_number: int
+    offset: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The last position known to be done: processing starts at the event after it (C3)."""
+
+    key: str
+    epoch: int
+    position: Position
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A checkpoint to be written, with the ownership that allows it."""
+
+    ownership: Ownership
+    position: Position
+
+
+class MarkRefusal(Enum):
+    """Why a checkpoint was not written; nothing changed for that key."""
+
+    FENCED = "fenced"
+    BEHIND = "behind"

@@ -1,0 +1,115 @@
+"""Names and keys: what may be in them, and how they are put together.
+
+A key is ``partition/<stream>/<group>/<id>``, ``job/<name>`` or ``file/<path>``; each part is
+percent-quoted, so that a slash inside a part can never make two keys alike. All before the last
+slash is the **group**: the keys that are shared out together.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from leasehold.errors import InvalidDuration, InvalidName
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+LONGEST_NAME = 256
+LONGEST_KEY = 1024
+_SAFE = "$@=+:,~!*'()"
+_PLAIN = re.compile(r"[^A-Za-z0-9]+")
+_LONGEST_PART_OF_ID = 40
+
+
+def check_name(name: str, *, what: str) -> str:
+    """Return ``name`` as it is.
+
+    Raises:
+        InvalidName: it is empty, too long, or holds something that can not be printed.
+    """
+    if not name:
+        raise InvalidName(f"{what} is empty: give it a name of 1 to {LONGEST_NAME} characters")
+    if len(name) > LONGEST_NAME:
+        raise InvalidName(
+            f"{what} has {len(name)} characters and may have {LONGEST_NAME} at most: {name[:40]!r}…"
+        )
+    if not name.isprintable() or name != name.strip():
+        raise InvalidName(
+            f"{what} {name!r} has characters that can not be shown, or spaces at its ends: "
+            "use printable characters"
+        )
+    return name
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` as it is.
+
+    Raises:
+        InvalidName: it is no key: no slash, an empty part, too long, or not printable.
+    """
+    parts = key.split("/")
+    if parts == [key] or not all(parts) or len(key) > LONGEST_KEY or not key.isprintable():
+        raise InvalidName(
+            f"{key!r} is no key: write two or more non-empty parts with slashes between, such as "
+            f"job/nightly, of {LONGEST_KEY} printable characters at most"
+        )
+    return key
+
+
+def partition_group(stream: str, group: str) -> str:
+    """The group of all partitions of ``stream`` for the consumers called ``group``."""
+    stream = _quoted(check_name(stream, what="stream"))
+    return f"partition/{stream}/{_quoted(check_name(group, what='group'))}"
+
+
+def partition_key(stream: str, group: str, partition_id: str) -> str:
+    """The key of one partition of ``stream`` for one group of consumers."""
+    return f"{partition_group(stream, group)}/{_quoted(check_name(partition_id, what='partition'))}"
+
+
+def job_key(name: str) -> str:
+    """The key of a job."""
+    return f"job/{_quoted(check_name(name, what='job'))}"
+
+
+def group_of(key: str) -> str:
+    """The group a key belongs to: all before its last slash."""
+    return key.rpartition("/")[0]
+
+
+def last_part(key: str) -> str:
+    """The partition id or job name inside a key, as the user wrote it."""
+    return unquote(key.rpartition("/")[2])
+
+
+def holder_id(name: str, *, host: str, suffix: str) -> str:
+    """A readable id, unique per incarnation through ``suffix``: ``name-host-xxxxxxxx``."""
+    check_name(name, what="holder name")
+    return f"{_id_part(name)}-{_id_part(host)}-{suffix}"
+
+
+def seconds_of(duration: timedelta, *, what: str, least_s: float, most_s: float) -> float:
+    """The duration in seconds.
+
+    Raises:
+        InvalidDuration: it lies outside ``least_s`` to ``most_s``, which the message names.
+    """
+    seconds = duration.total_seconds()
+    if not math.isfinite(seconds) or not least_s <= seconds <= most_s:
+        raise InvalidDuration(
+            f"{what} is {seconds:g} s and must lie between {least_s:g} s and {most_s:g} s"
+        )
+    return seconds
+
+
+def _quoted(part: str) -> str:
+    # A dot alone would be a path step to a file system or a URL: quote what begins with one.
+    text = quote(part, safe=_SAFE)
+    return "%2E" + text[1:] if text.startswith(".") else text
+
+
+def _id_part(text: str) -> str:
+    return _PLAIN.sub("_", text).strip("_")[:_LONGEST_PART_OF_ID] or "x"

@@ -1,0 +1,207 @@
+"""The contracts. A store that passes ``leasehold.testing.contract`` keeps every one of them.
+
+Guarantees of every method of ``Store``
+---------------------------------------
+1. **One atomic step**, judged by the store's clock alone. Nobody's wall clock is compared.
+2. **An answer that never came** (``StoreUnavailable``) means *unknown*: the step may have been
+   taken, now or a little later. Every method may therefore be called again with the same
+   arguments, and the second call changes nothing that the first one did.
+3. **A refusal changes nothing.** Not getting something is an answer, not an error.
+4. **Epochs** rise by one at each change of owner and never fall: not by release, not when a key
+   is forgotten and declared again, not when the store restarts.
+5. **A dead token stays dead**: a lease that has ended, by time, revocation or break, can not be
+   renewed, and nothing can be claimed or written with it.
+6. **Versions** order all changes of owners and members: what a watcher is told at version *v*
+   includes everything that happened up to *v*.
+
+Not guaranteed: that a holder which was robbed (``force=True``) or whose ownership was broken at
+once has already stopped. It learns that at its next renewal. Only writes that carry the epoch to
+a place that checks it are safe from such a holder; ``checkpoint`` is one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from leasehold.model import (
+        Changes,
+        Checkpoint,
+        HandOver,
+        Lease,
+        Mark,
+        MarkRefusal,
+        MemberInfo,
+        Ownership,
+        Peer,
+        Resource,
+        Term,
+        Wanted,
+    )
+
+
+class Store(Protocol):
+    """Where leases, ownerships, checkpoints and their history live."""
+
+    @property
+    def url(self) -> str:
+        """What to show people: the store's URL without its secrets."""
+        ...
+
+    async def declare(self, keys: Sequence[str]) -> int:
+        """Make each key known, free, unless it is already; return how many were new.
+
+        Ten hosts declaring the same keys at once is harmless. A key that was forgotten comes
+        back with the epoch it had.
+
+        Raises:
+            InvalidName: one of them is no key; then none is declared.
+        """
+        ...
+
+    async def forget(self, keys: Sequence[str]) -> int:
+        """Stop sharing out those of the keys that are free; return how many. Epochs are kept."""
+        ...
+
+    async def grant(
+        self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
+    ) -> Lease:
+        """Give ``holder`` a lease and make it a member of ``group`` (may be empty: of none).
+
+        ``token`` is the caller's own secret, so that a repeated call is the same grant.
+
+        Raises:
+            InvalidDuration: outside the store's range, which the message names.
+            LeaseLost: this holder's lease has ended, or another token is in use: a new
+                incarnation needs a new holder id.
+        """
+        ...
+
+    async def renew(
+        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        """Extend the lease by its duration from now, and tell what changed since ``since``.
+
+        One round trip and one write, whatever the holder owns. Watches the lease's group: in a
+        quiet group the answer is empty. Leases in the group that ran out, breaks that fell due
+        and hand-overs whose time is over are ended in the same step, so that every watcher
+        learns of them. ``info`` replaces what the others know of this member.
+
+        Raises:
+            LeaseLost: the lease has ended, with the reason; nothing was extended.
+        """
+        ...
+
+    async def revoke(self, lease: Lease) -> None:
+        """End the lease and release all that it covers. Ending an ended lease is no error."""
+        ...
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        """Take those of the wanted keys that can be had; return only these.
+
+        A key is had if its epoch is still ``seen_epoch`` and it is available, broken or expired,
+        and not kept for somebody else by a hand-over. The epoch rises by one. ``force`` also
+        takes keys that are leased or breaking: the steal; its owner learns at its next renewal.
+        A key this lease already took from that very epoch is returned again.
+
+        Raises:
+            LeaseLost: the lease has ended; nothing was taken.
+        """
+        ...
+
+    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+        """Ask the owner to hand the key over to this holder; say whether the question stands.
+
+        The owner finds the question in its next renewal. It ends with the owner's term, or when
+        somebody else asks.
+
+        Raises:
+            LeaseLost: the asker's own lease has ended.
+        """
+        ...
+
+    async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
+        """End each ownership and keep its key for one holder; return the keys that were passed.
+
+        The key is kept until that holder claims it, its lease ends, or ``limit`` is over: then it
+        is available to all. A key that is kept for the caller and was not claimed yet may be
+        passed on in the same way. Handing over again what was handed over is counted as passed.
+        """
+        ...
+
+    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+        """Make each key available at once; return those that were ended (now or before) by it.
+
+        Names the epoch it means: an ownership that has moved on is not touched.
+        """
+        ...
+
+    async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
+        """End the ownership ``epoch`` of ``key`` for its holder, at once or after a while.
+
+        A second break can only shorten the time. With ``after`` of at least the holder's lease
+        duration the holder has stopped before anybody else is let in; with less it may not have.
+        Returns the resource as it is now, or None if that epoch is not held.
+
+        Raises:
+            UnknownResource: there is no such key.
+        """
+        ...
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """Write each position under its ownership; return the refused ones with the reason.
+
+        ``FENCED``: the ownership has ended or a newer epoch exists. ``BEHIND``: the stored
+        position is ahead. The same position again is no refusal. Fenced writes are counted.
+        """
+        ...
+
+    async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
+        """All checkpoints of a group, by key."""
+        ...
+
+    async def resources(self, group: str) -> Mapping[str, Resource]:
+        """All keys of a group as they are now, by key. Reads only."""
+        ...
+
+    async def peers(self, group: str) -> Mapping[str, Peer]:
+        """All members of a group whose lease has not ended, by holder. Reads only."""
+        ...
+
+    async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
+        """The last terms of a key, newest first. A store keeps at least the last 100."""
+        ...
+
+    async def fenced_writes(self, group: str) -> int:
+        """How many writes to the keys of this group were refused for an old epoch, ever."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections. Leases are left as they are: revoke what should end."""
+        ...
+
+
+class Keeper(Protocol):
+    """Does the work on what a member owns. All methods return at once.
+
+    The member tells its keeper about every change exactly once: ``opened``, then at the end
+    either ``closed`` (the ownership is gone, the work must have stopped) or first ``drain`` (stop
+    in good order) and, after the keeper called ``Member.drained``, ``closed``.
+    """
+
+    def opened(self, ownership: Ownership) -> None:
+        """The key is ours: begin."""
+        ...
+
+    def drain(self, ownership: Ownership) -> bool:
+        """Stop in good order; True if it has stopped already, else call ``drained`` later."""
+        ...
+
+    def closed(self, ownership: Ownership, reason: str) -> None:
+        """The key is not ours any more: whatever still runs must end now."""
+        ...
