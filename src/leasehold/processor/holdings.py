@@ -1,0 +1,129 @@
+"""What a member believes it owns, and the order in which belief begins and ends.
+
+A key is in exactly one of these places, and moves only forward::
+
+    (nothing) ──open──> held ──drain──> held, draining ──> leaving ──settled──> (nothing)
+                          └─────────────── close ────────────────────────────────^
+
+``held``: believed, while the trust window lasts. ``draining``: still held, its work is stopping.
+``leaving``: not believed any more; the message that gives it up is to be sent, and sent again
+until the store's own word shows that it has arrived. No epoch comes back from there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from leasehold.model import Ownership
+    from leasehold.ports import Keeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """An ownership to be given up, to a holder or, without one, to anybody."""
+
+    ownership: Ownership
+    to: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drain:
+    to: str | None
+    until_s: float
+
+
+class Holdings:
+    """The keys of one lease. Tells the keeper of each change, exactly once."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        """Hold nothing."""
+        self._keeper = keeper
+        self._held: dict[str, Ownership] = {}
+        self._drains: dict[str, _Drain] = {}
+        self._leaving: dict[str, Leaving] = {}
+
+    @property
+    def held(self) -> Mapping[str, Ownership]:
+        """What is believed, if the trust window lasts."""
+        return self._held
+
+    @property
+    def leaving(self) -> Mapping[str, Leaving]:
+        """What is to be given up."""
+        return self._leaving
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is held and nothing is left to be given up."""
+        return not self._held and not self._leaving
+
+    def open(self, ownership: Ownership) -> None:
+        """Begin to believe, unless this epoch is known already."""
+        known = self._held.get(ownership.key)
+        if known is not None and known.epoch >= ownership.epoch:
+            return
+        if known is not None:
+            self.close(known.key, reason="lost")
+        gone = self._leaving.get(ownership.key)
+        if gone is not None and gone.ownership.epoch >= ownership.epoch:
+            return
+        self._leaving.pop(ownership.key, None)
+        self._held[ownership.key] = ownership
+        self._keeper.opened(ownership)
+
+    def close(self, key: str, *, reason: str) -> None:
+        """Stop believing, and have the work stopped."""
+        ownership = self._held.pop(key, None)
+        self._drains.pop(key, None)
+        if ownership is not None:
+            self._keeper.closed(ownership, reason)
+
+    def close_all(self, *, reason: str) -> None:
+        """Stop believing in everything, and forget what was to be given up."""
+        for key in list(self._held):
+            self.close(key, reason=reason)
+        self._leaving.clear()
+
+    def drain(self, key: str, *, to: str | None, until_s: float) -> None:
+        """Stop the work on a key in good order, then give it up."""
+        ownership = self._held.get(key)
+        if ownership is None or key in self._drains:
+            return
+        self._drains[key] = _Drain(to=to, until_s=until_s)
+        if self._keeper.drain(ownership):
+            self.drained(key, reason="handed over" if to else "released")
+
+    def drained(self, key: str, *, reason: str) -> None:
+        """The work on a key has stopped: stop believing, and give it up."""
+        drain, ownership = self._drains.get(key), self._held.get(key)
+        if drain is not None and ownership is not None:
+            self.close(key, reason=reason)
+            self.give_up(ownership, to=drain.to)
+
+    def believed(self, key: str, now_s: float) -> Ownership | None:
+        """The ownership of a key, unless the time to stop its work is over."""
+        drain = self._drains.get(key)
+        return None if drain and drain.until_s <= now_s else self._held.get(key)
+
+    def overdue(self, now_s: float) -> list[str]:
+        """Keys whose work did not stop in time."""
+        return [key for key, drain in self._drains.items() if drain.until_s <= now_s]
+
+    def next_deadline_s(self) -> float:
+        """When the next key must have stopped."""
+        return min((drain.until_s for drain in self._drains.values()), default=math.inf)
+
+    def give_up(self, ownership: Ownership, *, to: str | None) -> None:
+        """Have the message sent that ends this ownership."""
+        self._leaving[ownership.key] = Leaving(ownership=ownership, to=to)
+
+    def settled(self, key: str, *, epoch: int) -> None:
+        """The store's word: this epoch has ended."""
+        leaving = self._leaving.get(key)
+        if leaving is not None and leaving.ownership.epoch <= epoch:
+            del self._leaving[key]

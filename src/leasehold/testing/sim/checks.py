@@ -1,0 +1,128 @@
+"""What must never happen, looked for at every step of a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.model import State
+from leasehold.stores.registry import LeaseRow, Registry, ResourceRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from leasehold.model import EndReason, Mark, MarkRefusal, Ownership
+    from leasehold.testing.sim.host import Host
+
+
+class InvariantBroken(AssertionError):
+    """A rule of safety, or the promise of balance, was broken in a simulation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A key got an owner, or (``holder`` None) lost it."""
+
+    at_s: float
+    key: str
+    holder: str | None
+
+
+class Checks:
+    """Watches a simulated world from outside, with a memory of its own.
+
+    What it finds is noted, not raised: the code under test must not be able to swallow it.
+    """
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self.broken: list[str] = []
+        self.changes: list[Change] = []
+        self.term_ended: Callable[[str], None] = lambda _key: None
+        self.writes_accepted = 0
+        self.writes_refused = 0
+        self._epochs: dict[str, int] = {}
+        self._written: dict[str, int] = {}
+
+    def raise_if_broken(self) -> None:
+        """Raise the first thing that was found."""
+        if self.broken:
+            raise InvariantBroken(self.broken[0])
+
+    def one_believer(self, hosts: Iterable[Host]) -> None:
+        """No two members believe in one key at one moment, each by its own clock."""
+        believers: dict[str, Host] = {}
+        for host in hosts:
+            for ownership in host.believed():
+                other = believers.setdefault(ownership.key, host)
+                if other is not host:
+                    self.broken.append(
+                        f"{ownership.key} has two owners at one moment: {other.name}, {host.name}"
+                    )
+
+    def backed(self, host: Host, ownership: Ownership, *, by_store: bool) -> None:
+        """Nobody believes in what the store does not grant: belief always ends first."""
+        if not by_store:
+            self.broken.append(
+                f"{host.name} believes in epoch {ownership.epoch} of {ownership.key}, "
+                "and the store does not"
+            )
+
+    def epoch_begins(self, key: str, epoch: int) -> None:
+        """Epochs rise by one, and never fall."""
+        last = self._epochs.get(key, 0)
+        if epoch != last + 1:
+            self.broken.append(f"{key}: epoch {epoch} follows epoch {last}")
+        self._epochs[key] = epoch
+
+    def write_accepted(self, key: str, epoch: int) -> None:
+        """No write by an older epoch is accepted once there was a newer owner."""
+        now = self._epochs.get(key, 0)
+        if epoch < now or epoch < self._written.get(key, 0):
+            self.broken.append(f"{key}: a write of epoch {epoch} was accepted in epoch {now}")
+        self._written[key] = epoch
+        self.writes_accepted += 1
+
+
+class CheckedRegistry(Registry):
+    """The real registry, with the checks looking on."""
+
+    def __init__(self, checks: Checks, time_s: Callable[[], float]) -> None:
+        """An empty registry whose clock, for the record, is ``time_s``."""
+        super().__init__()
+        self.checks = checks
+        self._time_s = time_s
+
+    def begin_term(self, row: ResourceRow, claimer: LeaseRow, wall: datetime) -> None:
+        """Begin a term, and note it."""
+        super().begin_term(row, claimer, wall)
+        self.checks.epoch_begins(row.key, row.epoch)
+        self._note(row)
+
+    def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
+        """End a term, and note it."""
+        super().end_term(row, reason, wall)
+        self._note(row)
+        self.checks.term_ended(row.key)
+
+    def backs(self, ownership: Ownership, now: float) -> bool:
+        """Whether this ownership is in force."""
+        row = self._resources[ownership.key]
+        held = self._state(row, now) in (State.LEASED, State.BREAKING)
+        return held and self._proves(row, ownership)
+
+    def checkpoint(
+        self, marks: Sequence[Mark], now: float, wall: datetime
+    ) -> Mapping[str, MarkRefusal]:
+        """Write, and note what was accepted."""
+        refused = super().checkpoint(marks, now, wall)
+        for mark in marks:
+            if mark.ownership.key in refused:
+                self.checks.writes_refused += 1
+            else:
+                self.checks.write_accepted(mark.ownership.key, mark.ownership.epoch)
+        return refused
+
+    def _note(self, row: ResourceRow) -> None:
+        self.checks.changes.append(Change(at_s=self._time_s(), key=row.key, holder=row.holder))

@@ -1,0 +1,81 @@
+"""What goes wrong, how often and for how long; all of it drawn from one generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRates:
+    """How likely each fault is, per call or per step. All zero is a perfect world."""
+
+    request_lost: float = 0.0
+    answer_lost: float = 0.0
+    refused: float = 0.0
+    late_request: float = 0.0
+    late_answer: float = 0.0
+    duplicated: float = 0.0
+    pause: float = 0.0
+    latency_s: float = 0.02
+    longest_delay_s: float = 25.0
+    longest_pause_s: float = 30.0
+    clock_rate_error: float = 0.0
+    drain_s: float = 0.0
+
+
+CALM = FaultRates()
+
+
+def stormy(rng: random.Random) -> FaultRates:
+    """A bad day: each kind of fault at a rate of its own, some days without some of them."""
+
+    def rate(most: float) -> float:
+        return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
+
+    return FaultRates(
+        request_lost=rate(0.1),
+        answer_lost=rate(0.15),
+        refused=rate(0.1),
+        late_request=rate(0.05),
+        late_answer=rate(0.1),
+        duplicated=rate(0.05),
+        pause=rate(0.02),
+        latency_s=rng.choice((0.005, 0.05, 0.5)),
+        clock_rate_error=0.05,
+        drain_s=rng.choice((0.0, 0.5, 5.0)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of one call. None: that message never arrives."""
+
+    request_s: float | None
+    answer_s: float | None
+    again_s: float | None = None
+    refused: bool = False
+
+
+def draw_fate(rates: FaultRates, rng: random.Random) -> Fate:
+    """The fate of one call."""
+
+    def transit(late: float) -> float:
+        usual = rng.uniform(0.0, rates.latency_s)
+        if late and rng.random() < late:
+            return usual + rng.uniform(0.0, rates.longest_delay_s)
+        return usual
+
+    if rates.refused and rng.random() < rates.refused:
+        return Fate(request_s=None, answer_s=transit(0.0), refused=True)
+    request_lost = rates.request_lost and rng.random() < rates.request_lost
+    answer_lost = rates.answer_lost and rng.random() < rates.answer_lost
+    duplicated = rates.duplicated and rng.random() < rates.duplicated
+    return Fate(
+        request_s=None if request_lost else transit(rates.late_request),
+        answer_s=None if answer_lost else transit(rates.late_answer),
+        again_s=rng.uniform(0.0, rates.longest_delay_s) if duplicated else None,
+    )

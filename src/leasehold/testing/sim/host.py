@@ -1,0 +1,144 @@
+"""A simulated host: its own clock, its own pauses, and the member that runs on it.
+
+Code on a host runs only when the host does. After every wait, whatever it was for, the host's
+gate is passed: while the host is paused nothing there moves on, though its clock does. A pause
+between two statements of the real program looks just so from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from leasehold.model import Ownership
+    from leasehold.processor.cycle import Member
+    from leasehold.testing.sim.faults import FaultRates
+
+T = TypeVar("T")
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+class Host:
+    """One process on one machine."""
+
+    def __init__(self, name: str, *, rng: random.Random, rates: FaultRates) -> None:
+        """A host that has just been started."""
+        error = rates.clock_rate_error
+        self.name = name
+        self.rates = rates
+        self.rng = rng
+        self.running = True
+        self.member: Member | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.clock_rate = 1.0 + rng.uniform(-error, error)
+        # Nobody's clock shows the same time, and none is right.
+        self.clock_offset_s = rng.uniform(0.0, 1e6)
+        self.wall_error_s = rng.uniform(-60.0, 60.0) if error else 0.0
+        self._pauses_s = 0.0
+        self._paused_until_s = 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Stop the process for a while, as SIGSTOP, a long collection or a suspend would."""
+        now_s = asyncio.get_running_loop().time()
+        until_s = max(self._paused_until_s, now_s + seconds)
+        self._pauses_s += until_s - max(self._paused_until_s, now_s)
+        self._paused_until_s = until_s
+
+    def believed(self) -> list[Ownership]:
+        """What the member would act upon if it ran at this moment."""
+        return self.member.held() if self.running and self.member else []
+
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still now."""
+        return self._paused_until_s > asyncio.get_running_loop().time()
+
+    @property
+    def stood_still_s(self) -> float:
+        """How long it has been paused, all in all, until now."""
+        left_s = max(0.0, self._paused_until_s - asyncio.get_running_loop().time())
+        return self._pauses_s - left_s
+
+    async def gate(self) -> None:
+        """Wait until the host runs; now and then it is stopped right here."""
+        if self.rates.pause and self.rng.random() < self.rates.pause:
+            self.pause(self.rng.uniform(0.0, self.rates.longest_pause_s))
+        loop = asyncio.get_running_loop()
+        while (left_s := self._paused_until_s - loop.time()) > 0:  # noqa: ASYNC110
+            # A pause may be lengthened while it lasts, so look again.
+            await asyncio.sleep(left_s)
+
+
+class HostClock:
+    """The host's clock: it runs a little fast or slow, and it does not stop in a pause."""
+
+    def __init__(self, host: Host) -> None:
+        """The clock of ``host``."""
+        self.host = host
+
+    def boottime_s(self) -> float:
+        """Seconds by this host's clock."""
+        host = self.host
+        return host.clock_offset_s + asyncio.get_running_loop().time() * host.clock_rate
+
+    def utc_now(self) -> datetime:
+        """This host's wall clock, which may be wrong."""
+        elapsed_s = asyncio.get_running_loop().time() + self.host.wall_error_s
+        return START + timedelta(seconds=elapsed_s)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep by this host's clock."""
+        await asyncio.sleep(seconds / self.host.clock_rate)
+        await self.host.gate()
+
+    async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
+        """Await for a while by this host's clock."""
+        try:
+            async with asyncio.timeout(seconds / self.host.clock_rate):
+                result = await answer
+        except TimeoutError:
+            await self.host.gate()
+            raise
+        await self.host.gate()
+        return result
+
+
+class HostKeeper:
+    """Work on keys that takes some time to stop, and notes what it was told."""
+
+    def __init__(self, host: Host, notice: Callable[[Host, str, Ownership, str], None]) -> None:
+        """A keeper that passes everything on to ``notice``."""
+        self._host = host
+        self._notice = notice
+
+    def opened(self, ownership: Ownership) -> None:
+        """See ``Keeper``."""
+        self._notice(self._host, "opened", ownership, "")
+
+    def drain(self, ownership: Ownership) -> bool:
+        """See ``Keeper``."""
+        self._notice(self._host, "drain", ownership, "")
+        drain_s = self._host.rates.drain_s and self._host.rng.uniform(0, self._host.rates.drain_s)
+        if not drain_s:
+            return True
+        asyncio.get_running_loop().call_later(drain_s, self._drained, ownership.key)
+        return False
+
+    def closed(self, ownership: Ownership, reason: str) -> None:
+        """See ``Keeper``."""
+        self._notice(self._host, "closed", ownership, reason)
+
+    def _drained(self, key: str) -> None:
+        host = self._host
+        if not host.running or host.member is None:
+            return
+        if host.paused:
+            asyncio.get_running_loop().call_later(1.0, self._drained, key)
+        else:
+            host.member.drained(key)

@@ -1,0 +1,291 @@
+"""Measured runs in good weather: how soon a group is even again, and at what price.
+
+Each scenario is a row of *steps*; a step is one change of membership, waited out until the group
+is balanced. From the moment the membership is settled (the newcomer has joined; the lease of the
+dead one has ended) the cycles are counted, and the moves beside the fewest that were possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from leasehold.core.balance import Snapshot, Strategy, least_moves, spread
+from leasehold.model import MemberInfo
+from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.faults import FaultRates
+from leasehold.testing.sim.loop import run_simulated
+from leasehold.testing.sim.world import Parts, Setting, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from leasehold.testing.sim.checks import Change
+    from leasehold.testing.sim.host import Host
+
+_STEP_S = 0.1
+_MOST_CYCLES = 400
+_STEADY_CYCLES = 10
+_CHURN_STEPS = 10
+_LAN = FaultRates(latency_s=0.005)
+
+
+class Scenario(Enum):
+    """What happens to the group."""
+
+    COLD = "cold"
+    JOIN = "join"
+    CRASH = "crash"
+    ROLL = "roll"
+    CHURN = "churn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The numbers of one run.
+
+    ``cycles``: the most that any step took until it was balanced. ``moves``: keys that changed
+    from one living owner to another. ``least_moves``: the fewest that could have done it.
+    ``spread``: largest minus smallest number of keys at the end. ``calls_per_host_cycle``: calls
+    to the store once nothing happens. ``unowned_s``: seconds without an owner, over all keys.
+    """
+
+    scenario: str
+    strategy: str
+    hosts: int
+    partitions: int
+    cycles: int
+    moves: int
+    least_moves: int
+    spread: int
+    calls_per_host_cycle: float
+    unowned_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The numbers, and the whole story for a picture: who had which key, and when."""
+
+    measured: Measured
+    keys: Sequence[str]
+    hosts: Sequence[str]
+    changes: Sequence[Change]
+    began_s: float
+    ended_s: float
+
+
+@dataclass(slots=True)
+class _Count:
+    cycles: int = 0
+    moves: int = 0
+    least_moves: int = 0
+
+
+def run_scenario(
+    scenario: Scenario,
+    *,
+    hosts: int,
+    partitions: int,
+    strategy: Strategy = Strategy.EVEN,
+    seed: int = 0,
+    tick: Callable[[], None] = lambda: None,
+) -> Run:
+    """Run one scenario in simulated time; ``tick`` is called after each step.
+
+    Raises:
+        InvariantBroken: the group was not balanced after very many cycles.
+    """
+    setting = Setting(
+        seed=seed,
+        partitions=partitions,
+        strategy=strategy,
+        rates=_LAN,
+        parts=Parts(),
+        writes=False,
+    )
+    return run_simulated(_Stage(setting, hosts, tick).play(scenario))
+
+
+class _Stage:
+    """A world with its counters."""
+
+    def __init__(self, setting: Setting, hosts: int, tick: Callable[[], None]) -> None:
+        self._setting = setting
+        self._hosts = hosts
+        self._tick = tick
+        self._count = _Count()
+
+    async def play(self, scenario: Scenario) -> Run:
+        world = self._world = World(self._setting)
+        interval_s = self._setting.timing.renew_s
+        for _ in range(self._hosts):
+            world.start()
+            if scenario is not Scenario.COLD:
+                # Hosts that started together would go on in step; real ones do not.
+                await world.pass_time(world.rng.uniform(0.0, 2 * interval_s / self._hosts))
+        began_s = 0.0
+        if scenario is not Scenario.COLD:
+            await self._until(self._balanced)
+            await world.pass_time(2 * interval_s)
+            began_s = world.now_s()
+        await self._steps(scenario)
+        ended_s = world.now_s()
+        calls = await self._calls_when_steady()
+        measured = Measured(
+            scenario=scenario.value,
+            strategy=self._setting.strategy.value,
+            hosts=self._hosts,
+            partitions=len(world.keys),
+            cycles=self._count.cycles,
+            moves=self._count.moves,
+            least_moves=self._count.least_moves,
+            spread=spread(world.snapshot()),
+            calls_per_host_cycle=round(calls, 3),
+            unowned_s=round(unowned_s(world.checks.changes, world.keys, began_s, ended_s), 1),
+            seed=self._setting.seed,
+        )
+        await world.end()
+        return Run(
+            measured=measured,
+            keys=world.keys,
+            hosts=[host.name for host in world.hosts],
+            changes=world.checks.changes,
+            began_s=began_s,
+            ended_s=ended_s,
+        )
+
+    async def _steps(self, scenario: Scenario) -> None:
+        if scenario is Scenario.COLD:
+            await self._settle(replace(self._world.snapshot(), members={}), 0.0, 0)
+        elif scenario is Scenario.JOIN:
+            await self._join()
+        elif scenario is Scenario.CRASH:
+            await self._crash(self._world.rng.choice(self._world.running))
+        elif scenario is Scenario.ROLL:
+            for host in list(self._world.running):
+                await self._join()
+                await self._leave(host)
+        else:
+            for _ in range(_CHURN_STEPS):
+                await self._churn()
+
+    async def _churn(self) -> None:
+        what = self._world.rng.choice(("join", "crash", "drain"))
+        host = self._world.rng.choice(self._world.running)
+        if what == "join" or len(self._world.running) == 1:
+            await self._join()
+        else:
+            await (self._crash(host) if what == "crash" else self._leave(host))
+
+    async def _join(self) -> None:
+        world = self._world
+        before, begun_s, begun = world.snapshot(), world.now_s(), len(world.checks.changes)
+        world.start()
+        newcomer = {"newcomer": MemberInfo()}
+        await self._settle(replace(before, members={**before.members, **newcomer}), begun_s, begun)
+
+    async def _leave(self, host: Host) -> None:
+        world = self._world
+        before, begun_s, begun = world.snapshot(), world.now_s(), len(world.checks.changes)
+        world.drain(host)
+        await self._settle(leaving(before, host), begun_s, begun, leaving_host=host)
+
+    async def _crash(self, host: Host) -> None:
+        """A crash; the cycles are counted from the moment its lease has ended."""
+        world = self._world
+        before, begun = world.snapshot(), len(world.checks.changes)
+        holder = host.member.holder if host.member else None
+        world.crash(host)
+        await self._until(lambda: holder not in world.snapshot().members)
+        members = {each: info for each, info in before.members.items() if each != holder}
+        await self._settle(replace(before, members=members), world.now_s(), begun)
+
+    async def _settle(
+        self, before: Snapshot, begun_s: float, begun: int, *, leaving_host: Host | None = None
+    ) -> None:
+        """Wait until the group is balanced, and count."""
+        world = self._world
+        await self._until(lambda: self._balanced(leaving_host))
+        took_s = world.now_s() - begun_s
+        cycles = math.ceil(took_s / self._setting.timing.renew_s)
+        self._count.cycles = max(self._count.cycles, cycles)
+        self._count.least_moves += least_moves(before)
+        self._count.moves += moves_since(before, world.checks.changes[begun:])
+        if leaving_host is not None:
+            await self._until(lambda: not leaving_host.running)
+        self._tick()
+
+    def _balanced(self, leaving_host: Host | None = None) -> bool:
+        """Whether the living hosts, and nobody else, own all keys evenly."""
+        snapshot = self._world.snapshot()
+        members = {h.member.holder: h for h in self._world.running if h.member}
+        if None in members or not set(members) >= set(snapshot.members):
+            return False
+        staying = [holder for holder, host in members.items() if host is not leaving_host]
+        counts = Counter(resource.holder for resource in snapshot.resources.values())
+        if set(counts) - set(staying):
+            return False
+        numbers = [counts[holder] for holder in staying]
+        return max(numbers) - min(numbers) <= 1
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        limit_s = self._world.now_s() + _MOST_CYCLES * self._setting.timing.renew_s
+        while not condition():
+            if self._world.now_s() > limit_s:
+                raise InvariantBroken(f"not balanced after {_MOST_CYCLES} cycles")
+            await self._world.pass_time(_STEP_S)
+
+    async def _calls_when_steady(self) -> float:
+        """Calls per host and cycle, over ten cycles in which nothing happens."""
+        world = self._world
+        await world.pass_time(2 * self._setting.timing.renew_s)
+        before = self._calls()
+        await world.pass_time(_STEADY_CYCLES * self._setting.timing.renew_s)
+        return (self._calls() - before) / (len(world.running) * _STEADY_CYCLES)
+
+    def _calls(self) -> int:
+        return sum(sum(h.member.calls.values()) for h in self._world.running if h.member)
+
+
+def leaving(snapshot: Snapshot, host: Host) -> Snapshot:
+    """The same, with this host leaving."""
+    holder = host.member.holder if host.member else None
+    members = {
+        each: replace(info, draining=info.draining or each == holder)
+        for each, info in snapshot.members.items()
+    }
+    return replace(snapshot, members=members)
+
+
+def moves_since(before: Snapshot, changes: Sequence[Change]) -> int:
+    """New owners of keys that had a living one (or were on their way to it)."""
+    owner = {key: before.owner_of(resource) for key, resource in before.resources.items()}
+    moves = 0
+    for change in changes:
+        if change.holder is None:
+            continue
+        if owner[change.key] not in (None, change.holder):
+            moves += 1
+        owner[change.key] = change.holder
+    return moves
+
+
+def unowned_s(
+    changes: Sequence[Change], keys: Sequence[str], began_s: float, ended_s: float
+) -> float:
+    """Seconds without an owner between two moments, summed over the keys."""
+    free_since: dict[str, float | None] = dict.fromkeys(keys, 0.0)
+    total = 0.0
+    for change in changes:
+        since = free_since[change.key]
+        if change.holder is None:
+            free_since[change.key] = change.at_s
+        elif since is not None:
+            total += max(0.0, min(change.at_s, ended_s) - max(since, began_s))
+            free_since[change.key] = None
+    open_ends = (since for since in free_since.values() if since is not None)
+    return total + sum(max(0.0, ended_s - max(since, began_s)) for since in open_ends)

@@ -1,0 +1,205 @@
+"""The store as a simulated host reaches it: over a wire that delays, loses and repeats.
+
+A request that was sent is on its way, whatever becomes of the sender: it may arrive after the
+sender has given up, or has died. The state behind the wire is the real ``Registry``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leasehold.errors import LeaseholdError, StoreUnavailable
+from leasehold.stores.shared import checked_keys, checked_lease, limit_s
+from leasehold.testing.sim.faults import draw_fate
+from leasehold.testing.sim.host import START
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from leasehold.model import (
+        Changes,
+        Checkpoint,
+        HandOver,
+        Lease,
+        Mark,
+        MarkRefusal,
+        MemberInfo,
+        Ownership,
+        Peer,
+        Resource,
+        Term,
+        Wanted,
+    )
+    from leasehold.stores.registry import Registry
+    from leasehold.testing.sim.host import Host
+
+T = TypeVar("T")
+
+
+class SimServer:
+    """The one store of a simulated world: the registry, its clock, and its outages."""
+
+    def __init__(self, registry: Registry) -> None:
+        """A server that is up."""
+        self.registry = registry
+        self.up = True
+        self.in_flight = 0
+
+    def now(self) -> float:
+        """The store's clock, the only one that decides."""
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> datetime:
+        """The store's time of day, for the history."""
+        return START + timedelta(seconds=self.now())
+
+
+class SimStore:
+    """A ``Store`` on one host, connected to the server by an unreliable wire."""
+
+    def __init__(self, server: SimServer, host: Host) -> None:
+        """The connection of ``host``."""
+        self._server = server
+        self._host = host
+
+    @property
+    def url(self) -> str:
+        """See ``Store``."""
+        return "simulated://"
+
+    async def declare(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        checked = checked_keys(keys)
+        return await self._send(lambda r: r.declare(checked))
+
+    async def forget(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        checked, server = checked_keys(keys), self._server
+        return await self._send(lambda r: r.forget(checked, server.now(), server.wall()))
+
+    async def grant(
+        self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
+    ) -> Lease:
+        """See ``Store``."""
+        lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
+        server = self._server
+        return await self._send(lambda r: r.grant(lease, info, server.now(), server.wall()))
+
+    async def renew(
+        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        """See ``Store``."""
+        server = self._server
+        return await self._send(lambda r: r.renew(lease, since, info, server.now(), server.wall()))
+
+    async def revoke(self, lease: Lease) -> None:
+        """See ``Store``."""
+        server = self._server
+        return await self._send(lambda r: r.revoke(lease, server.now(), server.wall()))
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        """See ``Store``."""
+        server = self._server
+        return await self._send(
+            lambda r: r.claim(lease, wanted, force=force, now=server.now(), wall=server.wall())
+        )
+
+    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+        """See ``Store``."""
+        server = self._server
+        return await self._send(lambda r: r.ask(lease, wanted, server.now(), server.wall()))
+
+    async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
+        """See ``Store``."""
+        kept_s, server = limit_s(limit, what="hand-over limit"), self._server
+        return await self._send(
+            lambda r: r.hand_over(hand_overs, kept_s, server.now(), server.wall())
+        )
+
+    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+        """See ``Store``."""
+        server = self._server
+        return await self._send(lambda r: r.release(ownerships, server.now(), server.wall()))
+
+    async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
+        """See ``Store``."""
+        after_s, server = limit_s(after, what="break period"), self._server
+        return await self._send(
+            lambda r: r.break_(key, epoch, after_s, server.now(), server.wall())
+        )
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """See ``Store``."""
+        server = self._server
+        return await self._send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
+
+    async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
+        """See ``Store``."""
+        return await self._send(lambda r: r.checkpoints(group))
+
+    async def resources(self, group: str) -> Mapping[str, Resource]:
+        """See ``Store``."""
+        return await self._send(lambda r: r.resources(group, self._server.now()))
+
+    async def peers(self, group: str) -> Mapping[str, Peer]:
+        """See ``Store``."""
+        return await self._send(lambda r: r.peers(group, self._server.now()))
+
+    async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
+        """See ``Store``."""
+        return await self._send(lambda r: r.history(key, limit))
+
+    async def fenced_writes(self, group: str) -> int:
+        """See ``Store``."""
+        return await self._send(lambda r: r.fenced_writes(group))
+
+    async def close(self) -> None:
+        """See ``Store``."""
+
+    async def _send(self, step: Callable[[Registry], T]) -> T:
+        """Put a request on the wire and wait for what comes back, if anything does."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        fate = draw_fate(self._host.rates, self._host.rng)
+        self._server.in_flight += 1
+        if fate.refused:
+            refusal = StoreUnavailable("connection refused")
+            loop.call_later(fate.answer_s or 0.0, _settle, answer, None, refusal)
+        if fate.request_s is not None:
+            loop.call_later(fate.request_s, self._arrive, step, answer, fate.answer_s)
+            if fate.again_s is not None:
+                loop.call_later(fate.request_s + fate.again_s, self._arrive, step, answer, None)
+        try:
+            result = await answer
+        finally:
+            self._server.in_flight -= 1
+        await self._host.gate()
+        return result
+
+    def _arrive(
+        self, step: Callable[[Registry], T], answer: asyncio.Future[T], answer_s: float | None
+    ) -> None:
+        if not self._server.up:
+            return
+        result: T | None = None
+        error: LeaseholdError | None = None
+        try:
+            result = step(self._server.registry)
+        except LeaseholdError as refusal:
+            error = refusal
+        if answer_s is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(answer_s, _settle, answer, result, error)
+
+
+def _settle(answer: asyncio.Future[Any], result: object, error: LeaseholdError | None) -> None:
+    if answer.done():
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)

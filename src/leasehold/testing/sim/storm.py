@@ -1,0 +1,218 @@
+"""One bad day per seed: faults of all kinds, then calm, then the promise of balance is called in.
+
+Phase 1, *storm*: hosts crash, pause for longer than their lease, join and leave; messages are
+late, lost, doubled; the store goes away. Nothing unsafe may happen, at any step.
+
+Phase 2, *calm*: the faults stop. As soon as only living members have leases and nothing is on its
+way any more, all keys must be owned and even within 2 cycles, with the fewest moves.
+
+Phase 3, *one change*: a host joins, leaves or dies in calm weather; again 2 cycles (after the
+lease of a dead one has ended), again the fewest moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from leasehold.core.balance import Snapshot, least_moves
+from leasehold.core.timing import Timing
+from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.faults import CALM, stormy
+from leasehold.testing.sim.loop import run_simulated
+from leasehold.testing.sim.scenario import leaving, moves_since
+from leasehold.testing.sim.world import Parts, Setting, World
+
+if TYPE_CHECKING:
+    import random
+
+    from leasehold.model import MemberInfo
+
+_CYCLES_TO_BALANCE = 2
+_LONGEST_TO_CALM_S = 240.0
+_STEP_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Day:
+    """What a seed led to: numbers that are equal in every run of the same seed."""
+
+    seed: int
+    hosts: int
+    partitions: int
+    simulated_s: float
+    changes: int
+    writes_accepted: int
+    writes_refused: int
+
+
+def run_day(seed: int, *, parts: Parts | None = None) -> Day:
+    """Live through one seed.
+
+    Raises:
+        InvariantBroken: with the seed, which repeats it exactly.
+    """
+    try:
+        return run_simulated(_day(seed, parts or Parts()))
+    except InvariantBroken as broken:
+        raise InvariantBroken(f"seed {seed}: {broken}") from broken
+
+
+async def _day(seed: int, parts: Parts) -> Day:
+    world = World(Setting(seed=seed, partitions=1, parts=parts))
+    rng = world.rng
+    lease_s = rng.choice((6.0, 10.0, 15.0))
+    setting = replace(
+        world.setting,
+        partitions=rng.randint(1, 24),
+        timing=Timing.of(lease=timedelta(seconds=lease_s)),
+        rates=stormy(rng),
+    )
+    world = World(setting)
+    world.rng = rng
+    try:
+        await _storm(world, lease_s)
+        world.calm_down()
+        await _calm(world)
+        await _balanced_soon(world, world.snapshot(), "after the storm")
+        await _balanced_soon(world, await _one_change(world), "after one change")
+    finally:
+        await world.end()
+    world.look()
+    return Day(
+        seed=seed,
+        hosts=len(world.hosts),
+        partitions=len(world.keys),
+        simulated_s=world.now_s(),
+        changes=len(world.checks.changes),
+        writes_accepted=world.checks.writes_accepted,
+        writes_refused=world.checks.writes_refused,
+    )
+
+
+# ------------------------------------------------------------------- phase 1
+
+
+async def _storm(world: World, lease_s: float) -> None:
+    rng = world.rng
+    for _ in range(rng.randint(1, 6)):
+        _start(world)
+    for _ in range(rng.randint(3, 12)):
+        await world.pass_time(rng.uniform(0.0, lease_s))
+        await _happen(world, lease_s)
+    await world.pass_time(rng.uniform(0.0, 2 * lease_s))
+
+
+def _start(world: World) -> None:
+    rng = world.rng
+    weight = rng.choice((1.0, 1.0, 1.0, 2.0, 0.5))
+    world.start(weight=weight, most=rng.randint(1, 8) if rng.random() < 0.1 else None)
+
+
+async def _happen(world: World, lease_s: float) -> None:
+    rng, running = world.rng, world.running
+    what = rng.choice(("start", "crash", "drain", "pause", "outage", "break", "restart"))
+    if what == "start" or len(running) < 2:
+        _start(world)
+    elif what in ("crash", "restart"):
+        world.crash(rng.choice(running))
+        if what == "restart":
+            _start(world)
+    elif what == "drain":
+        world.drain(rng.choice(running))
+    elif what == "pause":
+        rng.choice(running).pause(rng.uniform(0.5, 3.0) * lease_s)
+    elif what == "outage":
+        world.server.up = False
+        await world.pass_time(rng.uniform(0.0, 2 * lease_s))
+        world.server.up = True
+    else:
+        _break(world, rng, lease_s)
+
+
+def _break(world: World, rng: random.Random, lease_s: float) -> None:
+    """An operator breaks an ownership, leaving its holder the time to learn of it."""
+    server = world.server
+    key = rng.choice(world.keys)
+    epoch = server.registry.resources(world.group, server.now())[key].epoch
+    server.registry.break_(key, epoch, lease_s * rng.uniform(1, 2), server.now(), server.wall())
+
+
+# ------------------------------------------------------------------- phase 2
+
+
+async def _calm(world: World) -> None:
+    """Wait until nothing of the storm is left: no late message, no lease of a dead host."""
+    if not world.running:
+        world.start()
+    # A message of the storm may still be on its way for this long, and be followed by its copy.
+    await world.pass_time(2 * world.setting.rates.longest_delay_s)
+    waited_s = 0.0
+    while not _quiet(world):
+        await world.pass_time(_STEP_S)
+        waited_s += _STEP_S
+        if waited_s > _LONGEST_TO_CALM_S:
+            raise InvariantBroken(f"no calm {_LONGEST_TO_CALM_S:g} s after the faults stopped")
+
+
+def _quiet(world: World) -> bool:
+    """Whether the members in the store are the living ones, and nobody is in mid-cycle."""
+    if not world.running:
+        world.start()
+        return False
+    members = world.snapshot().members
+    living = {host.member.holder for host in world.running if host.member}
+    leaving = any(info.draining for info in members.values())
+    settled = all(host.member is not None and host.member.settled for host in world.running)
+    calls = world.server.in_flight
+    return settled and not leaving and set(members) == living and calls == 0
+
+
+async def _balanced_soon(world: World, before: Snapshot, when: str) -> None:
+    begun = len(world.checks.changes)
+    fewest = least_moves(before)
+    await world.pass_time(_CYCLES_TO_BALANCE * world.setting.timing.renew_s * 1.06 + 1.0)
+    after = world.snapshot()
+    if least_moves(after) or not _all_placed(after):
+        counts = {holder: len(keys) for holder, keys in after.keys_by_owner().items()}
+        raise InvariantBroken(f"not even {_CYCLES_TO_BALANCE} cycles {when}: {counts}")
+    moves = moves_since(before, world.checks.changes[begun:])
+    if moves != fewest:
+        raise InvariantBroken(f"{moves} moves {when}, where {fewest} were enough")
+
+
+def _all_placed(snapshot: Snapshot) -> bool:
+    """Whether every key has its owner at work, as far as the members' limits allow."""
+    free = [r for r in snapshot.resources.values() if r.holder not in snapshot.members]
+    return not free or not _room(snapshot)
+
+
+def _room(snapshot: Snapshot) -> bool:
+    keys = snapshot.keys_by_owner()
+
+    def has_room(holder: str, info: MemberInfo) -> bool:
+        return not info.draining and (info.most is None or len(keys[holder]) < info.most)
+
+    return any(has_room(holder, info) for holder, info in snapshot.members.items())
+
+
+# ------------------------------------------------------------------- phase 3
+
+
+async def _one_change(world: World) -> Snapshot:
+    """One host joins, leaves or dies; wait only as long as its lease must be waited for."""
+    world.rates = CALM
+    what = world.rng.choice(("join", "drain", "crash"))
+    host = world.rng.choice(world.running)
+    if what == "join" or len(world.running) == 1:
+        world.start()
+        await world.pass_time(0.1)
+    elif what == "crash":
+        world.crash(host)
+        await world.pass_time(world.setting.timing.lease_s)
+    else:
+        before = leaving(world.snapshot(), host)
+        world.drain(host)
+        return before
+    return world.snapshot()

@@ -1,0 +1,215 @@
+"""A world from one seed: a store, hosts that come and go, and the checks that look on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from leasehold.core.balance import Snapshot, Strategy
+from leasehold.core.timing import Timing
+from leasehold.errors import LeaseholdError
+from leasehold.model import Position
+from leasehold.names import partition_group, partition_key
+from leasehold.processor.cycle import Member
+from leasehold.processor.options import MemberOptions
+from leasehold.testing.sim.checks import CheckedRegistry, Checks
+from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.host import Host, HostClock, HostKeeper
+from leasehold.testing.sim.store import SimServer, SimStore
+
+if TYPE_CHECKING:
+    from leasehold.model import Ownership
+
+_LOOK_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The classes a world is made of: the real ones, unless a test puts a mutant in."""
+
+    member: type[Member] = Member
+    registry: type[CheckedRegistry] = CheckedRegistry
+    clock: type[HostClock] = HostClock
+    store: type[SimStore] = SimStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a world begins with."""
+
+    seed: int
+    partitions: int
+    strategy: Strategy = Strategy.EVEN
+    timing: Timing = field(default_factory=Timing)
+    rates: FaultRates = CALM
+    parts: Parts = field(default_factory=Parts)
+    writes: bool = True
+
+
+class World:
+    """Hosts and a store in simulated time. Make it inside ``run_simulated``."""
+
+    def __init__(self, setting: Setting) -> None:
+        """A world without hosts; all keys are free."""
+        self.setting = setting
+        self.rng = random.Random(setting.seed)
+        self.rates = setting.rates
+        self.checks = Checks()
+        self.hosts: list[Host] = []
+        self.group = partition_group("stream", "group")
+        self.keys = [
+            partition_key("stream", "group", f"{number:04}") for number in range(setting.partitions)
+        ]
+        self.registry = setting.parts.registry(self.checks, self.now_s)
+        self.registry.declare(self.keys)
+        self.server = SimServer(self.registry)
+        if not setting.strategy.steals:
+            self.checks.term_ended = self._term_ended
+        self._names = count(1)
+        self._positions = count(1)
+
+    def now_s(self) -> float:
+        """Simulated seconds: the store's clock."""
+        return asyncio.get_running_loop().time()
+
+    @property
+    def running(self) -> list[Host]:
+        """The hosts that have not crashed and not left."""
+        return [host for host in self.hosts if host.running]
+
+    # --------------------------------------------------------------- events
+
+    def start(self, *, weight: float = 1.0, most: int | None = None) -> Host:
+        """A new host joins."""
+        name = f"host{next(self._names):02}"
+        rng = random.Random(f"{self.setting.seed}/{name}")
+        host = Host(name, rng=rng, rates=self.rates)
+        options = MemberOptions(
+            group=self.group,
+            name=name,
+            strategy=self.setting.strategy,
+            timing=self.setting.timing,
+            weight=weight,
+            most=most,
+        )
+        parts = self.setting.parts
+        host.member = parts.member(
+            parts.store(self.server, host),
+            options,
+            clock=parts.clock(host),
+            rng=rng,
+            keeper=HostKeeper(host, self._notice),
+            identity=lambda: (f"{rng.getrandbits(32):08x}", f"{rng.getrandbits(128):032x}"),
+        )
+        host.task = asyncio.create_task(self._live(host, host.member))
+        self.hosts.append(host)
+        return host
+
+    def crash(self, host: Host) -> None:
+        """The process is gone: it sends nothing more. What it sent is still on its way."""
+        host.running = False
+        if host.task is not None:
+            host.task.cancel()
+
+    def drain(self, host: Host) -> None:
+        """The host is asked to leave in good order."""
+        if host.member is not None:
+            host.member.drain()
+
+    def calm_down(self) -> None:
+        """No more faults: every host runs, the store is up, calls are quick."""
+        self.rates = CALM
+        self.server.up = True
+        for host in self.hosts:
+            host.rates = CALM
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass, looking at everything four times a second.
+
+        Raises:
+            InvariantBroken: something happened that must never happen.
+        """
+        until_s = self.now_s() + seconds
+        while (left_s := until_s - self.now_s()) > 0:
+            await asyncio.sleep(min(_LOOK_EVERY_S, left_s))
+            self.look()
+
+    def look(self) -> None:
+        """Raise what was found so far, and any error that ended a host."""
+        if not self.setting.strategy.steals:
+            self.checks.one_believer(self.hosts)
+            for host in self.running:
+                for ownership in host.believed():
+                    self._by_right(host, ownership)
+        self.checks.raise_if_broken()
+        for host in self.hosts:
+            task = host.task
+            if task is not None and task.done() and not task.cancelled() and task.exception():
+                task.result()
+
+    async def end(self) -> None:
+        """Stop every host, so that nothing is left running."""
+        tasks = [host.task for host in self.hosts if host.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---------------------------------------------------------------- state
+
+    def snapshot(self) -> Snapshot:
+        """The group as the store has it now."""
+        now = self.server.now()
+        return Snapshot(
+            members={h: peer.info for h, peer in self.registry.peers(self.group, now).items()},
+            resources=self.registry.resources(self.group, now),
+        )
+
+    def all_owned(self) -> bool:
+        """Whether every key is in the hands of a living member."""
+        snapshot = self.snapshot()
+        return all(resource.holder in snapshot.members for resource in snapshot.resources.values())
+
+    # ---------------------------------------------------------------- parts
+
+    async def _live(self, host: Host, member: Member) -> None:
+        writer = asyncio.create_task(self._write(host, member)) if self.setting.writes else None
+        try:
+            await host.gate()
+            await member.run()
+        finally:
+            host.running = False
+            if writer is not None:
+                writer.cancel()
+
+    async def _write(self, host: Host, member: Member) -> None:
+        """Write a checkpoint for one of the held keys, now and then, as work would."""
+        clock = HostClock(host)
+        while True:
+            await clock.sleep(host.rng.uniform(0.2, 2.0))
+            held = member.held()
+            if not held:
+                continue
+            key = host.rng.choice(held).key
+            try:
+                await member.checkpoint({key: Position(sequence_number=next(self._positions))})
+            except LeaseholdError:
+                continue
+
+    def _term_ended(self, key: str) -> None:
+        """A term was ended in the store: whoever held it must have stopped before."""
+        for host in self.running:
+            ownership = host.member.holds(key) if host.member else None
+            if ownership is not None:
+                self._by_right(host, ownership)
+
+    def _by_right(self, host: Host, ownership: Ownership) -> None:
+        backed = self.registry.backs(ownership, self.server.now())
+        self.checks.backed(host, ownership, by_store=backed)
+
+    def _notice(self, _host: Host, what: str, ownership: Ownership, _reason: str) -> None:
+        if what == "opened" and not self.setting.strategy.steals:
+            # The member believes from the next statement on: look then.
+            asyncio.get_running_loop().call_soon(self._term_ended, ownership.key)
