@@ -59,6 +59,16 @@ def check_key(key: str) -> str:
     return key
 
 
+def check_group(group: str) -> str:
+    """Return ``group`` as it is: one or more parts of a key.
+
+    Raises:
+        InvalidName: it could not be the first part of a key.
+    """
+    check_key(f"{group}/x")
+    return group
+
+
 def partition_group(stream: str, group: str) -> str:
     """The group of all partitions of ``stream`` for the consumers called ``group``."""
     stream = _quoted(check_name(stream, what="stream"))

@@ -109,8 +109,7 @@ class Member:
 
     def held(self) -> list[Ownership]:
         """All that may be acted upon at this very moment."""
-        believed = (self.holds(key) for key in self._holdings.held)
-        return [ownership for ownership in believed if ownership is not None]
+        return self._holdings.all_believed(self._clock.boottime_s()) if self._trusts() else []
 
     @property
     def settled(self) -> bool:

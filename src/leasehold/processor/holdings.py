@@ -90,9 +90,16 @@ class Holdings:
         self._leaving.clear()
 
     def drain(self, key: str, *, to: str | None, until_s: float) -> None:
-        """Stop the work on a key in good order, then give it up."""
-        ownership = self._held.get(key)
-        if ownership is None or key in self._drains:
+        """Stop the work on a key in good order, then give it up.
+
+        A key that is stopping already only gets its time shortened: a break may come while a
+        hand-over is under way.
+        """
+        ownership, begun = self._held.get(key), self._drains.get(key)
+        if ownership is None:
+            return
+        if begun is not None:
+            self._drains[key] = _Drain(to=begun.to, until_s=min(until_s, begun.until_s))
             return
         self._drains[key] = _Drain(to=to, until_s=until_s)
         if self._keeper.drain(ownership):
@@ -109,6 +116,11 @@ class Holdings:
         """The ownership of a key, unless the time to stop its work is over."""
         drain = self._drains.get(key)
         return None if drain and drain.until_s <= now_s else self._held.get(key)
+
+    def all_believed(self, now_s: float) -> list[Ownership]:
+        """All ownerships but those whose time to stop is over."""
+        late = set(self.overdue(now_s))
+        return [each for key, each in self._held.items() if key not in late]
 
     def overdue(self, now_s: float) -> list[str]:
         """Keys whose work did not stop in time."""

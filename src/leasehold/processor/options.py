@@ -9,7 +9,7 @@ from datetime import timedelta
 from leasehold.core.balance import Strategy
 from leasehold.core.timing import MOST_LEASE_S, Timing
 from leasehold.errors import InvalidOptions
-from leasehold.names import check_key, check_name, seconds_of
+from leasehold.names import check_group, check_name, seconds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class MemberOptions:
 
     def __post_init__(self) -> None:
         """Refuse what can not work."""
-        check_key(self.group)
+        check_group(self.group)
         check_name(self.name, what="member name")
         self.timing.check()
         if not (math.isfinite(self.weight) and self.weight > 0):

@@ -10,9 +10,8 @@ that has run out is ever seen as held.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, break_moment, judge, state_of
 from leasehold.errors import UnknownResource
@@ -22,60 +21,19 @@ from leasehold.model import (
     EndReason,
     MarkRefusal,
     Ownership,
-    Peer,
     Resource,
     State,
     Term,
 )
 from leasehold.names import group_of
+from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, newer, peer_of
 from leasehold.stores.shared import HISTORY_LIMIT, lost_lease, purge_after_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Reversible, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Wanted
-
-
-@dataclass(slots=True)
-class _Lease:
-    lease: Lease
-    info: MemberInfo
-    ends_at: float
-    version: int
-    ended: EndReason | None = None
-    # Own terms that ended, with their version; forgotten once the holder has heard of them.
-    ended_terms: list[tuple[int, Term]] = field(default_factory=list)
-    owned: dict[str, _Resource] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Resource:
-    key: str
-    group: str
-    epoch: int
-    version: int
-    holder: str | None = None
-    break_at: float | None = None
-    handed_to: str | None = None
-    handed_until: float = 0.0
-    asked_by: str | None = None
-    forgotten: bool = False
-    terms: list[Term] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Group:
-    """The keys of a group in order of their last change, and its members likewise."""
-
-    resources: OrderedDict[str, _Resource] = field(default_factory=OrderedDict)
-    members: OrderedDict[str, _Lease] = field(default_factory=OrderedDict)
-    # Only what may end by time: looked at in every renewal, so it must stay small.
-    timed: dict[str, _Resource] = field(default_factory=dict)
-    fenced: int = 0
-
-
-_Row = TypeVar("_Row", _Resource, _Lease)
+    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Peer, Wanted
 
 
 class Registry:
@@ -84,9 +42,9 @@ class Registry:
     def __init__(self) -> None:
         """An empty store at version 0."""
         self._version = 0
-        self._leases: dict[str, _Lease] = {}
-        self._resources: dict[str, _Resource] = {}
-        self._groups: dict[str, _Group] = {}
+        self._leases: dict[str, LeaseRow] = {}
+        self._resources: dict[str, ResourceRow] = {}
+        self._groups: dict[str, GroupRow] = {}
         self._checkpoints: dict[str, Checkpoint] = {}
 
     # ---------------------------------------------------------------- keys
@@ -97,7 +55,7 @@ class Registry:
         for key in keys:
             row = self._resources.get(key)
             if row is None:
-                row = _Resource(key=key, group=group_of(key), epoch=0, version=0)
+                row = ResourceRow(key=key, group=group_of(key), epoch=0, version=0)
                 self._resources[key] = row
             elif not row.forgotten:
                 continue
@@ -127,7 +85,7 @@ class Registry:
             self._live(lease, now, wall).ends_at = now + known.lease.duration_s
             return known.lease
         self._purge(now)
-        row = _Lease(lease=lease, info=info, ends_at=now + lease.duration_s, version=0)
+        row = LeaseRow(lease=lease, info=info, ends_at=now + lease.duration_s, version=0)
         self._leases[lease.holder] = row
         self._group(lease.group).members[lease.holder] = row
         self._touch_member(row)
@@ -172,7 +130,7 @@ class Registry:
             row = self._resources.get(want.key)
             if row is None or row.forgotten:
                 continue
-            if self._already_taken(row, want, claimer) or self._take(
+            if self._already_taken(row, want, claimer, now) or self._take(
                 row, want, claimer, force=force, now=now, wall=wall
             ):
                 taken.append(self._ownership(row, claimer.lease))
@@ -206,13 +164,15 @@ class Registry:
         done = []
         for ownership in ownerships:
             row = self._resources.get(ownership.key)
-            if row is None or row.epoch != ownership.epoch:
+            if row is None:
                 continue
             move = Move.RELEASE if self._proves(row, ownership) else Move.RELEASE_OTHER
-            if judge(self._state(row, now), move).granted:
-                self._end_term(row, EndReason.RELEASED, wall)
-                done.append(row.key)
-            elif self._ended_by(row, ownership, EndReason.RELEASED):
+            granted = judge(self._state(row, now), move).granted
+            if granted:
+                # What time has ended was not ended by the release that came after.
+                self._settle(row, now, wall)
+                self.end_term(row, EndReason.RELEASED, wall)
+            if granted or self._ended_by(row, ownership, EndReason.RELEASED):
                 done.append(row.key)
         return done
 
@@ -232,15 +192,17 @@ class Registry:
             return None
         owner = self._leases[row.holder]
         if verdict.to is State.BREAKING:
-            row.break_at = break_moment(
+            moment = break_moment(
                 now=now, after_s=after_s, lease_ends_at=owner.ends_at, break_at=row.break_at
             )
-            self._group(row.group).timed[key] = row
-            self._touch(row)
+            if moment != row.break_at:
+                row.break_at = moment
+                self._group(row.group).timed[key] = row
+                self._touch(row)
         elif state is State.EXPIRED:
             self._end_lease(owner, EndReason.EXPIRED, now, wall)
         else:
-            self._end_term(row, EndReason.BROKEN, wall)
+            self.end_term(row, EndReason.BROKEN, wall)
         return self._shown(row, now)
 
     # --------------------------------------------------------- checkpoints
@@ -278,7 +240,7 @@ class Registry:
         """See ``Store.peers``."""
         rows = self._group(group).members
         return {
-            holder: _peer(rows[holder], now)
+            holder: peer_of(rows[holder], now)
             for holder in sorted(rows)
             if rows[holder].ended is None and rows[holder].ends_at > now
         }
@@ -294,9 +256,10 @@ class Registry:
 
     # ------------------------------------------------------------ settling
 
-    def _settle_group(self, group: _Group, now: float, wall: datetime) -> None:
-        for member in [m for m in group.members.values() if m.ended is None and m.ends_at <= now]:
-            self._end_lease(member, EndReason.EXPIRED, now, wall)
+    def _settle_group(self, group: GroupRow, now: float, wall: datetime) -> None:
+        leases = [*group.members.values(), *group.guests.values()]
+        for lease in [each for each in leases if each.ended is None and each.ends_at <= now]:
+            self._end_lease(lease, EndReason.EXPIRED, now, wall)
         for row in list(group.timed.values()):
             self._settle(row, now, wall)
 
@@ -306,33 +269,34 @@ class Registry:
             if row is not None:
                 self._settle(row, now, wall)
 
-    def _settle(self, row: _Resource, now: float, wall: datetime) -> None:
+    def _settle(self, row: ResourceRow, now: float, wall: datetime) -> None:
         state = self._state(row, now)
         if state is State.EXPIRED and row.holder is not None:
             self._end_lease(self._leases[row.holder], EndReason.EXPIRED, now, wall)
         elif state is State.BROKEN:
-            self._end_term(row, EndReason.BROKEN, wall)
+            self.end_term(row, EndReason.BROKEN, wall)
         elif row.handed_to is not None and self._lapsed(row, now):
             row.handed_to = None
             self._touch(row)
         if row.handed_to is None and row.break_at is None:
             self._group(row.group).timed.pop(row.key, None)
 
-    def _lapsed(self, row: _Resource, now: float) -> bool:
+    def _lapsed(self, row: ResourceRow, now: float) -> bool:
         receiver = self._leases.get(row.handed_to or "")
         gone = receiver is None or receiver.ended is not None or receiver.ends_at <= now
         return gone or row.handed_until <= now
 
     # ------------------------------------------------------------- parts
 
-    def _already_taken(self, row: _Resource, want: Wanted, claimer: _Lease) -> bool:
-        return row.holder == claimer.lease.holder and row.epoch - want.seen_epoch in (0, 1)
+    def _already_taken(self, row: ResourceRow, want: Wanted, claimer: LeaseRow, now: float) -> bool:
+        mine = row.holder == claimer.lease.holder and row.epoch - want.seen_epoch in (0, 1)
+        return mine and self._state(row, now) is State.LEASED
 
     def _take(
         self,
-        row: _Resource,
+        row: ResourceRow,
         want: Wanted,
-        claimer: _Lease,
+        claimer: LeaseRow,
         *,
         force: bool,
         now: float,
@@ -340,39 +304,45 @@ class Registry:
     ) -> bool:
         if row.epoch != want.seen_epoch:
             return False
-        verdict = judge(self._state(row, now), Move.ACQUIRE_OTHER)
-        if not verdict.granted and not force:
+        mine = row.holder == claimer.lease.holder
+        move = Move.ACQUIRE_SAME if mine else Move.ACQUIRE_OTHER
+        verdict = judge(self._state(row, now), move)
+        if not verdict.granted and (mine or not force):
             return False
         self._settle(row, now, wall)
         if row.handed_to not in (None, claimer.lease.holder):
             return False
         if row.holder is not None:
-            self._end_term(row, EndReason.STOLEN, wall)
-        self._begin_term(row, claimer, wall)
+            self.end_term(row, EndReason.STOLEN, wall)
+        self.begin_term(row, claimer, wall)
         return True
 
     def _pass_on(self, each: HandOver, limit_s: float, now: float, wall: datetime) -> bool:
         ownership = each.ownership
         row = self._resources.get(ownership.key)
-        if row is None or row.epoch != ownership.epoch:
+        if row is None:
             return False
-        owner = self._leases.get(ownership.holder)
-        alive = owner is not None and owner.ended is None and owner.lease.token == ownership.token
-        kept_for_owner = row.holder is None and row.handed_to == ownership.holder and alive
         move = Move.CHANGE if self._proves(row, ownership) else Move.CHANGE_OTHER
         if judge(self._state(row, now), move).granted:
-            self._end_term(row, EndReason.HANDED_OVER, wall)
-        elif not kept_for_owner:
-            return self._ended_by(row, ownership, EndReason.HANDED_OVER)
+            self.end_term(row, EndReason.HANDED_OVER, wall)
+        elif not self._kept_for(row, ownership, now):
+            passed_before = row.epoch == ownership.epoch and row.handed_by == ownership.holder
+            return self._ended_by(row, ownership, EndReason.HANDED_OVER) or (
+                passed_before and self._known(ownership)
+            )
         row.handed_to, row.handed_until = each.to, now + limit_s
+        row.handed_by = ownership.holder
         self._group(row.group).timed[row.key] = row
         self._touch(row)
         self._settle(row, now, wall)
         return True
 
-    def _begin_term(self, row: _Resource, claimer: _Lease, wall: datetime) -> None:
+    def begin_term(self, row: ResourceRow, claimer: LeaseRow, wall: datetime) -> None:
+        """Make ``claimer`` the owner, in a new epoch. Every change of owner passes here."""
         row.epoch += 1
-        row.holder, row.handed_to = claimer.lease.holder, None
+        row.holder, row.handed_to, row.handed_by = claimer.lease.holder, None, None
+        if claimer.lease.group != row.group:
+            self._group(row.group).guests[claimer.lease.holder] = claimer
         row.terms.append(
             Term(key=row.key, epoch=row.epoch, holder=claimer.lease.holder, started_at=wall)
         )
@@ -380,7 +350,8 @@ class Registry:
         claimer.owned[row.key] = row
         self._touch(row)
 
-    def _end_term(self, row: _Resource, reason: EndReason, wall: datetime) -> None:
+    def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
+        """Leave the key without an owner. Every end of a term passes here."""
         if row.holder is None:
             return
         owner = self._leases[row.holder]
@@ -390,13 +361,14 @@ class Registry:
         self._touch(row)
         owner.ended_terms.append((row.version, row.terms[-1]))
 
-    def _end_lease(self, row: _Lease, reason: EndReason, now: float, wall: datetime) -> None:
+    def _end_lease(self, row: LeaseRow, reason: EndReason, now: float, wall: datetime) -> None:
         row.ended, row.ends_at = reason, min(row.ends_at, now)
         for owned in list(row.owned.values()):
-            self._end_term(owned, reason, wall)
+            broken = owned.break_at is not None and owned.break_at <= row.ends_at
+            self.end_term(owned, EndReason.BROKEN if broken else reason, wall)
         self._touch_member(row)
 
-    def _live(self, lease: Lease, now: float, wall: datetime) -> _Lease:
+    def _live(self, lease: Lease, now: float, wall: datetime) -> LeaseRow:
         row = self._leases.get(lease.holder)
         if row is None:
             raise lost_lease(lease.holder, "unknown")
@@ -415,45 +387,57 @@ class Registry:
         move = Move.WRITE if self._proves(row, ownership) else Move.WRITE_OTHER
         return judge(self._state(row, now), move).granted
 
-    def _proves(self, row: _Resource, ownership: Ownership) -> bool:
+    def _proves(self, row: ResourceRow, ownership: Ownership) -> bool:
         if row.holder != ownership.holder or row.epoch != ownership.epoch:
             return False
         return self._leases[ownership.holder].lease.token == ownership.token
 
-    def _ended_by(self, row: _Resource, ownership: Ownership, reason: EndReason) -> bool:
-        last = row.terms[-1] if row.terms else None
-        return (
-            last is not None
-            and last.epoch == ownership.epoch
-            and last.holder == ownership.holder
-            and last.reason is reason
+    def _kept_for(self, row: ResourceRow, ownership: Ownership, now: float) -> bool:
+        """Whether the key was handed to this holder, which did not claim it yet."""
+        if row.holder is not None or row.epoch != ownership.epoch:
+            return False
+        waiting = row.handed_to == ownership.holder and not self._lapsed(row, now)
+        return waiting and self._known(ownership)
+
+    def _known(self, ownership: Ownership) -> bool:
+        lease = self._leases.get(ownership.holder)
+        return lease is not None and lease.lease.token == ownership.token
+
+    def _ended_by(self, row: ResourceRow, ownership: Ownership, reason: EndReason) -> bool:
+        """Whether this very ownership was ended in this way before: the call is a repetition."""
+        return self._known(ownership) and any(
+            term.epoch == ownership.epoch
+            and term.holder == ownership.holder
+            and term.reason is reason
+            for term in row.terms
         )
 
-    def _state(self, row: _Resource, now: float) -> State:
+    def _state(self, row: ResourceRow, now: float) -> State:
         ends_at = 0.0 if row.holder is None else self._leases[row.holder].ends_at
         return state_of(
             held=row.holder is not None, lease_ends_at=ends_at, break_at=row.break_at, now=now
         )
 
-    def _ownership(self, row: _Resource, lease: Lease) -> Ownership:
+    def _ownership(self, row: ResourceRow, lease: Lease) -> Ownership:
         return Ownership(key=row.key, epoch=row.epoch, holder=lease.holder, token=lease.token)
 
-    def _shown(self, row: _Resource, now: float) -> Resource:
+    def _shown(self, row: ResourceRow, now: float) -> Resource:
         return Resource(
             key=row.key,
             epoch=row.epoch,
             state=self._state(row, now),
             version=row.version,
             holder=row.holder,
-            handed_to=row.handed_to,
+            handed_to=None if row.handed_to and self._lapsed(row, now) else row.handed_to,
             asked_by=row.asked_by,
             breaking_s=None if row.break_at is None else max(0.0, row.break_at - now),
             forgotten=row.forgotten,
         )
 
-    def _changes(self, mine: _Lease, since: int, now: float) -> Changes:
-        group = self._group(mine.lease.group)
-        resources = [self._shown(row, now) for row in _newer(group.resources.values(), since)]
+    def _changes(self, mine: LeaseRow, since: int, now: float) -> Changes:
+        # A holder without a group watches nobody: it only hears of what is its own.
+        group = self._group(mine.lease.group) if mine.lease.group else GroupRow()
+        resources = [self._shown(row, now) for row in newer(group.resources.values(), since)]
         resources += [
             self._shown(row, now)
             for row in mine.owned.values()
@@ -463,21 +447,21 @@ class Registry:
         return Changes(
             version=self._version,
             resources=tuple(resources),
-            peers=tuple(_peer(row, now) for row in _newer(group.members.values(), since)),
+            peers=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
             ended=tuple(term for _, term in mine.ended_terms),
         )
 
-    def _group(self, name: str) -> _Group:
-        return self._groups.setdefault(name, _Group())
+    def _group(self, name: str) -> GroupRow:
+        return self._groups.setdefault(name, GroupRow())
 
-    def _touch(self, row: _Resource) -> None:
+    def _touch(self, row: ResourceRow) -> None:
         self._version += 1
         row.version = self._version
         group = self._group(row.group)
         group.resources[row.key] = row
         group.resources.move_to_end(row.key)
 
-    def _touch_member(self, row: _Lease) -> None:
+    def _touch_member(self, row: LeaseRow) -> None:
         self._version += 1
         row.version = self._version
         self._group(row.lease.group).members.move_to_end(row.lease.holder)
@@ -490,26 +474,6 @@ class Registry:
         ]
         for row in old:
             del self._leases[row.lease.holder]
-            del self._group(row.lease.group).members[row.lease.holder]
-
-
-def _peer(row: _Lease, now: float) -> Peer:
-    return Peer(
-        holder=row.lease.holder,
-        group=row.lease.group,
-        info=row.info,
-        alive=row.ended is None and row.ends_at > now,
-        version=row.version,
-        remaining_s=max(0.0, row.ends_at - now),
-    )
-
-
-def _newer(rows: Reversible[_Row], since: int) -> list[_Row]:
-    """Rows in order of change, newest last: take from the end until one is known."""
-    newer = []
-    for row in reversed(rows):
-        if row.version <= since:
-            break
-        newer.append(row)
-    newer.reverse()
-    return newer
+            for group in self._groups.values():
+                group.members.pop(row.lease.holder, None)
+                group.guests.pop(row.lease.holder, None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import LeaseLost
 from leasehold.model import Lease
-from leasehold.names import check_key, check_name, seconds_of
+from leasehold.names import check_group, check_key, check_name, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def checked_lease(*, holder: str, token: str, group: str, duration: timedelta) -
     check_name(holder, what="holder")
     check_name(token, what="token")
     if group:
-        check_key(group)
+        check_group(group)
     duration_s = seconds_of(duration, what="lease", least_s=LEAST_LEASE_S, most_s=MOST_LEASE_S)
     return Lease(holder=holder, token=token, group=group, duration_s=duration_s)
 

@@ -209,8 +209,11 @@ async def _one_change(world: World) -> Snapshot:
         world.start()
         await world.pass_time(0.1)
     elif what == "crash":
+        holder = host.member.holder if host.member else None
         world.crash(host)
-        await world.pass_time(world.setting.timing.lease_s)
+        # Its last renewal may still be on the wire, so wait for the lease, not for its length.
+        while holder in world.snapshot().members:
+            await world.pass_time(_STEP_S)
     else:
         before = leaving(world.snapshot(), host)
         world.drain(host)

@@ -1,0 +1,78 @@
+-- One statement for each call of the store; the work is done by the functions in sql/.
+
+-- name: migrated
+select coalesce(max(number), 0) from leasehold.migration;
+
+-- name: migration_lock
+select pg_advisory_xact_lock(hashtextextended('leasehold.migration', 0));
+
+-- name: migration_done
+insert into leasehold.migration (number, name) values (%(number)s, %(name)s);
+
+-- name: declare
+select leasehold.declare_1(%(keys)s::text[], %(ids)s::text[], %(names)s::text[]);
+
+-- name: forget
+select leasehold.forget_1(%(keys)s::text[]);
+
+-- name: grant
+select lost, grp, duration_s from leasehold.grant_1(
+    %(holder)s::text, %(token)s::text, %(group)s::text, %(duration_s)s::float8, %(info)s::jsonb,
+    %(remember_s)s::float8, %(remember_loose_s)s::float8, %(ids)s::text[], %(names)s::text[]
+);
+
+-- name: renew
+select lost, version, resources, peers, ended from leasehold.renew_1(
+    %(holder)s::text, %(token)s::text, %(since)s::bigint, %(info)s::jsonb
+);
+
+-- name: revoke
+select leasehold.revoke_1(%(holder)s::text, %(token)s::text);
+
+-- name: claim
+select lost, places, epochs from leasehold.claim_1(
+    %(holder)s::text, %(token)s::text, %(keys)s::text[], %(seen)s::bigint[], %(force)s::boolean,
+    %(keep)s::integer
+);
+
+-- name: ask
+select lost, stands from leasehold.ask_1(
+    %(holder)s::text, %(token)s::text, %(key)s::text, %(seen)s::bigint
+);
+
+-- name: hand_over
+select leasehold.hand_over_1(
+    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
+    %(to)s::text[], %(limit_s)s::float8
+);
+
+-- name: release
+select leasehold.release_1(
+    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[]
+);
+
+-- name: break
+select known, shown from leasehold.break_1(
+    %(key)s::text, %(epoch)s::bigint, %(after_s)s::float8
+);
+
+-- name: checkpoint
+select places, refusals from leasehold.checkpoint_1(
+    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
+    %(sequences)s::bigint[], %(offsets)s::text[]
+);
+
+-- name: checkpoints
+select leasehold.checkpoints_1(%(group)s::text);
+
+-- name: resources
+select leasehold.resources_1(%(group)s::text);
+
+-- name: peers
+select leasehold.peers_1(%(group)s::text);
+
+-- name: history
+select leasehold.history_1(%(key)s::text, %(limit)s::integer);
+
+-- name: fenced_writes
+select leasehold.fenced_writes_1(%(group)s::text);

@@ -1,0 +1,128 @@
+"""Records to rows and back. What comes back is JSON made by the functions in ``sql/``."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from leasehold.model import (
+    Changes,
+    Checkpoint,
+    EndReason,
+    MemberInfo,
+    Peer,
+    Position,
+    Resource,
+    State,
+    Term,
+)
+from leasehold.stores.postgres.long_names import id_of_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from leasehold.model import Ownership
+
+Row = dict[str, Any]
+
+
+def to_info(info: MemberInfo | None) -> str | None:
+    """What a member says of itself, as JSON. JSON has no infinity: such a number goes as text."""
+    if info is None:
+        return None
+    return json.dumps(
+        {
+            "host": info.host,
+            "pid": info.pid,
+            "weight": _number(info.weight),
+            "most": info.most,
+            "draining": info.draining,
+            "loads": {key: _number(load) for key, load in info.loads.items()},
+        }
+    )
+
+
+def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
+    """Ownerships as one array for each column."""
+    owned = list(ownerships)
+    return {
+        "keys": [id_of_key(each.key) for each in owned],
+        "epochs": [each.epoch for each in owned],
+        "holders": [each.holder for each in owned],
+        "tokens": [each.token for each in owned],
+    }
+
+
+def to_changes(
+    version: int, resources: list[Row] | None, peers: list[Row] | None, ended: list[Row] | None
+) -> Changes:
+    """The answer to a renewal; a list without rows comes as None."""
+    return Changes(
+        version=version,
+        resources=tuple(to_resource(row) for row in resources or ()),
+        peers=tuple(to_peer(row) for row in peers or ()),
+        ended=tuple(to_term(row) for row in ended or ()),
+    )
+
+
+def to_resource(row: Row) -> Resource:
+    """A key as anybody sees it."""
+    breaking_s = row["breaking_s"]
+    return Resource(
+        **row
+        | {
+            "state": State(row["state"]),
+            "breaking_s": None if breaking_s is None else float(breaking_s),
+        }
+    )
+
+
+def to_peer(row: Row) -> Peer:
+    """A member as the others see it."""
+    info = row["info"]
+    loads = {key: _parsed(load) for key, load in info["loads"].items()}
+    info |= {"weight": _parsed(info["weight"]), "loads": loads}
+    return Peer(**row | {"info": MemberInfo(**info), "remaining_s": float(row["remaining_s"])})
+
+
+def to_term(row: Row) -> Term:
+    """One ownership from its start to its end."""
+    ended_at, reason = row["ended_at"], row["reason"]
+    return Term(
+        key=row["key"],
+        epoch=row["epoch"],
+        holder=row["holder"],
+        started_at=_moment(row["started_at"]),
+        ended_at=None if ended_at is None else _moment(ended_at),
+        reason=None if reason is None else EndReason(reason),
+    )
+
+
+def to_checkpoint(row: Row) -> Checkpoint:
+    """A stored position."""
+    return Checkpoint(
+        key=row["key"],
+        epoch=row["epoch"],
+        position=Position(sequence_number=row["sequence_number"], offset=row["offset"]),
+        updated_at=_moment(row["updated_at"]),
+    )
+
+
+def rows(answer: Sequence[Any]) -> list[Row]:
+    """The rows of an answer that is one JSON list; an empty one comes as None."""
+    return answer[0] or []
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _parsed(value: float | str) -> float:
+    return float(value) if isinstance(value, str) else value
+
+
+def _moment(text: str) -> datetime:
+    # The server writes in the time zone of the session.
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -1,0 +1,238 @@
+"""The calls of the ``Store`` contract on PostgreSQL: each is one statement and one transaction."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from leasehold.errors import UnknownResource
+from leasehold.model import Lease, MarkRefusal, Ownership
+from leasehold.stores.postgres import migrate
+from leasehold.stores.postgres import rows as to
+from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.connections import Connections
+from leasehold.stores.postgres.long_names import id_of_group, id_of_key, to_remember
+from leasehold.stores.postgres.trouble import explained
+from leasehold.stores.shared import (
+    HISTORY_LIMIT,
+    checked_keys,
+    checked_lease,
+    limit_s,
+    lost_lease,
+    purge_after_s,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.model import (
+        Changes,
+        Checkpoint,
+        HandOver,
+        Mark,
+        MemberInfo,
+        Peer,
+        Resource,
+        Term,
+        Wanted,
+    )
+
+_PATIENCE = timedelta(seconds=5)
+_MOST_CONNECTIONS = 4
+# A migration may have to wait for one that another host is at, and for its disk.
+_MIGRATION_LIMIT_S = 60.0
+
+
+class PostgresStore:
+    """A ``Store`` in a database. Its clock is the server's; ours only bounds the waiting."""
+
+    def __init__(self, connections: Connections) -> None:
+        """Made by ``open_url``, which also sees to the schema."""
+        self._connections = connections
+
+    @property
+    def url(self) -> str:
+        """See ``Store``."""
+        return self._connections.address.url
+
+    async def declare(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        ids = {id_of_key(key): key for key in checked_keys(keys)}
+        (new,) = await self._ask("declare", keys=list(ids), **to_remember(ids.items()))
+        return int(new)
+
+    async def forget(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        (gone,) = await self._ask("forget", keys=[id_of_key(key) for key in checked_keys(keys)])
+        return int(gone)
+
+    async def grant(
+        self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
+    ) -> Lease:
+        """See ``Store``."""
+        asked = checked_lease(holder=holder, token=token, group=group, duration=duration)
+        group_id = id_of_group(group)
+        lost, granted_group, duration_s = await self._ask(
+            "grant",
+            holder=holder,
+            token=token,
+            group=group_id,
+            duration_s=asked.duration_s,
+            info=to.to_info(info),
+            remember_s=purge_after_s("any/group"),
+            remember_loose_s=purge_after_s(""),
+            **to_remember([(group_id, group)]),
+        )
+        _refuse_lost(holder, lost)
+        return Lease(holder=holder, token=token, group=granted_group, duration_s=duration_s)
+
+    async def renew(
+        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        """See ``Store``."""
+        lost, *changes = await self._ask(
+            "renew", holder=lease.holder, token=lease.token, since=since, info=to.to_info(info)
+        )
+        _refuse_lost(lease.holder, lost)
+        return to.to_changes(*changes)
+
+    async def revoke(self, lease: Lease) -> None:
+        """See ``Store``."""
+        await self._ask("revoke", holder=lease.holder, token=lease.token)
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        """See ``Store``."""
+        lost, places, epochs = await self._ask(
+            "claim",
+            holder=lease.holder,
+            token=lease.token,
+            keys=[id_of_key(each.key) for each in wanted],
+            seen=[each.seen_epoch for each in wanted],
+            force=force,
+            keep=HISTORY_LIMIT,
+        )
+        _refuse_lost(lease.holder, lost)
+        return [
+            Ownership(
+                key=wanted[place - 1].key, epoch=epoch, holder=lease.holder, token=lease.token
+            )
+            for place, epoch in zip(places or (), epochs or (), strict=True)
+        ]
+
+    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+        """See ``Store``."""
+        lost, stands = await self._ask(
+            "ask",
+            holder=lease.holder,
+            token=lease.token,
+            key=id_of_key(wanted.key),
+            seen=wanted.seen_epoch,
+        )
+        _refuse_lost(lease.holder, lost)
+        return bool(stands)
+
+    async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
+        """See ``Store``."""
+        (places,) = await self._ask(
+            "hand_over",
+            **to.to_columns(each.ownership for each in hand_overs),
+            to=[each.to for each in hand_overs],
+            limit_s=limit_s(limit, what="hand-over limit"),
+        )
+        return [hand_overs[place - 1].ownership.key for place in places]
+
+    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+        """See ``Store``."""
+        (places,) = await self._ask("release", **to.to_columns(ownerships))
+        return [ownerships[place - 1].key for place in places]
+
+    async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
+        """See ``Store``."""
+        after_s = limit_s(after, what="break period")
+        known, shown = await self._ask("break", key=id_of_key(key), epoch=epoch, after_s=after_s)
+        if not known:
+            raise UnknownResource(f"{key} is not declared in this store")
+        return None if shown is None else to.to_resource(shown)
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """See ``Store``."""
+        places, refusals = await self._ask(
+            "checkpoint",
+            **to.to_columns(each.ownership for each in marks),
+            sequences=[each.position.sequence_number for each in marks],
+            offsets=[each.position.offset for each in marks],
+        )
+        return {
+            marks[place - 1].ownership.key: MarkRefusal(refusal)
+            for place, refusal in zip(places or (), refusals or (), strict=True)
+        }
+
+    async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
+        """See ``Store``."""
+        found = to.rows(await self._ask("checkpoints", group=id_of_group(group)))
+        return {row["key"]: to.to_checkpoint(row) for row in found}
+
+    async def resources(self, group: str) -> Mapping[str, Resource]:
+        """See ``Store``."""
+        found = to.rows(await self._ask("resources", group=id_of_group(group)))
+        return {row["key"]: to.to_resource(row) for row in found}
+
+    async def peers(self, group: str) -> Mapping[str, Peer]:
+        """See ``Store``."""
+        found = to.rows(await self._ask("peers", group=id_of_group(group)))
+        return {row["holder"]: to.to_peer(row) for row in found}
+
+    async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
+        """See ``Store``."""
+        found = to.rows(await self._ask("history", key=id_of_key(key), limit=max(0, limit)))
+        return [to.to_term(row) for row in found]
+
+    async def fenced_writes(self, group: str) -> int:
+        """See ``Store``."""
+        (writes,) = await self._ask("fenced_writes", group=id_of_group(group))
+        return int(writes)
+
+    async def close(self) -> None:
+        """See ``Store``."""
+        await self._connections.close()
+
+    async def _ask(self, query: str, **values: object) -> tuple[Any, ...]:
+        return await self._connections.ask(migrate.queries()[query], values)
+
+
+async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -> PostgresStore:
+    """Connect, and bring the schema up to date where it is not.
+
+    ``patience`` is how long a call may take in all, the repetitions after a broken connection
+    included. Opening does not repeat: who starts a program wants to know at once.
+
+    Raises:
+        UnknownStore: the URL can not be read.
+        StoreUnavailable: there is no answer.
+        StoreUnusable: read-only, full, without the needed rights, or made by a newer version.
+    """
+    patience_s = patience.total_seconds()
+    address = Address.of(url)
+    connections = Connections(address, clock, patience_s=patience_s, most=_MOST_CONNECTIONS)
+    try:
+        steps = await clock.bounded(migrate.missing(connections), seconds=patience_s)
+        if steps:
+            await clock.bounded(migrate.apply(connections, steps), seconds=_MIGRATION_LIMIT_S)
+    except (psycopg.Error, TimeoutError) as error:
+        await connections.close()
+        raise explained(error, address) from error
+    except BaseException:
+        await connections.close()
+        raise
+    return PostgresStore(connections)
+
+
+def _refuse_lost(holder: str, reason: str | None) -> None:
+    """Raise what the functions in ``sql/`` can not: an error there would undo their step."""
+    if reason is not None:
+        raise lost_lease(holder, reason)

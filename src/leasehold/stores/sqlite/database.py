@@ -1,0 +1,236 @@
+"""One SQLite connection: whole transactions, one at a time, with a fair wait for the lock.
+
+Everything here blocks and runs in a worker thread. A transaction that fails leaves nothing
+behind; one that found the database locked is run again from its beginning.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
+from leasehold.stores.sqlite.failures import is_busy, unusable
+from leasehold.stores.sqlite.patience import Patience
+from leasehold.stores.sqlite.sqltext import queries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+Params = dict[str, str | int | float | None]
+
+_CACHED_STATEMENTS = 128
+
+
+class Transaction:
+    """Statements by name, in the transaction that is open."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """Over a connection in which a transaction has begun."""
+        self._connection = connection
+
+    def all(self, name: str, **params: str | float | None) -> list[Any]:
+        """All rows of the answer, as tuples."""
+        return self._connection.execute(queries()[name], params).fetchall()
+
+    def one(self, name: str, **params: str | float | None) -> Any | None:
+        """The first row of the answer."""
+        return self._connection.execute(queries()[name], params).fetchone()
+
+    def run(self, name: str, **params: str | float | None) -> int:
+        """Run a statement that changes something; return how many rows it changed."""
+        return self._connection.execute(queries()[name], params).rowcount
+
+    def many(self, name: str, params: Sequence[Params]) -> int:
+        """Run a statement once for each set of values; return how many rows it changed."""
+        if not params:
+            return 0
+        return self._connection.executemany(queries()[name], params).rowcount
+
+    def meta(self) -> tuple[int, str]:
+        """The version of the last change, and the boot whose seconds the times are.
+
+        Raises:
+            StoreUnusable: somebody has deleted it.
+        """
+        found = self.one("meta")
+        if found is None:
+            raise StoreUnusable("the database has lost its row of meta: bring back a copy")
+        return found[0], found[1]
+
+    def script(self, statement: str) -> None:
+        """Run one statement of a migration."""
+        self._connection.execute(statement)
+
+    def pragma(self, name: str) -> int:
+        """Read a number of the database's header."""
+        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+    def set_pragma(self, name: str, value: int) -> None:
+        """Write a number of the database's header, as part of the transaction."""
+        self._connection.execute(f"PRAGMA {name} = {value:d}")
+
+
+class Database:
+    """A database file, open. Safe to use from several threads; not in a forked process."""
+
+    def __init__(self, path: Path, *, busy_limit_s: float) -> None:
+        """Connect; nothing is read or written yet.
+
+        Raises:
+            StoreUnusable: the file can not be opened.
+        """
+        self.path = path
+        self._busy_limit_s = busy_limit_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._rng = system_random()
+        # How long a call waits for others is real time, whatever clock the leases go by.
+        self._stopwatch = SystemClock().boottime_s
+        self._identity: tuple[int, int] | None = None
+        try:
+            self._connection: sqlite3.Connection | None = sqlite3.connect(
+                path,
+                timeout=0.0,  # no busy handler: see patience.py
+                isolation_level=None,  # no transaction but those that are begun here
+                check_same_thread=False,  # the lock sees to it that threads take turns
+                cached_statements=_CACHED_STATEMENTS,
+            )
+        except sqlite3.Error as error:
+            raise unusable(path, error) from error
+
+    def use_write_ahead_log(self) -> None:
+        """Readers and the writer do not hinder each other, and what was committed stays.
+
+        Raises:
+            StoreUnavailable: locked by others for too long.
+            StoreUnusable: the file system can not do it, or the file can not be written.
+        """
+        (mode,) = self._alone(
+            lambda connection: connection.execute("PRAGMA journal_mode = WAL").fetchone(),
+            threading.Event(),
+        )
+        if mode != "wal":
+            raise StoreUnusable(
+                f"{self.path} lies on a file system on which processes can not share memory "
+                f"(journal mode {mode!r}): put it on a local disk"
+            )
+        # FULL, though it waits for the disk at each commit: with less, a power cut could take
+        # back the last grants, and an epoch that somebody has already shown elsewhere would be
+        # given out a second time. Epochs never fall.
+        self._alone(lambda connection: connection.execute("PRAGMA synchronous = FULL"))
+
+    def keep_identity(self) -> None:
+        """Remember which file this is, to notice when another one takes its place."""
+        self._identity = self._file()
+
+    def write(self, work: Callable[[Transaction], T], given_up: threading.Event | None = None) -> T:
+        """Run ``work`` in one transaction under the write lock. It may be run several times.
+
+        Raises:
+            StoreUnavailable: locked by others for too long; nothing was written.
+            StoreUnusable: read-only, full, damaged, or not the file that was opened.
+            UsageError: closed, opened before a fork, or a number too big for the store.
+        """
+        return self._alone(lambda con: self._transaction(con, "BEGIN IMMEDIATE", work), given_up)
+
+    def read(self, work: Callable[[Transaction], T], given_up: threading.Event | None = None) -> T:
+        """Run ``work`` on one consistent state of the database, without the write lock.
+
+        Raises:
+            StoreUnavailable: locked by others for too long.
+            StoreUnusable: damaged, or not the file that was opened.
+            UsageError: closed, or opened before a fork.
+        """
+        return self._alone(lambda con: self._transaction(con, "BEGIN", work), given_up)
+
+    def close(self) -> None:
+        """Wait for the call that is running, then give the file back. Again is harmless."""
+        if os.getpid() != self._pid:
+            return  # the file's locks and its log belong to the process that opened it
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def _alone(
+        self,
+        action: Callable[[sqlite3.Connection], T],
+        given_up: threading.Event | None = None,
+    ) -> T:
+        if os.getpid() != self._pid:
+            # Before anything else: the lock may have been held at the moment of the fork.
+            raise UsageError(
+                f"{self.path} was opened before this process was forked: a SQLite connection "
+                "must not be shared with a child; open the store again in each process"
+            )
+        patience = Patience(self._busy_limit_s, rng=self._rng, stopwatch=self._stopwatch)
+        if not self._lock.acquire(timeout=self._busy_limit_s):
+            raise StoreUnavailable(
+                f"{self.path}: other calls of this process kept it busy for "
+                f"{self._busy_limit_s:g} s"
+            )
+        try:
+            return self._patiently(action, patience, given_up or threading.Event())
+        except OverflowError as error:
+            raise UsageError(f"{error}: numbers in this store have 64 bits") from error
+        finally:
+            self._lock.release()
+
+    def _patiently(
+        self,
+        action: Callable[[sqlite3.Connection], T],
+        patience: Patience,
+        given_up: threading.Event,
+    ) -> T:
+        if self._connection is None:
+            raise UsageError(f"{self.path} is closed: open the store again")
+        if given_up.is_set():
+            raise StoreUnavailable(f"{self.path}: the call was given up before it began")
+        while True:
+            try:
+                return action(self._connection)
+            except sqlite3.Error as error:
+                if not is_busy(error):
+                    raise unusable(self.path, error) from error
+                if not patience.pause(given_up):
+                    raise StoreUnavailable(
+                        f"{self.path} is locked by another process for {self._busy_limit_s:g} s: "
+                        "nothing was written; look for one that is stopped in a transaction"
+                    ) from error
+
+    def _transaction(
+        self, connection: sqlite3.Connection, begin: str, work: Callable[[Transaction], T]
+    ) -> T:
+        connection.execute(begin)
+        try:
+            self._check_identity()
+            answer = work(Transaction(connection))
+            connection.execute("COMMIT")
+        except BaseException:
+            # After a full disk or a failed commit SQLite may have rolled back by itself.
+            if connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+            raise
+        return answer
+
+    def _check_identity(self) -> None:
+        if self._identity not in {None, self._file()}:
+            raise StoreUnusable(
+                f"{self.path} was moved or replaced while it was in use: others would not "
+                "see our leases, nor we theirs; open the store again"
+            )
+
+    def _file(self) -> tuple[int, int]:
+        try:
+            found = self.path.stat()
+        except OSError:
+            return (0, 0)
+        return (found.st_dev, found.st_ino)

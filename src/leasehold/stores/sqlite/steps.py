@@ -1,0 +1,256 @@
+"""Every changing call as one step on the books. See ``stores/registry.py`` for the rules."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from leasehold.core.lease_rules import Move, break_moment, judge
+from leasehold.errors import UnknownResource
+from leasehold.model import Changes, EndReason, MarkRefusal, Ownership, State
+from leasehold.names import group_of
+from leasehold.stores.shared import purge_after_s
+from leasehold.stores.sqlite.rows import ResourceRow, info_of, info_text, peer_of, term_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Resource, Wanted
+    from leasehold.stores.sqlite.books import Books
+    from leasehold.stores.sqlite.database import Params
+    from leasehold.stores.sqlite.rows import LeaseRow
+
+
+def declare(books: Books, keys: Sequence[str]) -> int:
+    """See ``Store.declare``."""
+    version = books.version + 1
+    new = books.tx.many(
+        "declare", [{"key": key, "grp": group_of(key), "version": version} for key in keys]
+    )
+    if new:
+        books.touch_with()
+    return new
+
+
+def forget(books: Books, keys: Sequence[str]) -> int:
+    """See ``Store.forget``."""
+    books.settle_keys(keys)
+    rows = books.rows(keys)
+    gone = [
+        rows[key]
+        for key in keys
+        if key in rows and not rows[key].forgotten and rows[key].holder is None
+    ]
+    for row in gone:
+        row.forgotten = 1
+        books.keep_for(row, None, until=None)
+    return len(gone)
+
+
+def grant(books: Books, lease: Lease, info: MemberInfo) -> Lease:
+    """See ``Store.grant``."""
+    if books.lease(lease.holder) is not None:
+        known = books.live(lease)
+        _extend(books, known, heard=0)
+        return known.lease()
+    for name, group in (("leases_purge", "a group"), ("leases_purge_lone", "")):
+        old = books.tx.all(name, now=books.now, after_s=purge_after_s(group))
+        books.tx.many("info_drop", [{"holder": holder} for (holder,) in old])
+    books.tx.run(
+        "lease_add",
+        holder=lease.holder,
+        token=lease.token,
+        grp=lease.group,
+        duration_s=lease.duration_s,
+        wall=books.wall,
+        ends_at=books.now + lease.duration_s,
+        # Ends of an earlier holder of this name, long purged, are not its own.
+        heard=books.version,
+        version=books.touch_with(),
+    )
+    books.tx.run("info_write", holder=lease.holder, info=info_text(info))
+    return lease
+
+
+def renew(books: Books, lease: Lease, since: int, info: MemberInfo | None) -> Changes:
+    """See ``Store.renew``."""
+    mine = books.live(lease)
+    # Not beyond what there is: a number from elsewhere must not hide what is still to come.
+    _extend(books, mine, heard=min(since, books.version))
+    if info is not None and _is_news(books, mine, info):
+        books.tx.run("info_write", holder=mine.holder, info=info_text(info))
+        books.tx.run("lease_touch", holder=mine.holder, version=books.touch_with())
+    if mine.group:
+        books.settle_group(mine.group)
+    return _changes(books, mine, since)
+
+
+def revoke(books: Books, lease: Lease) -> None:
+    """See ``Store.revoke``."""
+    row = books.lease(lease.holder)
+    if row is None or row.ended is not None or row.token != lease.token:
+        return
+    reason = EndReason.RELEASED if row.runs(books.now) else EndReason.EXPIRED
+    books.end_lease(row.holder, reason)
+
+
+def claim(
+    books: Books, lease: Lease, wanted: Sequence[Wanted], *, force: bool
+) -> Sequence[Ownership]:
+    """See ``Store.claim``."""
+    claimer = books.live(lease)
+    rows = books.rows(want.key for want in wanted)
+    taken = []
+    for want in wanted:
+        row = rows.get(want.key)
+        if row is None or row.forgotten:
+            continue
+        already = row.holder == claimer.holder and row.epoch - want.seen_epoch in {0, 1}
+        if already or books.take(row, want, claimer, force=force):
+            taken.append(
+                Ownership(key=row.key, epoch=row.epoch, holder=claimer.holder, token=claimer.token)
+            )
+    return taken
+
+
+def ask(books: Books, lease: Lease, wanted: Wanted) -> bool:
+    """See ``Store.ask``."""
+    asker = books.live(lease)
+    books.settle_keys([wanted.key])
+    row = books.rows([wanted.key]).get(wanted.key)
+    if row is None or row.holder is None or row.epoch != wanted.seen_epoch:
+        return False
+    if row.holder == asker.holder:
+        return False
+    if row.asked_by != asker.holder:
+        row.asked_by = asker.holder
+        books.touch(row)
+    return True
+
+
+def hand_over(books: Books, hand_overs: Sequence[HandOver], limit_s: float) -> Sequence[str]:
+    """See ``Store.hand_over``."""
+    keys = [each.ownership.key for each in hand_overs]
+    books.settle_keys(keys)
+    rows = books.rows(keys)
+    return [
+        each.ownership.key
+        for each in hand_overs
+        if each.ownership.key in rows and books.pass_on(rows[each.ownership.key], each, limit_s)
+    ]
+
+
+def release(books: Books, ownerships: Sequence[Ownership]) -> Sequence[str]:
+    """See ``Store.release``."""
+    rows = books.rows(ownership.key for ownership in ownerships)
+    done = []
+    for ownership in ownerships:
+        row = rows.get(ownership.key)
+        if row is None or row.epoch != ownership.epoch:
+            continue
+        move = Move.RELEASE if row.proven_by(ownership) else Move.RELEASE_OTHER
+        if judge(row.state(books.now), move).granted:
+            books.end_term(row, EndReason.RELEASED)
+            done.append(row.key)
+        elif row.ended_by(ownership, EndReason.RELEASED):
+            done.append(row.key)
+    return done
+
+
+def break_(books: Books, key: str, epoch: int, after_s: float) -> Resource | None:
+    """See ``Store.break_``.
+
+    Raises:
+        UnknownResource: there is no such key.
+    """
+    row = books.rows([key]).get(key)
+    if row is None or row.forgotten:
+        raise UnknownResource(f"{key} is not declared in this store")
+    if row.epoch != epoch:
+        return None
+    state = row.state(books.now)
+    verdict = judge(state, Move.BREAK_AFTER if after_s > 0 else Move.BREAK_NOW)
+    if not verdict.granted or row.holder is None:
+        return None
+    if verdict.to is State.BREAKING:
+        row.break_at = break_moment(
+            now=books.now,
+            after_s=after_s,
+            lease_ends_at=row.lease_ends_at,
+            break_at=row.break_at,
+        )
+        books.touch(row)
+    elif state is State.EXPIRED:
+        books.end_lease(row.holder, EndReason.EXPIRED)
+    else:
+        books.end_term(row, EndReason.BROKEN)
+    return row.shown(books.now)
+
+
+def checkpoint(books: Books, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    """See ``Store.checkpoint``."""
+    keys = list(dict.fromkeys(mark.ownership.key for mark in marks))
+    rows = books.rows(keys)
+    found = books.tx.all("checkpoint_positions", keys=json.dumps(keys))
+    stored: dict[str, int] = dict(found)
+    refused: dict[str, MarkRefusal] = {}
+    fenced: Counter[str] = Counter()
+    written: dict[str, Params] = {}
+    for mark in marks:
+        key, number = mark.ownership.key, mark.position.sequence_number
+        if not _may_write(rows.get(key), mark.ownership, books.now):
+            fenced[group_of(key)] += 1
+            refused[key] = MarkRefusal.FENCED
+        elif stored.get(key, number) > number:
+            refused[key] = MarkRefusal.BEHIND
+        else:
+            stored[key] = number
+            written[key] = {
+                "key": key,
+                "grp": group_of(key),
+                "epoch": mark.ownership.epoch,
+                "sequence_number": number,
+                "stream_offset": mark.position.offset,
+                "wall": books.wall,
+            }
+    books.tx.many("checkpoint_write", list(written.values()))
+    books.tx.many(
+        "fenced_add", [{"grp": group, "refused": count} for group, count in fenced.items()]
+    )
+    return refused
+
+
+def _may_write(row: ResourceRow | None, ownership: Ownership, now: float) -> bool:
+    if row is None:
+        return False
+    move = Move.WRITE if row.proven_by(ownership) else Move.WRITE_OTHER
+    return judge(row.state(now), move).granted
+
+
+def _extend(books: Books, row: LeaseRow, *, heard: int) -> None:
+    row.ends_at = books.now + row.duration_s
+    row.heard = max(row.heard, heard)
+    books.tx.run("lease_renew", holder=row.holder, ends_at=row.ends_at, heard=heard)
+
+
+def _is_news(books: Books, mine: LeaseRow, info: MemberInfo) -> bool:
+    (stored,) = books.tx.one("info", holder=mine.holder) or ("{}",)
+    return stored != info_text(info) and info_of(stored) != info
+
+
+def _changes(books: Books, mine: LeaseRow, since: int) -> Changes:
+    books.flush()
+    if since >= books.version:
+        return Changes(version=books.version)  # a quiet group: there is nothing to look for
+    tx, now, group = books.tx, books.now, mine.group
+    resources = tx.all("resources_changed", grp=group, since=since)
+    resources += tx.all("resources_changed_elsewhere", grp=group, holder=mine.holder, since=since)
+    peers = tx.all("peers_changed", grp=group, since=since)
+    ended = tx.all("terms_ended", holder=mine.holder, since=max(since, mine.heard))
+    return Changes(
+        version=books.version,
+        resources=tuple(ResourceRow(*row).shown(now) for row in resources),
+        peers=tuple(peer_of(row, now) for row in peers),
+        ended=tuple(term_of(row) for row in ended),
+    )

@@ -1,0 +1,269 @@
+"""The SQLite store: all processes of one machine, one file, no server."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+from anyio import CancelScope, CapacityLimiter, to_thread
+
+from leasehold.clock import boot_id as this_boot
+from leasehold.errors import LeaseLost, StoreUnusable, UnknownStore
+from leasehold.stores.shared import HISTORY_LIMIT, checked_keys, checked_lease, limit_s
+from leasehold.stores.sqlite import steps
+from leasehold.stores.sqlite.books import Books
+from leasehold.stores.sqlite.database import Database
+from leasehold.stores.sqlite.migrate import prepare
+from leasehold.stores.sqlite.rows import ResourceRow, checkpoint_of, peer_of, term_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import timedelta
+
+    from leasehold.clock import Clock
+    from leasehold.model import (
+        Changes,
+        Checkpoint,
+        HandOver,
+        Lease,
+        Mark,
+        MarkRefusal,
+        MemberInfo,
+        Ownership,
+        Peer,
+        Resource,
+        Term,
+        Wanted,
+    )
+    from leasehold.stores.sqlite.database import Transaction
+
+T = TypeVar("T")
+
+BUSY_LIMIT_S = 5.0
+# Threads of our own, so that a program that fills the common pool with slow work does not delay
+# a renewal. Calls take turns anyway; the rest is for those that were cancelled and still wait.
+_THREADS = 8
+
+
+class SqliteStore:
+    """A ``Store`` in a SQLite file. Its clock is that of the machine since its last start.
+
+    A call that is cancelled may still be carried out: to its caller that is *unknown*, as the
+    contract says of an answer that never came.
+    """
+
+    def __init__(self, database: Database, *, url: str, clock: Clock, boot_id: str) -> None:
+        """Over a database that is ready; ``SqliteStore.open`` makes one."""
+        self._database = database
+        self._url = url
+        self._clock = clock
+        self._boot_id = boot_id
+        self._threads = CapacityLimiter(_THREADS)
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path | str,
+        *,
+        clock: Clock,
+        boot_id: str | None = None,
+        busy_limit_s: float = BUSY_LIMIT_S,
+        url: str | None = None,
+    ) -> SqliteStore:
+        """Open the file, made or brought up to date where needed.
+
+        ``boot_id`` names this start of the machine (by default the kernel's own name for it).
+        ``busy_limit_s`` is how long a call waits for other processes in total.
+
+        Raises:
+            UnknownStore: the path is that of a database in memory.
+            StoreUnavailable: other processes kept it locked for too long.
+            StoreUnusable: no such directory, read-only, full, damaged, newer, or not ours.
+        """
+        path = Path(path)
+        _check_path(path)
+        boot_id = boot_id or _boot_id_of_machine()
+        connected = partial(_connected, path, clock, boot_id, busy_limit_s)
+        database = await to_thread.run_sync(connected)
+        url = url or f"sqlite:///{quote(str(path))}"
+        return cls(database, url=url, clock=clock, boot_id=boot_id)
+
+    @property
+    def url(self) -> str:
+        """See ``Store``."""
+        return self._url
+
+    # ----------------------------------------------------------- changes
+
+    async def declare(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        checked = checked_keys(keys)
+        return await self._step(lambda books: steps.declare(books, checked))
+
+    async def forget(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        checked = checked_keys(keys)
+        return await self._step(lambda books: steps.forget(books, checked))
+
+    async def grant(
+        self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
+    ) -> Lease:
+        """See ``Store``."""
+        lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
+        return await self._step(lambda books: steps.grant(books, lease, info))
+
+    async def renew(
+        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        """See ``Store``."""
+        return await self._step(lambda books: steps.renew(books, lease, since, info))
+
+    async def revoke(self, lease: Lease) -> None:
+        """See ``Store``."""
+        await self._step(lambda books: steps.revoke(books, lease))
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        """See ``Store``."""
+        return await self._step(lambda books: steps.claim(books, lease, wanted, force=force))
+
+    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+        """See ``Store``."""
+        return await self._step(lambda books: steps.ask(books, lease, wanted))
+
+    async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
+        """See ``Store``."""
+        kept_s = limit_s(limit, what="hand-over limit")
+        return await self._step(lambda books: steps.hand_over(books, hand_overs, kept_s))
+
+    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+        """See ``Store``."""
+        return await self._step(lambda books: steps.release(books, ownerships))
+
+    async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
+        """See ``Store``."""
+        after_s = limit_s(after, what="break period")
+        return await self._step(lambda books: steps.break_(books, key, epoch, after_s))
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """See ``Store``."""
+        return await self._step(lambda books: steps.checkpoint(books, marks))
+
+    # ------------------------------------------------------------- reads
+
+    async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
+        """See ``Store``."""
+        rows = await self._look(lambda tx, _: tx.all("checkpoints", grp=group))
+        return {row[0]: checkpoint_of(row) for row in rows}
+
+    async def resources(self, group: str) -> Mapping[str, Resource]:
+        """See ``Store``."""
+        return await self._look(
+            lambda tx, now: {
+                row[0]: ResourceRow(*row).shown(now)
+                for row in tx.all("resources_of_group", grp=group)
+            }
+        )
+
+    async def peers(self, group: str) -> Mapping[str, Peer]:
+        """See ``Store``."""
+        return await self._look(
+            lambda tx, now: {
+                row[0]: peer_of(row, now) for row in tx.all("peers_live", grp=group, now=now)
+            }
+        )
+
+    async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
+        """See ``Store``."""
+        most = max(0, min(limit, HISTORY_LIMIT))
+        rows = await self._look(lambda tx, _: tx.all("history", key=key, most=most))
+        return [term_of(row) for row in rows]
+
+    async def fenced_writes(self, group: str) -> int:
+        """See ``Store``."""
+        row = await self._look(lambda tx, _: tx.one("fenced", grp=group))
+        return 0 if row is None else int(row[0])
+
+    async def close(self) -> None:
+        """See ``Store``. Waits for the call that is running; not to be called off."""
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self._database.close, limiter=self._threads)
+
+    # ------------------------------------------------------------- parts
+
+    async def _step(self, step: Callable[[Books], T]) -> T:
+        def work(tx: Transaction) -> T | LeaseLost:
+            # The clock is read under the write lock: waiting for it may have taken a while.
+            version = self._checked_version(tx)
+            now, wall = self._clock.boottime_s(), self._clock.utc_now()
+            books = Books(tx, version=version, now=now, wall=wall)
+            try:
+                answer: T | LeaseLost = step(books)
+            except LeaseLost as lost:
+                answer = lost  # what time has ended stays ended: to be committed before we say so
+            books.finish()
+            return answer
+
+        answer = await self._in_thread(partial(self._database.write, work))
+        if isinstance(answer, LeaseLost):
+            raise answer
+        return answer
+
+    async def _look(self, look: Callable[[Transaction, float], T]) -> T:
+        def work(tx: Transaction) -> T:
+            self._checked_version(tx)
+            return look(tx, self._clock.boottime_s())
+
+        return await self._in_thread(partial(self._database.read, work))
+
+    async def _in_thread(self, call: Callable[[threading.Event], T]) -> T:
+        given_up = threading.Event()
+        try:
+            return await to_thread.run_sync(
+                call, given_up, abandon_on_cancel=True, limiter=self._threads
+            )
+        finally:
+            # Cancelled while it waits for the lock: it need not wait any longer.
+            given_up.set()
+
+    def _checked_version(self, tx: Transaction) -> int:
+        version, boot_id = tx.meta()
+        if boot_id != self._boot_id:
+            raise StoreUnusable(
+                f"{self._database.path} is being used from another machine or after a restart of "
+                "this one: its times mean nothing here; SQLite serves one machine, and "
+                "PostgreSQL several"
+            )
+        return version
+
+
+def _connected(path: Path, clock: Clock, boot_id: str, busy_limit_s: float) -> Database:
+    database = Database(path, busy_limit_s=busy_limit_s)
+    try:
+        prepare(database, clock=clock, boot_id=boot_id)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _check_path(path: Path) -> None:
+    if path.name == ":memory:":
+        raise UnknownStore("a database in memory is not shared with anybody: write memory://")
+    if path.is_dir():
+        raise StoreUnusable(f"{path} is a directory: name a file in it, such as {path}/leases.db")
+    if not path.parent.is_dir():
+        raise StoreUnusable(f"there is no directory {path.parent}: create it")
+
+
+def _boot_id_of_machine() -> str:
+    try:
+        return this_boot()
+    except OSError as error:
+        raise StoreUnusable(
+            f"this machine does not tell its boot id ({error}): the SQLite store needs Linux"
+        ) from error

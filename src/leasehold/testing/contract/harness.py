@@ -1,0 +1,84 @@
+"""How the suite gets at the store under test, and how time passes for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from leasehold.clock import SystemClock
+from leasehold.testing.clock import ManualClock
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from leasehold.clock import Clock
+    from leasehold.ports import Store
+
+
+class Harness(ABC):
+    """One store, as the suite handles it. Take ``ManualTime`` or ``RealTime`` as the base.
+
+    The store need not be empty: each test uses names of its own.
+
+    Attributes:
+        url: names the store to another process, by way of ``opener``; None if no other process
+            can see it. The races then run as tasks of this process.
+        opener: ``module:function`` of an async context manager that opens ``url``, by the
+            machine's own clock.
+        unit_s: the length of the short leases in the suite; all other times are multiples.
+        exact: whether ``pass_time`` lets exactly that time pass and nothing else does. If not,
+            edges are tested with tolerance, on the safe side.
+    """
+
+    url: str | None = None
+    opener: str = "leasehold.stores:open_store"
+    unit_s: float
+    exact: bool
+    clock: Clock
+
+    @abstractmethod
+    def open(self) -> AbstractAsyncContextManager[Store]:
+        """The same store once more, as another user of it would open it."""
+
+    @abstractmethod
+    async def pass_time(self, seconds: float) -> None:
+        """Return when at least ``seconds`` have passed by the store's clock."""
+
+    @property
+    def processes(self) -> bool:
+        """Whether real processes can race for this store."""
+        return self.url is not None
+
+
+class ManualTime(Harness):
+    """For stores that take a ``Clock``: hand them ``self.clock``, and no test waits."""
+
+    unit_s = 10.0
+    exact = True
+
+    def __init__(self) -> None:
+        """A clock that stands still."""
+        self.clock: Clock = ManualClock()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Advance the clock."""
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
+
+
+class RealTime(Harness):
+    """For stores with a clock of their own: the suite waits, with a unit as short as it may be.
+
+    A unit has to be longer than two calls of the store may ever take on a busy machine.
+    """
+
+    unit_s = 0.3
+    exact = False
+
+    def __init__(self) -> None:
+        """The machine's clock."""
+        self.clock: Clock = SystemClock()
+
+    async def pass_time(self, seconds: float) -> None:
+        """Wait."""
+        await self.clock.sleep(seconds)

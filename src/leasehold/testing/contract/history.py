@@ -1,0 +1,177 @@
+"""History: every term, newest first, with the reason of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from types import MappingProxyType
+
+import pytest
+
+from leasehold.model import EndReason, Lease, Ownership, Term
+from leasehold.testing.contract.scene import LONG, ContractBase, Scene
+
+End = Callable[[Scene, Lease, Ownership], Awaitable[object]]
+
+
+async def _release(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    return await scene.store.release([ownership])
+
+
+async def _revoke(scene: Scene, lease: Lease, _: Ownership) -> object:
+    await scene.store.revoke(lease)
+    return None
+
+
+async def _hand_over(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    return await scene.hand_over(ownership, await scene.member("receiver"))
+
+
+async def _steal(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    return await scene.own(await scene.member("thief"), ownership.key, force=True)
+
+
+async def _break(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    return await scene.store.break_(ownership.key, epoch=ownership.epoch, after=timedelta(0))
+
+
+async def _break_slowly(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    await scene.store.break_(ownership.key, epoch=ownership.epoch, after=scene.units(0.5))
+    await scene.wait()
+    return await scene.store.renew(await scene.member("watcher"))
+
+
+async def _expire(scene: Scene, _: Lease, __: Ownership) -> object:
+    await scene.wait()
+    return await scene.store.renew(await scene.member("watcher"))
+
+
+async def _expire_then_claim(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    await scene.wait()
+    return await scene.own(await scene.member("next"), ownership.key)
+
+
+async def _expire_then_steal(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    await scene.wait()
+    return await scene.own(await scene.member("thief"), ownership.key, force=True)
+
+
+async def _expire_then_release(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    await scene.wait()
+    return await scene.store.release([ownership])
+
+
+async def _expire_then_break(scene: Scene, lease: Lease, ownership: Ownership) -> object:
+    await scene.wait()
+    return await _break(scene, lease, ownership)
+
+
+async def _expire_then_hand_over(scene: Scene, lease: Lease, ownership: Ownership) -> object:
+    await scene.wait()
+    await _hand_over(scene, lease, ownership)
+    return await scene.store.renew(await scene.member("watcher"))
+
+
+async def _break_slowly_then_release(scene: Scene, _: Lease, ownership: Ownership) -> object:
+    await scene.store.break_(ownership.key, epoch=ownership.epoch, after=scene.units(0.5))
+    await scene.wait()
+    return await scene.store.release([ownership])
+
+
+ENDS: MappingProxyType[str, tuple[End, EndReason]] = MappingProxyType(
+    {
+        "release": (_release, EndReason.RELEASED),
+        "revoke": (_revoke, EndReason.RELEASED),
+        "hand over": (_hand_over, EndReason.HANDED_OVER),
+        "steal": (_steal, EndReason.STOLEN),
+        "break": (_break, EndReason.BROKEN),
+        "break slowly": (_break_slowly, EndReason.BROKEN),
+        "expire": (_expire, EndReason.EXPIRED),
+        "expire, then claim": (_expire_then_claim, EndReason.EXPIRED),
+        "expire, then steal": (_expire_then_steal, EndReason.EXPIRED),
+        "expire, then release": (_expire_then_release, EndReason.EXPIRED),
+        "expire, then break": (_expire_then_break, EndReason.EXPIRED),
+        "expire, then hand over": (_expire_then_hand_over, EndReason.EXPIRED),
+        "break slowly, then release": (_break_slowly_then_release, EndReason.BROKEN),
+    }
+)
+
+
+class HistoryContract(ContractBase):
+    """What has been."""
+
+    @pytest.mark.spec("B10")
+    @pytest.mark.parametrize("way", ENDS)
+    async def test_the_reason_is_the_first_thing_that_ended_it(
+        self, scene: Scene, way: str
+    ) -> None:
+        """What came later, when the term was over, does not change it."""
+        end, reason = ENDS[way]
+        units = 1 if way.startswith("expire") else LONG
+        lease, ownership = await scene.owned(units=units)
+        await end(scene, lease, ownership)
+        assert (await scene.reasons(ownership.key))[0] is reason
+
+    @pytest.mark.spec("B10")
+    async def test_newest_first_and_complete(self, scene: Scene) -> None:
+        """Every epoch once, none left out; the newest alone may be open."""
+        (key,) = await scene.declared("k")
+        leases = [await scene.member(name) for name in "abc"]
+        expected = []
+        for epoch in range(1, 13):
+            lease = leases[epoch % 3]
+            await scene.own(lease, key, force=True)
+            expected.append((epoch, lease.holder))
+        terms = await scene.store.history(key, limit=100)
+        assert [(term.epoch, term.holder) for term in terms] == expected[::-1]
+        assert [term.reason for term in terms] == [None] + [EndReason.STOLEN] * 11
+        _assert_times(terms)
+        assert {term.key for term in terms} == {key}
+
+    async def test_limit(self, scene: Scene) -> None:
+        """Ten unless asked for more or fewer; never more than there are."""
+        (key,) = await scene.declared("k")
+        lease = await scene.member("a")
+        for _ in range(12):
+            await scene.store.release([await scene.own(lease, key)])
+        lengths = [len(await scene.store.history(key, limit=limit)) for limit in (1, 11, 50)]
+        assert [len(await scene.store.history(key)), *lengths] == [10, 1, 11, 12]
+        assert [term.epoch for term in await scene.store.history(key, limit=1)] == [12]
+
+    async def test_nothing_of_nothing(self, scene: Scene) -> None:
+        """A key that was never owned, or never declared, has no terms."""
+        (key,) = await scene.declared("k")
+        assert list(await scene.store.history(key)) == []
+        assert list(await scene.store.history(scene.key("unknown"))) == []
+
+    async def test_the_last_hundred_are_kept(self, scene: Scene) -> None:
+        """Older ones may be dropped, so that no key grows for ever."""
+        (key,) = await scene.declared("k")
+        lease = await scene.member("a")
+        for _ in range(103):
+            await scene.store.release([await scene.own(lease, key)])
+        terms = await scene.store.history(key, limit=100)
+        assert [term.epoch for term in terms] == list(range(103, 3, -1))
+        _assert_times(terms)
+
+    async def test_it_outlives_a_key_that_is_forgotten(self, scene: Scene) -> None:
+        """And goes on where it was when the key is declared again."""
+        lease, ownership = await scene.owned()
+        await scene.store.release([ownership])
+        await scene.store.forget([ownership.key])
+        assert await scene.reasons(ownership.key) == [EndReason.RELEASED]
+        await scene.store.declare([ownership.key])
+        await scene.own(lease, ownership.key)
+        assert await scene.reasons(ownership.key) == [EndReason.RELEASED, None]
+
+
+def _assert_times(terms: object) -> None:
+    assert isinstance(terms, list | tuple)
+    last: Term | None = None
+    for term in reversed(terms):
+        assert term.started_at.tzinfo is not None
+        assert term.ended_at is None or term.ended_at >= term.started_at
+        if last is not None:
+            assert last.ended_at is not None
+            assert last.ended_at <= term.started_at
+        last = term

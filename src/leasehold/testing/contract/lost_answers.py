@@ -1,0 +1,216 @@
+"""Lost answers: a call that was carried out and whose answer never came may be made again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import MappingProxyType
+
+import pytest
+
+from leasehold.errors import LeaseLost, StoreUnavailable
+from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.ports import Store
+from leasehold.testing.contract.scene import LONG, ContractBase, Scene
+from leasehold.testing.faults import CHANGING, READING, LosingStore, Lost
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Two members; ``a`` owns ``mine``; ``kept`` is kept for it; ``free`` is nobody's."""
+
+    scene: Scene
+    a: Lease
+    b: Lease
+    mine: Ownership
+    kept: Ownership
+    free: str
+
+
+_TOKEN_OF_C = "token of c"  # noqa: S105
+_Step = Callable[[Store, _Stage], Awaitable[object]]
+
+
+async def _declare(store: Store, stage: _Stage) -> object:
+    return await store.declare([stage.scene.key("new"), stage.free])
+
+
+async def _forget(store: Store, stage: _Stage) -> object:
+    return await store.forget([stage.free, stage.mine.key])
+
+
+async def _grant(store: Store, stage: _Stage) -> object:
+    return await store.grant(
+        holder=f"c-{stage.scene.suffix}",
+        token=_TOKEN_OF_C,
+        group=stage.scene.group,
+        duration=stage.scene.units(LONG),
+        info=MemberInfo(host="c"),
+    )
+
+
+async def _renew(store: Store, stage: _Stage) -> object:
+    await store.renew(stage.a, info=MemberInfo(host="elsewhere", draining=True))
+    return None
+
+
+async def _revoke(store: Store, stage: _Stage) -> object:
+    await store.revoke(stage.a)
+    return None
+
+
+async def _claim(store: Store, stage: _Stage) -> object:
+    return await store.claim(stage.b, [Wanted(key=stage.free, seen_epoch=0)])
+
+
+async def _claim_kept(store: Store, stage: _Stage) -> object:
+    return await store.claim(stage.a, [Wanted(key=stage.kept.key, seen_epoch=1)])
+
+
+async def _steal(store: Store, stage: _Stage) -> object:
+    return await store.claim(stage.b, [Wanted(key=stage.mine.key, seen_epoch=1)], force=True)
+
+
+async def _ask(store: Store, stage: _Stage) -> object:
+    return await store.ask(stage.b, Wanted(key=stage.mine.key, seen_epoch=1))
+
+
+async def _hand_over(store: Store, stage: _Stage) -> object:
+    passed = [HandOver(ownership=stage.mine, to=stage.b.holder)]
+    return await store.hand_over(passed, limit=stage.scene.units(LONG))
+
+
+async def _pass_on(store: Store, stage: _Stage) -> object:
+    passed = [HandOver(ownership=stage.kept, to=stage.b.holder)]
+    return await store.hand_over(passed, limit=stage.scene.units(LONG))
+
+
+async def _release(store: Store, stage: _Stage) -> object:
+    return await store.release([stage.mine])
+
+
+async def _break_now(store: Store, stage: _Stage) -> object:
+    await store.break_(stage.mine.key, epoch=1, after=timedelta(0))
+    return None
+
+
+async def _break_later(store: Store, stage: _Stage) -> object:
+    broken = await store.break_(stage.mine.key, epoch=1, after=stage.scene.units(10))
+    return None if broken is None else replace(broken, breaking_s=None, version=0)
+
+
+async def _checkpoint(store: Store, stage: _Stage) -> object:
+    return await store.checkpoint(
+        [Mark(ownership=stage.mine, position=Position(sequence_number=3, offset="here"))]
+    )
+
+
+STEPS: MappingProxyType[str, _Step] = MappingProxyType(
+    {
+        "declare": _declare,
+        "forget": _forget,
+        "grant": _grant,
+        "renew": _renew,
+        "revoke": _revoke,
+        "claim": _claim,
+        "claim what is kept": _claim_kept,
+        "claim by force": _steal,
+        "ask": _ask,
+        "hand_over": _hand_over,
+        "hand_over what is kept": _pass_on,
+        "release": _release,
+        "break_": _break_now,
+        "break_ later": _break_later,
+        "checkpoint": _checkpoint,
+    }
+)
+_COUNTING = {"declare", "forget"}  # their answer is how much was new: nothing, the second time
+
+
+class LostAnswerContract(ContractBase):
+    """Unknown is neither done nor failed."""
+
+    def test_every_method_is_covered(self) -> None:
+        """A new method of the protocol can not be overlooked."""
+        methods = {
+            name
+            for name, _ in inspect.getmembers(Store, inspect.iscoroutinefunction)
+            if not name.startswith("_")
+        }
+        assert {*CHANGING, *READING, "close"} == methods
+        assert {name.split()[0] for name in STEPS} == set(CHANGING)
+
+    @pytest.mark.parametrize("name", STEPS)
+    async def test_calling_again_ends_as_one_call_does(self, scene: Scene, name: str) -> None:
+        """Two stages alike: one call with an answer there, a lost answer and one more here."""
+        step, there, here = STEPS[name], await _stage(scene.twin()), await _stage(scene.twin())
+        answer = await step(scene.store, there)
+        losing = LosingStore(scene.store, lambda _: Lost.ANSWER).as_store
+        with pytest.raises(StoreUnavailable):
+            await step(losing, here)
+        again = await step(scene.store, here)
+        assert await _plain(here) == await _plain(there)
+        if name not in _COUNTING:
+            assert _anonymous(again, here) == _anonymous(answer, there)
+
+    @pytest.mark.parametrize("name", STEPS)
+    async def test_a_lost_request_leaves_no_trace(self, scene: Scene, name: str) -> None:
+        """The other way in which an answer does not come; after it, one call does all."""
+        step, there, here = STEPS[name], await _stage(scene.twin()), await _stage(scene.twin())
+        losing = LosingStore(scene.store, lambda _: Lost.REQUEST).as_store
+        before = await _plain(here)
+        with pytest.raises(StoreUnavailable):
+            await step(losing, here)
+        assert await _plain(here) == before
+        assert _anonymous(await step(scene.store, here), here) == _anonymous(
+            await step(scene.store, there), there
+        )
+        assert await _plain(here) == await _plain(there)
+
+    @pytest.mark.parametrize("name", [name for name in STEPS if name not in _COUNTING])
+    async def test_a_call_that_arrives_late_does_no_harm(self, scene: Scene, name: str) -> None:
+        """It was taken for lost and made again, and all went on; now the first one arrives.
+
+        Keys are owned by others by now, under newer epochs, and the caller's lease is revoked.
+        """
+        step, stage = STEPS[name], await _stage(scene.twin())
+        await step(scene.store, stage)
+        await _go_on(stage)
+        before = await _plain(stage)
+        with suppress(LeaseLost):
+            await step(scene.store, stage)
+        fenced = await scene.store.fenced_writes(stage.scene.group)
+        assert fenced == (1 if name == "checkpoint" else 0)
+        assert (await _plain(stage))[:-1] == before[:-1]
+
+
+async def _stage(scene: Scene) -> _Stage:
+    mine, kept, free = await scene.declared("mine", "kept", "free")
+    a, b = await scene.member("a"), await scene.member("b")
+    giver = await scene.member("giver")
+    given = await scene.own(giver, kept)
+    await scene.hand_over(given, a)
+    for_a = Ownership(key=kept, epoch=given.epoch, holder=a.holder, token=a.token)
+    return _Stage(scene, a, b, await scene.own(a, mine), for_a, free)
+
+
+async def _go_on(stage: _Stage) -> None:
+    """Revoke all that the steps use, and let somebody else have everything."""
+    scene = stage.scene
+    c = replace(stage.a, holder=f"c-{scene.suffix}", token=_TOKEN_OF_C)
+    for lease in (stage.a, stage.b, c):
+        await scene.store.revoke(lease)
+    third = await scene.member("third")
+    keys = (stage.mine.key, stage.kept.key, stage.free)
+    assert len(await scene.claim(third, *keys)) == len(keys)
+
+
+async def _plain(stage: _Stage) -> list[str]:
+    return (await stage.scene.picture()).plain(stage.scene.suffix)
+
+
+def _anonymous(answer: object, stage: _Stage) -> str:
+    return repr(answer).replace(stage.scene.suffix, "")

@@ -1,0 +1,235 @@
+"""What the tests have in common: members and keys with names of their own, and pictures of them.
+
+A ``Picture`` is all that a group shows to the world. Two pictures are compared to prove that a
+refusal changed nothing, or that two ways lead to the same end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import count
+from pprint import pformat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from leasehold.clock import new_suffix
+from leasehold.errors import LeaseLost
+from leasehold.model import (
+    EndReason,
+    HandOver,
+    Lease,
+    Mark,
+    MemberInfo,
+    Ownership,
+    Position,
+    State,
+    Wanted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+
+    from leasehold.model import Checkpoint, Peer, Resource, Term
+    from leasehold.ports import Store
+    from leasehold.testing.contract.harness import Harness
+
+# In units: a lease that outlasts every test, and a wait after which a lease of one unit is over.
+LONG = 200.0
+OVER = 1.05
+
+GUESS = "a guess"
+_ENDED_BY_TIME = {State.EXPIRED: EndReason.EXPIRED, State.BROKEN: EndReason.BROKEN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that a group shows, without the times that run by themselves."""
+
+    resources: Mapping[str, Resource]
+    peers: Mapping[str, Peer]
+    terms: Mapping[str, tuple[Term, ...]]
+    checkpoints: Mapping[str, Checkpoint]
+    fenced: int
+
+    def tidied(self, keys: Iterable[str]) -> Picture:
+        """The same after a store has written down what time has ended at ``keys``."""
+        resources, terms = dict(self.resources), dict(self.terms)
+        for key in keys:
+            reason = _ENDED_BY_TIME.get(resources[key].state)
+            terms[key] = tuple(
+                replace(term, ended_at=None, reason=term.reason or reason) for term in terms[key]
+            )
+            free = State.AVAILABLE if reason else resources[key].state
+            holder = None if reason else resources[key].holder
+            resources[key] = replace(
+                resources[key], state=free, holder=holder, asked_by=None, version=0
+            )
+        return replace(self, resources=resources, terms=terms)
+
+    def plain(self, suffix: str) -> list[str]:
+        """As lines of text without versions, times and ``suffix``: comparable between scenes."""
+        bare = (
+            [replace(each, version=0) for each in self.resources.values()],
+            [replace(each, version=0) for each in self.peers.values()],
+            [
+                (term.key, term.epoch, term.holder, term.ended_at is None, term.reason)
+                for terms in self.terms.values()
+                for term in terms
+            ],
+            [(each.key, each.epoch, each.position) for each in self.checkpoints.values()],
+            self.fenced,
+        )
+        return pformat(bare, width=200).replace(suffix, "").splitlines()
+
+
+def assert_unchanged(before: Picture, after: Picture) -> None:
+    """Nothing but what time itself has ended may differ, and that only by being written down."""
+    ended = [key for key, each in before.resources.items() if each.state in _ENDED_BY_TIME]
+    assert after.tidied(ended) == before.tidied(ended)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A store with a group of the test's own in it."""
+
+    store: Store
+    harness: Harness
+    suffix: str
+    _numbers: Iterator[int] = field(default_factory=count)
+    # Keys the scene has declared, forgotten ones included: their history is part of the picture.
+    _keys: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        """The group that the scene is about."""
+        return f"partition/{self.suffix}/g"
+
+    def key(self, name: str, *, group: str | None = None) -> str:
+        """The key of that name; it need not exist."""
+        return f"{group or self.group}/{name}"
+
+    def units(self, units: float) -> timedelta:
+        """So many units as a duration."""
+        return timedelta(seconds=units * self.harness.unit_s)
+
+    async def wait(self, units: float = OVER) -> None:
+        """Let time pass."""
+        await self.harness.pass_time(units * self.harness.unit_s)
+
+    async def declared(self, *names: str, group: str | None = None) -> list[str]:
+        """Declare keys; give their full names."""
+        keys = [self.key(name, group=group) for name in names]
+        await self.store.declare(keys)
+        self._keys.update(dict.fromkeys(keys))
+        return keys
+
+    async def member(
+        self,
+        name: str = "m",
+        *,
+        units: float = LONG,
+        group: str | None = None,
+        info: MemberInfo | None = None,
+    ) -> Lease:
+        """A new holder with a lease, a member of the scene's group unless told otherwise."""
+        holder = f"{name}{next(self._numbers)}-{self.suffix}"
+        return await self.store.grant(
+            holder=holder,
+            token=f"token of {holder}",
+            group=self.group if group is None else group,
+            duration=self.units(units),
+            info=info or MemberInfo(host=name),
+        )
+
+    async def resource(self, key: str) -> Resource:
+        """The key as it is now."""
+        return (await self.store.resources(key.rpartition("/")[0]))[key]
+
+    async def wanted(self, key: str) -> Wanted:
+        """The key with the epoch it has now."""
+        return Wanted(key=key, seen_epoch=(await self.resource(key)).epoch)
+
+    async def claim(self, lease: Lease, *keys: str, force: bool = False) -> list[Ownership]:
+        """Claim the keys as they are seen now."""
+        wanted = [await self.wanted(key) for key in keys]
+        return list(await self.store.claim(lease, wanted, force=force))
+
+    async def own(self, lease: Lease, key: str, *, force: bool = False) -> Ownership:
+        """Claim the key and have it."""
+        taken = await self.claim(lease, key, force=force)
+        assert [each.key for each in taken] == [key]
+        return taken[0]
+
+    async def owned(self, name: str = "k", *, units: float = LONG) -> tuple[Lease, Ownership]:
+        """A new member that owns a new key."""
+        (key,) = await self.declared(name)
+        lease = await self.member("owner", units=units)
+        return lease, await self.own(lease, key)
+
+    async def hand_over(self, ownership: Ownership, to: Lease, *, units: float = LONG) -> list[str]:
+        """Hand one key over."""
+        passed = await self.store.hand_over(
+            [HandOver(ownership=ownership, to=to.holder)], limit=self.units(units)
+        )
+        return list(passed)
+
+    async def mark(self, ownership: Ownership, sequence_number: int) -> str | None:
+        """Write a checkpoint; the reason if it was refused."""
+        position = Position(sequence_number=sequence_number, offset=f"at {sequence_number}")
+        refused = await self.store.checkpoint([Mark(ownership=ownership, position=position)])
+        return refused[ownership.key].value if refused else None
+
+    async def reasons(self, key: str) -> list[EndReason | None]:
+        """How the terms of a key ended, oldest first; None for the one that lasts."""
+        terms = await self.store.history(key, limit=100)
+        return [term.reason for term in reversed(terms)]
+
+    async def picture(self) -> Picture:
+        """The scene's group as it is now."""
+        resources = await self.store.resources(self.group)
+        peers = await self.store.peers(self.group)
+        keys = sorted({*self._keys, *resources})
+        return Picture(
+            resources={key: replace(resources[key], breaking_s=None) for key in sorted(resources)},
+            peers={name: replace(peers[name], remaining_s=0.0) for name in sorted(peers)},
+            terms={key: tuple(await self.store.history(key, limit=100)) for key in keys},
+            checkpoints=dict(sorted((await self.store.checkpoints(self.group)).items())),
+            fenced=await self.store.fenced_writes(self.group),
+        )
+
+    def twin(self) -> Scene:
+        """Another scene in the same store, with other names."""
+        return Scene(self.store, self.harness, new_suffix())
+
+
+def forged(ownership: Ownership) -> Ownership:
+    """The same ownership, shown by somebody who does not know the token."""
+    return replace(ownership, token=GUESS)
+
+
+async def lost(scene: Scene, lease: Lease) -> str | None:
+    """The reason if the lease can not be renewed; None if it was."""
+    try:
+        await scene.store.renew(lease)
+    except LeaseLost as error:
+        return error.reason
+    return None
+
+
+class ContractBase:
+    """Base of all parts of the suite."""
+
+    pytestmark = pytest.mark.anyio
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        """The store under test: to be given by the subclass."""
+        raise NotImplementedError("give your subclass of StoreContract a fixture called harness")
+
+    @pytest.fixture
+    async def scene(self, harness: Harness) -> AsyncIterator[Scene]:
+        """The store, opened, and names that no other test has."""
+        async with harness.open() as store:
+            yield Scene(store, harness, new_suffix())

@@ -1,0 +1,280 @@
+"""Watching: what a renewal tells, so that whoever listens always knows how things are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from leasehold.core.view import View
+from leasehold.errors import StoreUnavailable
+from leasehold.model import Changes, EndReason, MemberInfo, State
+from leasehold.testing.contract.random_life import Life
+from leasehold.testing.contract.scene import ContractBase, Scene
+from leasehold.testing.faults import LosingStore, Lost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from leasehold.model import Lease, Peer, Resource
+    from leasehold.ports import Store
+
+_STEPS = 60
+
+
+class WatchContract(ContractBase):
+    """``renew`` as the only way to learn."""
+
+    async def test_from_nothing_it_tells_everything(self, scene: Scene) -> None:
+        """All keys, owned or not, and all members, owners or not."""
+        owner, ownership = await scene.owned()
+        (free,) = await scene.declared("free")
+        watcher = await scene.member("watcher")
+        changes = await scene.store.renew(watcher)
+        assert {each.key: each.holder for each in changes.resources} == {
+            ownership.key: owner.holder,
+            free: None,
+        }
+        assert {each.holder for each in changes.peers} == {owner.holder, watcher.holder}
+        assert all(each.alive for each in changes.peers)
+
+    @pytest.mark.spec("B1")
+    async def test_a_quiet_group_has_nothing_to_tell(self, scene: Scene) -> None:
+        """However often one asks, and though everybody renews."""
+        owner, _ = await scene.owned()
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        for _ in range(3):
+            await scene.store.renew(owner)
+            changes = await scene.store.renew(watcher, since=version)
+            assert _nothing(changes)
+            version = changes.version
+        await scene.store.renew(watcher, since=version, info=MemberInfo(host="watcher"))
+        assert _nothing(await scene.store.renew(watcher, since=version))
+
+    async def test_refusals_wake_nobody(self, scene: Scene) -> None:
+        """What changes nothing is nothing to tell."""
+        _, ownership = await scene.owned()
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        wrong = replace(ownership, epoch=7)
+        assert await scene.claim(watcher, ownership.key) == []
+        assert list(await scene.store.release([wrong])) == []
+        assert await scene.hand_over(wrong, watcher) == []
+        await scene.store.break_(ownership.key, epoch=7, after=scene.units(1))
+        await scene.store.declare([ownership.key])
+        assert _nothing(await scene.store.renew(watcher, since=version))
+
+    async def test_only_what_is_newer_than_since(self, scene: Scene) -> None:
+        """The same ``since`` gets the same news again, until the watcher moves on."""
+        keys = await scene.declared("x", "y")
+        watcher, owner = await scene.member("watcher"), await scene.member("owner")
+        version = (await scene.store.renew(watcher)).version
+        await scene.own(owner, keys[0])
+        changes = await scene.store.renew(watcher, since=version)
+        assert [each.key for each in changes.resources] == [keys[0]]
+        assert changes.version > version
+        again = await scene.store.renew(watcher, since=version)
+        assert [each.key for each in again.resources] == [keys[0]]
+        await scene.own(owner, keys[1])
+        changes = await scene.store.renew(watcher, since=changes.version)
+        assert [each.key for each in changes.resources] == [keys[1]]
+
+    async def test_versions_are_newer_than_what_was_known(self, scene: Scene) -> None:
+        """Each change of a key or a member has a higher version than all before it."""
+        watcher, (key,) = await scene.member("watcher"), await scene.declared("k")
+        seen = [(await scene.store.renew(watcher)).version]
+        for _ in range(3):
+            ownership = await scene.own(watcher, key)
+            seen.append((await scene.resource(key)).version)
+            await scene.store.release([ownership])
+            seen.append((await scene.resource(key)).version)
+        assert seen == sorted(set(seen))
+        assert (await scene.store.renew(watcher)).version >= seen[-1]
+
+    async def test_a_since_from_the_future_gets_nothing(self, scene: Scene) -> None:
+        """It asks for what has not happened."""
+        await scene.owned()
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        assert _nothing(await scene.store.renew(watcher, since=version + 10**6))
+
+    async def test_members_come_and_go(self, scene: Scene) -> None:
+        """With or without keys; and their words about themselves are passed on."""
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        other = await scene.member("other")
+        changes = await scene.store.renew(watcher, since=version)
+        assert [(each.holder, each.alive) for each in changes.peers] == [(other.holder, True)]
+        await scene.store.renew(other, info=MemberInfo(host="other", draining=True))
+        changes = await scene.store.renew(watcher, since=changes.version)
+        assert [each.info.draining for each in changes.peers] == [True]
+        await scene.store.revoke(other)
+        changes = await scene.store.renew(watcher, since=changes.version)
+        assert [(each.holder, each.alive) for each in changes.peers] == [(other.holder, False)]
+
+    @pytest.mark.spec("P3")
+    async def test_the_next_renewal_of_anybody_ends_the_expired(self, scene: Scene) -> None:
+        """The member is reported dead and its keys free, to every watcher."""
+        watchers = [await scene.member(name) for name in ("first", "second")]
+        dying, ownership = await scene.owned(units=1)
+        version = (await scene.store.renew(watchers[0])).version
+        await scene.wait()
+        for watcher in watchers:
+            changes = await scene.store.renew(watcher, since=version)
+            assert [(each.holder, each.alive) for each in changes.peers] == [(dying.holder, False)]
+            assert [(each.key, each.state, each.holder) for each in changes.resources] == [
+                (ownership.key, State.AVAILABLE, None)
+            ]
+        assert await scene.reasons(ownership.key) == [EndReason.EXPIRED]
+
+    async def test_forgotten_keys_are_told_as_such(self, scene: Scene) -> None:
+        """A watcher has to take them out of its picture."""
+        (key,) = await scene.declared("k")
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        await scene.store.forget([key])
+        changes = await scene.store.renew(watcher, since=version)
+        assert [(each.key, each.forgotten) for each in changes.resources] == [(key, True)]
+        await scene.store.declare([key])
+        changes = await scene.store.renew(watcher, since=changes.version)
+        assert [(each.key, each.forgotten) for each in changes.resources] == [(key, False)]
+
+    async def test_own_ends_are_told_until_they_are_heard(self, scene: Scene) -> None:
+        """With the reason; again for the same ``since``, and no more after it."""
+        owner, ownership = await scene.owned()
+        version = (await scene.store.renew(owner)).version
+        await scene.store.break_(ownership.key, epoch=1, after=scene.units(0))
+        changes = await scene.store.renew(owner, since=version)
+        assert [(term.epoch, term.reason) for term in changes.ended] == [(1, EndReason.BROKEN)]
+        assert (await scene.store.renew(owner, since=version)).ended == changes.ended
+        assert (await scene.store.renew(owner, since=changes.version)).ended == ()
+
+    async def test_groups_do_not_hear_each_other(self, scene: Scene) -> None:
+        """What happens elsewhere is no news here."""
+        twin = scene.twin()
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        _, ownership = await twin.owned()
+        await twin.store.release([ownership])
+        assert _nothing(await scene.store.renew(watcher, since=version))
+        assert not {*await scene.store.peers(scene.group)} & {*await scene.store.peers(twin.group)}
+        assert not await scene.store.resources(scene.group)
+
+    async def test_a_holder_of_no_group_hears_of_its_own_keys(self, scene: Scene) -> None:
+        """It watches nobody, is seen by nobody, and still learns what it lost."""
+        (key,) = await scene.declared("k")
+        alone = await scene.member("alone", group="")
+        version = (await scene.store.renew(alone)).version
+        ownership = await scene.own(alone, key)
+        changes = await scene.store.renew(alone, since=version)
+        assert [each.key for each in changes.resources] == [key]
+        asker = await scene.member("asker")
+        await scene.store.ask(asker, await scene.wanted(key))
+        changes = await scene.store.renew(alone, since=changes.version)
+        assert [each.asked_by for each in changes.resources] == [asker.holder]
+        await scene.store.break_(key, epoch=ownership.epoch, after=scene.units(0))
+        changes = await scene.store.renew(alone, since=changes.version)
+        assert [term.reason for term in changes.ended] == [EndReason.BROKEN]
+        assert alone.holder not in await scene.store.peers(scene.group)
+
+    async def test_keys_of_an_outsider_that_ran_out_are_told(self, scene: Scene) -> None:
+        """Its group is another or none: the key is of this one, and nobody else would look."""
+        keys = await scene.declared("x", "y")
+        watcher = await scene.member("watcher")
+        for key, group in zip(keys, ("", scene.group + "2"), strict=True):
+            await scene.own(await scene.member("outsider", units=1, group=group), key)
+        version = (await scene.store.renew(watcher)).version
+        await scene.wait()
+        changes = await scene.store.renew(watcher, since=version)
+        assert {each.key: each.state for each in changes.resources} == dict.fromkeys(
+            keys, State.AVAILABLE
+        )
+
+    @pytest.mark.spec("B1", "P3")
+    @pytest.mark.parametrize("seed", range(6))
+    async def test_who_replays_all_answers_knows_everything(self, scene: Scene, seed: int) -> None:
+        """After any life of the group, and whichever answers got lost on the way."""
+        lives = 6 if scene.harness.exact else 1  # where time costs nothing
+        for number in range(lives):
+            await _live_and_listen(scene.twin(), Random(100 * seed + number))
+
+    async def test_no_change_is_missed_among_many_at_once(self, scene: Scene) -> None:
+        """Whoever writes at the same time: a version once told is never filled in later."""
+        keys = await scene.declared(*map(str, range(4)))
+        watcher, view = await scene.member("watcher"), View()
+        busy = len(keys)
+
+        async def work(key: str) -> None:
+            nonlocal busy
+            async with scene.harness.open() as store:
+                mine = Scene(store, scene.harness, scene.suffix)
+                lease = await mine.member(f"worker {key[-1]} ")
+                for _ in range(15):
+                    await store.release([await mine.own(lease, key)])
+                    await anyio.lowlevel.checkpoint()
+                await mine.own(lease, key)
+            busy -= 1
+
+        async with anyio.create_task_group() as tasks:
+            for key in keys:
+                tasks.start_soon(work, key)
+            while busy:
+                await _listen(scene.store, watcher, view)
+                await anyio.lowlevel.checkpoint()
+        await _assert_knows(scene, watcher, view)
+
+
+def _nothing(changes: Changes) -> bool:
+    return (changes.resources, changes.peers, changes.ended) == ((), (), ())
+
+
+async def _live_and_listen(scene: Scene, rng: Random) -> None:
+    losing = LosingStore(scene.store, lambda _: Lost.ANSWER if rng.random() < 0.3 else None)
+    life, view, watcher = await Life.begun(scene, rng), View(), await scene.member("watcher")
+    for _ in range(_STEPS):
+        await life.step()
+        if rng.random() < 0.5:
+            await _listen(losing.as_store, watcher, view)
+    await _assert_knows(scene, watcher, view)
+    late = View()
+    await _assert_knows(scene, watcher, late)
+
+
+async def _listen(store: Store, watcher: Lease, view: View) -> None:
+    try:
+        view.apply(await store.renew(watcher, since=view.version))
+    except StoreUnavailable:
+        return
+
+
+async def _assert_knows(scene: Scene, watcher: Lease, view: View) -> None:
+    told, shown = await _told_and_shown(scene, watcher, view)
+    # By real time something may run out between the two: then the next answer tells it.
+    for _ in range(0 if scene.harness.exact else 5):
+        if told != shown:
+            told, shown = await _told_and_shown(scene, watcher, view)
+    assert told == shown
+
+
+async def _told_and_shown(scene: Scene, watcher: Lease, view: View) -> tuple[object, object]:
+    """What the watcher knows after one more answer, and what anybody can read."""
+    await _listen(scene.store, watcher, view)
+    resources = await scene.store.resources(scene.group)
+    peers = await scene.store.peers(scene.group)
+    told = _bare(view.resources.values(), view.peers.values())
+    return told, _bare(resources.values(), peers.values())
+
+
+def _bare(
+    resources: Iterable[Resource], peers: Iterable[Peer]
+) -> tuple[dict[str, Resource], dict[str, Peer]]:
+    """Without the times that run by themselves."""
+    return (
+        {each.key: replace(each, breaking_s=None) for each in resources},
+        {each.holder: replace(each, remaining_s=0.0) for each in peers},
+    )

@@ -1,0 +1,76 @@
+"""A store whose answers get lost: what every caller of a network has to live with."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio.lowlevel
+
+from leasehold.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from leasehold.ports import Store
+
+# Every method of the protocol is in one of the two; the contract suite proves it.
+CHANGING = (
+    "declare",
+    "forget",
+    "grant",
+    "renew",
+    "revoke",
+    "claim",
+    "ask",
+    "hand_over",
+    "release",
+    "break_",
+    "checkpoint",
+)
+READING = ("checkpoints", "resources", "peers", "history", "fenced_writes")
+
+
+class Lost(Enum):
+    """What got lost on the way. The caller can not tell one from the other."""
+
+    REQUEST = "the request: the store never heard of it"
+    ANSWER = "the answer: the store has done it"
+
+
+class LosingStore:
+    """Passes every call on to ``store``, unless ``lose`` says that something gets lost.
+
+    ``lose`` is asked once per call, with the name of the method. Each call gives way to other
+    tasks before and after it is carried out, so that calls of several tasks overlap.
+
+    Use it through ``as_store``, which is the same object with the type of a store.
+    """
+
+    def __init__(self, store: Store, lose: Callable[[str], Lost | None]) -> None:
+        """Wrap ``store``; closing this closes it too."""
+        self._store = store
+        self._lose = lose
+
+    @property
+    def as_store(self) -> Store:
+        """This object, as the store that it stands for."""
+        return cast("Store", self)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        return partial(self._call, name, found) if name in CHANGING + READING else found
+
+    async def _call(
+        self, name: str, method: Callable[..., Awaitable[object]], *args: object, **named: object
+    ) -> object:
+        lost = self._lose(name)
+        await anyio.lowlevel.checkpoint()
+        if lost is Lost.REQUEST:
+            raise StoreUnavailable(f"{name}: the request was lost on purpose")
+        answer = await method(*args, **named)
+        await anyio.lowlevel.checkpoint()
+        if lost is Lost.ANSWER:
+            raise StoreUnavailable(f"{name}: the answer was lost on purpose")
+        return answer

@@ -1,0 +1,187 @@
+"""Is a recorded history of one key explained by one order of single steps?
+
+Several processes claim, steal, release and write under one key and note for each call when it
+was sent, when the answer came, and what it said. The history is *linearizable* if every call can
+be given one moment between the two at which it took effect, so that all answers are right. A call
+without an answer may have taken effect at any moment after it was sent, or never.
+
+The search is that of Wing and Gong with Lowe's memory: walk through all orders that respect real
+time, depth first, and never look twice at the same set of calls done with the same key state.
+A call that leaves the key as it is is taken at the first moment at which its answer is right.
+That keeps the search short and overlooks nothing: epochs never fall, so what has no effect now
+can have none later. For the same reason unknown calls of past epochs are dropped.
+
+Not modelled: the passing of time. Record with leases that outlast the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class Call(Enum):
+    """What was asked for. ``epoch`` is the one seen (claim, steal) or held (the others)."""
+
+    CLAIM = "claim"
+    STEAL = "steal"
+    RELEASE = "release"
+    CHECKPOINT = "checkpoint"
+
+
+class Outcome(Enum):
+    """What the answer said; ``UNKNOWN`` if there was none."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    BEHIND = "behind"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One call: by whom, for what, from when to when, and how it ended.
+
+    ``won`` is the epoch that a claim or steal returned. ``ended_s`` of an unknown one is ignored.
+    """
+
+    call: Call
+    holder: str
+    epoch: int
+    began_s: float
+    ended_s: float
+    outcome: Outcome
+    won: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """The key between two calls."""
+
+    epoch: int = 0
+    holder: str | None = None
+    position: int = -1
+
+
+def violation(history: Sequence[Operation], *, start: KeyState | None = None) -> str | None:
+    """Why no order explains ``history``, in words; None if one does."""
+    calls = sorted(history, key=lambda each: each.began_s)
+    to_do = sum(1 << n for n, each in enumerate(calls) if each.outcome is not Outcome.UNKNOWN)
+    state = start or KeyState()
+    stack = [(_settled(calls, 0, state), state)]
+    seen = set(stack)
+    best = stack[0]
+    while stack:
+        done, state = stack.pop()
+        if to_do & ~done == 0:
+            return None
+        if (done & to_do).bit_count() > (best[0] & to_do).bit_count():
+            best = (done, state)
+        for n in _next(calls, done):
+            for after in _steps(calls[n], state):
+                branch = (_settled(calls, done | 1 << n, after), after)
+                if branch not in seen:
+                    seen.add(branch)
+                    stack.append(branch)
+    return _explain(calls, *best)
+
+
+def _next(calls: Sequence[Operation], done: int) -> Iterator[int]:
+    """Calls that may be the next: sent before the earliest answer that is still to be explained."""
+    first_answer_s = float("inf")
+    waiting = []
+    for n, each in enumerate(calls):
+        if each.began_s > first_answer_s:
+            break
+        if not done >> n & 1:
+            waiting.append(n)
+            if each.outcome is not Outcome.UNKNOWN:
+                first_answer_s = min(first_answer_s, each.ended_s)
+    return (n for n in waiting if calls[n].began_s <= first_answer_s)
+
+
+def _settled(calls: Sequence[Operation], done: int, state: KeyState) -> int:
+    """Do all calls that are right by now and change nothing, and drop what never will."""
+    for n, each in enumerate(calls):
+        if each.outcome is Outcome.UNKNOWN and each.epoch < state.epoch:
+            done |= 1 << n
+    while True:
+        idle = [
+            n
+            for n in _next(calls, done)
+            if calls[n].outcome is not Outcome.UNKNOWN and state in _steps(calls[n], state)
+        ]
+        if not idle:
+            return done
+        for n in idle:
+            done |= 1 << n
+
+
+def _steps(call: Operation, state: KeyState) -> list[KeyState]:
+    """The states in which ``call`` may leave the key if its answer is right; none if it is not."""
+    if call.outcome is not Outcome.UNKNOWN:
+        after = _after(call, state)
+        return [] if after is None else [after]
+    after = _after(replace(call, outcome=Outcome.DONE, won=state.epoch + 1), state)
+    return [] if after in {None, state} else [after]
+
+
+def _after(call: Operation, state: KeyState) -> KeyState | None:
+    """The state after the call, or None if the answer is wrong in ``state``."""
+    if call.call is Call.RELEASE:
+        return _after_release(call, state)
+    if call.call is Call.CHECKPOINT:
+        return _after_checkpoint(call, state)
+    return _after_claim(call, state)
+
+
+def _after_claim(call: Operation, state: KeyState) -> KeyState | None:
+    again = state.holder == call.holder and state.epoch in {call.epoch, call.epoch + 1}
+    free = state.holder is None or call.call is Call.STEAL
+    had = free and state.epoch == call.epoch
+    if call.outcome is Outcome.REFUSED:
+        # Taking again what one has: the stores may say yes or no, and nothing changes.
+        return state if again or not had else None
+    if again and call.won == state.epoch:
+        return state
+    if not had or call.won != state.epoch + 1:
+        return None
+    return replace(state, epoch=call.won, holder=call.holder)
+
+
+def _after_release(call: Operation, state: KeyState) -> KeyState | None:
+    if _holds(call, state):
+        return replace(state, holder=None) if call.outcome is Outcome.DONE else None
+    # Whether it ended before by this holder's own release is not known here: a yes will do.
+    over = state.epoch > call.epoch or (state.epoch == call.epoch and state.holder is None)
+    return state if over or call.outcome is Outcome.REFUSED else None
+
+
+def _after_checkpoint(call: Operation, state: KeyState) -> KeyState | None:
+    if not _holds(call, state):
+        return state if call.outcome is Outcome.REFUSED else None
+    behind = call.position < state.position
+    if call.outcome is not (Outcome.BEHIND if behind else Outcome.DONE):
+        return None
+    return state if behind else replace(state, position=call.position)
+
+
+def _holds(call: Operation, state: KeyState) -> bool:
+    return state.holder == call.holder and state.epoch == call.epoch
+
+
+def _explain(calls: Sequence[Operation], done: int, state: KeyState) -> str:
+    stuck = [calls[n] for n in _next(calls, done)]
+    where = f"the key has epoch {state.epoch}, owner {state.holder}, position {state.position}"
+    lines = [f"after {done.bit_count()} of {len(calls)} calls {where}; none of these can be next:"]
+    lines += [
+        f"  {each.holder}: {each.call.value}({each.epoch}) -> {each.outcome.value}"
+        f"{f' {each.won}' if each.won else ''}, {each.began_s:.6f} to {each.ended_s:.6f}"
+        for each in stuck
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,231 @@
+"""One of many that race for a key: a process of its own, or a task.
+
+``python -m leasehold.testing.worker '<JSON of a Race>' <opener> <url>`` says ``ready``, waits for
+a line on its standard input, so that all start together, and then prints what it did, one
+operation per line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from importlib import import_module
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from leasehold.clock import SystemClock
+from leasehold.errors import StoreUnavailable
+from leasehold.model import Mark, MarkRefusal, MemberInfo, Ownership, Position, State, Wanted
+from leasehold.names import group_of
+from leasehold.testing.faults import LosingStore, Lost
+from leasehold.testing.linearizability import Call, Operation, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from leasehold.model import Lease
+    from leasehold.ports import Store
+
+T = TypeVar("T")
+
+_LEASE = timedelta(minutes=10)  # outlasts every race
+_STEAL_CHANCE = 0.1
+_REFUSALS = {MarkRefusal.FENCED: Outcome.REFUSED, MarkRefusal.BEHIND: Outcome.BEHIND}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """What one worker is to do: ``rounds`` epochs of ``key``, or as many steps of a counter.
+
+    ``counter`` is a file with a number that nothing protects but the lease. ``losses`` is the
+    share of calls of which the request or the answer gets lost.
+    """
+
+    key: str
+    holder: str
+    rounds: int
+    seed: int
+    losses: float = 0.0
+    counter: str = ""
+    most_tries: int = 20_000
+
+
+class Racer:
+    """Runs a ``Race`` and keeps the record of it.
+
+    ``now_s`` stamps the operations and has to be common to all racers; ``pause`` is what a racer
+    does when somebody else has the key.
+    """
+
+    def __init__(
+        self,
+        race: Race,
+        store: Store,
+        *,
+        now_s: Callable[[], float],
+        pause: Callable[[float], Awaitable[object]],
+    ) -> None:
+        """Ready; nothing is asked of the store yet."""
+        self.history: list[Operation] = []
+        self._race = race
+        self._rng = Random(race.seed)
+        self._store = LosingStore(store, self._lose).as_store
+        self._now_s = now_s
+        self._pause = pause
+
+    async def run(self) -> list[Operation]:
+        """Race to the end; the record."""
+        lease = await self._until_answered(self._grant)
+        done = 0
+        for _ in range(self._race.most_tries):
+            wanted, force = await self._look(lease)
+            if self._race.counter and done == self._race.rounds:
+                return self.history
+            if not self._race.counter and wanted.seen_epoch >= self._race.rounds:
+                return self.history
+            ownership = await self._claim(lease, wanted, force=force)
+            if ownership is None:
+                await self._pause(self._rng.uniform(0.0, 0.004))
+                continue
+            if self._race.counter:
+                await self._count()
+            else:
+                await self._mark(ownership)
+            await self._release(ownership)
+            done += 1
+        raise RuntimeError(f"{self._race.holder} got nowhere in {self._race.most_tries} tries")
+
+    async def _grant(self) -> Lease:
+        return await self._store.grant(
+            holder=self._race.holder,
+            token=f"token of {self._race.holder}",
+            group="",
+            duration=_LEASE,
+            info=MemberInfo(),
+        )
+
+    async def _look(self, lease: Lease) -> tuple[Wanted, bool]:
+        """The key as it is now, and whether to rob its owner."""
+        group = group_of(self._race.key)
+        shown = (await self._until_answered(lambda: self._store.resources(group)))[self._race.key]
+        steals = not self._race.counter and self._rng.random() < _STEAL_CHANCE
+        rob = steals and shown.state is State.LEASED and shown.holder != lease.holder
+        return Wanted(key=shown.key, seen_epoch=shown.epoch), rob
+
+    async def _claim(self, lease: Lease, wanted: Wanted, *, force: bool) -> Ownership | None:
+        call = Call.STEAL if force else Call.CLAIM
+        return await self._until_answered(
+            lambda: self._recorded(
+                call,
+                wanted.seen_epoch,
+                lambda: self._store.claim(lease, [wanted], force=force),
+                lambda taken: (
+                    (Outcome.DONE, taken[0].epoch, taken[0])
+                    if taken
+                    else (Outcome.REFUSED, 0, None)
+                ),
+            )
+        )
+
+    async def _mark(self, ownership: Ownership) -> None:
+        mark = Mark(ownership=ownership, position=Position(sequence_number=ownership.epoch))
+        await self._until_answered(
+            lambda: self._recorded(
+                Call.CHECKPOINT,
+                ownership.epoch,
+                lambda: self._store.checkpoint([mark]),
+                lambda refused: (
+                    (_REFUSALS[refused[ownership.key]] if refused else Outcome.DONE, 0, None)
+                ),
+            )
+        )
+
+    async def _release(self, ownership: Ownership) -> None:
+        await self._until_answered(
+            lambda: self._recorded(
+                Call.RELEASE,
+                ownership.epoch,
+                lambda: self._store.release([ownership]),
+                lambda ended: (Outcome.DONE if ended else Outcome.REFUSED, 0, None),
+            )
+        )
+
+    async def _count(self) -> None:
+        """Read, give way, write: two at a time would lose a step."""
+        counter = anyio.Path(self._race.counter)
+        seen = int(await counter.read_text(encoding="ascii"))
+        await self._pause(0.0)
+        await counter.write_text(str(seen + 1), encoding="ascii")
+
+    async def _recorded(
+        self,
+        call: Call,
+        epoch: int,
+        ask: Callable[[], Awaitable[T]],
+        read: Callable[[T], tuple[Outcome, int, Ownership | None]],
+    ) -> Ownership | None:
+        began_s = self._now_s()
+        outcome, won, ownership = Outcome.UNKNOWN, 0, None
+        try:
+            outcome, won, ownership = read(await ask())
+        finally:
+            self.history.append(
+                Operation(
+                    call=call,
+                    holder=self._race.holder,
+                    epoch=epoch,
+                    began_s=began_s,
+                    ended_s=self._now_s(),
+                    outcome=outcome,
+                    won=won,
+                    position=epoch,
+                )
+            )
+        return ownership
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
+        for _ in range(self._race.most_tries):
+            try:
+                return await ask()
+            except StoreUnavailable:
+                await self._pause(self._rng.uniform(0.0, 0.004))
+        raise RuntimeError("the store never answers")
+
+    def _lose(self, _name: str) -> Lost | None:
+        if self._rng.random() >= self._race.losses:
+            return None
+        return self._rng.choice([Lost.REQUEST, Lost.ANSWER])
+
+
+def to_json(operation: Operation) -> str:
+    """One line; ``from_json`` reads it."""
+    named = {"call": operation.call.value, "outcome": operation.outcome.value}
+    return json.dumps({**asdict(operation), **named})
+
+
+def from_json(line: str) -> Operation:
+    """What ``to_json`` wrote."""
+    fields = json.loads(line)
+    call, outcome = Call(fields.pop("call")), Outcome(fields.pop("outcome"))
+    return Operation(call=call, outcome=outcome, **fields)
+
+
+async def _main(race: Race, opener: str, url: str) -> None:
+    module, _, function = opener.partition(":")
+    clock = SystemClock()
+    async with getattr(import_module(module), function)(url) as store:
+        racer = Racer(race, store, now_s=clock.boottime_s, pause=clock.sleep)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        await anyio.to_thread.run_sync(sys.stdin.readline)
+        for operation in await racer.run():
+            sys.stdout.write(to_json(operation) + "\n")
+
+
+if __name__ == "__main__":
+    anyio.run(_main, Race(**json.loads(sys.argv[1])), sys.argv[2], sys.argv[3])
