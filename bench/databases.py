@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -20,15 +21,17 @@ if TYPE_CHECKING:
 
 # A server that is there already, with the right to create databases.
 GIVEN_SERVER = "LEASEHOLD_TEST_POSTGRES"
-_PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A store's URL, and the CPU seconds spent on it so far by all processes that can be seen."""
+    """A store's URL. ``cpu_clock`` makes a clock of the CPU seconds spent on it.
+
+    It counts this process, and the server's processes that serve it now, if the server is ours.
+    """
 
     url: str
-    cpu_s: Callable[[], float] = time.process_time
+    cpu_clock: Callable[[], Callable[[], float]] = lambda: time.process_time
 
 
 @contextmanager
@@ -47,7 +50,7 @@ def postgres() -> Iterator[Place]:
     """A server of our own, as it comes: what it was told to keep it has on disk."""
     if given := os.environ.get(GIVEN_SERVER):
         with _database(given) as url:
-            yield _watched(url)
+            yield Place(url=url)
         return
     with TemporaryDirectory(prefix="leasehold-bench-") as directory:
         # At import the package warns of a runtime directory that containers do not have.
@@ -56,7 +59,8 @@ def postgres() -> Iterator[Place]:
 
         server = get_server(Path(directory, "data"), cleanup_mode="stop")
         try:
-            yield _watched(server.get_uri())
+            url = server.get_uri()
+            yield Place(url=url, cpu_clock=partial(_clock_with_server, url))
         finally:
             server.cleanup()
 
@@ -74,13 +78,9 @@ def _database(server: str) -> Iterator[str]:
             )
 
 
-def _watched(url: str) -> Place:
-    """With the time that the server's processes spend on our database, if they run here."""
-
-    def cpu_s() -> float:
-        return time.process_time() + sum(_spent_s(pid) for pid in _backends(url))
-
-    return Place(url=url, cpu_s=cpu_s)
+def _clock_with_server(url: str) -> Callable[[], float]:
+    pids = _backends(url)
+    return lambda: time.process_time() + sum(_spent_s(pid) for pid in pids)
 
 
 def _backends(url: str) -> list[int]:
@@ -93,8 +93,5 @@ def _backends(url: str) -> list[int]:
 
 
 def _spent_s(pid: int) -> float:
-    try:
-        nanoseconds = _PROC.joinpath(str(pid), "schedstat").read_text().split()[0]
-    except OSError:
-        return 0.0
-    return int(nanoseconds) / 1e9
+    """Linux tells it to the nanosecond."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9

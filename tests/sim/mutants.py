@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leasehold.model import HandOver, Lease, Wanted
-    from leasehold.stores.registry import ResourceRow
+    from leasehold.stores.rows import ResourceRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

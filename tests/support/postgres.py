@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NUMBERS = count(1)
 _STOP_CLOCK = (
     "truncate leasehold.lease, leasehold.resource, leasehold.term, leasehold.checkpoint",
-    "truncate leasehold.fenced",
+    "truncate leasehold.fenced, leasehold.guest",
     "create table if not exists leasehold.test_clock (t timestamptz)",
     "truncate leasehold.test_clock",
     "insert into leasehold.test_clock values (clock_timestamp())",

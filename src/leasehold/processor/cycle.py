@@ -13,6 +13,7 @@ import anyio
 
 from leasehold.clock import host_name, new_suffix, new_token
 from leasehold.core import balance, pace
+from leasehold.core.balance import Plan
 from leasehold.core.ladder import Ladder
 from leasehold.core.timing import CLOCK_RATE_ERROR
 from leasehold.core.view import View
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from leasehold.clock import Clock
-    from leasehold.core.balance import Plan
     from leasehold.model import Changes, Wanted
     from leasehold.ports import Keeper, Store
     from leasehold.processor.options import MemberOptions
@@ -193,10 +193,14 @@ class Member:
         if self._lease is not None:
             self._must_trust()
         lease = self._lease or await self._join()
+        announced = self._info_sent is not None and self._info_sent.draining
         different = self._take_in(lease, *await self._renew(lease))
         self._force_overdue_drains()
         leaving = self._info.draining and not self._holdings.empty
-        if different or leaving or self._last_plan is None or not self._last_plan.stable:
+        if leaving and not announced and len(self._view.peers) > 1:
+            # The others hear of it within a cycle, and are waiting when the keys are passed on.
+            plan = self._last_plan = Plan(hand_over=dict.fromkeys(self._holdings.held, ""))
+        elif different or leaving or self._last_plan is None or not self._last_plan.stable:
             plan = self._last_plan = self._plan(lease)
             await self._act(lease, plan)
         else:

@@ -39,6 +39,7 @@ class Books:
         self._changed: dict[str, ResourceRow] = {}
         self._begun: list[Params] = []
         self._ended: list[Params] = []
+        self._guests: set[tuple[str, str]] = set()
 
     # -------------------------------------------------------- what is there
 
@@ -97,21 +98,23 @@ class Books:
             self.end_lease(row.holder, EndReason.EXPIRED)
         elif state is State.BROKEN:
             self.end_term(row, EndReason.BROKEN)
-        elif row.handed_to is not None and self._lapsed(row):
+        elif row.handed_to != row.kept_for(self.now):
             self.keep_for(row, None, until=None)
 
-    def _lapsed(self, row: ResourceRow) -> bool:
-        receiver = self.lease(row.handed_to or "")
-        over = row.handed_until is None or row.handed_until <= self.now
-        return over or receiver is None or not receiver.runs(self.now)
-
     # -------------------------------------------------------------- moves
+
+    def already_taken(self, row: ResourceRow, want: Wanted, claimer: LeaseRow) -> bool:
+        """Whether the claim was granted before, and the key is still leased."""
+        mine = row.holder == claimer.holder and row.epoch - want.seen_epoch in {0, 1}
+        return mine and row.state(self.now) is State.LEASED
 
     def take(self, row: ResourceRow, want: Wanted, claimer: LeaseRow, *, force: bool) -> bool:
         """Give the key to the claimer, if it can be had; say whether."""
         if row.epoch != want.seen_epoch:
             return False
-        if not judge(row.state(self.now), Move.ACQUIRE_OTHER).granted and not force:
+        mine = row.holder == claimer.holder
+        move = Move.ACQUIRE_SAME if mine else Move.ACQUIRE_OTHER
+        if not judge(row.state(self.now), move).granted and (mine or not force):
             return False
         self._settle(row)
         if row.handed_to not in {None, claimer.holder}:
@@ -124,26 +127,43 @@ class Books:
     def pass_on(self, row: ResourceRow, each: HandOver, limit_s: float) -> bool:
         """Keep the key for the one it is handed to; say whether it was passed, now or before."""
         ownership = each.ownership
-        if row.epoch != ownership.epoch:
-            return False
         move = Move.CHANGE if row.proven_by(ownership) else Move.CHANGE_OTHER
         if judge(row.state(self.now), move).granted:
             self.end_term(row, EndReason.HANDED_OVER)
         elif not self._kept_for(row, ownership):
-            return row.ended_by(ownership, EndReason.HANDED_OVER)
+            passed_before = row.epoch == ownership.epoch and row.handed_by == ownership.holder
+            return self.ended_by(row, ownership, EndReason.HANDED_OVER) or (
+                passed_before and self._known(ownership)
+            )
+        row.handed_by = ownership.holder
         self.keep_for(row, each.to, until=self.now + limit_s)
         self._settle(row)
         return True
 
-    def _kept_for(self, row: ResourceRow, ownership: Ownership) -> bool:
-        if row.holder is not None or row.handed_to != ownership.holder:
+    def ended_by(self, row: ResourceRow, ownership: Ownership, reason: EndReason) -> bool:
+        """Whether this very ownership was ended in this way before: the call is a repetition."""
+        if not self._known(ownership) or ownership.epoch <= row.epoch - HISTORY_LIMIT:
             return False
-        owner = self.lease(ownership.holder)
-        return owner is not None and owner.ended is None and owner.token == ownership.token
+        self.flush()
+        found = self.tx.one("term", key=row.key, epoch=ownership.epoch)
+        return bool(found == (ownership.holder, reason.value))
+
+    def _kept_for(self, row: ResourceRow, ownership: Ownership) -> bool:
+        """Whether the key was handed to this holder, which did not claim it yet."""
+        if row.holder is not None or row.epoch != ownership.epoch:
+            return False
+        return row.kept_for(self.now) == ownership.holder and self._known(ownership)
+
+    def _known(self, ownership: Ownership) -> bool:
+        lease = self.lease(ownership.holder)
+        return lease is not None and lease.token == ownership.token
 
     def keep_for(self, row: ResourceRow, holder: str | None, *, until: float | None) -> None:
         """Keep a free key for one holder, or for nobody any more."""
-        row.handed_to, row.handed_until = holder, until
+        receiver = None if holder is None else self.lease(holder)
+        row.handed_to, row.handed_until, row.kept_until = holder, until, None
+        if until is not None and receiver is not None and receiver.ended is None:
+            row.kept_until = min(until, receiver.ends_at)
         self.touch(row)
 
     # ---------------------------------------------------- ends and beginnings
@@ -152,7 +172,7 @@ class Books:
         """The key is free; the term has its end and its reason."""
         if row.holder is None:
             return
-        self._free(row, reason)
+        self._free(row)
         self.touch(row)
         self._ended.append(
             {
@@ -168,34 +188,40 @@ class Books:
         """End a lease and all that it covers, in as many statements for one key as for many."""
         self.flush()  # what was changed before must not be overtaken by the statements here
         row = self.lease(holder)
+        ends_at = self.now if row is None else min(row.ends_at, self.now)
         if row is not None:
-            row.ended, row.ends_at = reason.value, min(row.ends_at, self.now)
-        for covered in self._rows.values():
-            if covered.holder == holder:
-                self._free(covered, reason)
-                covered.version = self._next
+            row.ended, row.ends_at = reason.value, ends_at
+        for each in self._rows.values():
+            if each.holder == holder:
+                self._free(each)
+                each.version = self._next
+            if each.handed_to == holder:
+                each.kept_until = None
         self.version = self._next
-        end = {
+        end: Params = {
             "holder": holder,
+            "ends_at": ends_at,
             "wall": self.wall,
             "reason": reason.value,
             "version": self._next,
         }
-        self.tx.run("lease_end", now=self.now, **end)
+        self.tx.run("lease_end", **end)
         self.tx.run("lease_end_terms", **end)
         self.tx.run("lease_end_resources", holder=holder, version=self._next)
+        self.tx.run("guest_drop", holder=holder)
 
     @staticmethod
-    def _free(row: ResourceRow, reason: EndReason) -> None:
+    def _free(row: ResourceRow) -> None:
         row.holder = row.asked_by = row.break_at = row.lease_token = None
         row.lease_ends_at = 0.0
-        row.last_reason = reason.value
 
     def _begin_term(self, row: ResourceRow, claimer: LeaseRow) -> None:
         row.epoch += 1
-        row.holder, row.handed_to, row.handed_until = claimer.holder, None, None
+        row.holder = claimer.holder
+        row.handed_to = row.handed_until = row.handed_by = row.kept_until = None
         row.lease_token, row.lease_ends_at = claimer.token, claimer.ends_at
-        row.last_holder, row.last_reason = claimer.holder, None
+        if claimer.group != row.group:
+            self._guests.add((row.group, claimer.holder))
         self.touch(row)
         self._begun.append(
             {"key": row.key, "epoch": row.epoch, "holder": claimer.holder, "wall": self.wall}
@@ -226,7 +252,8 @@ class Books:
             ],
         )
         self.tx.many("resource_write", [row.params() for row in self._changed.values()])
-        self._ended, self._begun, self._changed = [], [], {}
+        self.tx.many("guest_add", [{"grp": grp, "holder": each} for grp, each in self._guests])
+        self._ended, self._begun, self._changed, self._guests = [], [], {}, set()
 
     def finish(self) -> None:
         """Write the rest, and the version if there is a new one."""

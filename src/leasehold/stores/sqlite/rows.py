@@ -60,14 +60,14 @@ class ResourceRow:
     holder: str | None
     handed_to: str | None
     handed_until: float | None
+    handed_by: str | None
     asked_by: str | None
     break_at: float | None
     forgotten: int
     version: int
     lease_ends_at: float
     lease_token: str | None
-    last_holder: str | None
-    last_reason: str | None
+    kept_until: float | None
 
     def state(self, now: float) -> State:
         """Its state by the store's clock."""
@@ -86,13 +86,10 @@ class ResourceRow:
             and self.lease_token == ownership.token
         )
 
-    def ended_by(self, ownership: Ownership, reason: EndReason) -> bool:
-        """Whether the last term was this ownership, and ended for that reason."""
-        return (
-            self.epoch == ownership.epoch
-            and self.last_holder == ownership.holder
-            and self.last_reason == reason.value
-        )
+    def kept_for(self, now: float) -> str | None:
+        """The holder it was handed to, for as long as it is kept for it."""
+        lapsed = self.kept_until is None or self.kept_until <= now
+        return None if lapsed else self.handed_to
 
     def shown(self, now: float) -> Resource:
         """The resource as anybody may see it."""
@@ -102,7 +99,7 @@ class ResourceRow:
             state=self.state(now),
             version=self.version,
             holder=self.holder,
-            handed_to=self.handed_to,
+            handed_to=self.kept_for(now),
             asked_by=self.asked_by,
             breaking_s=None if self.break_at is None else max(0.0, self.break_at - now),
             forgotten=bool(self.forgotten),
@@ -116,6 +113,7 @@ class ResourceRow:
             "holder": self.holder,
             "handed_to": self.handed_to,
             "handed_until": self.handed_until,
+            "handed_by": self.handed_by,
             "asked_by": self.asked_by,
             "break_at": self.break_at,
             "forgotten": self.forgotten,

@@ -106,8 +106,7 @@ def claim(
         row = rows.get(want.key)
         if row is None or row.forgotten:
             continue
-        already = row.holder == claimer.holder and row.epoch - want.seen_epoch in {0, 1}
-        if already or books.take(row, want, claimer, force=force):
+        if books.already_taken(row, want, claimer) or books.take(row, want, claimer, force=force):
             taken.append(
                 Ownership(key=row.key, epoch=row.epoch, holder=claimer.holder, token=claimer.token)
             )
@@ -147,13 +146,15 @@ def release(books: Books, ownerships: Sequence[Ownership]) -> Sequence[str]:
     done = []
     for ownership in ownerships:
         row = rows.get(ownership.key)
-        if row is None or row.epoch != ownership.epoch:
+        if row is None:
             continue
         move = Move.RELEASE if row.proven_by(ownership) else Move.RELEASE_OTHER
-        if judge(row.state(books.now), move).granted:
+        granted = judge(row.state(books.now), move).granted
+        if granted:
+            # What time has ended was not ended by the release that came after.
+            books.settle_keys([row.key])
             books.end_term(row, EndReason.RELEASED)
-            done.append(row.key)
-        elif row.ended_by(ownership, EndReason.RELEASED):
+        if granted or books.ended_by(row, ownership, EndReason.RELEASED):
             done.append(row.key)
     return done
 
@@ -174,13 +175,15 @@ def break_(books: Books, key: str, epoch: int, after_s: float) -> Resource | Non
     if not verdict.granted or row.holder is None:
         return None
     if verdict.to is State.BREAKING:
-        row.break_at = break_moment(
+        moment = break_moment(
             now=books.now,
             after_s=after_s,
             lease_ends_at=row.lease_ends_at,
             break_at=row.break_at,
         )
-        books.touch(row)
+        if moment != row.break_at:
+            row.break_at = moment
+            books.touch(row)
     elif state is State.EXPIRED:
         books.end_lease(row.holder, EndReason.EXPIRED)
     else:
@@ -244,9 +247,11 @@ def _changes(books: Books, mine: LeaseRow, since: int) -> Changes:
     if since >= books.version:
         return Changes(version=books.version)  # a quiet group: there is nothing to look for
     tx, now, group = books.tx, books.now, mine.group
-    resources = tx.all("resources_changed", grp=group, since=since)
-    resources += tx.all("resources_changed_elsewhere", grp=group, holder=mine.holder, since=since)
-    peers = tx.all("peers_changed", grp=group, since=since)
+    resources = tx.all("resources_changed_elsewhere", grp=group, holder=mine.holder, since=since)
+    peers = []
+    if group:  # a holder without one watches nobody: it only hears of what is its own
+        resources += tx.all("resources_changed", grp=group, since=since)
+        peers = tx.all("peers_changed", grp=group, since=since)
     ended = tx.all("terms_ended", holder=mine.holder, since=max(since, mine.heard))
     return Changes(
         version=books.version,

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.model import State
-from leasehold.stores.registry import LeaseRow, Registry, ResourceRow
+from leasehold.stores.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from leasehold.model import EndReason, Mark, MarkRefusal, Ownership
+    from leasehold.stores.rows import LeaseRow, ResourceRow
     from leasehold.testing.sim.host import Host
 
 
@@ -42,6 +43,9 @@ class Checks:
         self.term_ended: Callable[[str], None] = lambda _key: None
         self.writes_accepted = 0
         self.writes_refused = 0
+        self.double_s = 0.0
+        self._workers: dict[str, set[str]] = {}
+        self._double_since: dict[str, float] = {}
         self._epochs: dict[str, int] = {}
         self._written: dict[str, int] = {}
 
@@ -60,6 +64,15 @@ class Checks:
                     self.broken.append(
                         f"{ownership.key} has two owners at one moment: {other.name}, {host.name}"
                     )
+
+    def works(self, key: str, host: str, at_s: float, *, on: bool) -> None:
+        """Note who works on a key, and for how long two do at once: what a steal costs."""
+        workers = self._workers.setdefault(key, set())
+        (workers.add if on else workers.discard)(host)
+        if len(workers) > 1:
+            self._double_since.setdefault(key, at_s)
+        elif key in self._double_since:
+            self.double_s += at_s - self._double_since.pop(key)
 
     def backed(self, host: Host, ownership: Ownership, *, by_store: bool) -> None:
         """Nobody believes in what the store does not grant: belief always ends first."""

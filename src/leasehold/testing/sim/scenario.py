@@ -50,7 +50,8 @@ class Measured:
     ``cycles``: the most that any step took until it was balanced. ``moves``: keys that changed
     from one living owner to another. ``least_moves``: the fewest that could have done it.
     ``spread``: largest minus smallest number of keys at the end. ``calls_per_host_cycle``: calls
-    to the store once nothing happens. ``unowned_s``: seconds without an owner, over all keys.
+    to the store once nothing happens. ``unowned_s``: seconds without an owner, ``double_s``: with
+    two at work, both summed over all keys.
     """
 
     scenario: str
@@ -63,6 +64,7 @@ class Measured:
     spread: int
     calls_per_host_cycle: float
     unowned_s: float
+    double_s: float
     seed: int
 
 
@@ -132,6 +134,7 @@ class _Stage:
             await self._until(self._balanced)
             await world.pass_time(2 * interval_s)
             began_s = world.now_s()
+        world.checks.double_s = 0.0
         await self._steps(scenario)
         ended_s = world.now_s()
         calls = await self._calls_when_steady()
@@ -146,6 +149,7 @@ class _Stage:
             spread=spread(world.snapshot()),
             calls_per_host_cycle=round(calls, 3),
             unowned_s=round(unowned_s(world.checks.changes, world.keys, began_s, ended_s), 1),
+            double_s=round(world.checks.double_s, 1),
             seed=self._setting.seed,
         )
         await world.end()

@@ -209,7 +209,9 @@ class World:
         backed = self.registry.backs(ownership, self.server.now())
         self.checks.backed(host, ownership, by_store=backed)
 
-    def _notice(self, _host: Host, what: str, ownership: Ownership, _reason: str) -> None:
+    def _notice(self, host: Host, what: str, ownership: Ownership, _reason: str) -> None:
+        if what != "drain":
+            self.checks.works(ownership.key, host.name, self.now_s(), on=what == "opened")
         if what == "opened" and not self.setting.strategy.steals:
             # The member believes from the next statement on: look then.
             asyncio.get_running_loop().call_soon(self._term_ended, ownership.key)

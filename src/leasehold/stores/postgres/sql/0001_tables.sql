@@ -49,6 +49,7 @@ create table leasehold.resource (
     holder       text collate "C",
     handed_to    text collate "C",
     handed_until timestamptz,
+    handed_by    text collate "C",
     asked_by     text collate "C",
     break_at     timestamptz,
     forgotten    boolean not null default false,
@@ -59,6 +60,15 @@ create index resource_by_holder on leasehold.resource (holder, version);
 -- What may end by time alone: looked at in every renewal, so it must be found without searching.
 create index resource_timed on leasehold.resource (grp)
     where break_at is not null or handed_to is not null;
+
+-- Leases from outside a group that hold, or held, a key of it: when they run out, the members of
+-- the group are told as well.
+create table leasehold.guest (
+    grp    text collate "C",
+    holder text collate "C",
+    primary key (grp, holder)
+);
+create index guest_by_holder on leasehold.guest (holder);
 
 create table leasehold.term (
     key        text collate "C" not null,

@@ -113,10 +113,16 @@ begin
     v_last := take_versions_1(cardinality(p_keys));
     with begun as (
         update resource as r
-        set epoch = r.epoch + 1, holder = p_holder, handed_to = null, version = v_last + w.i
+        set epoch = r.epoch + 1, holder = p_holder, handed_to = null, handed_by = null,
+            version = v_last + w.i
         from unnest(p_keys) with ordinality as w (key, i)
         where r.key = w.key
-        returning r.key, r.epoch, r.version
+        returning r.key, r.grp, r.epoch, r.version
+    ), invited as (
+        insert into guest (grp, holder)
+        select distinct b.grp, p_holder from begun as b join lease as l on l.holder = p_holder
+        where b.grp <> l.grp
+        on conflict do nothing
     ), pruned as (
         delete from term as t using begun
         where t.key = begun.key and t.epoch <= begun.epoch - p_keep
@@ -126,24 +132,33 @@ begin
 end
 $$;
 
--- Ends leases whose rows are locked, with all that they cover.
+-- Ends leases whose rows are locked, with all that they cover. A break that fell due before the
+-- lease ended has ended its term already.
 create function leasehold.end_leases_1(p_holders text[], p_reason text, p_now timestamptz)
     returns void language plpgsql as $$
 declare
-    v_last bigint;
+    v_broken text[];
+    v_others text[];
+    v_last   bigint;
 begin
     if coalesce(cardinality(p_holders), 0) = 0 then
         return;
     end if;
-    perform end_terms_1(
-        array(select r.key from resource as r where r.holder = any (p_holders) order by r.key),
-        p_reason, p_now
-    );
+    select
+        array_agg(r.key order by r.key) filter (where r.break_at <= least(l.ends_at, p_now)),
+        array_agg(r.key order by r.key)
+            filter (where (r.break_at <= least(l.ends_at, p_now)) is not true)
+    into v_broken, v_others
+    from resource as r left join lease as l on l.holder = r.holder
+    where r.holder = any (p_holders);
+    perform end_terms_1(v_broken, 'broken', p_now);
+    perform end_terms_1(v_others, p_reason, p_now);
     v_last := take_versions_1(cardinality(p_holders));
     update lease as l
     set ended = p_reason, ends_at = least(l.ends_at, p_now), version = v_last + w.i
     from unnest(p_holders) with ordinality as w (holder, i)
     where l.holder = w.holder and l.ended is null;
+    delete from guest where holder = any (p_holders);
 end
 $$;
 
@@ -170,8 +185,6 @@ end
 $$;
 
 -- Ends what time has ended on these keys; the leases of their owners and receivers are locked.
--- It goes by the order of the list: a term whose break fell due ends as broken, unless a key
--- before it in the list has already ended the whole lease as expired.
 create function leasehold.settle_1(p_keys text[], p_now timestamptz) returns void
     language plpgsql as $$
 declare
@@ -180,20 +193,15 @@ declare
     v_lapsed text[];
     v_last   bigint;
 begin
-    with held as (
-        select w.i, r.key, r.holder, state_1(r.holder, l.ends_at, r.break_at, p_now) as state
-        from unnest(p_keys) with ordinality as w (key, i)
-        join resource as r on r.key = w.key and r.holder is not null
-        left join lease as l on l.holder = r.holder
-    ), dead as (
-        select holder, min(i) as i from held where state = 'expired' group by holder
-    )
     select
-        array_agg(distinct held.key)
-            filter (where held.state = 'broken' and (dead.i is null or held.i < dead.i)),
-        array_agg(distinct dead.holder) filter (where dead.holder is not null)
+        array_agg(h.key order by h.key) filter (where h.state = 'broken'),
+        array_agg(distinct h.holder) filter (where h.state = 'expired')
     into v_broken, v_dead
-    from held left join dead on dead.holder = held.holder;
+    from (
+        select r.key, r.holder, state_1(r.holder, l.ends_at, r.break_at, p_now) as state
+        from resource as r left join lease as l on l.holder = r.holder
+        where r.key = any (p_keys) and r.holder is not null
+    ) as h;
     perform end_terms_1(v_broken, 'broken', p_now);
     perform end_leases_1(v_dead, 'expired', p_now);
 
@@ -227,13 +235,17 @@ create function leasehold.remember_names_1(p_ids text[], p_names text[]) returns
     on conflict do nothing
 $$;
 
--- A key as anybody may see it: no token comes near it.
-create function leasehold.shown_1(r leasehold.resource, p_ends_at timestamptz, p_now timestamptz)
-    returns json language sql stable as $$
+-- A key as anybody may see it: no token comes near it. It is joined with the lease of its owner,
+-- and with that of its receiver if that has not ended.
+create function leasehold.shown_1(
+    r leasehold.resource, p_ends_at timestamptz, p_receiver_ends_at timestamptz, p_now timestamptz
+) returns json language sql stable as $$
     select json_build_object(
         'key', leasehold.name_1(r.key), 'epoch', r.epoch, 'version', r.version, 'holder', r.holder,
         'state', leasehold.state_1(r.holder, p_ends_at, r.break_at, p_now),
-        'handed_to', r.handed_to, 'asked_by', r.asked_by, 'forgotten', r.forgotten,
+        'handed_to', case when least(r.handed_until, p_receiver_ends_at) > p_now
+            and p_receiver_ends_at is not null then r.handed_to end,
+        'asked_by', r.asked_by, 'forgotten', r.forgotten,
         'breaking_s', case when r.break_at is not null then
             greatest(0, extract(epoch from r.break_at - p_now)::double precision) end
     )

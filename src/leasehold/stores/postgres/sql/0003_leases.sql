@@ -16,6 +16,10 @@ create function leasehold.due_1(p_grp text, p_now timestamptz) returns boolean
             where l.grp = p_grp and l.ended is null and l.ends_at <= p_now
         )
         or exists (
+            select 1 from guest as g join lease as l on l.holder = g.holder
+            where g.grp = p_grp and l.ended is null and l.ends_at <= p_now
+        )
+        or exists (
             select 1 from resource as r
             left join lease as o on o.holder = r.holder
             left join lease as t
@@ -34,14 +38,17 @@ create function leasehold.renew_and_settle_1(
     p_holder text, p_token text, p_grp text, p_info jsonb, out lost text, out renewed timestamptz
 ) language plpgsql as $$
 declare
-    v_members text[];
-    v_timed   text[];
+    v_over  text[];
+    v_timed text[];
 begin
     perform 1 from meta where one for update;
     if p_grp <> '' then
-        v_members := array(
+        v_over := array(
             select l.holder from lease as l
             where l.grp = p_grp and l.ended is null and l.ends_at <= store_clock_1()
+            union
+            select l.holder from guest as g join lease as l on l.holder = g.holder
+            where g.grp = p_grp and l.ended is null and l.ends_at <= store_clock_1()
         );
         v_timed := array(
             select r.key from resource as r
@@ -49,18 +56,18 @@ begin
             order by r.version
         );
     end if;
-    renewed := lock_1(v_members || p_holder, v_timed);
+    renewed := lock_1(v_over || p_holder, v_timed);
     lost := lost_1(p_holder, p_token, renewed);
     if lost is not null then
         return;
     end if;
     update lease as l set info = p_info, version = take_versions_1(1) + 1
     where l.holder = p_holder and l.info <> p_info;
-    -- Only what is locked may be judged: another member may be renewing at this very moment.
+    -- Only what is locked may be judged: another may be renewing at this very moment.
     perform end_leases_1(
         array(
             select l.holder from lease as l
-            where l.holder = any (v_members) and l.ended is null and l.ends_at <= renewed
+            where l.holder = any (v_over) and l.ended is null and l.ends_at <= renewed
             order by l.version
         ),
         'expired', renewed
@@ -111,7 +118,7 @@ begin
 end
 $$;
 
--- What a renewal tells. One statement, so that the version and the rows are of one snapshot: the
+-- What a renewal tells; who has no group hears only of what is its own. One statement, so that the version and the rows are of one snapshot: the
 -- version never promises more than the rows hold.
 create function leasehold.changes_1(
     p_holder text, p_grp text, p_since bigint, p_now timestamptz,
@@ -120,7 +127,9 @@ create function leasehold.changes_1(
     select
         m.version,
         (
-            select json_agg(shown_1(x.r, l.ends_at, p_now) order by x.elsewhere, (x.r).version)
+            select json_agg(
+                shown_1(x.r, l.ends_at, t.ends_at, p_now) order by x.elsewhere, (x.r).version
+            )
             from (
                 select r, false as elsewhere from resource as r
                 where r.grp = p_grp and r.version > p_since
@@ -129,10 +138,11 @@ create function leasehold.changes_1(
                 where r.holder = p_holder and r.grp <> p_grp and r.version > p_since
             ) as x
             left join lease as l on l.holder = (x.r).holder
+            left join lease as t on t.holder = (x.r).handed_to and t.ended is null
         ),
         (
             select json_agg(peer_1(l, p_now) order by l.version)
-            from lease as l where l.grp = p_grp and l.version > p_since
+            from lease as l where l.grp = p_grp and p_grp <> '' and l.version > p_since
         ),
         (
             select json_agg(term_1(t) order by t.version)

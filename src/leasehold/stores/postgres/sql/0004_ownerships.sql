@@ -87,13 +87,13 @@ begin
         return;
     end if;
     for v_round in 1 .. coalesce((select max(n) from unnest(v_rounds) as n), 0) loop
-        -- What this lease took before is its own; the rest is judged by the lease rules.
+        -- By the lease rules. What is the claimer's own is not stolen, only taken anew when broken.
         select array_agg(u.key order by u.i) into v_want
         from unnest(p_keys, p_seen, v_rounds) with ordinality as u (key, seen, round, i)
         join resource as r on r.key = u.key and r.epoch = u.seen and not r.forgotten
         left join lease as l on l.holder = r.holder
-        where u.round = v_round and r.holder is distinct from p_holder and (
-            p_force
+        where u.round = v_round and (
+            (p_force and r.holder is distinct from p_holder)
             or state_1(r.holder, l.ends_at, r.break_at, v_now) in ('available', 'broken', 'expired')
         );
         perform settle_1(v_want, v_now);
@@ -109,10 +109,12 @@ begin
             'stolen', v_now
         );
         perform begin_terms_1(v_take, p_holder, p_keep, v_now);
+        -- What it holds now from that epoch on, taken in this call or in an earlier one.
         select places || array_agg(u.i), epochs || array_agg(r.epoch) into places, epochs
         from unnest(p_keys, p_seen, v_rounds) with ordinality as u (key, seen, round, i)
         join resource as r on r.key = u.key
-        where u.round = v_round and r.holder = p_holder and r.epoch - u.seen in (0, 1);
+        where u.round = v_round and r.holder = p_holder and r.epoch - u.seen in (0, 1)
+            and r.break_at is null;
     end loop;
     select array_agg(h.i order by h.i), array_agg(h.epoch order by h.i) into places, epochs
     from unnest(places, epochs) as h (i, epoch);
@@ -154,30 +156,32 @@ declare
     v_given  text[];
     v_pass   text[];
     v_to     text[];
+    v_by     text[];
     v_passed bigint[];
     v_last   bigint;
 begin
     perform settle_1(p_keys, v_now);
     for v_round in 1 .. coalesce((select max(n) from unnest(v_rounds) as n), 0) loop
-        -- Given: what its owner holds. Kept: what is kept for the caller. Before: handed over by
-        -- an earlier call, whose answer may have been lost.
+        -- Given: what its owner holds. Kept: what is kept for the caller. Before: passed by an
+        -- earlier call, whose answer may have been lost.
         select
             array_agg(w.key order by w.i) filter (where w.given),
             array_agg(w.key order by w.i) filter (where w.given or w.kept),
             array_agg(w.receiver order by w.i) filter (where w.given or w.kept),
+            array_agg(w.holder order by w.i) filter (where w.given or w.kept),
             v_passed || array_agg(w.i)
-        into v_given, v_pass, v_to, v_passed
+        into v_given, v_pass, v_to, v_by, v_passed
         from (
             select
-                u.i, u.key, u.receiver, t.key is not null as before,
-                r.holder = u.holder and l.holder is not null
+                u.i, u.key, u.receiver, u.holder,
+                r.epoch = u.epoch and r.holder = u.holder
                     and state_1(r.holder, l.ends_at, r.break_at, v_now) = 'leased' as given,
-                r.holder is null and r.handed_to = u.holder
-                    and l.holder is not null and l.ended is null as kept
+                r.epoch = u.epoch and r.holder is null and r.handed_to = u.holder as kept,
+                t.key is not null or (r.epoch = u.epoch and r.handed_by = u.holder) as before
             from unnest(p_keys, p_epochs, p_holders, p_tokens, p_to, v_rounds) with ordinality
                 as u (key, epoch, holder, token, receiver, round, i)
-            join resource as r on r.key = u.key and r.epoch = u.epoch
-            left join lease as l on l.holder = u.holder and l.token = u.token
+            join resource as r on r.key = u.key
+            join lease as l on l.holder = u.holder and l.token = u.token
             left join term as t on t.key = u.key and t.epoch = u.epoch
                 and t.holder = u.holder and t.reason = 'handed over'
             where u.round = v_round
@@ -188,8 +192,8 @@ begin
             v_last := take_versions_1(cardinality(v_pass));
             update resource as r
             set handed_to = w.receiver, handed_until = v_now + seconds_1(p_limit_s),
-                version = v_last + w.i
-            from unnest(v_pass, v_to) with ordinality as w (key, receiver, i)
+                handed_by = w.giver, version = v_last + w.i
+            from unnest(v_pass, v_to, v_by) with ordinality as w (key, receiver, giver, i)
             where r.key = w.key;
             perform settle_1(v_pass, v_now);
         end if;
@@ -204,25 +208,41 @@ create function leasehold.release_1(
 set search_path = leasehold, pg_temp set enable_seqscan = off set jit = off
 as $$
 declare
-    v_now timestamptz := lock_1('{}', p_keys);
+    v_now  timestamptz := lock_1('{}', p_keys);
+    v_held text[];
+    v_at   bigint[];
 begin
+    select array_agg(w.key), array_agg(w.i) into v_held, v_at
+    from (
+        select distinct on (r.key)
+            r.key, u.i
+        from unnest(p_keys, p_epochs, p_holders, p_tokens) with ordinality
+            as u (key, epoch, holder, token, i)
+        join resource as r on r.key = u.key and r.epoch = u.epoch and r.holder = u.holder
+        join lease as l on l.holder = u.holder and l.token = u.token
+        order by r.key, u.i
+    ) as w;
+    -- What time has ended was not ended by the release that came after.
+    perform settle_1(v_held, v_now);
     perform end_terms_1(
         array(
-            select distinct r.key
-            from unnest(p_keys, p_epochs, p_holders, p_tokens) as u (key, epoch, holder, token)
-            join resource as r on r.key = u.key and r.epoch = u.epoch and r.holder = u.holder
-            join lease as l on l.holder = u.holder and l.token = u.token
+            select r.key from resource as r
+            where r.key = any (v_held) and r.holder is not null order by r.key
         ),
         'released', v_now
     );
     -- Ended by this call or by an earlier one: the answer is the same.
     return array(
+        select a.i from unnest(v_at) as a (i)
+        union
         select u.i
-        from unnest(p_keys, p_epochs, p_holders) with ordinality as u (key, epoch, holder, i)
-        join resource as r on r.key = u.key and r.epoch = u.epoch
+        from unnest(p_keys, p_epochs, p_holders, p_tokens) with ordinality
+            as u (key, epoch, holder, token, i)
+        join lease as l on l.holder = u.holder and l.token = u.token
         join term as t on t.key = u.key and t.epoch = u.epoch
             and t.holder = u.holder and t.reason = 'released'
-        order by u.i
+        join resource as r on r.key = u.key
+        order by i
     );
 end
 $$;
@@ -251,12 +271,13 @@ begin
         perform end_terms_1(array[p_key], 'broken', v_now);
     else
         -- It can only shorten what is left.
-        update resource as x
-        set break_at = least(v_now + seconds_1(p_after_s), coalesce(r.break_at, v_ends_at)),
-            version = take_versions_1(1) + 1
-        where x.key = p_key;
+        update resource as x set break_at = w.moment, version = take_versions_1(1) + 1
+        from (
+            select least(v_now + seconds_1(p_after_s), coalesce(r.break_at, v_ends_at)) as moment
+        ) as w
+        where x.key = p_key and x.break_at is distinct from w.moment;
     end if;
-    select shown_1(x, l.ends_at, v_now) into shown
+    select shown_1(x, l.ends_at, null, v_now) into shown
     from resource as x left join lease as l on l.holder = x.holder
     where x.key = p_key;
 end

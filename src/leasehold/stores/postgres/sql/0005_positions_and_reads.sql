@@ -72,8 +72,10 @@ declare
     v_now timestamptz := store_clock_1();
 begin
     return (
-        select json_agg(shown_1(r, l.ends_at, v_now) order by r.key)
-        from resource as r left join lease as l on l.holder = r.holder
+        select json_agg(shown_1(r, l.ends_at, t.ends_at, v_now) order by r.key)
+        from resource as r
+        left join lease as l on l.holder = r.holder
+        left join lease as t on t.holder = r.handed_to and t.ended is null
         where r.grp = p_grp and not r.forgotten
     );
 end

@@ -37,6 +37,17 @@ CREATE TABLE member (
     info TEXT NOT NULL
 ) STRICT;
 
+-- Leases from outside a group that hold, or held, a key of it, for as long as they last: who
+-- watches the group settles them too.
+CREATE TABLE guest (
+    grp TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    PRIMARY KEY (grp, holder)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX guest_holder ON guest (holder);
+
+-- handed_by: who last passed the key on in this epoch.
 CREATE TABLE resource (
     key TEXT PRIMARY KEY,
     grp TEXT NOT NULL,
@@ -44,6 +55,7 @@ CREATE TABLE resource (
     holder TEXT,
     handed_to TEXT,
     handed_until REAL,
+    handed_by TEXT,
     asked_by TEXT,
     break_at REAL,
     forgotten INTEGER NOT NULL,
@@ -85,7 +97,8 @@ CREATE TABLE fenced (
     refused INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- A resource with what its state hangs on: its owner's lease, and the term of its epoch.
+-- A resource with what its state hangs on: its owner's lease, and until when it is kept for the
+-- one it was handed to (null: no longer).
 CREATE VIEW resource_seen AS
 SELECT
     resource.key,
@@ -94,14 +107,14 @@ SELECT
     resource.holder,
     resource.handed_to,
     resource.handed_until,
+    resource.handed_by,
     resource.asked_by,
     resource.break_at,
     resource.forgotten,
     resource.version,
     coalesce(lease.ends_at, 0.0) AS lease_ends_at,
     lease.token AS lease_token,
-    term.holder AS last_holder,
-    term.reason AS last_reason
+    min(resource.handed_until, receiver.ends_at) AS kept_until
 FROM resource
 LEFT JOIN lease ON lease.holder = resource.holder
-LEFT JOIN term ON term.key = resource.key AND term.epoch = resource.epoch;
+LEFT JOIN lease AS receiver ON receiver.holder = resource.handed_to AND receiver.ended IS NULL;

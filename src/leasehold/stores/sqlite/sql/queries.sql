@@ -32,6 +32,9 @@ UPDATE lease
 SET ended = 'expired', ended_at = :wall, version = :version
 WHERE ended IS NULL;
 
+-- name: reboot_guests
+DELETE FROM guest;
+
 -- name: reboot_ends
 -- All have ended by now. An end that lies ahead in the new seconds would be kept too long.
 UPDATE lease SET ends_at = min(ends_at, :now);
@@ -54,12 +57,20 @@ UPDATE lease SET version = :version WHERE holder = :holder;
 
 -- name: lease_end
 UPDATE lease
-SET ended = :reason, ended_at = :wall, ends_at = min(ends_at, :now), version = :version
+SET ended = :reason, ended_at = :wall, ends_at = :ends_at, version = :version
 WHERE holder = :holder;
 
 -- name: lease_end_terms
+-- A break that fell due before the lease ended was there first.
 UPDATE term
-SET ended_at = :wall, reason = :reason, version = :version
+SET
+    ended_at = :wall,
+    reason = CASE
+        WHEN key IN (SELECT key FROM resource WHERE holder = :holder AND break_at <= :ends_at)
+            THEN 'broken'
+        ELSE :reason
+    END,
+    version = :version
 WHERE holder = :holder AND version IS NULL;
 
 -- name: lease_end_resources
@@ -68,7 +79,18 @@ SET holder = NULL, asked_by = NULL, break_at = NULL, version = :version
 WHERE holder = :holder;
 
 -- name: leases_run_out
-SELECT holder FROM lease WHERE grp = :grp AND ended IS NULL AND ends_at <= :now;
+-- Members and guests of a group. CROSS JOIN: from the guests, which are few, to their leases.
+SELECT holder FROM lease WHERE grp = :grp AND ended IS NULL AND ends_at <= :now
+UNION ALL
+SELECT lease.holder
+FROM guest CROSS JOIN lease ON lease.holder = guest.holder
+WHERE guest.grp = :grp AND lease.ended IS NULL AND lease.ends_at <= :now;
+
+-- name: guest_add
+INSERT INTO guest (grp, holder) VALUES (:grp, :holder) ON CONFLICT DO NOTHING;
+
+-- name: guest_drop
+DELETE FROM guest WHERE holder = :holder;
 
 -- name: leases_purge
 -- The first condition on ends_at is for the index and a little wide; the second is the rule.
@@ -157,7 +179,7 @@ WHERE
 UPDATE resource
 SET
     epoch = :epoch, holder = :holder, handed_to = :handed_to, handed_until = :handed_until,
-    asked_by = :asked_by, break_at = :break_at, forgotten = :forgotten, version = :version
+    handed_by = :handed_by, asked_by = :asked_by, break_at = :break_at, forgotten = :forgotten, version = :version
 WHERE key = :key;
 
 
@@ -170,6 +192,9 @@ INSERT INTO term (key, epoch, holder, started_at) VALUES (:key, :epoch, :holder,
 UPDATE term
 SET ended_at = :wall, reason = :reason, version = :version
 WHERE key = :key AND epoch = :epoch;
+
+-- name: term
+SELECT holder, reason FROM term WHERE key = :key AND epoch = :epoch;
 
 -- name: term_prune
 -- An end that its living holder has not heard of yet is kept until it has.

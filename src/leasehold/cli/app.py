@@ -1,0 +1,78 @@
+"""The commands, and how errors become words and exit codes.
+
+====  =====================================================
+code  meaning
+====  =====================================================
+0     done
+1     it was tried and failed
+2     the command was written wrongly
+3     there is no such thing
+4     somebody else has it, or it has moved on
+5     the store can not be reached or can not serve
+====  =====================================================
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from leasehold.cli.simulate import simulate
+from leasehold.errors import (
+    LeaseholdError,
+    LeaseLost,
+    StoreError,
+    UnknownResource,
+    UsageError,
+)
+
+_EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
+    (UsageError, 2),
+    (UnknownResource, 3),
+    (LeaseLost, 4),
+    (StoreError, 5),
+]
+
+app = typer.Typer(
+    name="leasehold",
+    help="One owner at a time for partitions, jobs and files.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(simulate)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        typer.echo(installed_version("leasehold"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which this is."),
+    ] = False,
+) -> None:
+    """One owner at a time for partitions, jobs and files."""
+
+
+def exit_code(error: LeaseholdError) -> int:
+    """The exit code for an error."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
+
+
+def run() -> None:
+    """Run, and turn every error of ours into one line on stderr."""
+    try:
+        app()
+    except LeaseholdError as error:
+        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False)
+        sys.exit(exit_code(error))

@@ -1,0 +1,232 @@
+"""``leasehold simulate``: bad days by the thousand, and measured scenarios."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from leasehold.cli.picture import sparklines, svg
+from leasehold.core.balance import Strategy
+from leasehold.errors import UsageError
+from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
+from leasehold.testing.sim.storm import Day, run_day
+
+_PICTURE_COLUMNS = 52
+_MOST_PICTURE_ROWS = 40
+_MOST_HOSTS, _MOST_PARTITIONS = 1_000, 100_000
+
+out = Console()
+err = Console(stderr=True)
+
+
+class Output(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def simulate(
+    *,
+    hosts: Annotated[int, typer.Option(help="Hosts at the start.", min=1, max=_MOST_HOSTS)] = 32,
+    partitions: Annotated[
+        int, typer.Option(help="Partitions to share.", min=1, max=_MOST_PARTITIONS)
+    ] = 1024,
+    scenario: Annotated[
+        Scenario | None, typer.Option(help="What happens to the group; measured, in good weather.")
+    ] = None,
+    strategy: Annotated[
+        Strategy, typer.Option(help="How the keys are shared out.")
+    ] = Strategy.EVEN,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run every strategy on the same scenario.")
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="Live through this many bad days, one per seed.", min=1)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The (first) seed; alone, it repeats that bad day.")
+    ] = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print.")] = Output.TABLE,
+    svg_file: Annotated[
+        Path | None, typer.Option("--svg", help="Draw ownership over time into this file.")
+    ] = None,
+) -> None:
+    r"""Run the real member code on simulated clocks and a simulated store.
+
+    A --scenario is measured in good weather. --seeds (or --seed alone) are bad days, with
+    crashes, pauses, clock errors and lost messages, in search of a broken invariant: exit code 1.
+
+    \b
+    Examples:
+      leasehold simulate --seeds 1000
+      leasehold simulate --seed 780
+      leasehold simulate --hosts 32 --partitions 1024 --scenario join --compare
+    """
+    if scenario is None and (seeds is not None or seed is not None):
+        if compare or svg_file is not None:
+            raise UsageError("--compare and --svg need a --scenario")
+        _storms(seed or 0, seeds or 1, output)
+        return
+    if seeds is not None:
+        raise UsageError("--seeds runs bad days; a --scenario takes one --seed")
+    chosen = list(Strategy) if compare else [strategy]
+    _scenarios(scenario or Scenario.JOIN, chosen, hosts, partitions, seed or 0, output, svg_file)
+
+
+# --------------------------------------------------------------------- bad days
+
+
+def _storms(first: int, count: int, output: Output) -> None:
+    days: list[Day] = []
+    broken: list[str] = []
+    with _progress("bad days", count) as tick:
+        for day in _lived(range(first, first + count)):
+            if isinstance(day, Day):
+                days.append(day)
+            else:
+                broken.append(day)
+            tick()
+    summary = {
+        "seeds": count,
+        "first_seed": first,
+        "violations": broken,
+        "simulated_hours": round(sum(day.simulated_s for day in days) / 3600, 1),
+        "hosts": sum(day.hosts for day in days),
+        "owner_changes": sum(day.changes for day in days),
+        "writes_accepted": sum(day.writes_accepted for day in days),
+        "writes_fenced": sum(day.writes_refused for day in days),
+    }
+    if output is Output.JSON:
+        out.print_json(json.dumps(summary))
+    else:
+        _print_storms(summary, broken)
+    if broken:
+        raise typer.Exit(1)
+
+
+def _lived(seeds: range) -> Iterator[Day | str]:
+    workers = min(len(seeds), os.cpu_count() or 1)
+    if workers == 1:
+        yield from map(_live, seeds)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(_live, seeds, chunksize=4)
+
+
+def _live(seed: int) -> Day | str:
+    try:
+        return run_day(seed)
+    except InvariantBroken as broken:
+        return str(broken)
+
+
+def _print_storms(summary: dict[str, object], broken: list[str]) -> None:
+    table = Table(show_header=False, box=box.SIMPLE)
+    for name, value in summary.items():
+        if name != "violations":
+            table.add_row(name.replace("_", " "), f"{value:,}")
+    table.add_row("violations", str(len(broken)), style="red" if broken else "green")
+    out.print(table)
+    for each in broken:
+        out.print(each, style="red", highlight=False)
+        seed = each.removeprefix("seed ").split(":", maxsplit=1)[0]
+        err.print(f"repeat it with: leasehold simulate --seed {seed}", highlight=False)
+
+
+# -------------------------------------------------------------------- scenarios
+
+
+def _scenarios(
+    scenario: Scenario,
+    strategies: list[Strategy],
+    hosts: int,
+    partitions: int,
+    seed: int,
+    output: Output,
+    svg_file: Path | None,
+) -> None:
+    runs: list[Run] = []
+    with _progress(f"{scenario.value}, {hosts} x {partitions}", len(strategies)) as tick:
+        for strategy in strategies:
+            runs.append(
+                run_scenario(
+                    scenario, hosts=hosts, partitions=partitions, strategy=strategy, seed=seed
+                )
+            )
+            tick()
+    if svg_file is not None:
+        svg_file.write_text(svg(runs[0]), encoding="utf-8")
+        err.print(f"picture: {svg_file}", highlight=False)
+    if output is Output.JSON:
+        numbers = [asdict(run.measured) for run in runs]
+        out.print_json(json.dumps(numbers[0] if len(numbers) == 1 else {"runs": numbers}))
+        return
+    out.print(_table([run.measured for run in runs]))
+    _print_picture(runs[0])
+
+
+def _table(measured: list[Measured]) -> Table:
+    first = measured[0]
+    table = Table(
+        title=f"{first.scenario}: {first.hosts} hosts, {first.partitions} partitions, "
+        f"seed {first.seed}",
+        caption="calls: per host and cycle, when steady · seconds are summed over all keys",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("strategy", no_wrap=True)
+    for name in ("cycles", "moves", "least", "spread", "calls", "s unowned", "s with two owners"):
+        table.add_column(name, justify="right")
+    for m in measured:
+        table.add_row(
+            m.strategy,
+            str(m.cycles),
+            str(m.moves),
+            str(m.least_moves),
+            str(m.spread),
+            f"{m.calls_per_host_cycle:g}",
+            f"{m.unowned_s:,.1f}",
+            f"{m.double_s:,.1f}",
+        )
+    return table
+
+
+def _print_picture(run: Run) -> None:
+    lines = sparklines(run, columns=_PICTURE_COLUMNS)
+    shown, rest = lines[:-1], lines[-1]
+    hidden = len(shown) - _MOST_PICTURE_ROWS
+    if hidden > 0:
+        # The newest hosts are the ones something happened to.
+        shown = shown[: _MOST_PICTURE_ROWS // 2] + shown[-_MOST_PICTURE_ROWS // 2 :]
+    out.print(
+        f"\nkeys owned by each host, {run.measured.strategy}, "
+        f"{run.ended_s - run.began_s:.1f} simulated seconds",
+        highlight=False,
+    )
+    for name, line, last in [*shown, rest]:
+        out.print(f"{name:>9} {line:<{_PICTURE_COLUMNS}} {last:>5}", highlight=False)
+    if hidden > 0:
+        out.print(f"… and {hidden} hosts in between", highlight=False)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, if somebody looks at it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
