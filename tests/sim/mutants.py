@@ -172,9 +172,7 @@ def _with_holdings(kind: type[Holdings]) -> type[Member]:
 class ReleasesBlindly(CheckedRegistry):
     """Release names no epoch and no token: whoever has the key loses it."""
 
-    def release(
-        self, ownerships: Sequence[Ownership], now: float, wall: datetime
-    ) -> Sequence[str]:
+    def release(self, ownerships: Sequence[Ownership], now: float, wall: datetime) -> Sequence[str]:
         return super().release([self._as_owner(each) for each in ownerships], now, wall)
 
     def hand_over(
@@ -240,8 +238,10 @@ class WallClockJudges(SimStore):
         server, error_s = self._server, self._host.wall_error_s
 
         def judged_by_me(registry: Any) -> Changes:
-            registry._settle_group(  # noqa: SLF001
-                registry._group(lease.group), server.now() + error_s, server.wall()  # noqa: SLF001
+            registry._settle_group(
+                registry._group(lease.group),
+                server.now() + error_s,
+                server.wall(),
             )
             changes: Changes = registry.renew(lease, since, info, server.now(), server.wall())
             return changes
@@ -259,11 +259,11 @@ class CountsOnlyOwners(Member):
         owners = {r.holder or r.handed_to for r in self._view.resources.values()} | {lease.holder}
         hidden = {h: p for h, p in self._view.peers.items() if h not in owners}
         for holder in hidden:
-            self._view._peers.pop(holder)  # noqa: SLF001
+            self._view._peers.pop(holder)
         try:
             return super()._plan(lease)
         finally:
-            self._view._peers.update(hidden)  # noqa: SLF001
+            self._view._peers.update(hidden)
 
 
 class KeepsTheRemainder(Member):
@@ -280,7 +280,7 @@ class SeesTheLeavingAsActive(Member):
     """A member that is leaving is still given keys."""
 
     def _plan(self, lease: Lease) -> Plan:
-        peers = self._view._peers  # noqa: SLF001
+        peers = self._view._peers
         saved = dict(peers)
         for holder, peer in saved.items():
             peers[holder] = replace(peer, info=replace(peer.info, draining=False))

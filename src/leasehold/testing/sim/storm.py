@@ -12,6 +12,7 @@ lease of a dead one has ended), again the fewest moves.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ _STEP_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """What a seed led to: numbers that are equal in every run of the same seed."""
+    """What a seed led to: equal in every run of the same seed. ``story`` digests every step."""
 
     seed: int
     hosts: int
@@ -45,6 +46,7 @@ class Day:
     changes: int
     writes_accepted: int
     writes_refused: int
+    story: str
 
 
 def run_day(seed: int, *, parts: Parts | None = None) -> Day:
@@ -88,7 +90,15 @@ async def _day(seed: int, parts: Parts) -> Day:
         changes=len(world.checks.changes),
         writes_accepted=world.checks.writes_accepted,
         writes_refused=world.checks.writes_refused,
+        story=_digest(world),
     )
+
+
+def _digest(world: World) -> str:
+    """All changes of owner with their moments, and all calls, in a few characters."""
+    calls = [sorted(host.member.calls.items()) for host in world.hosts if host.member]
+    text = repr([(c.at_s, c.key, c.holder) for c in world.checks.changes]) + repr(calls)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 # ------------------------------------------------------------------- phase 1

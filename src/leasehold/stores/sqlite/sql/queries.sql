@@ -66,8 +66,10 @@ UPDATE term
 SET
     ended_at = :wall,
     reason = CASE
-        WHEN key IN (SELECT key FROM resource WHERE holder = :holder AND break_at <= :ends_at)
-            THEN 'broken'
+        WHEN key IN (
+            SELECT resource.key FROM resource INDEXED BY resource_owned
+            WHERE resource.holder = :holder AND resource.break_at <= :ends_at
+        ) THEN 'broken'
         ELSE :reason
     END,
     version = :version
