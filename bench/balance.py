@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from bench import planning
 from bench.peer import INTERVAL_S, MEAN_PERIOD_S, NAME, as_cycles, peer_group
 from bench.report import Job, Part, Row, Value, at_most, cost, exactly, main
-from bench.scale_out import scale_out
+from bench.scale_out import Outcome, scale_out
 
 from leasehold.core.timing import Timing
 from leasehold.testing.sim.scenario import Run, Scenario, run_scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from bench.peer import PeerGroup
 
@@ -51,6 +51,7 @@ class Sizes:
     other: Group
     seeds: int
     plans: tuple[Group, ...]
+    plan_block_s: float
 
 
 FULL = Sizes(
@@ -63,6 +64,7 @@ FULL = Sizes(
         Group(hosts=100, partitions=10_000),
         Group(hosts=1_000, partitions=100_000),
     ),
+    plan_block_s=0.3,
 )
 SMALL = Sizes(
     whole=Group(hosts=2, partitions=8),
@@ -70,35 +72,24 @@ SMALL = Sizes(
     other=Group(hosts=2, partitions=16),
     seeds=1,
     plans=(Group(hosts=2, partitions=20), Group(hosts=20, partitions=200)),
+    plan_block_s=0.001,
 )
 
 
 def joined(group: Group, seeds: int) -> list[Row]:
     """One host more."""
-    ours = [_ours(Scenario.JOIN, group, seed).measured for seed in range(seeds)]
-    peers = [_peer_join(group, seed) for seed in range(seeds)]
-    name = f"{group}, one joins"
-    least = max(each.least_moves for each in ours)
-    return [
-        cost(
-            f"{name}: cycles until even",
-            max(each.cycles for each in ours),
-            _worst(cycles for cycles, _, _ in peers),
-            at_most(2),
-        ),
-        cost(
-            f"{name}: partitions moved",
-            max(each.moves for each in ours),
-            max(moves for _, moves, _ in peers),
-            exactly(least, f"= least ({least})"),
-        ),
-        cost(
-            f"{name}: spread at the end",
-            max(each.spread for each in ours),
-            max(spread for _, _, spread in peers),
-            at_most(1),
-        ),
+    runs = [_ours(Scenario.JOIN, group, seed).measured for seed in range(seeds)]
+    ours = [
+        Outcome(cycles=m.cycles, moves=m.moves, spread=m.spread, least_moves=m.least_moves)
+        for m in runs
     ]
+    peers = []
+    for seed in range(seeds):
+        with peer_group(group.partitions, seed=seed) as peer:
+            peer.join(group.hosts)
+            peer.settle(most_cycles=_LONG_ENOUGH)
+            peers.append(_peer_outcome(peer, joining=1))
+    return _shared(f"{group}, one joins", ours, peers)
 
 
 def started_together(group: Group, seeds: int) -> list[Row]:
@@ -107,20 +98,19 @@ def started_together(group: Group, seeds: int) -> list[Row]:
     peers = []
     for seed in range(seeds):
         with peer_group(group.partitions, seed=seed) as peer:
-            peer.join(group.hosts)
-            peers.append((_cycles_until_even(peer), peer.spread()))
+            peers.append(_peer_outcome(peer, joining=group.hosts))
     name = f"{group}, started together"
     return [
         cost(
             f"{name}: cycles until even",
             max(each.cycles for each in ours),
-            _worst(cycles for cycles, _ in peers),
+            _worst(each.cycles for each in peers),
             at_most(2),
         ),
         cost(
             f"{name}: spread at the end",
             max(each.spread for each in ours),
-            max(spread for _, spread in peers),
+            max(each.spread for each in peers),
             at_most(1),
         ),
     ]
@@ -128,41 +118,15 @@ def started_together(group: Group, seeds: int) -> list[Row]:
 
 def scaled_out(group: Group, seeds: int) -> list[Row]:
     """One host has all; the others join at the same moment."""
-    ours = [
-        scale_out(
-            hosts=group.hosts, partitions=group.partitions, seed=seed, most_cycles=MOST_CYCLES
-        )
-        for seed in range(seeds)
-    ]
+    size = {"hosts": group.hosts, "partitions": group.partitions, "most_cycles": MOST_CYCLES}
+    ours = [scale_out(seed=seed, **size) for seed in range(seeds)]
     peers = []
     for seed in range(seeds):
         with peer_group(group.partitions, seed=seed) as peer:
             peer.join()
             peer.cycles(3)
-            peer.join(group.hosts - 1)
-            peers.append((_cycles_until_even(peer), peer.store.moves, peer.spread()))
-    name = f"{group}, all but one join"
-    least = max(each.least_moves for each in ours)
-    return [
-        cost(
-            f"{name}: cycles until even",
-            _worst(each.cycles for each in ours),
-            _worst(cycles for cycles, _, _ in peers),
-            at_most(2),
-        ),
-        cost(
-            f"{name}: partitions moved",
-            max(each.moves for each in ours),
-            max(moves for _, moves, _ in peers),
-            exactly(least, f"= least ({least})"),
-        ),
-        cost(
-            f"{name}: spread at the end",
-            max(each.spread for each in ours),
-            max(spread for _, _, spread in peers),
-            at_most(1),
-        ),
-    ]
+            peers.append(_peer_outcome(peer, joining=group.hosts - 1))
+    return _shared(f"{group}, all but one join", ours, peers)
 
 
 def crashed(group: Group, seeds: int) -> list[Row]:
@@ -224,7 +188,11 @@ def jobs(sizes: Sizes) -> list[Job]:
         Job(what="calls, another size", run=partial(steady, sizes.other)),
         Job(
             what="planning",
-            run=partial(planning.rows, [(each.hosts, each.partitions) for each in sizes.plans]),
+            run=partial(
+                planning.rows,
+                [(each.hosts, each.partitions) for each in sizes.plans],
+                block_s=sizes.plan_block_s,
+            ),
         ),
     ]
 
@@ -249,15 +217,30 @@ def _last_owned_s(run: Run) -> float:
     return max(change.at_s for change in run.changes if change.holder is not None)
 
 
-def _peer_join(group: Group, seed: int) -> tuple[int | None, int, int]:
-    """Cycles until even, moves and spread after one has joined."""
-    with peer_group(group.partitions, seed=seed) as peer:
-        peer.join(group.hosts)
-        peer.settle(most_cycles=_LONG_ENOUGH)
-        before = peer.store.moves
-        peer.join()
-        cycles = _cycles_until_even(peer)
-        return cycles, peer.store.moves - before, peer.spread()
+def _peer_outcome(peer: PeerGroup, *, joining: int) -> Outcome:
+    """What happens from the moment on when so many join."""
+    before = peer.store.moves
+    peer.join(joining)
+    cycles = peer.cycles_until(peer.even, most_cycles=MOST_CYCLES)
+    return Outcome(cycles=cycles, moves=peer.store.moves - before, spread=peer.spread())
+
+
+def _shared(name: str, ours: Sequence[Outcome], peers: Sequence[Outcome]) -> list[Row]:
+    least = max(each.least_moves for each in ours)
+    bars = (
+        ("cycles until even", "cycles", at_most(2)),
+        ("partitions moved", "moves", exactly(least, f"= least ({least})")),
+        ("spread at the end", "spread", at_most(1)),
+    )
+    return [
+        cost(
+            f"{name}: {what}",
+            _worst(getattr(each, number) for each in ours),
+            _worst(getattr(each, number) for each in peers),
+            bar,
+        )
+        for what, number, bar in bars
+    ]
 
 
 def _peer_crash(group: Group, seed: int) -> tuple[int | None, int | None, float]:
@@ -278,12 +261,8 @@ def _peer_crash(group: Group, seed: int) -> tuple[int | None, int | None, float]
         )
 
 
-def _cycles_until_even(peer: PeerGroup) -> int | None:
-    return peer.cycles_until(peer.even, most_cycles=MOST_CYCLES)
-
-
-def _worst(cycles: Iterable[int | None]) -> Value:
-    found = list(cycles)
+def _worst(numbers: Iterable[int | None]) -> Value:
+    found = list(numbers)
     return NEVER if None in found else max(each for each in found if each is not None)
 
 

@@ -26,15 +26,19 @@ if TYPE_CHECKING:
 Once = Callable[[], float]
 
 _BEST_OF = 3
-_LEAST_CPU_S = 0.3
 _FREE = 0.1
 
 
-def rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
-    """CPU of one plan on the same unbalanced group, and how it grows from size to size."""
+def rows(sizes: Sequence[tuple[int, int]], *, block_s: float) -> list[Row]:
+    """CPU of one plan on the same unbalanced group, and how it grows from size to size.
+
+    ``block_s`` is how long the same plan is made again and again for one measurement.
+    """
     sides = (
-        _best_s([_ours(members, owners_by_lot(members, count)) for members, count in sizes]),
-        _best_s([_peer(owners_by_lot(members, count)) for members, count in sizes]),
+        _best_s(
+            [_ours(members, owners_by_lot(members, count)) for members, count in sizes], block_s
+        ),
+        _best_s([_peer(owners_by_lot(members, count)) for members, count in sizes], block_s),
     )
     found = [
         cost(f"plan of one host, {members:,} hosts x {count:,}: CPU ms", 1e3 * ours, 1e3 * peer)
@@ -105,8 +109,8 @@ def _peer(owners: Sequence[str | None]) -> Once:
     return once
 
 
-def _best_s(tries: Sequence[Once]) -> list[float]:
-    """For each the best mean of three blocks, each long enough to be measured well.
+def _best_s(tries: Sequence[Once], block_s: float) -> list[float]:
+    """For each the best mean of three blocks.
 
     The sizes take turns, so that a noisy neighbour is felt by all of them; and as ``timeit`` does,
     nothing is collected meanwhile.
@@ -116,15 +120,18 @@ def _best_s(tries: Sequence[Once]) -> list[float]:
     gc.disable()
     try:
         for _ in range(_BEST_OF):
-            best = [min(before, _mean_s(once)) for before, once in zip(best, tries, strict=True)]
+            best = [
+                min(before, _mean_s(once, block_s))
+                for before, once in zip(best, tries, strict=True)
+            ]
     finally:
         gc.enable()
     return best
 
 
-def _mean_s(once: Once) -> float:
+def _mean_s(once: Once, block_s: float) -> float:
     spent_s, times = 0.0, 0
-    while spent_s < _LEAST_CPU_S:
+    while spent_s < block_s:
         spent_s += once()
         times += 1
     return spent_s / times

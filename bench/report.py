@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, overload
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
@@ -113,6 +114,7 @@ def as_json(part: Part, rows: Sequence[Row]) -> str:
 
 def as_table(part: Part, rows: Sequence[Row]) -> Table:
     table = Table(title=part.name, caption=part.about, caption_justify="left", width=WIDTH)
+    table.box = box.SIMPLE_HEAD
     table.add_column("what", ratio=1)
     for heading in ("ours", "peer", "ratio"):
         table.add_column(heading, justify="right")

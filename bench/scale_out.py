@@ -18,22 +18,22 @@ _LAN = FaultRates(latency_s=0.005)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledOut:
-    """``cycles`` is None if it was not even after the most that were allowed."""
+class Outcome:
+    """How a story ended; ``cycles`` is None if it was not even after the most that were allowed."""
 
     cycles: int | None
     moves: int
-    least_moves: int
     spread: int
+    least_moves: int = 0
 
 
-def scale_out(*, hosts: int, partitions: int, seed: int, most_cycles: int) -> ScaledOut:
+def scale_out(*, hosts: int, partitions: int, seed: int, most_cycles: int) -> Outcome:
     """From one host to so many, at the same moment."""
     setting = Setting(seed=seed, partitions=partitions, rates=_LAN, writes=False)
     return run_simulated(_play(setting, hosts, most_cycles))
 
 
-async def _play(setting: Setting, hosts: int, most_cycles: int) -> ScaledOut:
+async def _play(setting: Setting, hosts: int, most_cycles: int) -> Outcome:
     world = World(setting)
     interval_s = setting.timing.renew_s
     world.start()
@@ -47,7 +47,7 @@ async def _play(setting: Setting, hosts: int, most_cycles: int) -> ScaledOut:
         if _spread(world) <= 1:
             cycles = math.ceil((world.now_s() - begun_s) / interval_s)
     newcomers = {f"newcomer{number}": MemberInfo() for number in range(hosts - 1)}
-    found = ScaledOut(
+    found = Outcome(
         cycles=cycles,
         moves=moves_since(before, world.checks.changes[begun:]),
         least_moves=least_moves(replace(before, members={**before.members, **newcomers})),

@@ -29,7 +29,7 @@ from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from bench.databases import Place
@@ -38,11 +38,18 @@ if TYPE_CHECKING:
     from leasehold.model import Ownership
     from leasehold.ports import Store
 
-_SAME = Bar(words="same within 20 %", most=1.2)
+_SAME = Bar(words="within 20 %", most=1.2)
 # What a member waits for an answer before it takes the store for gone.
-_IN_TIME = Bar(words=f"<= {Timing().call_s:g} (call limit)", most=Timing().call_s)
+_IN_TIME = Bar(words=f"<= {Timing().call_s:g} s", most=Timing().call_s)
 _NO_ANSWER = "no answer"
 _CYCLES = 10
+
+# Where each store lives, and how many renewals make a block: long enough for the clocks.
+STORES: Mapping[str, tuple[Callable[[], AbstractContextManager[Place]], int]] = {
+    "memory": (databases.memory, 100),
+    "sqlite": (databases.sqlite, 10),
+    "postgres": (databases.postgres, 10),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +62,7 @@ class Sizes:
     rounds: int
 
 
-FULL = Sizes(many=10_000, batch=1_000, batches=15, rounds=101)
+FULL = Sizes(many=10_000, batch=1_000, batches=15, rounds=201)
 SMALL = Sizes(many=20, batch=5, batches=1, rounds=3)
 
 
@@ -77,7 +84,7 @@ async def of_store(name: str, place: Place, sizes: Sizes, block: int) -> list[Ro
         for holder in (one, many):
             await holder.hear()
         few, lots = await by_turns(rounds=max(3, sizes.rounds // 3), stirrer=stirrer)
-    what = f"{name}: renewal while another group changes, {sizes.many:,} owned / 1 owned, time"
+    what = f"{name}: renewal, {sizes.many:,} / 1 owned, others busy: time"
     return [*rows, cost(what, _ratio(lots.call_s, few.call_s), bar=_SAME)]
 
 
@@ -85,7 +92,7 @@ async def _first_calls(name: str, holder: Holder, keys: int) -> list[Row]:
     """A store that nobody has used yet, and at once it has to serve very many keys."""
     claim_s, checkpoint_s = await holder.join(), await holder.checkpoint_s()
     return [
-        cost(f"{name}: first {what} of {keys:,}, seconds", _answered(seconds), bar=_IN_TIME)
+        cost(f"{name}: first {what} of {keys:,}: seconds", _answered(seconds), bar=_IN_TIME)
         for what, seconds in (("claim", claim_s), ("checkpoint", checkpoint_s))
     ]
 
@@ -97,20 +104,20 @@ async def _batches(name: str, store: Store, sizes: Sizes) -> list[Row]:
     checkpoints_s = [await holder.checkpoint_s() for _ in range(sizes.batches)]
     answered_s = [seconds for seconds in checkpoints_s if seconds is not None]
     return [
-        rate(f"{name}: {what} of {sizes.batch:,} at once, keys per second", sizes.batch / seconds)
+        rate(f"{name}: {what} of {sizes.batch:,}: keys per second", sizes.batch / seconds)
         for what, seconds in (("claim", median(claims_s)), ("checkpoint", median(answered_s)))
     ]
 
 
 def _compared(name: str, keys: int, few: Blocks, many: Blocks) -> list[Row]:
-    both = f"{name}: quiet renewal, {keys:,} owned / 1 owned"
+    both = f"{name}: renewal, {keys:,} / 1 owned"
     cpu_ratio = median(a / b for a, b in zip(many.cpu_s, few.cpu_s, strict=True))
     return [
-        rate(f"{name}: quiet renewals per second of one holder", few.per_second()),
-        rate(f"{name}: quiet renewal with 1 owned, ms", 1e3 * few.typical_s()),
-        rate(f"{name}: quiet renewal with {keys:,} owned, ms", 1e3 * many.typical_s()),
-        cost(f"{both}, time", _ratio(many.call_s, few.call_s), bar=_SAME),
-        cost(f"{both}, CPU", cpu_ratio, bar=_SAME),
+        rate(f"{name}: renewals of one holder: per second", few.per_second()),
+        rate(f"{name}: renewal, 1 owned: ms", 1e3 * few.typical_s()),
+        rate(f"{name}: renewal, {keys:,} owned: ms", 1e3 * many.typical_s()),
+        cost(f"{both}: time", _ratio(many.call_s, few.call_s), bar=_SAME),
+        cost(f"{both}: CPU", cpu_ratio, bar=_SAME),
     ]
 
 
@@ -154,35 +161,26 @@ def calls(owned: int) -> list[Row]:
     return [cost(what, anyio.run(calls_per_cycle, owned), theirs, exactly(1))]
 
 
-def _measured(
-    name: str, where: Callable[[], AbstractContextManager[Place]], sizes: Sizes, block: int
-) -> list[Row]:
+def _measured(name: str, sizes: Sizes) -> list[Row]:
+    where, block = STORES[name]
     with where() as place:
         return anyio.run(of_store, name, place, sizes, block)
 
 
-def jobs(sizes: Sizes) -> list[Job]:
-    stores = (
-        ("memory", databases.memory, 200),
-        ("sqlite", databases.sqlite, 20),
-        ("postgres", databases.postgres, 20),
-    )
+def jobs(sizes: Sizes, stores: Sequence[str] = tuple(STORES)) -> list[Job]:
     return [
         Job(what="calls", run=partial(calls, sizes.many)),
-        *(
-            Job(what=name, run=partial(_measured, name, where, sizes, block))
-            for name, where, block in stores
-        ),
+        *(Job(what=name, run=partial(_measured, name, sizes)) for name in stores),
     ]
 
 
 PART = Part(
     name="stores",
     about=(
-        "A new SQLite file and a new PostgreSQL server with its own settings, both on the disk of "
-        "this machine. time: of a call, as its caller sees it; CPU: of this process and the "
-        f"server's. peer: OwnershipManager of {NAME}, one call for its list and one for each "
-        "partition."
+        "A new SQLite file and a new PostgreSQL server as it comes, both on the disk of this "
+        "machine. renewal: in a group where nothing happens. time: of a call, as its caller sees "
+        f"it; CPU: of this process and the server's. peer: OwnershipManager of {NAME}, one call "
+        "for its list and one for each partition."
     ),
     jobs=lambda small: jobs(SMALL if small else FULL),
 )

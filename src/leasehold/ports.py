@@ -135,9 +135,10 @@ class Store(Protocol):
         ...
 
     async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
-        """Make each key available at once; return those that were ended (now or before) by it.
+        """Make each key available at once; return those whose ownership is over in this way.
 
-        Names the epoch it means: an ownership that has moved on is not touched.
+        That is: by this call, by an earlier one, or because time was faster (then the history
+        says so). Names the epoch it means: an ownership that has moved on is not touched.
         """
         ...
 

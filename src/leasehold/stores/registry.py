@@ -27,7 +27,7 @@ from leasehold.model import (
 )
 from leasehold.names import group_of
 from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, newer, peer_of
-from leasehold.stores.shared import HISTORY_LIMIT, lost_lease, purge_after_s
+from leasehold.stores.shared import HISTORY_LIMIT, RELEASED_BY, lost_lease, purge_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -172,7 +172,7 @@ class Registry:
                 # What time has ended was not ended by the release that came after.
                 self._settle(row, now, wall)
                 self.end_term(row, EndReason.RELEASED, wall)
-            if granted or self._ended_by(row, ownership, EndReason.RELEASED):
+            if granted or self._ended_by(row, ownership, *RELEASED_BY):
                 done.append(row.key)
         return done
 
@@ -403,12 +403,12 @@ class Registry:
         lease = self._leases.get(ownership.holder)
         return lease is not None and lease.lease.token == ownership.token
 
-    def _ended_by(self, row: ResourceRow, ownership: Ownership, reason: EndReason) -> bool:
-        """Whether this very ownership was ended in this way before: the call is a repetition."""
+    def _ended_by(self, row: ResourceRow, ownership: Ownership, *reasons: EndReason) -> bool:
+        """Whether this very ownership was ended so before: the call is a repetition."""
         return self._known(ownership) and any(
             term.epoch == ownership.epoch
             and term.holder == ownership.holder
-            and term.reason is reason
+            and term.reason in reasons
             for term in row.terms
         )
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import LeaseLost
-from leasehold.model import Lease
+from leasehold.model import EndReason, Lease
 from leasehold.names import check_group, check_key, check_name, seconds_of
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 HISTORY_LIMIT = 100
+# A release finds its wish fulfilled if it was released before, or if time was faster.
+RELEASED_BY = (EndReason.RELEASED, EndReason.EXPIRED, EndReason.BROKEN)
 _HOUR_S = 3600.0
 
 

@@ -140,13 +140,13 @@ class Books:
         self._settle(row)
         return True
 
-    def ended_by(self, row: ResourceRow, ownership: Ownership, reason: EndReason) -> bool:
-        """Whether this very ownership was ended in this way before: the call is a repetition."""
+    def ended_by(self, row: ResourceRow, ownership: Ownership, *reasons: EndReason) -> bool:
+        """Whether this very ownership was ended so before: the call is a repetition."""
         if not self._known(ownership) or ownership.epoch <= row.epoch - HISTORY_LIMIT:
             return False
         self.flush()
         found = self.tx.one("term", key=row.key, epoch=ownership.epoch)
-        return bool(found == (ownership.holder, reason.value))
+        return found in [(ownership.holder, reason.value) for reason in reasons]
 
     def _kept_for(self, row: ResourceRow, ownership: Ownership) -> bool:
         """Whether the key was handed to this holder, which did not claim it yet."""

@@ -10,7 +10,7 @@ from leasehold.core.lease_rules import Move, break_moment, judge
 from leasehold.errors import UnknownResource
 from leasehold.model import Changes, EndReason, MarkRefusal, Ownership, State
 from leasehold.names import group_of
-from leasehold.stores.shared import purge_after_s
+from leasehold.stores.shared import RELEASED_BY, purge_after_s
 from leasehold.stores.sqlite.rows import ResourceRow, info_of, info_text, peer_of, term_of
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def release(books: Books, ownerships: Sequence[Ownership]) -> Sequence[str]:
             # What time has ended was not ended by the release that came after.
             books.settle_keys([row.key])
             books.end_term(row, EndReason.RELEASED)
-        if granted or books.ended_by(row, ownership, EndReason.RELEASED):
+        if granted or books.ended_by(row, ownership, *RELEASED_BY):
             done.append(row.key)
     return done
 

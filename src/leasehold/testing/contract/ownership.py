@@ -238,6 +238,16 @@ class ReleaseContract(ContractBase):
         assert list(again) == [ownership.key]
 
     @pytest.mark.spec("L5", "L7")
+    async def test_release_of_several_that_time_has_ended(self, scene: Scene) -> None:
+        """All of them are over, in whatever order they are named, and however often."""
+        keys = await scene.declared("a", "b")
+        lease = await scene.member("owner", units=1)
+        owned = [await scene.own(lease, key) for key in keys]
+        await scene.wait()
+        for _ in range(2):
+            assert list(await scene.store.release(owned)) == keys
+        assert [(await scene.reasons(key))[0] for key in keys] == [EndReason.EXPIRED] * 2
+
     async def test_release_needs_the_proof(self, scene: Scene) -> None:
         """A wrong token, epoch or holder releases nothing, whatever else is in the batch."""
         _, ownership = await scene.owned("k")

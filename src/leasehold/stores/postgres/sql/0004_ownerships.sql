@@ -113,8 +113,8 @@ begin
         select places || array_agg(u.i), epochs || array_agg(r.epoch) into places, epochs
         from unnest(p_keys, p_seen, v_rounds) with ordinality as u (key, seen, round, i)
         join resource as r on r.key = u.key
-        where u.round = v_round and r.holder = p_holder and r.epoch - u.seen in (0, 1)
-            and r.break_at is null;
+        where u.round = v_round and r.holder is not distinct from p_holder
+            and r.epoch - u.seen in (0, 1) and r.break_at is null;
     end loop;
     select array_agg(h.i order by h.i), array_agg(h.epoch order by h.i) into places, epochs
     from unnest(places, epochs) as h (i, epoch);
@@ -183,7 +183,7 @@ begin
             join resource as r on r.key = u.key
             join lease as l on l.holder = u.holder and l.token = u.token
             left join term as t on t.key = u.key and t.epoch = u.epoch
-                and t.holder = u.holder and t.reason = 'handed over'
+                and t.holder is not distinct from u.holder and t.reason = 'handed over'
             where u.round = v_round
         ) as w
         where w.given or w.kept or w.before;
@@ -218,7 +218,8 @@ begin
             r.key, u.i
         from unnest(p_keys, p_epochs, p_holders, p_tokens) with ordinality
             as u (key, epoch, holder, token, i)
-        join resource as r on r.key = u.key and r.epoch = u.epoch and r.holder = u.holder
+        join resource as r on r.key = u.key and r.epoch = u.epoch
+            and r.holder is not distinct from u.holder
         join lease as l on l.holder = u.holder and l.token = u.token
         order by r.key, u.i
     ) as w;
@@ -240,7 +241,7 @@ begin
             as u (key, epoch, holder, token, i)
         join lease as l on l.holder = u.holder and l.token = u.token
         join term as t on t.key = u.key and t.epoch = u.epoch
-            and t.holder = u.holder and t.reason = 'released'
+            and t.holder is not distinct from u.holder and t.reason = 'released'
         join resource as r on r.key = u.key
         order by i
     );

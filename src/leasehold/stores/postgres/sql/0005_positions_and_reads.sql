@@ -28,7 +28,8 @@ begin
             from unnest(p_keys, p_epochs, p_holders, p_tokens, p_sequences, p_offsets, v_rounds)
                 with ordinality as u (key, epoch, holder, token, sequence, position_offset, round, i)
             left join lease as l on l.holder = u.holder and l.token = u.token
-            left join resource as r on r.key = u.key and r.epoch = u.epoch and r.holder = l.holder
+            left join resource as r on r.key = u.key and r.epoch = u.epoch
+                and r.holder is not distinct from l.holder
             where u.round = v_round
         ), written as (
             insert into checkpoint as c (key, grp, epoch, sequence_number, position_offset, updated_at)

@@ -1,0 +1,155 @@
+"""What a member knows: changes that come late, twice, out of order, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.core.view import View
+from leasehold.model import Changes, MemberInfo, Peer, Resource, State
+
+
+def resource(key: str, version: int, *, holder: str | None = None, epoch: int = 0) -> Resource:
+    state = State.LEASED if holder else State.AVAILABLE
+    return Resource(key=key, epoch=epoch, state=state, version=version, holder=holder)
+
+
+def peer(holder: str, version: int, *, alive: bool = True) -> Peer:
+    return Peer(holder=holder, group="g", info=MemberInfo(), alive=alive, version=version)
+
+
+def told(*changes: Changes) -> View:
+    view = View()
+    for each in changes:
+        view.apply(each)
+    return view
+
+
+FIRST = Changes(version=3, resources=(resource("g/0", 2),), peers=(peer("a", 1), peer("b", 3)))
+
+
+def test_a_new_view_knows_nothing_and_asks_for_everything() -> None:
+    view = View()
+    assert (view.version, dict(view.resources), dict(view.peers)) == (0, {}, {})
+
+
+def test_what_is_told_is_known() -> None:
+    view = View()
+    assert view.apply(FIRST)
+    assert view.version == 3
+    assert view.resources["g/0"].version == 2
+    assert set(view.peers) == {"a", "b"}
+
+
+def test_a_repeated_answer_makes_no_difference() -> None:
+    view = told(FIRST)
+    assert not view.apply(FIRST)
+    assert view.version == 3
+
+
+def test_a_quiet_answer_moves_the_version_and_nothing_else() -> None:
+    view = told(FIRST)
+    assert not view.apply(Changes(version=9))
+    assert view.version == 9
+    assert set(view.resources) == {"g/0"}
+
+
+def test_a_late_answer_does_not_hide_a_newer_one() -> None:
+    newer = Changes(version=8, resources=(resource("g/0", 8, holder="b", epoch=2),))
+    late = Changes(version=5, resources=(resource("g/0", 5, holder="a", epoch=1),))
+    view = told(FIRST, newer)
+    assert not view.apply(late)
+    assert view.resources["g/0"].holder == "b"
+    assert view.version == 8
+
+
+def test_a_late_word_about_a_member_does_not_hide_a_newer_one() -> None:
+    leaving = replace(peer("a", 7), info=MemberInfo(draining=True))
+    view = told(Changes(version=7, peers=(leaving,)), Changes(version=7, peers=(peer("a", 1),)))
+    assert view.peers["a"].info.draining
+
+
+def test_a_lost_answer_is_made_up_for_by_the_next_that_asks_from_the_same_version() -> None:
+    view = told(FIRST)
+    lost = Changes(version=5, resources=(resource("g/0", 5, holder="a", epoch=1),))
+    repeats = replace(lost, version=6, peers=(peer("c", 6),))
+    assert view.version == 3
+    assert view.apply(repeats)
+    assert view.resources["g/0"].holder == "a"
+    assert set(view.peers) == {"a", "b", "c"}
+
+
+def test_a_forgotten_key_is_gone_and_may_be_declared_again() -> None:
+    gone = replace(resource("g/0", 5), forgotten=True)
+    view = told(FIRST)
+    assert view.apply(Changes(version=5, resources=(gone,)))
+    assert "g/0" not in view.resources
+    assert not view.apply(Changes(version=5, resources=(gone,)))
+    assert view.apply(Changes(version=7, resources=(resource("g/0", 7),)))
+    assert "g/0" in view.resources
+
+
+def test_a_key_that_was_forgotten_before_it_was_known_makes_no_difference() -> None:
+    gone = replace(resource("g/9", 5), forgotten=True)
+    assert not View().apply(Changes(version=5, resources=(gone,)))
+
+
+def test_a_dead_member_is_gone() -> None:
+    dead = Changes(version=6, peers=(peer("a", 6, alive=False),))
+    view = told(FIRST)
+    assert view.apply(dead)
+    assert set(view.peers) == {"b"}
+    assert not view.apply(dead)
+
+
+LATE = "once it is gone its version is forgotten, so an older word brings it back"
+
+
+@pytest.mark.xfail(reason=LATE)
+def test_a_late_answer_does_not_bring_a_forgotten_key_back() -> None:
+    gone = replace(resource("g/0", 5), forgotten=True)
+    view = told(Changes(version=5, resources=(gone,)), FIRST)
+    assert "g/0" not in view.resources
+
+
+@pytest.mark.xfail(reason=LATE)
+def test_a_late_answer_does_not_bring_a_dead_member_back() -> None:
+    view = told(Changes(version=6, peers=(peer("a", 6, alive=False),)), FIRST)
+    assert "a" not in view.peers
+
+
+def test_learning_one_key_leaves_the_version_so_that_nothing_is_skipped() -> None:
+    view = told(FIRST)
+    assert view.learn(resource("g/0", 8, holder="a", epoch=1))
+    assert not view.learn(resource("g/0", 7))
+    assert view.resources["g/0"].epoch == 1
+    assert view.version == 3
+
+
+def test_nobody_can_write_into_what_is_known() -> None:
+    view: Any = told(FIRST)
+    with pytest.raises(TypeError):
+        view.resources["g/1"] = resource("g/1", 1)
+    with pytest.raises(TypeError):
+        del view.peers["a"]
+
+
+keys = st.sampled_from(["g/0", "g/1", "g/2"])
+words = st.lists(st.tuples(keys, st.integers(1, 9)), max_size=12)
+
+
+@given(said=words, order=st.randoms(use_true_random=False))
+def test_the_newest_word_on_each_key_wins_in_any_order(
+    said: list[tuple[str, int]], order: Random
+) -> None:
+    told_in_turn = [Changes(version=v, resources=(resource(k, v),)) for k, v in said]
+    order.shuffle(told_in_turn)
+    view = told(*told_in_turn)
+    newest = {key: max(v for k, v in said if k == key) for key, _ in said}
+    assert {key: each.version for key, each in view.resources.items()} == newest
+    assert view.version == max((v for _, v in said), default=0)
