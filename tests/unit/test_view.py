@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,9 @@ from hypothesis import strategies as st
 
 from leasehold.core.view import View
 from leasehold.model import Changes, MemberInfo, Peer, Resource, State
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 def resource(key: str, version: int, *, holder: str | None = None, epoch: int = 0) -> Resource:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from leasehold.clock import host_name, new_suffix, new_token
+from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
 from leasehold.core import balance, pace
 from leasehold.core.balance import Plan
 from leasehold.core.ladder import Ladder
@@ -61,21 +61,22 @@ class Member:
         store: Store,
         options: MemberOptions,
         *,
-        clock: Clock,
-        rng: random.Random,
         keeper: Keeper,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
         identity: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
         """Know nothing yet: the first step joins the group.
 
-        ``identity`` gives the suffix of a new holder id and a new token.
+        ``keeper`` does the work on what is owned. ``clock``, ``rng`` and ``identity`` (which
+        gives the suffix of a new holder id and a new token) are the machine's, unless handed in.
         """
         self.options = options
         self.calls: Counter[str] = Counter()
         self.left = False
         self._store = store
-        self._clock = clock
-        self._rng = rng
+        self._clock = clock or SystemClock()
+        self._rng = rng or system_random()
         self._identity = identity or (lambda: (new_suffix(), new_token()))
         self._info = MemberInfo(
             host=host_name(), pid=os.getpid(), weight=options.weight, most=options.most

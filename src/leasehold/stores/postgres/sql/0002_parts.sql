@@ -78,6 +78,7 @@ create function leasehold.take_versions_1(p_count integer) returns bigint langua
     update meta set version = version + p_count where one returning version - p_count
 $$;
 
+-- Ends the terms of keys that are all of them held.
 create function leasehold.end_terms_1(p_keys text[], p_reason text, p_now timestamptz)
     returns void language plpgsql as $$
 declare
@@ -91,7 +92,7 @@ begin
         update resource as r
         set holder = null, asked_by = null, break_at = null, version = v_last + w.i
         from unnest(p_keys) with ordinality as w (key, i)
-        where r.key = w.key and r.holder is not null
+        where r.key = w.key
         returning r.key, r.epoch, r.version
     )
     update term as t
@@ -200,16 +201,18 @@ begin
     from (
         select r.key, r.holder, state_1(r.holder, l.ends_at, r.break_at, p_now) as state
         from resource as r left join lease as l on l.holder = r.holder
-        where r.key = any (p_keys) and r.holder is not null
+        where r.key = any (p_keys)
     ) as h;
     perform end_terms_1(v_broken, 'broken', p_now);
     perform end_leases_1(v_dead, 'expired', p_now);
 
-    select array_agg(r.key order by r.key) into v_lapsed
+    select array_agg(r.key order by r.key) filter (
+        where r.handed_to is not null and (r.handed_until <= p_now or l.holder is null)
+    )
+    into v_lapsed
     from resource as r
     left join lease as l on l.holder = r.handed_to and l.ended is null and l.ends_at > p_now
-    where r.key = any (p_keys) and r.handed_to is not null
-        and (r.handed_until <= p_now or l.holder is null);
+    where r.key = any (p_keys);
     if v_lapsed is not null then
         v_last := take_versions_1(cardinality(v_lapsed));
         update resource as r set handed_to = null, version = v_last + w.i

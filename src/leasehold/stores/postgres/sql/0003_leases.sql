@@ -4,8 +4,9 @@
 -- Every call fixes the path, for safety, and two settings of the planner: a plan is kept as long as
 -- the connection, and one that was made while the tables were empty must not search them from end
 -- to end when they are full; to compile such small queries would take longer than to run them.
--- For the same reason a holder that is compared beside a key is written "is not distinct from",
--- which no index serves: looked up by holder, a list of n keys would take n times n steps.
+-- For the same reason rows that are looked up by a list of keys have no other condition that an
+-- index could serve ("is not distinct from" and filters of aggregates are none): looked up in any
+-- other way, n keys would take n times n steps.
 
 set local search_path = leasehold, pg_temp;
 

@@ -55,18 +55,16 @@ declare
     v_last bigint;
 begin
     perform settle_1(p_keys, v_now);
-    v_gone := array(
-        select r.key from resource as r
-        where r.key = any (p_keys) and r.holder is null and not r.forgotten
-        order by r.key
-    );
-    if cardinality(v_gone) > 0 then
+    select array_agg(r.key order by r.key) filter (where r.holder is null and not r.forgotten)
+    into v_gone
+    from resource as r where r.key = any (p_keys);
+    if v_gone is not null then
         v_last := take_versions_1(cardinality(v_gone));
         update resource as r set forgotten = true, handed_to = null, version = v_last + w.i
         from unnest(v_gone) with ordinality as w (key, i)
         where r.key = w.key;
     end if;
-    return cardinality(v_gone);
+    return coalesce(cardinality(v_gone), 0);
 end
 $$;
 
@@ -81,6 +79,7 @@ declare
     v_rounds bigint[] := rounds_1(p_keys);
     v_want   text[];
     v_take   text[];
+    v_steal  text[];
 begin
     lost := lost_1(p_holder, p_token, v_now);
     if lost is not null then
@@ -97,17 +96,14 @@ begin
             or state_1(r.holder, l.ends_at, r.break_at, v_now) in ('available', 'broken', 'expired')
         );
         perform settle_1(v_want, v_now);
-        select array_agg(w.key order by w.i) into v_take
+        select
+            array_agg(w.key order by w.i),
+            array_agg(w.key order by w.i) filter (where r.holder is not null)
+        into v_take, v_steal
         from unnest(v_want) with ordinality as w (key, i)
         join resource as r on r.key = w.key
         where r.handed_to is null or r.handed_to = p_holder;
-        perform end_terms_1(
-            array(
-                select r.key from resource as r
-                where r.key = any (v_take) and r.holder is not null order by r.key
-            ),
-            'stolen', v_now
-        );
+        perform end_terms_1(v_steal, 'stolen', v_now);
         perform begin_terms_1(v_take, p_holder, p_keep, v_now);
         -- What it holds now from that epoch on, taken in this call or in an earlier one.
         select places || array_agg(u.i), epochs || array_agg(r.epoch) into places, epochs
@@ -225,13 +221,9 @@ begin
     ) as w;
     -- What time has ended was not ended by the release that came after.
     perform settle_1(v_held, v_now);
-    perform end_terms_1(
-        array(
-            select r.key from resource as r
-            where r.key = any (v_held) and r.holder is not null order by r.key
-        ),
-        'released', v_now
-    );
+    select array_agg(r.key order by r.key) filter (where r.holder is not null) into v_held
+    from resource as r where r.key = any (v_held);
+    perform end_terms_1(v_held, 'released', v_now);
     -- Ended by this call or by an earlier one: the answer is the same.
     return array(
         select a.i from unnest(v_at) as a (i)

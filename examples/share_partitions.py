@@ -1,0 +1,53 @@
+"""Share the partitions of a stream between any number of processes.
+
+Run it in two or three terminals, and stop one of them with Ctrl-C:
+
+    python examples/share_partitions.py sqlite:///leases.db
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import anyio
+
+from leasehold import Member, MemberOptions, Ownership, open_store, partition_group, partition_key
+
+STREAM, GROUP, PARTITIONS = "orders", "billing", 8
+
+
+class Worker:
+    """Does the work on what this process owns. Here it only says so."""
+
+    def opened(self, ownership: Ownership) -> None:
+        print(f"mine      {ownership.key} (epoch {ownership.epoch})", flush=True)
+
+    def drain(self, ownership: Ownership) -> bool:
+        print(f"finishing {ownership.key}", flush=True)
+        return True  # nothing is left to do; otherwise return False, and call member.drained(key)
+
+    def closed(self, ownership: Ownership, reason: str) -> None:
+        print(f"not mine  {ownership.key} ({reason})", flush=True)
+
+
+async def main(store_url: str) -> None:
+    """Hold a fair share until asked to leave."""
+    options = MemberOptions(group=partition_group(STREAM, GROUP), name="worker")
+    async with open_store(store_url) as store, anyio.create_task_group() as tasks:
+        await store.declare([partition_key(STREAM, GROUP, str(n)) for n in range(PARTITIONS)])
+        member = Member(store, options, keeper=Worker())
+        tasks.start_soon(leave_on_signal, member)
+        await member.run()
+        tasks.cancel_scope.cancel()
+
+
+async def leave_on_signal(member: Member) -> None:
+    """Ctrl-C or SIGTERM: hand everything over, then leave."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            member.drain()
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else "sqlite:///leases.db")

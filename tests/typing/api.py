@@ -1,0 +1,62 @@
+"""Type-level tests of the public surface: checked by mypy, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import assert_type
+
+from leasehold import (
+    Checkpoint,
+    Member,
+    MemberOptions,
+    Ownership,
+    Position,
+    Resource,
+    Strategy,
+    Timing,
+    open_store,
+    partition_group,
+    partition_key,
+)
+from leasehold.ports import Keeper, Store
+from leasehold.stores.memory import MemoryStore
+from leasehold.stores.postgres import PostgresStore
+from leasehold.stores.sqlite import SqliteStore
+from leasehold.testing.sim.store import SimStore
+
+
+class SilentKeeper:
+    def opened(self, ownership: Ownership) -> None: ...
+
+    def drain(self, ownership: Ownership) -> bool:
+        return bool(ownership)
+
+    def closed(self, ownership: Ownership, reason: str) -> None: ...
+
+
+async def use(keeper: SilentKeeper) -> None:
+    options = MemberOptions(
+        group=partition_group("stream", "group"),
+        strategy=Strategy.EVEN,
+        timing=Timing.of(lease=timedelta(seconds=30)),
+    )
+    async with open_store("memory://") as store:
+        assert_type(store, Store)
+        assert_type(await store.declare([partition_key("stream", "group", "0")]), int)
+        assert_type(await store.resources(options.group), Mapping[str, Resource])
+        assert_type(await store.checkpoints(options.group), Mapping[str, Checkpoint])
+        member = Member(store, options, keeper=keeper)
+        assert_type(member.holds("key"), Ownership | None)
+        assert_type(member.held(), list[Ownership])
+        await member.checkpoint({"key": Position(sequence_number=1)})
+
+
+def every_store_keeps_the_contract(
+    memory: MemoryStore, sqlite: SqliteStore, postgres: PostgresStore, simulated: SimStore
+) -> list[Store]:
+    return [memory, sqlite, postgres, simulated]
+
+
+def a_keeper_is_any_class_of_that_shape(keeper: SilentKeeper) -> Keeper:
+    return keeper
