@@ -10,13 +10,13 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.test_group_model import DEAD, Group, group, groups, key
+from tests.unit.test_quota import shares
 
 from leasehold.core.balance import Snapshot, Strategy, least_moves, plan, spread
 from leasehold.core.balance.even import plan_even
 from leasehold.core.balance.quota import Claimant
 from leasehold.model import MemberInfo, State
-from tests.unit.test_group_model import DEAD, Group, group, groups, key
-from tests.unit.test_quota import shares
 
 WEIGHTS = (1.0, 1.0, 2.0, 0.5)
 LIMITS = (None, None, 0, 1, 3)
@@ -63,6 +63,18 @@ def test_balanced_within_two_cycles_from_any_state(world: Group, seed: int) -> N
     assert sum(counts) == (len(world.resources) if counts else 0)
     assert max(counts, default=0) - min(counts, default=0) <= 1
     assert spread(world.snapshot()) <= 1
+    assert still(world)
+
+
+@pytest.mark.spec("B2")
+@many
+@given(world=groups(), seed=seeds)
+def test_cycles_that_overlap_need_one_more_at_most(world: Group, seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(3):
+        world.cycle(Strategy.EVEN, rng, overlap=True)
+    counts = world.counts()
+    assert max(counts, default=0) - min(counts, default=0) <= 1
     assert still(world)
 
 

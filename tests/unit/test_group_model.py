@@ -91,8 +91,16 @@ class Group:
         self.act(me, step)
         return step
 
-    def cycle(self, strategy: Strategy, rng: Random, *, stale: bool = True) -> bool:
-        """Everybody's turn once, in any order; say whether somebody had something to do."""
+    def cycle(
+        self, strategy: Strategy, rng: Random, *, stale: bool = True, overlap: bool = False
+    ) -> bool:
+        """Everybody's turn once, in any order; say whether somebody had something to do.
+
+        A cycle begins when the one before has ended: nobody plans from what was before it, unless
+        they ``overlap``.
+        """
+        if not overlap:
+            self.before = None
         order = rng.sample(sorted(self.members), len(self.members))
         steps = [self.turn(strategy, me, rng, stale=stale and rng.random() < 0.5) for me in order]
         return not all(step.stable for step in steps)

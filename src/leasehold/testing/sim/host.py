@@ -11,6 +11,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from leasehold.testing.sim.loop import simulated_sleep
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
@@ -70,9 +72,9 @@ class Host:
         if self.rates.pause and self.rng.random() < self.rates.pause:
             self.pause(self.rng.uniform(0.0, self.rates.longest_pause_s))
         loop = asyncio.get_running_loop()
-        while (left_s := self._paused_until_s - loop.time()) > 0:  # noqa: ASYNC110
+        while (left_s := self._paused_until_s - loop.time()) > 0:
             # A pause may be lengthened while it lasts, so look again.
-            await asyncio.sleep(left_s)
+            await simulated_sleep(left_s)
 
 
 class HostClock:
@@ -94,7 +96,7 @@ class HostClock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep by this host's clock."""
-        await asyncio.sleep(seconds / self.host.clock_rate)
+        await simulated_sleep(seconds / self.host.clock_rate)
         await self.host.gate()
 
     async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:

@@ -38,6 +38,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._input.now_s
 
 
+async def simulated_sleep(seconds: float) -> None:
+    """Wait in simulated time; in a loop of another kind this would really wait."""
+    await asyncio.sleep(seconds)
+
+
 def run_simulated(main: Coroutine[Any, Any, T]) -> T:
     """Run ``main`` to its end on a loop of its own, in no time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:

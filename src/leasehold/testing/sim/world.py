@@ -18,6 +18,7 @@ from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.checks import CheckedRegistry, Checks
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import Host, HostClock, HostKeeper
+from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class World:
         """
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
-            await asyncio.sleep(min(_LOOK_EVERY_S, left_s))
+            await simulated_sleep(min(_LOOK_EVERY_S, left_s))
             self.look()
 
     def look(self) -> None:
