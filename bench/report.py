@@ -131,7 +131,8 @@ def as_table(part: Part, rows: Sequence[Row]) -> Table:
 def main(parts: Sequence[Part], argv: Sequence[str] | None = None) -> int:
     """Measure the parts and print them; 1 if a bar is not met."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Leasehold measured beside its peers."
+        usage="python -m bench [PART] [--json] [--small]",
+        description="Leasehold measured beside its peers: one part, or all of them.",
     )
     parser.add_argument(
         "--json", action="store_true", help="one JSON object on one line for each part"

@@ -170,12 +170,17 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The last position known to be done: processing starts at the event after it (C3)."""
+    """The last position known to be done."""
 
     key: str
     epoch: int
     position: Position
     updated_at: datetime
+
+    @property
+    def resumes_at(self) -> int:
+        """The sequence number of the first event to process: the one after the checkpoint."""
+        return self.position.sequence_number + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,8 @@ select leasehold.hand_over_1(
 
 -- name: release
 select leasehold.release_1(
-    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[]
+    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
+    %(reasons)s::text[]
 );
 
 -- name: break

@@ -17,6 +17,7 @@ from leasehold.stores.postgres.long_names import id_of_group, id_of_key, to_reme
 from leasehold.stores.postgres.trouble import explained
 from leasehold.stores.shared import (
     HISTORY_LIMIT,
+    RELEASED_BY,
     checked_keys,
     checked_lease,
     limit_s,
@@ -148,7 +149,11 @@ class PostgresStore:
 
     async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
         """See ``Store``."""
-        (places,) = await self._ask("release", **to.to_columns(ownerships))
+        (places,) = await self._ask(
+            "release",
+            **to.to_columns(ownerships),
+            reasons=[reason.value for reason in RELEASED_BY],
+        )
         return [ownerships[place - 1].key for place in places]
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:

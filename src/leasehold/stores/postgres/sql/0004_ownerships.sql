@@ -199,43 +199,34 @@ end
 $$;
 
 create function leasehold.release_1(
-    p_keys text[], p_epochs bigint[], p_holders text[], p_tokens text[]
+    p_keys text[], p_epochs bigint[], p_holders text[], p_tokens text[], p_reasons text[]
 ) returns bigint[] language plpgsql
 set search_path = leasehold, pg_temp set enable_seqscan = off set jit = off
 as $$
 declare
     v_now  timestamptz := lock_1('{}', p_keys);
     v_held text[];
-    v_at   bigint[];
 begin
-    select array_agg(w.key), array_agg(w.i) into v_held, v_at
-    from (
-        select distinct on (r.key)
-            r.key, u.i
-        from unnest(p_keys, p_epochs, p_holders, p_tokens) with ordinality
-            as u (key, epoch, holder, token, i)
-        join resource as r on r.key = u.key and r.epoch = u.epoch
-            and r.holder is not distinct from u.holder
-        join lease as l on l.holder = u.holder and l.token = u.token
-        order by r.key, u.i
-    ) as w;
+    select array_agg(distinct r.key) into v_held
+    from unnest(p_keys, p_epochs, p_holders, p_tokens) as u (key, epoch, holder, token)
+    join resource as r on r.key = u.key and r.epoch = u.epoch
+        and r.holder is not distinct from u.holder
+    join lease as l on l.holder = u.holder and l.token = u.token;
     -- What time has ended was not ended by the release that came after.
     perform settle_1(v_held, v_now);
     select array_agg(r.key order by r.key) filter (where r.holder is not null) into v_held
     from resource as r where r.key = any (v_held);
     perform end_terms_1(v_held, 'released', v_now);
-    -- Ended by this call or by an earlier one: the answer is the same.
+    -- Over by this call, by an earlier one, or because time was faster: the answer is the same.
     return array(
-        select a.i from unnest(v_at) as a (i)
-        union
         select u.i
         from unnest(p_keys, p_epochs, p_holders, p_tokens) with ordinality
             as u (key, epoch, holder, token, i)
         join lease as l on l.holder = u.holder and l.token = u.token
-        join term as t on t.key = u.key and t.epoch = u.epoch
-            and t.holder is not distinct from u.holder and t.reason = 'released'
         join resource as r on r.key = u.key
-        order by i
+        join term as t on t.key = u.key and t.epoch = u.epoch
+            and t.holder is not distinct from u.holder and t.reason = any (p_reasons)
+        order by u.i
     );
 end
 $$;

@@ -1,0 +1,248 @@
+"""One member, step by step, on a simulated store that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from leasehold.core.balance import Strategy
+from leasehold.errors import FencedWrite, LeaseLost
+from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Ownership, Position, Wanted
+from leasehold.processor.cycle import Member
+from leasehold.testing.sim.faults import CALM
+from leasehold.testing.sim.host import Host
+from leasehold.testing.sim.loop import run_simulated
+from leasehold.testing.sim.world import Setting, World
+
+PARTITIONS = 6
+CYCLE_S = 3.0
+
+
+def play(story: Callable[[World], Awaitable[None]], *, strategy: Strategy = Strategy.EVEN) -> None:
+    async def main() -> None:
+        world = World(Setting(seed=1, partitions=PARTITIONS, strategy=strategy, writes=False))
+        try:
+            await story(world)
+        finally:
+            await world.end()
+
+    run_simulated(main())
+
+
+async def joined(world: World) -> tuple[Host, Member]:
+    host = world.start()
+    await world.pass_time(1.0)
+    assert host.member is not None
+    return host, host.member
+
+
+def steal(world: World, key: str, *, after_s: float = 100.0) -> None:
+    """Somebody outside the simulation takes the key by force."""
+    registry, server = world.registry, world.server
+    lease = Lease(holder="thief", token="t", group="", duration_s=after_s)
+    now, wall = server.now(), server.wall()
+    registry.grant(lease, MemberInfo(), now, wall)
+    epoch = registry.resources(world.group, now)[key].epoch
+    want = Wanted(key=key, seen_epoch=epoch)
+    assert registry.claim(lease, [want], force=True, now=now, wall=wall)
+
+
+def _lease_of(world: World, host: Host):  # type: ignore[no-untyped-def]
+    assert host.member is not None
+    lease = host.member._lease
+    assert lease is not None
+    return lease
+
+
+@pytest.mark.spec("B1", "P3")
+def test_it_takes_all_keys_when_it_is_alone_and_then_only_renews() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        assert len(member.held()) == PARTITIONS
+        before = dict(member.calls)
+        await world.pass_time(10 * CYCLE_S)
+        assert {k: n - before.get(k, 0) for k, n in member.calls.items() if n != before[k]} == {
+            "renew": 10
+        }
+
+    play(story)
+
+
+@pytest.mark.spec("P5", "P9")
+def test_without_the_store_it_holds_on_until_its_trust_ends_and_not_longer() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        world.server.up = False
+        await world.pass_time(5.0)
+        assert len(member.held()) == PARTITIONS
+        await world.pass_time(4.0)
+        assert member.held() == []
+        # The store would still honour the lease: belief has ended before.
+        assert member.holder is None or world.registry.peers(world.group, world.now_s())
+
+    play(story)
+
+
+@pytest.mark.spec("P5", "L4")
+def test_after_the_outage_it_comes_back_as_a_new_holder() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        first = member.holder
+        world.server.up = False
+        await world.pass_time(20.0)
+        world.server.up = True
+        await world.pass_time(2 * CYCLE_S)
+        assert member.holder not in (None, first)
+        assert {ownership.epoch for ownership in member.held()} == {2}
+
+    play(story)
+
+
+@pytest.mark.spec("P4", "P9")
+def test_a_claim_that_came_too_late_is_no_error_and_is_not_held() -> None:
+    async def story(world: World) -> None:
+        (_, one), (_, two) = await joined(world), await joined(world)
+        await world.pass_time(2 * CYCLE_S)
+        keys = {o.key for o in one.held()}
+        assert keys.isdisjoint(o.key for o in two.held())
+        assert len(keys) == PARTITIONS // 2
+
+    play(story)
+
+
+@pytest.mark.spec("P6", "L3")
+def test_what_was_stolen_is_closed_at_the_next_renewal() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        steal(world, world.keys[0])
+        await world.pass_time(CYCLE_S + 0.5)
+        assert member.holds(world.keys[0]) is None
+
+    play(story, strategy=Strategy.GREEDY)
+
+
+@pytest.mark.spec("L7")
+def test_a_fenced_checkpoint_is_told_once_and_closes_the_key() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        key = world.keys[0]
+        await member.checkpoint({key: Position(sequence_number=1)})
+        steal(world, key)
+        with pytest.raises(FencedWrite) as refused:
+            await member.checkpoint({key: Position(sequence_number=2)})
+        assert refused.value.key == key
+        with pytest.raises(LeaseLost):
+            await member.checkpoint({key: Position(sequence_number=3)})
+        assert world.registry.checkpoints(world.group)[key].position.sequence_number == 1
+        assert world.registry.fenced_writes(world.group) == 1
+
+    play(story, strategy=Strategy.GREEDY)
+
+
+def test_a_claim_whose_answer_was_lost_is_found_at_the_next_renewal() -> None:
+    async def story(world: World) -> None:
+        host = world.start()
+        await world.pass_time(0.32)  # it has joined, and its first look is on the way
+        host.rates = replace(CALM, answer_lost=1.0)
+        await world.pass_time(0.5)
+        host.rates = CALM
+        await world.pass_time(2 * CYCLE_S)
+        assert host.member is not None
+        assert len(host.member.held()) == PARTITIONS
+        assert {ownership.epoch for ownership in host.member.held()} == {1}
+
+    play(story)
+
+
+@pytest.mark.spec("L5")
+def test_it_hands_over_what_it_is_asked_for() -> None:
+    async def story(world: World) -> None:
+        (_, one), (second, two) = await joined(world), await joined(world)
+        await world.pass_time(2 * CYCLE_S)
+        asked_for = one.held()[0]
+        now, wall = world.server.now(), world.server.wall()
+        want = Wanted(key=asked_for.key, seen_epoch=asked_for.epoch)
+        assert world.registry.ask(_lease_of(second), want, now, wall)
+        await world.pass_time(CYCLE_S + 0.5)
+        assert one.holds(asked_for.key) is None
+        reasons = [term.reason for term in world.registry.history(asked_for.key, 5)]
+        assert EndReason.HANDED_OVER in reasons
+        assert two.holder is not None
+
+    play(story)
+
+
+def test_work_that_does_not_stop_in_time_is_stopped_by_force() -> None:
+    class Stubborn:
+        def __init__(self) -> None:
+            self.closed_because: list[str] = []
+
+        def opened(self, ownership: Ownership) -> None: ...
+
+        def drain(self, ownership: Ownership) -> bool:
+            return False
+
+        def closed(self, ownership: Ownership, reason: str) -> None:
+            self.closed_because.append(reason)
+
+    async def story(world: World) -> None:
+        keeper = Stubborn()
+        host, member = await joined(world)
+        member._holdings._keeper = keeper
+        member.options = replace(member.options, drain_limit=timedelta(seconds=4))
+        world.drain(host)
+        await world.pass_time(20.0)
+        assert keeper.closed_because == ["drain limit"] * PARTITIONS
+        assert member.left
+
+    play(story)
+
+
+@pytest.mark.spec("P10")
+def test_a_host_that_expects_keys_looks_more_often() -> None:
+    async def story(world: World) -> None:
+        await joined(world)
+        newcomer = world.start()
+        await world.pass_time(CYCLE_S)
+        assert newcomer.member is not None
+        assert newcomer.member.calls["renew"] >= 3
+
+    play(story)
+
+
+def test_measured_loads_reach_the_others_with_the_next_renewal() -> None:
+    async def story(world: World) -> None:
+        (_, one), (_, two) = await joined(world), await joined(world)
+        await world.pass_time(2 * CYCLE_S)
+        one.report_loads({one.held()[0].key: 7.5})
+        await world.pass_time(2 * CYCLE_S)
+        assert one.holder is not None
+        assert list(two.view.peers[one.holder].info.loads.values()) == [7.5]
+
+    play(story, strategy=Strategy.BY_LOAD)
+
+
+@pytest.mark.spec("L5")
+def test_leaving_releases_everything_at_once() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        await member.leave()
+        resources = world.registry.resources(world.group, world.now_s()).values()
+        assert {resource.holder for resource in resources} == {None}
+        assert world.registry.peers(world.group, world.now_s()) == {}
+
+    play(story)
+
+
+@pytest.mark.spec("C3")
+def test_processing_goes_on_after_the_checkpoint() -> None:
+    checkpoint = Checkpoint(
+        key="partition/s/g/0",
+        epoch=1,
+        position=Position(sequence_number=41, offset="4104"),
+        updated_at=datetime(2030, 1, 1, tzinfo=UTC),
+    )
+    assert checkpoint.resumes_at == 42
