@@ -105,6 +105,12 @@ class Group:
         steps = [self.turn(strategy, me, rng, stale=stale and rng.random() < 0.5) for me in order]
         return not all(step.stable for step in steps)
 
+    def depart(self) -> None:
+        """Whoever leaves and has nothing any more ends its lease; what was kept for it is free."""
+        for holder, keys in self.held().items():
+            if self.members[holder].draining and not keys:
+                del self.members[holder]
+
 
 def group(text: str, *, free: int = 0, **infos: MemberInfo) -> Group:
     """``group("a:3 b:0", free=2)``: a has three keys, b none, two are free; in order of keys."""
@@ -207,6 +213,13 @@ def test_only_the_owner_gives_away() -> None:
     assert world.held()["a"] == ["g/00"]
     world.act("a", Plan(release=("g/00",)))
     assert world.resources["g/00"].state is State.AVAILABLE
+
+
+def test_who_has_given_all_away_departs() -> None:
+    leaving = MemberInfo(draining=True)
+    world = group("a:0 b:1 c:0", a=leaving, b=leaving)
+    world.depart()
+    assert set(world.members) == {"b", "c"}
 
 
 def test_a_stale_turn_sees_what_was_before_the_last() -> None:

@@ -50,7 +50,7 @@ def steal(world: World, key: str, *, after_s: float = 100.0) -> None:
     assert registry.claim(lease, [want], force=True, now=now, wall=wall)
 
 
-def _lease_of(world: World, host: Host):  # type: ignore[no-untyped-def]
+def _lease_of(host: Host) -> Lease:
     assert host.member is not None
     lease = host.member._lease
     assert lease is not None

@@ -84,6 +84,8 @@ def simulate(
         return
     if seeds is not None:
         raise UsageError("--seeds runs bad days; a --scenario takes one --seed")
+    if svg_file is not None and not svg_file.parent.is_dir():
+        raise UsageError(f"--svg: there is no folder {svg_file.parent}: make it first")
     chosen = list(Strategy) if compare else [strategy]
     _scenarios(scenario or Scenario.JOIN, chosen, hosts, partitions, seed or 0, output, svg_file)
 

@@ -343,6 +343,7 @@ class Registry:
         row.holder, row.handed_to, row.handed_by = claimer.lease.holder, None, None
         if claimer.lease.group != row.group:
             self._group(row.group).guests[claimer.lease.holder] = claimer
+            claimer.abroad[row.key] = row
         row.terms.append(
             Term(key=row.key, epoch=row.epoch, holder=claimer.lease.holder, started_at=wall)
         )
@@ -356,6 +357,7 @@ class Registry:
             return
         owner = self._leases[row.holder]
         owner.owned.pop(row.key, None)
+        owner.abroad.pop(row.key, None)
         row.terms[-1] = replace(row.terms[-1], ended_at=wall, reason=reason)
         row.holder = row.asked_by = row.break_at = None
         self._touch(row)
@@ -438,11 +440,7 @@ class Registry:
         # A holder without a group watches nobody: it only hears of what is its own.
         group = self._group(mine.lease.group) if mine.lease.group else GroupRow()
         resources = [self._shown(row, now) for row in newer(group.resources.values(), since)]
-        resources += [
-            self._shown(row, now)
-            for row in mine.owned.values()
-            if row.group != mine.lease.group and row.version > since
-        ]
+        resources += [self._shown(row, now) for row in mine.abroad.values() if row.version > since]
         mine.ended_terms = [each for each in mine.ended_terms if each[0] > since]
         return Changes(
             version=self._version,

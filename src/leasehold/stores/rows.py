@@ -26,6 +26,8 @@ class LeaseRow:
     # Own terms that ended, with their version; forgotten once the holder has heard of them.
     ended_terms: list[tuple[int, Term]] = field(default_factory=list)
     owned: dict[str, ResourceRow] = field(default_factory=dict)
+    # Those of them that are not of its group; a renewal looks at these one by one.
+    abroad: dict[str, ResourceRow] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
