@@ -121,8 +121,8 @@ begin
 end
 $$;
 
--- What a renewal tells; who has no group hears only of what is its own. One statement, so that the version and the rows are of one snapshot: the
--- version never promises more than the rows hold.
+-- What a renewal tells; who has no group hears only of what is its own. One statement, so that the
+-- version and the rows are of one snapshot: the version never promises more than the rows hold.
 create function leasehold.changes_1(
     p_holder text, p_grp text, p_since bigint, p_now timestamptz,
     out version bigint, out resources json, out peers json, out ended json
