@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from leasehold.core.balance import Strategy
-from leasehold.errors import FencedWrite, LeaseLost
+from leasehold.errors import FencedWrite, LeaseLost, UsageError
 from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Ownership, Position, Wanted
 from leasehold.processor.cycle import Member
 from leasehold.testing.sim.faults import CALM
@@ -226,9 +226,15 @@ def test_measured_loads_reach_the_others_with_the_next_renewal() -> None:
 
 
 @pytest.mark.spec("L5")
-def test_leaving_releases_everything_at_once() -> None:
+def test_leaving_after_the_loop_was_cancelled_frees_everything_at_once() -> None:
     async def story(world: World) -> None:
-        _, member = await joined(world)
+        host, member = await joined(world)
+        with pytest.raises(UsageError, match="drain"):
+            await member.leave()
+        assert host.task is not None
+        host.task.cancel()
+        await world.pass_time(0.1)
+        assert member.held() == []
         await member.leave()
         resources = world.registry.resources(world.group, world.now_s()).values()
         assert {resource.holder for resource in resources} == {None}

@@ -17,7 +17,7 @@ from leasehold.core.balance import Plan
 from leasehold.core.ladder import Ladder
 from leasehold.core.timing import CLOCK_RATE_ERROR
 from leasehold.core.view import View
-from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable
+from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
 from leasehold.model import (
     HandOver,
     Lease,
@@ -91,6 +91,7 @@ class Member:
         self._info_sent: MemberInfo | None = None
         self._last_plan: Plan | None = None
         self._failures = 0
+        self._running = False
 
     # ------------------------------------------------------- for the owner
 
@@ -148,11 +149,17 @@ class Member:
     # ------------------------------------------------------------ the loop
 
     async def run(self) -> None:
-        """Cycle until ``drain`` has been carried out. Cancelling closes everything at once."""
+        """Cycle until ``drain`` has been carried out. Cancelling closes everything at once.
+
+        After it was cancelled, ``leave`` frees the keys; without it they are free when the lease
+        ends.
+        """
+        self._running = True
         try:
             while not self.left:
                 await self._wait(await self.step())
         finally:
+            self._running = False
             self._holdings.close_all(reason="shutdown")
 
     async def step(self) -> float:
@@ -177,11 +184,17 @@ class Member:
         )
 
     async def leave(self) -> None:
-        """Stop at once and in good order: close all, release all, end the lease.
+        """Close all, release all, end the lease: for a member whose ``run`` has ended or never ran.
 
         Raises:
+            UsageError: ``run`` is under way; use ``drain``.
             StoreUnavailable: the lease will end by itself.
         """
+        if self._running:
+            raise UsageError("leave() was called while run() is under way: call drain() instead")
+        await self._end()
+
+    async def _end(self) -> None:
         self._holdings.close_all(reason="shutdown")
         lease, self._lease, self.left = self._lease, None, True
         if lease is not None:
@@ -209,7 +222,7 @@ class Member:
             plan = self._last_plan
         await self._send_leaving()
         if self._info.draining and self._holdings.empty and plan.stable:
-            await self.leave()
+            await self._end()
         return plan
 
     async def _join(self) -> Lease:

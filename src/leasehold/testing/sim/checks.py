@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import EndReason, Mark, MarkRefusal, Ownership
+    from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership
     from leasehold.stores.rows import LeaseRow, ResourceRow
     from leasehold.testing.sim.host import Host
 
@@ -118,6 +118,11 @@ class CheckedRegistry(Registry):
         super().end_term(row, reason, wall)
         self._note(row)
         self.checks.term_ended(row.key)
+
+    def lease_of(self, holder: str) -> Lease | None:
+        """The lease of a holder, token and all: a simulation may act in anybody's name."""
+        row = self._leases.get(holder)
+        return row.lease if row else None
 
     def backs(self, ownership: Ownership, now: float) -> bool:
         """Whether this ownership is in force."""

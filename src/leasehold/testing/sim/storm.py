@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.balance import Snapshot, least_moves
 from leasehold.core.timing import Timing
+from leasehold.model import Wanted
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import CALM, stormy
 from leasehold.testing.sim.loop import run_simulated
@@ -122,7 +123,9 @@ def _start(world: World) -> None:
 
 async def _happen(world: World, lease_s: float) -> None:
     rng, running = world.rng, world.running
-    what = rng.choice(("start", "crash", "drain", "pause", "outage", "break", "restart"))
+    what = rng.choice(
+        ("start", "crash", "drain", "pause", "outage", "break", "ask", "restart", "roll")
+    )
     if what == "start" or len(running) < 2:
         _start(world)
     elif what in ("crash", "restart"):
@@ -137,8 +140,25 @@ async def _happen(world: World, lease_s: float) -> None:
         world.server.up = False
         await world.pass_time(rng.uniform(0.0, 2 * lease_s))
         world.server.up = True
+    elif what == "roll":
+        for host in running:
+            _start(world)
+            world.drain(host)
+            await world.pass_time(rng.uniform(0.0, lease_s))
+    elif what == "ask":
+        _ask(world, rng)
     else:
         _break(world, rng, lease_s)
+
+
+def _ask(world: World, rng: random.Random) -> None:
+    """Somebody asks for a key of another, through an operator's tool."""
+    server, registry = world.server, world.registry
+    resource = registry.resources(world.group, server.now())[rng.choice(world.keys)]
+    lease = registry.lease_of(rng.choice(sorted(registry.peers(world.group, server.now()) or [""])))
+    if lease is not None:
+        want = Wanted(key=resource.key, seen_epoch=resource.epoch)
+        registry.ask(lease, want, server.now(), server.wall())
 
 
 def _break(world: World, rng: random.Random, lease_s: float) -> None:
