@@ -76,13 +76,22 @@ def partition_group(stream: str, group: str) -> str:
 
 
 def partition_key(stream: str, group: str, partition_id: str) -> str:
-    """The key of one partition of ``stream`` for one group of consumers."""
-    return f"{partition_group(stream, group)}/{_quoted(check_name(partition_id, what='partition'))}"
+    """The key of one partition of ``stream`` for one group of consumers.
+
+    Raises:
+        InvalidName: a part is no name, or all of them together, quoted, are too long for a key.
+    """
+    partition = _quoted(check_name(partition_id, what="partition"))
+    return check_key(f"{partition_group(stream, group)}/{partition}")
 
 
 def job_key(name: str) -> str:
-    """The key of a job."""
-    return f"job/{_quoted(check_name(name, what='job'))}"
+    """The key of a job.
+
+    Raises:
+        InvalidName: it is no name, or too long when it is quoted.
+    """
+    return check_key(f"job/{_quoted(check_name(name, what='job'))}")
 
 
 def group_of(key: str) -> str:

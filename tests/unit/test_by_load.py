@@ -109,7 +109,9 @@ def test_an_owner_gives_no_more_than_a_damped_surplus_and_a_receiver_stays_withi
     for me in group.members:
         step = plan_by_load(view, me)
         given_away = weigh(group, step.hand_over)
-        assert given_away <= DAMPING * max(0.0, load[me] - share[me]) + 1e-6
+        surplus = max(0.0, load[me] - share[me])
+        damped = DAMPING if len(step.hand_over) > 1 else 1.0
+        assert given_away <= damped * surplus + 1e-6
         for name, to in step.hand_over.items():
             gained[to] += weigh(group, [name])
     for me, more in gained.items():
@@ -246,7 +248,6 @@ def test_no_member_ends_further_above_its_share_than_the_worst_began(
 # ------------------------------------------------------------------------- known to be wrong
 
 
-@pytest.mark.xfail(reason="the first owner within its band ends the search, by surplus not by band")
 def test_a_small_member_far_above_its_share_is_relieved() -> None:
     group = world(
         {"a": [109.0], "b": [1.0] * 18, "c": [83.0]},
@@ -256,12 +257,10 @@ def test_a_small_member_far_above_its_share_is_relieved() -> None:
     assert plan_by_load(group.snapshot(), "b").hand_over
 
 
-@pytest.mark.xfail(reason="a limit of 0 is taken for no limit")
 def test_a_limit_of_nothing_is_a_limit() -> None:
     group = world({"a": [1.0] * 6, "b": [1.0]}, b=MemberInfo(most=0))
     assert not plan_by_load(group.snapshot(), "a").hand_over
 
 
-@pytest.mark.xfail(reason="a key heavier than the damped surplus never moves, however uneven it is")
 def test_three_keys_against_one_are_evened_out() -> None:
     assert busy(world({"a": [1.0] * 3, "b": [1.0]}))

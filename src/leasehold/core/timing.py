@@ -70,6 +70,13 @@ class Timing:
         Raises:
             InvalidOptions: with the relation that is broken and the numbers.
         """
+        shortest_s = min(self.lease_s, self.renew_s, self.call_s)
+        _relation(
+            shortest_s > 0,
+            "lease, renew_every, call_limit > 0",
+            f"{shortest_s:g} s > 0 s",
+            "time only goes forward",
+        )
         _relation(
             self.renew_s < self.lease_s / 2,
             "renew_every < lease / 2",

@@ -35,6 +35,9 @@ class View:
 
     def apply(self, changes: Changes) -> bool:
         """Take ``changes`` in; say whether anything is different now."""
+        if changes.version < self.version:
+            # An older answer that was overtaken: all of it is known, and some of it is over.
+            return False
         different = False
         for resource in changes.resources:
             different |= self.learn(resource)

@@ -28,7 +28,11 @@ def plan_by_load(snapshot: Snapshot, me: str) -> Plan:
     loads = _loads(snapshot)
     keys = snapshot.keys_by_owner()
     leaving = any(keys[m] for m in snapshot.members if snapshot.members[m].draining)
-    if not loads or leaving or any(not keys[taker] for taker in snapshot.takers()):
+    # A newcomer has measured nothing yet; a standby (largest number 0) never will.
+    newcomer = any(
+        not keys[taker] and snapshot.members[taker].most != 0 for taker in snapshot.takers()
+    )
+    if not loads or leaving or newcomer:
         return plan_even(snapshot, me)
     room = _Room(snapshot, keys, loads)
     claim = [key for key in keys[me] if not snapshot.held_by(key, me)]
@@ -51,7 +55,9 @@ class _Room:
     ) -> None:
         takers = snapshot.takers()
         self.weight = {m: snapshot.members[m].weight for m in takers}
-        self.most = {m: snapshot.members[m].most or len(snapshot.resources) for m in takers}
+        limits = {m: snapshot.members[m].most for m in takers}
+        everything = len(snapshot.resources)
+        self.most = {m: everything if most is None else most for m, most in limits.items()}
         self.load = {m: math.fsum(loads[key] for key in keys[m]) for m in takers}
         self.count = {m: len(keys[m]) for m in takers}
         total = math.fsum(self.load.values())
@@ -89,19 +95,33 @@ def _surplus(
     for owner in sorted(room.share, key=lambda each: (room.share[each] - room.load[each], each)):
         surplus = room.load[owner] - room.share[owner]
         if surplus <= DEAD_BAND * room.share[owner]:
-            break
-        budget = surplus * DAMPING
-        for key in sorted(keys[owner], key=lambda each: (-loads[each], each)):
-            receiver = room.emptiest()
-            if receiver is None or receiver == owner:
-                break
-            fits = room.load[receiver] + loads[key] <= room.share[receiver] * (1 + DEAD_BAND)
-            if 0 < loads[key] <= budget and fits and snapshot.held_by(key, owner):
-                budget -= loads[key]
-                place = room.place(loads[key])
-                if owner == me and place is not None:
-                    moves[key] = place
+            continue
+        held = [key for key in keys[owner] if snapshot.held_by(key, owner) and loads[key] > 0]
+        heaviest_first = sorted(held, key=lambda each: (-loads[each], each))
+        placed = _placed(heaviest_first, owner, loads, room, budget=surplus * DAMPING)
+        if not placed:
+            # Damped, nothing fits: then the lightest key that is not more than the surplus.
+            placed = _placed(heaviest_first[-1:], owner, loads, room, budget=surplus)
+        if owner == me:
+            moves = placed
     return moves
+
+
+def _placed(
+    keys: list[str], owner: str, loads: Mapping[str, float], room: _Room, *, budget: float
+) -> dict[str, str]:
+    """Those of the keys that fit into the budget and somewhere else, and where."""
+    places: dict[str, str] = {}
+    for key in keys:
+        receiver = room.emptiest()
+        if receiver is None or receiver == owner:
+            break
+        fits = room.load[receiver] + loads[key] <= room.share[receiver] * (1 + DEAD_BAND)
+        if loads[key] <= budget and fits:
+            budget -= loads[key]
+            room.place(loads[key])
+            places[key] = receiver
+    return places
 
 
 def _loads(snapshot: Snapshot) -> dict[str, float]:

@@ -47,10 +47,10 @@ def plan_one_steal(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     keys = snapshot.keys_by_owner()
     missing = _missing(snapshot, keys, me)
     claim = rng.sample(keys[None], min(missing, len(keys[None])))
-    victim = _biggest(keys, me)
-    if claim or missing == 0 or victim is None:
+    victims = _biggest(_robbable(snapshot, keys, me), mine=len(keys[me]))
+    if claim or missing == 0 or not victims:
         return _plan(snapshot, me, keys, claim=claim)
-    return _plan(snapshot, me, keys, steal=[rng.choice(keys[victim])])
+    return _plan(snapshot, me, keys, steal=[rng.choice(keys[rng.choice(victims)])])
 
 
 def plan_biggest_owner(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
@@ -59,7 +59,8 @@ def plan_biggest_owner(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     missing = _missing(snapshot, keys, me)
     claim = rng.sample(keys[None], min(missing, len(keys[None])))
     missing -= len(claim)
-    victims = _above_share(snapshot, keys, me)
+    counts = _robbable(snapshot, keys, me)
+    victims = _biggest(counts, mine=len(keys[me]) + len(claim))
     if missing == 0 or not victims:
         return _plan(snapshot, me, keys, claim=claim)
     victim = rng.choice(victims)
@@ -75,12 +76,12 @@ def _claim_or_steal(snapshot: Snapshot, me: str, rng: random.Random, *, most_at_
     if claim and most_at_once == 1:
         return _plan(snapshot, me, keys, claim=claim)
     steal: list[str] = []
-    counts = {victim: len(keys[victim]) for victim in _above_share(snapshot, keys, me)}
-    mine = len(keys[me]) + len(claim)
-    while len(claim) + len(steal) < missing and counts:
-        victim = max(counts, key=lambda each: (counts[each], each))
-        if counts[victim] - (mine + len(steal)) < _GAP_TO_STEAL:
+    counts = _robbable(snapshot, keys, me)
+    while len(claim) + len(steal) < missing:
+        victims = _biggest(counts, mine=len(keys[me]) + len(claim) + len(steal))
+        if not victims:
             break
+        victim = rng.choice(victims)
         counts[victim] -= 1
         steal.append(rng.choice([key for key in keys[victim] if key not in steal]))
     return _plan(snapshot, me, keys, claim=claim, steal=steal)
@@ -90,7 +91,13 @@ _GAP_TO_STEAL = 2
 
 
 def _share(snapshot: Snapshot) -> int:
-    return math.ceil(len(snapshot.resources) / max(1, len(snapshot.takers())))
+    """Keys per member, rounded up; what some may not take is shared by the rest."""
+    infos = [snapshot.members[taker] for taker in snapshot.takers()]
+    rest, members = len(snapshot.resources), len(infos)
+    for most in sorted(info.most for info in infos if info.most is not None):
+        if members > 1 and most * members < rest:
+            rest, members = rest - most, members - 1
+    return math.ceil(rest / max(1, members))
 
 
 def _missing(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> int:
@@ -102,20 +109,19 @@ def _missing(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) 
     return max(0, share - len(keys[me]))
 
 
-def _biggest(keys: Mapping[str | None, list[str]], me: str) -> str | None:
-    owners = {owner: len(owned) for owner, owned in keys.items() if owner not in (None, me)}
-    biggest = max(owners, key=lambda each: (owners[each], each or ""), default=None)
-    if biggest is None or owners[biggest] - len(keys[me]) < _GAP_TO_STEAL:
-        return None
-    return biggest
+def _robbable(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> dict[str, int]:
+    """Owners one may steal from, with their counts: those that leave, before any other."""
+    others = {m: len(keys[m]) for m in sorted(snapshot.members) if m != me and keys[m]}
+    leaving = {m: count for m, count in others.items() if snapshot.members[m].draining}
+    return leaving or others
 
 
-def _above_share(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> list[str]:
-    """Owners one may steal from, biggest first: all that have at least two more than me."""
-    enough = len(keys[me]) + _GAP_TO_STEAL
-    owners = [m for m in sorted(snapshot.members) if m != me and len(keys[m]) >= enough]
-    most = max((len(keys[m]) for m in owners), default=0)
-    return [m for m in owners if len(keys[m]) == most]
+def _biggest(counts: Mapping[str, int], *, mine: int) -> list[str]:
+    """The biggest owners, if they have at least two more than me."""
+    most = max(counts.values(), default=0)
+    if most - mine < _GAP_TO_STEAL:
+        return []
+    return [each for each, count in counts.items() if count == most]
 
 
 def _plan(

@@ -31,7 +31,7 @@ def quotas(total: int, claimants: list[Claimant]) -> dict[str, int]:
     sharing, rest = list(claimants), total
     while True:
         share = _shares(rest, sharing)
-        capped = [c for c in sharing if c.most is not None and share[c.holder] >= c.most]
+        capped = [c for c in sharing if c.most is not None and share[c.holder] > c.most - _HAIR]
         if not capped:
             break
         for claimant in capped:
@@ -42,21 +42,25 @@ def quotas(total: int, claimants: list[Claimant]) -> dict[str, int]:
     return granted
 
 
+# So that 20 x 0.3 / 0.6 is not rounded down to 9 for its last binary digit.
+_HAIR = 1e-9
+
+
 def _shares(total: int, claimants: list[Claimant]) -> dict[str, float]:
-    weight = math.fsum(c.weight for c in claimants)
-    return {c.holder: total * c.weight / weight for c in claimants}
+    # Relative to the largest, so that even absurd weights can be added up.
+    largest = max((c.weight for c in claimants), default=1.0)
+    weight = math.fsum(c.weight / largest for c in claimants)
+    return {c.holder: total * (c.weight / largest / weight) for c in claimants}
 
 
 def _rounded(total: int, claimants: list[Claimant], share: dict[str, float]) -> dict[str, int]:
-    if not claimants:
-        return {}
-    # The guard keeps 20 x 0.3 / 0.6 from being rounded down to 9 for its last binary digit.
-    floor = {c.holder: math.floor(share[c.holder] + 1e-9) for c in claimants}
+    floor = {c.holder: math.floor(share[c.holder] + _HAIR) for c in claimants}
     extra = max(0, total - sum(floor.values()))
 
-    def preference(c: Claimant) -> tuple[bool, float, str]:
+    def preference(c: Claimant) -> tuple[bool, bool, float, str]:
+        whole = share[c.holder] - floor[c.holder] < _HAIR
         has_one_more = c.count > floor[c.holder]
-        return (not has_one_more, floor[c.holder] - share[c.holder], c.holder)
+        return (whole, not has_one_more, floor[c.holder] - share[c.holder], c.holder)
 
     for claimant in sorted(claimants, key=preference)[:extra]:
         floor[claimant.holder] += 1
