@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from leasehold.clock import SystemClock
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.model import (
     EndReason,
@@ -28,6 +27,7 @@ from leasehold.model import (
     Wanted,
 )
 from leasehold.stores.sqlite import SqliteStore
+from leasehold.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -40,19 +40,6 @@ pytestmark = pytest.mark.anyio
 GROUP = "partition/orders/billing"
 
 
-class HandClock(SystemClock):
-    """Stands still until it is moved."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def boottime_s(self) -> float:
-        return self.now
-
-    def utc_now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "leases.db"
@@ -63,7 +50,7 @@ async def opened(
     path: Path, clock: Clock | None = None, *, boot_id: str = "boot-1", busy_limit_s: float = 5.0
 ) -> AsyncIterator[SqliteStore]:
     store = await SqliteStore.open(
-        path, clock=clock or HandClock(), boot_id=boot_id, busy_limit_s=busy_limit_s
+        path, clock=clock or ManualClock(), boot_id=boot_id, busy_limit_s=busy_limit_s
     )
     try:
         yield store
@@ -242,7 +229,7 @@ async def test_a_cancelled_call_returns_at_once_and_blocks_nobody(path: Path) ->
 
 
 async def test_closing_in_a_cancelled_scope_still_closes(path: Path) -> None:
-    store = await SqliteStore.open(path, clock=HandClock(), boot_id="boot-1")
+    store = await SqliteStore.open(path, clock=ManualClock(), boot_id="boot-1")
     with anyio.CancelScope() as scope:
         scope.cancel()
         await store.close()
@@ -291,14 +278,16 @@ anyio.run(store.close)
 
 @pytest.mark.spec("B7", "L4", "B10")
 async def test_after_a_restart_of_the_machine_all_leases_have_ended(path: Path) -> None:
-    async with opened(path, HandClock(90_000.0)) as store:
+    late = ManualClock()
+    late.advance(90_000.0)  # the machine has been up for long; after the restart it counts anew
+    async with opened(path, late) as store:
         a, b = await granted(store, "a"), await granted(store, "b")
         first, second = await owned(store, a, keys(2))
         await store.break_(first.key, epoch=1, after=timedelta(seconds=5))
         handed = HandOver(ownership=second, to="b")
         assert await store.hand_over([handed], limit=timedelta(seconds=60)) == [second.key]
         known = (await store.renew(b)).version
-    clock = HandClock(60.0)
+    clock = ManualClock()
     async with opened(path, clock, boot_id="boot-2") as store:
         assert await store.peers(GROUP) == {}
         seen = await store.resources(GROUP)
@@ -318,7 +307,7 @@ async def test_after_a_restart_of_the_machine_all_leases_have_ended(path: Path) 
             ("b", False),
             ("c", True),
         }
-        clock.now += 8 * 24 * 3600.0
+        clock.advance(8 * 24 * 3600.0)
         await granted(store, "d")
         left = raw(store).execute("SELECT holder FROM lease ORDER BY 1").fetchall()
         assert left == [("c",), ("d",)], "the ended ones are purged by the new seconds"

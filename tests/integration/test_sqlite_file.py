@@ -7,13 +7,12 @@ import re
 import sqlite3
 import threading
 from contextlib import asynccontextmanager, closing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pytest
 
-from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable, UnknownStore, UsageError
 from leasehold.model import Lease, Mark, MemberInfo, Ownership, Position, Wanted
 from leasehold.stores import open_store
@@ -22,6 +21,7 @@ from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.migrate import APPLICATION_ID
 from leasehold.stores.sqlite.patience import Patience, longest_pause_s
 from leasehold.stores.sqlite.sqltext import migrations, queries
+from leasehold.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -32,19 +32,6 @@ pytestmark = pytest.mark.anyio
 GROUP = "partition/orders/billing"
 
 
-class HandClock(SystemClock):
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def boottime_s(self) -> float:
-        return self.now
-
-    def utc_now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.now)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "leases.db"
@@ -52,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def opened(path: Path, boot_id: str = "boot-1") -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(path, clock=HandClock(), boot_id=boot_id)
+    store = await SqliteStore.open(path, clock=ManualClock(), boot_id=boot_id)
     try:
         yield store
     finally:
@@ -156,14 +143,14 @@ async def test_a_newer_schema_is_left_alone(path: Path) -> None:
         raw(store).execute("PRAGMA user_version = 999")
     known = max(migrations())
     with pytest.raises(StoreUnusable, match=rf"schema 999, this one knows {known}\): upgrade"):
-        await SqliteStore.open(path, clock=HandClock())
+        await SqliteStore.open(path, clock=ManualClock())
 
 
 async def test_a_file_that_is_no_database_is_left_alone(path: Path) -> None:
     letter = b"just a letter\n" * 100
     put(path, letter)
     with pytest.raises(StoreUnusable, match="no database") as e:
-        await SqliteStore.open(path, clock=HandClock())
+        await SqliteStore.open(path, clock=ManualClock())
     assert isinstance(e.value.__cause__, sqlite3.DatabaseError)
     assert content(path) == letter
 
@@ -177,7 +164,7 @@ async def test_the_database_of_another_application_is_left_alone(
         other.execute(f"PRAGMA application_id = {application_id}")
     before = content(path)
     with pytest.raises(StoreUnusable, match="another application"):
-        await SqliteStore.open(path, clock=HandClock())
+        await SqliteStore.open(path, clock=ManualClock())
     assert content(path) == before
 
 
@@ -193,7 +180,7 @@ async def test_a_damaged_database_is_unusable(path: Path) -> None:
     whole = content(path)
     put(path, whole[:4096] + b"\xa5" * (len(whole) - 4096))
     with pytest.raises(StoreUnusable, match="damaged") as e:
-        await SqliteStore.open(path, clock=HandClock())
+        await SqliteStore.open(path, clock=ManualClock())
     assert isinstance(e.value.__cause__, sqlite3.DatabaseError)
 
 
