@@ -23,7 +23,7 @@ from bench.report import Bar, Job, Part, Row, cost, exactly, main, rate
 from leasehold.clock import SystemClock
 from leasehold.core.timing import Timing
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.cycle import Member
+from leasehold.processor.member import Member
 from leasehold.processor.options import MemberOptions
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore

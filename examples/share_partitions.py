@@ -25,7 +25,7 @@ class Worker:
 
     def drain(self, ownership: Ownership) -> bool:
         print(f"finishing {ownership.key}", flush=True)
-        return True  # nothing is left to do; otherwise return False, and call member.drained(key)
+        return True  # nothing is left to do; else return False, and call member.drained(ownership)
 
     def closed(self, ownership: Ownership, reason: str) -> None:
         print(f"not mine  {ownership.key} ({reason})", flush=True)

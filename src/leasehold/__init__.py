@@ -55,7 +55,7 @@ from leasehold.names import (
 from leasehold.names import (
     partition_key as partition_key,
 )
-from leasehold.processor.cycle import Member as Member
+from leasehold.processor.member import Member as Member
 from leasehold.processor.options import MemberOptions as MemberOptions
 from leasehold.stores import open_store as open_store
 

@@ -35,6 +35,15 @@ class Clock(Protocol):
     within one machine since its last start. ``utc_now`` is for people; no decision rests on it.
     """
 
+    @property
+    def slice_s(self) -> float:
+        """The longest wait after which the clock should be looked at again.
+
+        The timers behind ``sleep`` and ``bounded`` may stand still while the machine is suspended,
+        though ``boottime_s`` does not.
+        """
+        ...
+
     def boottime_s(self) -> float:
         """Seconds since some fixed moment, suspend included."""
         ...
@@ -58,6 +67,8 @@ class Clock(Protocol):
 
 class SystemClock:
     """The machine's own clock."""
+
+    slice_s = 0.25
 
     def boottime_s(self) -> float:
         """CLOCK_BOOTTIME."""

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from leasehold.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
@@ -162,10 +164,20 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Position:
-    """A place in a partition. Positions are ordered by ``sequence_number`` alone."""
+    """A place in a partition. Positions are ordered by ``sequence_number`` alone.
+
+    Raises:
+        UsageError: the sequence number is no whole number from 0 up.
+    """
 
     sequence_number: int
     offset: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be compared with other positions later."""
+        number: object = self.sequence_number
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise UsageError(f"sequence_number must be a whole number from 0 up, not {number!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +197,20 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A checkpoint to be written, with the ownership that allows it."""
+    """A checkpoint to be written, with the ownership that allows it.
+
+    Raises:
+        UsageError: the position is no ``Position``.
+    """
 
     ownership: Ownership
     position: Position
+
+    def __post_init__(self) -> None:
+        """Refuse a bare number, which some stores would take and others not."""
+        position: object = self.position
+        if not isinstance(position, Position):
+            raise UsageError(f"a position is Position(sequence_number=…), not {position!r}")
 
 
 class MarkRefusal(Enum):

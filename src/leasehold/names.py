@@ -7,29 +7,28 @@ slash is the **group**: the keys that are shared out together.
 
 from __future__ import annotations
 
-import math
 import re
-from typing import TYPE_CHECKING
+from datetime import timedelta
 from urllib.parse import quote, unquote
 
 from leasehold.errors import InvalidDuration, InvalidName
-
-if TYPE_CHECKING:
-    from datetime import timedelta
 
 LONGEST_NAME = 256
 LONGEST_KEY = 1024
 _SAFE = "$@=+:,~!*'()"
 _PLAIN = re.compile(r"[^A-Za-z0-9]+")
 _LONGEST_PART_OF_ID = 40
+_LONGEST_SHOWN = 80
 
 
-def check_name(name: str, *, what: str) -> str:
+def check_name(name: object, *, what: str) -> str:
     """Return ``name`` as it is.
 
     Raises:
         InvalidName: it is empty, too long, or holds something that can not be printed.
     """
+    if not isinstance(name, str):
+        raise InvalidName(f"{what} must be text, not {name!r}: write {str(name)!r}")
     if not name:
         raise InvalidName(f"{what} is empty: give it a name of 1 to {LONGEST_NAME} characters")
     if len(name) > LONGEST_NAME:
@@ -44,17 +43,16 @@ def check_name(name: str, *, what: str) -> str:
     return name
 
 
-def check_key(key: str) -> str:
+def check_key(key: object) -> str:
     """Return ``key`` as it is.
 
     Raises:
         InvalidName: it is no key: no slash, an empty part, too long, or not printable.
     """
-    parts = key.split("/")
-    if parts == [key] or not all(parts) or len(key) > LONGEST_KEY or not key.isprintable():
+    if not isinstance(key, str) or "/" not in key or not _is_path(key):
         raise InvalidName(
-            f"{key!r} is no key: write two or more non-empty parts with slashes between, such as "
-            f"job/nightly, of {LONGEST_KEY} printable characters at most"
+            f"{_short(key)} is no key: write two or more non-empty parts with slashes between, "
+            f"such as job/nightly, of {LONGEST_KEY} printable characters at most"
         )
     return key
 
@@ -65,7 +63,11 @@ def check_group(group: str) -> str:
     Raises:
         InvalidName: it could not be the first part of a key.
     """
-    check_key(f"{group}/x")
+    if not _is_path(group) or len(group) >= LONGEST_KEY:
+        raise InvalidName(
+            f"{_short(group)} is no group: write one or more non-empty parts with slashes "
+            "between, such as partition/orders/billing, in printable characters"
+        )
     return group
 
 
@@ -110,18 +112,31 @@ def holder_id(name: str, *, host: str, suffix: str) -> str:
     return f"{_id_part(name)}-{_id_part(host)}-{suffix}"
 
 
-def seconds_of(duration: timedelta, *, what: str, least_s: float, most_s: float) -> float:
+def seconds_of(duration: object, *, what: str, least_s: float, most_s: float) -> float:
     """The duration in seconds.
 
     Raises:
         InvalidDuration: it lies outside ``least_s`` to ``most_s``, which the message names.
     """
+    if not isinstance(duration, timedelta):
+        raise InvalidDuration(
+            f"{what} must be a timedelta, such as timedelta(seconds=10), not {duration!r}"
+        )
     seconds = duration.total_seconds()
-    if not math.isfinite(seconds) or not least_s <= seconds <= most_s:
+    if not least_s <= seconds <= most_s:
         raise InvalidDuration(
             f"{what} is {seconds:g} s and must lie between {least_s:g} s and {most_s:g} s"
         )
     return seconds
+
+
+def _is_path(text: str) -> bool:
+    return len(text) <= LONGEST_KEY and text.isprintable() and all(text.split("/"))
+
+
+def _short(text: object) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"
 
 
 def _quoted(part: str) -> str:

@@ -200,7 +200,7 @@ class Keeper(Protocol):
         ...
 
     def drain(self, ownership: Ownership) -> bool:
-        """Stop in good order; True if it has stopped already, else call ``drained`` later."""
+        """Stop in good order; True if it has stopped, else ``Member.drained`` is called later."""
         ...
 
     def closed(self, ownership: Ownership, reason: str) -> None:

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from leasehold.core.balance import Plan, Snapshot
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import Changes, EndReason, MemberInfo, Ownership, Resource
-from leasehold.processor.cycle import Member
 from leasehold.processor.holdings import Holdings
+from leasehold.processor.member import Member
 from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.store import SimStore
 from leasehold.testing.sim.world import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import HandOver, Lease, Wanted
+    from leasehold.model import HandOver, Lease, Mark, MarkRefusal, Wanted
     from leasehold.stores.rows import ResourceRow
 
 
@@ -148,10 +148,10 @@ class TakesUpAgain(Member):
 class StopsAfterwards(Holdings):
     """The message that gives the key up is sent first; the work stops when it is answered."""
 
-    def drained(self, key: str, *, reason: str) -> None:
+    def drained(self, ownership: Ownership, *, reason: str | None = None) -> None:
         del reason
-        drain, ownership = self._drains.get(key), self._held.get(key)
-        if drain is not None and ownership is not None:
+        drain = self._drains.get(ownership.key)
+        if drain is not None and ownership.key in self._held:
             self.give_up(ownership, to=drain.to)
 
     def settled(self, key: str, *, epoch: int) -> None:
@@ -167,6 +167,24 @@ def _with_holdings(kind: type[Holdings]) -> type[Member]:
             self._holdings = kind(parts["keeper"])
 
     return Mutated
+
+
+class TellsNobody(Holdings):
+    """Belief ends in time, and the work goes on: nobody tells it to stop."""
+
+    def close(self, key: str, *, reason: str) -> None:
+        if reason == "trust window over":
+            self._held.pop(key, None)
+            self._drains.pop(key, None)
+        else:
+            super().close(key, reason=reason)
+
+
+class WaitsForEver(Holdings):
+    """Work that does not stop is waited for, whatever the deadline."""
+
+    def force_overdue(self, now_s: float) -> None:
+        del now_s
 
 
 class ReleasesBlindly(CheckedRegistry):
@@ -198,6 +216,17 @@ class KeepsForEver(CheckedRegistry):
 
 
 # ------------------------------------------------------------------------- the store
+
+
+class CheckpointsGoBack(CheckedRegistry):
+    """The last checkpoint to arrive wins, not the furthest."""
+
+    def checkpoint(
+        self, marks: Sequence[Mark], now: float, wall: datetime
+    ) -> Mapping[str, MarkRefusal]:
+        for mark in marks:
+            self._checkpoints.pop(mark.ownership.key, None)
+        return super().checkpoint(marks, now, wall)
 
 
 class UnfencedWrites(CheckedRegistry):
@@ -344,8 +373,11 @@ MUTANTS = [
         ("shared name", "oban-py#32, rq#1531", Parts(member=SharedName)),
         ("takes up again", "dynamodb-lock-client#116", Parts(member=TakesUpAgain)),
         ("stops afterwards", "cilium#42920", Parts(member=_with_holdings(StopsAfterwards))),
+        ("tells nobody", "functions-host#2968", Parts(member=_with_holdings(TellsNobody))),
+        ("waits for ever", "js#31546", Parts(member=_with_holdings(WaitsForEver))),
         ("releases blindly", "rq-scheduler, ShedLock JDBC", Parts(registry=ReleasesBlindly)),
         ("keeps for ever", "KCL#1743, #1718, #1765", Parts(registry=KeepsForEver)),
+        ("checkpoints go back", "BlobCheckpointStore 1.2.0", Parts(registry=CheckpointsGoBack)),
         ("unfenced writes", "all newer Event Hubs SDKs", Parts(registry=UnfencedWrites)),
         ("forgets epochs", "async-kinesis item TTL, KCL#461", Parts(registry=ForgetsEpochs)),
         ("observer's duration", "fabric8#7160", Parts(registry=ObserversDuration)),

@@ -18,7 +18,7 @@ from leasehold.clock import SystemClock, system_random
 from leasehold.core.timing import Timing
 from leasehold.errors import LeaseholdError
 from leasehold.model import Ownership, Position
-from leasehold.processor.cycle import Member
+from leasehold.processor.member import Member
 from leasehold.processor.options import MemberOptions
 from leasehold.stores import open_store
 

@@ -80,7 +80,7 @@ def test_a_key_is_closed_once_however_often_it_is_told(
 def test_what_was_never_held_is_not_closed(holdings: Holdings, keeper: Recorder) -> None:
     holdings.close(KEY, reason="lost")
     holdings.drain(KEY, to=None, until_s=1.0)
-    holdings.drained(KEY, reason="released")
+    holdings.drained(owned(1), reason="released")
     assert keeper.told == []
     assert holdings.empty
 
@@ -134,7 +134,7 @@ def test_a_key_is_believed_while_its_work_is_stopping(holdings: Holdings, keeper
     holdings.drain(KEY, to="b", until_s=9.0)
     assert holdings.believed(KEY, 8.999) == owned(1)
     assert not holdings.leaving
-    holdings.drained(KEY, reason="handed over")
+    holdings.drained(owned(1), reason="handed over")
     assert holdings.believed(KEY, 8.999) is None
     assert holdings.leaving[KEY].ownership == owned(1)
     assert keeper.told == ["opened job/a@1", "drain job/a@1", "closed job/a@1: handed over"]
@@ -144,8 +144,8 @@ def test_the_keeper_is_asked_to_drain_once(holdings: Holdings, keeper: Recorder)
     holdings.open(owned(1))
     for to in ("b", "c", None):
         holdings.drain(KEY, to=to, until_s=9.0)
-    holdings.drained(KEY, reason="handed over")
-    holdings.drained(KEY, reason="handed over")
+    holdings.drained(owned(1), reason="handed over")
+    holdings.drained(owned(1), reason="handed over")
     assert keeper.told.count("drain job/a@1") == 1
     assert keeper.told.count("closed job/a@1: handed over") == 1
     assert holdings.leaving[KEY].to == "b", "the first receiver was promised it"
@@ -178,17 +178,40 @@ def test_the_next_deadline_is_the_first_of_all_and_ends_with_its_key(holdings: H
         holdings.open(owned(1, key))
         holdings.drain(key, to=None, until_s=until_s)
     assert holdings.next_deadline_s() == 5.0
-    holdings.drained("job/b", reason="released")
+    holdings.drained(owned(1, "job/b"), reason="released")
     assert holdings.next_deadline_s() == 7.0
     holdings.close(KEY, reason="stolen")
     assert holdings.next_deadline_s() == math.inf
+
+
+def test_a_late_word_from_older_work_does_not_end_the_newer(holdings: Holdings) -> None:
+    holdings.open(owned(2))
+    holdings.drain(KEY, to="b", until_s=9.0)
+    holdings.drained(owned(1))
+    assert holdings.believed(KEY, 0.0) == owned(2)
+
+
+def test_an_error_of_the_keeper_does_not_keep_the_rest_open() -> None:
+    class Broken(Recorder):
+        def closed(self, ownership: Ownership, reason: str) -> None:
+            super().closed(ownership, reason)
+            raise RuntimeError(ownership.key)
+
+    keeper = Broken()
+    holdings = Holdings(keeper)
+    for key in (KEY, "job/b"):
+        holdings.open(owned(1, key))
+    with pytest.raises(RuntimeError, match="job/a"):
+        holdings.close_all(reason="shutdown")
+    assert holdings.empty
+    assert len([word for word in keeper.told if word.startswith("closed")]) == 2
 
 
 def test_a_key_that_is_lost_while_draining_is_not_given_up(holdings: Holdings) -> None:
     holdings.open(owned(1))
     holdings.drain(KEY, to="b", until_s=9.0)
     holdings.close(KEY, reason="stolen")
-    holdings.drained(KEY, reason="handed over")
+    holdings.drained(owned(1), reason="handed over")
     assert holdings.empty
 
 
@@ -280,7 +303,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def drained(self, key: str) -> None:
-        self.holdings.drained(key, reason="handed over")
+        if key in self.holdings.held:
+            self.holdings.drained(self.holdings.held[key], reason="handed over")
 
     @precondition(lambda self: self.holdings.leaving)
     @rule(key=KEYS, epoch=EPOCHS)

@@ -11,7 +11,7 @@ import pytest
 from leasehold.core.balance import Strategy
 from leasehold.errors import FencedWrite, LeaseLost, UsageError
 from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Ownership, Position, Wanted
-from leasehold.processor.cycle import Member
+from leasehold.processor.member import Member
 from leasehold.testing.sim.faults import CALM
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated

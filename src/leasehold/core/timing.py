@@ -74,19 +74,19 @@ class Timing:
         _relation(
             shortest_s > 0,
             "lease, renew_every, call_limit > 0",
-            f"{shortest_s:g} s > 0 s",
+            f"{shortest_s:g} s is not > 0 s",
             "time only goes forward",
         )
         _relation(
             self.renew_s < self.lease_s / 2,
             "renew_every < lease / 2",
-            f"{self.renew_s:g} s < {self.lease_s / 2:g} s",
+            f"{self.renew_s:g} s is not < {self.lease_s / 2:g} s",
             "one failed renewal would already cost the lease: renew more often",
         )
         _relation(
             self.margin_s >= CLOCK_RATE_ERROR * self.lease_s,
             f"margin >= {CLOCK_RATE_ERROR:.0%} of lease",
-            f"{self.margin_s:g} s >= {CLOCK_RATE_ERROR * self.lease_s:g} s",
+            f"{self.margin_s:g} s is less than {CLOCK_RATE_ERROR * self.lease_s:g} s",
             "a clock that runs slow would believe too long: widen the margin",
         )
         # A hair of slack, so that 3 + 2 x 3 <= 10 - 1 is not refused for its last binary digit.
@@ -94,8 +94,9 @@ class Timing:
         _relation(
             self.renew_s + 2 * self.call_s <= room_s * (1 + 1e-9),
             "renew_every + 2 x call_limit <= lease - margin",
-            f"{self.renew_s + 2 * self.call_s:g} s <= {room_s:g} s",
-            "an answer that is lost must leave time for one more try: shorten call_limit",
+            f"{self.renew_s + 2 * self.call_s:g} s is more than {room_s:g} s",
+            "an answer that is lost must leave time for one more try: shorten renew_every or "
+            "call_limit (0.3 x lease each, if they are not given)",
         )
 
     def trusted_until(self, sent_at_s: float) -> float:

@@ -1,4 +1,4 @@
-"""``Member``: holds its share of a group, by one lease. The package's docstring has the design."""
+"""One cycle: renew, plan, act. The package's docstring has the design."""
 
 from __future__ import annotations
 
@@ -17,24 +17,14 @@ from leasehold.core.balance import Plan
 from leasehold.core.ladder import Ladder
 from leasehold.core.timing import CLOCK_RATE_ERROR
 from leasehold.core.view import View
-from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
-from leasehold.model import (
-    HandOver,
-    Lease,
-    Mark,
-    MarkRefusal,
-    MemberInfo,
-    Ownership,
-    Position,
-    Resource,
-    State,
-)
+from leasehold.errors import LeaseLost, StoreError, StoreUnavailable, StoreUnusable
+from leasehold.model import HandOver, Lease, MemberInfo, Ownership, Resource, State
 from leasehold.names import holder_id
 from leasehold.processor.holdings import Holdings
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from leasehold.clock import Clock
     from leasehold.model import Changes, Wanted
@@ -48,13 +38,8 @@ _WAIT_FOR_OTHERS = 0.1
 log = logging.getLogger("leasehold.member")
 
 
-class Member:
-    """One member of a group.
-
-    Guarantees: a key is believed to be owned (``holds``) only while no other member of the group
-    believes so, unless a strategy or an operator takes it by force; what is lost is told to the
-    keeper once; when the store can not be reached, belief ends in time.
-    """
+class Cycle:
+    """What a member does in each cycle, and until when it believes. ``Member`` is its face."""
 
     def __init__(
         self,
@@ -83,97 +68,50 @@ class Member:
         )
         self._ladder = Ladder(base_s=options.timing.renew_s / 8, most_s=options.timing.renew_s)
         self._wake = anyio.Event()
+        self._watch_again = anyio.Event()
         self._holdings = Holdings(keeper)
         self._lease: Lease | None = None
         self._given_up: Lease | None = None
         self._trusted_until_s = 0.0
         self._view = View()
-        self._info_sent: MemberInfo | None = None
         self._last_plan: Plan | None = None
         self._failures = 0
         self._running = False
+        self._joined_once = False
 
-    # ------------------------------------------------------- for the owner
+    # ----------------------------------------------------------- the cycle
 
     @property
     def holder(self) -> str | None:
         """The id under which this member is known now; None before it has joined."""
         return self._lease.holder if self._lease else None
 
-    @property
-    def view(self) -> View:
-        """What this member knows of its group."""
-        return self._view
-
-    def holds(self, key: str) -> Ownership | None:
-        """The ownership of ``key`` if it may be acted upon at this very moment."""
-        return self._holdings.believed(key, self._clock.boottime_s()) if self._trusts() else None
-
-    def held(self) -> list[Ownership]:
-        """All that may be acted upon at this very moment."""
-        return self._holdings.all_believed(self._clock.boottime_s()) if self._trusts() else []
-
-    @property
-    def settled(self) -> bool:
-        """Whether it has joined and nothing it wants to give up is on its way."""
-        return self._lease is not None and not self._holdings.leaving
-
-    def report_loads(self, loads: Mapping[str, float]) -> None:
-        """Tell the group, with the next renewal, how heavy the keys held here are."""
-        self._info = replace(self._info, loads=dict(loads))
-
-    def drain(self) -> None:
-        """Begin to leave: hand everything over to the others, then end the lease."""
-        self._info = replace(self._info, draining=True)
-        self._wake.set()
-
-    def drained(self, key: str) -> None:
-        """The keeper's answer to ``drain``: the work on this key has stopped."""
-        self._holdings.drained(key, reason="handed over")
-        self._wake.set()
-
-    async def checkpoint(self, positions: Mapping[str, Position]) -> None:
-        """Write positions under the ownerships held here, in one call.
+    async def step(self) -> float:
+        """One cycle; returns how long to wait until the next.
 
         Raises:
-            LeaseLost: one of the keys is not held here any more; nothing was written.
-            FencedWrite: the store refused one: it has another owner. The key is closed.
-            StoreUnavailable: unknown whether it was written; the same call may be repeated.
+            StoreUnusable: at the first attempt. Later store trouble is logged, and tried again.
         """
-        marks = [Mark(ownership=self._must_hold(k), position=p) for k, p in positions.items()]
-        refused = await self._call("checkpoint", self._store.checkpoint(marks))
-        for key in [key for key, why in refused.items() if why is MarkRefusal.FENCED]:
-            self._holdings.close(key, reason="fenced")
-            raise FencedWrite(f"{key}: the checkpoint was refused, it has another owner", key=key)
-
-    # ------------------------------------------------------------ the loop
-
-    async def run(self) -> None:
-        """Cycle until ``drain`` has been carried out. Cancelling closes everything at once.
-
-        After it was cancelled, ``leave`` frees the keys; without it they are free when the lease
-        ends.
-        """
-        self._running = True
-        try:
-            while not self.left:
-                await self._wait(await self.step())
-        finally:
-            self._running = False
-            self._holdings.close_all(reason="shutdown")
-
-    async def step(self) -> float:
-        """One cycle; returns how long to wait until the next. Store trouble is not raised."""
         started = self._clock.boottime_s()
+        self._holdings.force_overdue(started)
         try:
             plan = await self._cycle()
-        except StoreUnavailable as trouble:
+        except StoreError as trouble:
+            if isinstance(trouble, StoreUnusable) and not self._joined_once:
+                raise  # it never worked: somebody has to mend it first
             self._failures += 1
-            log.warning("store unavailable", extra={"holder": self.holder, "why": str(trouble)})
+            log.warning(
+                "%s: store trouble, failure %d in a row: %s",
+                self.holder or self.options.name,
+                self._failures,
+                trouble,
+                extra={"holder": self.holder, "failures": self._failures},
+            )
             return self._ladder.pause_s(self._failures, self._rng)
         except LeaseLost as lost:
             self._lose_lease(lost.reason)
-            return 0.0
+            self._failures += 1
+            return 0.0 if self._failures == 1 else self._ladder.pause_s(self._failures, self._rng)
         self._failures = 0
         return pace.pause_s(
             interval_s=self.options.timing.renew_s,
@@ -183,82 +121,97 @@ class Member:
             expecting=bool(plan.expecting or plan.steal),
         )
 
-    async def leave(self) -> None:
-        """Close all, release all, end the lease: for a member whose ``run`` has ended or never ran.
-
-        Raises:
-            UsageError: ``run`` is under way; use ``drain``.
-            StoreUnavailable: the lease will end by itself.
-        """
-        if self._running:
-            raise UsageError("leave() was called while run() is under way: call drain() instead")
-        await self._end()
-
     async def _end(self) -> None:
         self._holdings.close_all(reason="shutdown")
-        lease, self._lease, self.left = self._lease, None, True
+        lease, self._lease, self._given_up = self._lease or self._given_up, None, None
+        self.left = True
         if lease is not None:
             await self._call("revoke", self._store.revoke(lease))
-
-    # ----------------------------------------------------------- its parts
 
     async def _cycle(self) -> Plan:
         """Renew, plan, act; return the plan."""
         if self._lease is not None:
             self._must_trust()
+        elif self._info.draining:
+            await self._end()  # nothing is held, so nothing is left to be done
+            return Plan()
         lease = self._lease or await self._join()
-        announced = self._info_sent is not None and self._info_sent.draining
-        different = self._take_in(lease, *await self._renew(lease))
-        self._force_overdue_drains()
-        leaving = self._info.draining and not self._holdings.empty
-        if leaving and not announced and len(self._view.peers) > 1:
-            # The others hear of it within a cycle, and are waiting when the keys are passed on.
-            plan = self._last_plan = Plan(hand_over=dict.fromkeys(self._holdings.held, ""))
-        elif different or leaving or self._last_plan is None or not self._last_plan.stable:
+        announced = self._published(lease)
+        changes, sent_s = await self._renew(lease)
+        different = self._take_in(lease, changes, sent_s)
+        if (
+            self._info.draining
+            and not (announced and announced.draining)
+            and self._has_heirs(lease)
+        ):
+            # The others hear within a cycle that this member leaves, and are waiting for its
+            # keys when it passes them on in the next one.
+            self._last_plan = None
+            return Plan()
+        plan = self._last_plan
+        if different or plan is None or not plan.stable:
             plan = self._last_plan = self._plan(lease)
             await self._act(lease, plan)
-        else:
-            # The same snapshot would give the same plan: nothing.
-            plan = self._last_plan
+        # Else the same snapshot would give the same plan again: nothing to do.
         await self._send_leaving()
         if self._info.draining and self._holdings.empty and plan.stable:
             await self._end()
         return plan
 
     async def _join(self) -> Lease:
+        """Get a lease, and look around.
+
+        The grant says *draining*, so that nobody hands keys to a member that may never have heard
+        of its lease; the first renewal after an answer takes that back.
+        """
         if self._given_up is not None:
             await self._call("revoke", self._store.revoke(self._given_up))
-            self._given_up = None
         suffix, token = self._identity()
+        holder = holder_id(self.options.name, host=self._info.host, suffix=suffix)
+        group, lease_s = self.options.group, self.options.timing.lease_s
+        # Without an answer it is unknown whether the lease exists: then it is to be revoked.
+        self._given_up = Lease(holder=holder, token=token, group=group, duration_s=lease_s)
         sent_s = self._clock.boottime_s()
         lease = await self._call(
             "grant",
             self._store.grant(
-                holder=holder_id(self.options.name, host=self._info.host, suffix=suffix),
+                holder=holder,
                 token=token,
-                group=self.options.group,
-                duration=timedelta(seconds=self.options.timing.lease_s),
-                info=self._info,
+                group=group,
+                duration=timedelta(seconds=lease_s),
+                info=replace(self._info, draining=True),
             ),
         )
-        self._lease, self._view, self._last_plan = lease, View(), None
-        self._info_sent = self._info
+        self._lease, self._given_up = lease, None
+        self._view, self._last_plan, self._joined_once = View(), None, True
         self._trusted_until_s = self._trust(sent_s)
         # Hosts that are started together should see each other before they share out the keys.
         await self._clock.sleep(self.options.timing.renew_s * _WAIT_FOR_OTHERS)
+        self._must_trust()
+        changes, sent_s = await self._renew(lease)
+        self._take_in(lease, changes, sent_s)
         return lease
 
     async def _renew(self, lease: Lease) -> tuple[Changes, float]:
-        info = None if self._info == self._info_sent else self._info
+        # Judged by the store's word, not by what was sent: an older message may arrive late.
+        known = self._published(lease)
+        info = None if known in (None, self._info) else self._info
         sent_s = self._clock.boottime_s()
         changes = await self._call(
             "renew", self._store.renew(lease, since=self._view.version, info=info)
         )
-        if info is not None:
-            self._info_sent = info
         self._trusted_until_s = self._trust(sent_s)
         self._must_trust()
         return changes, sent_s
+
+    def _published(self, lease: Lease) -> MemberInfo | None:
+        """What the others know of this member, as far as it knows."""
+        peer = self._view.peers.get(lease.holder)
+        return peer.info if peer else None
+
+    def _has_heirs(self, lease: Lease) -> bool:
+        takers = (h for h, peer in self._view.peers.items() if not peer.info.draining)
+        return not self._holdings.empty and any(holder != lease.holder for holder in takers)
 
     def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
         different = self._view.apply(changes)
@@ -271,8 +224,9 @@ class Member:
         return different
 
     def _take_in_resource(self, lease: Lease, resource: Resource, sent_s: float) -> None:
-        mine = lease.holder in (resource.holder, resource.handed_to)
-        self._holdings.settled(resource.key, epoch=resource.epoch - mine)
+        still_mine = lease.holder in (resource.holder, resource.handed_to)
+        over = resource.epoch - 1 if still_mine else resource.epoch
+        self._holdings.settled(resource.key, epoch=over)
         if resource.holder != lease.holder:
             self._holdings.close(resource.key, reason="lost")
             return
@@ -284,8 +238,8 @@ class Member:
         if resource.state is State.BREAKING and resource.breaking_s is not None:
             # Counted from the moment of asking, and short of a clock that runs slow.
             until_s = sent_s + resource.breaking_s * (1 - CLOCK_RATE_ERROR)
-            self._holdings.drain(resource.key, to=None, until_s=until_s)
-        elif resource.asked_by in self._view.peers:
+            self._drain(resource.key, to=None, until_s=until_s)
+        elif resource.asked_by is not None:
             self._drain(resource.key, to=resource.asked_by)
 
     def _plan(self, lease: Lease) -> Plan:
@@ -311,20 +265,15 @@ class Member:
         won = await self._call("claim", self._store.claim(lease, wanted, force=force))
         self._must_trust()
         for ownership in won:
-            log.info("owned", extra={"key": ownership.key, "epoch": ownership.epoch})
             self._holdings.open(ownership)
 
     async def _send_leaving(self) -> None:
         leaving = list(self._holdings.leaving.values())
-        peers = self._view.peers
-        passed = [
-            HandOver(ownership=each.ownership, to=each.to)
-            for each in leaving
-            if each.to is not None and each.to in peers
-        ]
-        dropped = [each.ownership for each in leaving if each.to is None or each.to not in peers]
+        # Whether the receiver still lives is for the store to say: if not, the key is free.
+        passed = [HandOver(ownership=o.ownership, to=o.to) for o in leaving if o.to is not None]
+        dropped = [each.ownership for each in leaving if each.to is None]
         if passed:
-            limit = self.options.hand_over_limit
+            limit = timedelta(seconds=self.options.kept_s)
             done = await self._call("hand_over", self._store.hand_over(passed, limit=limit))
             for each in passed:
                 if each.ownership.key in done:
@@ -336,19 +285,17 @@ class Member:
             for ownership in dropped:
                 self._holdings.settled(ownership.key, epoch=ownership.epoch)
 
-    def _drain(self, key: str, *, to: str | None) -> None:
-        until_s = self._clock.boottime_s() + self.options.drain_limit.total_seconds()
+    def _drain(self, key: str, *, to: str | None, until_s: float | None = None) -> None:
+        if until_s is None:
+            until_s = self._clock.boottime_s() + self.options.drain_limit.total_seconds()
         self._holdings.drain(key, to=to, until_s=until_s)
-
-    def _force_overdue_drains(self) -> None:
-        for key in self._holdings.overdue(self._clock.boottime_s()):
-            self._holdings.drained(key, reason="drain limit")
+        self._watch_again.set()
 
     def _kept_for_me(self, lease: Lease, key: str) -> Ownership:
         epoch = self._view.resources[key].epoch
         return Ownership(key=key, epoch=epoch, holder=lease.holder, token=lease.token)
 
-    # ---------------------------------------------------------------- trust
+    # --------------------------------------------------------------- trust
 
     def _trust(self, sent_s: float) -> float:
         return self.options.timing.trusted_until(sent_s)
@@ -357,22 +304,22 @@ class Member:
         return self._lease is not None and self._clock.boottime_s() < self._trusted_until_s
 
     def _must_trust(self) -> None:
-        """Give the lease up if its window has passed.
+        """Check that the trust window lasts.
 
         Raises:
-            LeaseLost: it has.
+            LeaseLost: it is over.
         """
         if not self._trusts():
             raise LeaseLost("the trust window is over", reason="trust window over")
 
-    def _must_hold(self, key: str) -> Ownership:
-        ownership = self.holds(key)
-        if ownership is None:
-            raise LeaseLost(f"{key} is not held here any more", key=key, reason="not held")
-        return ownership
-
     def _lose_lease(self, reason: str) -> None:
-        log.warning("lease lost", extra={"holder": self.holder, "reason": reason})
+        log.warning(
+            "%s: lease lost (%s), %d keys closed; joining again",
+            self.holder,
+            reason,
+            len(self._holdings.held),
+            extra={"holder": self.holder, "reason": reason},
+        )
         self._holdings.close_all(reason=reason)
         self._lease, self._given_up = None, self._lease
 
@@ -393,13 +340,3 @@ class Member:
             if self._lease is not None:
                 self._must_trust()
             raise StoreUnavailable(f"{name}: no answer within {limit_s:.3g} s") from late
-
-    async def _wait(self, pause_s: float) -> None:
-        if self._lease is not None:
-            until_s = min(self._trusted_until_s, self._holdings.next_deadline_s())
-            pause_s = min(pause_s, max(0.0, until_s - self._clock.boottime_s()))
-        try:
-            await self._clock.bounded(self._wake.wait(), seconds=pause_s)
-        except TimeoutError:
-            return
-        self._wake = anyio.Event()

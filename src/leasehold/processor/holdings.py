@@ -5,6 +5,8 @@ A key is in exactly one of these places, and moves only forward::
     (nothing) ──open──> held ──drain──> held, draining ──> leaving ──settled──> (nothing)
                           └─────────────── close ────────────────────────────────^
 
+A key that was only kept for this member goes to ``leaving`` directly, when it is passed on.
+
 ``held``: believed, while the trust window lasts. ``draining``: still held, its work is stopping.
 ``leaving``: not believed any more; the message that gives it up is to be sent, and sent again
 until the store's own word shows that it has arrived. No epoch comes back from there.
@@ -12,6 +14,7 @@ until the store's own word shows that it has arrived. No epoch comes back from t
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
     from leasehold.model import Ownership
     from leasehold.ports import Keeper
+
+
+log = logging.getLogger("leasehold.member")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,7 @@ class Holdings:
             return
         self._leaving.pop(ownership.key, None)
         self._held[ownership.key] = ownership
+        log.info("owned: %s, epoch %d", ownership.key, ownership.epoch)
         self._keeper.opened(ownership)
 
     def close(self, key: str, *, reason: str) -> None:
@@ -81,13 +88,24 @@ class Holdings:
         ownership = self._held.pop(key, None)
         self._drains.pop(key, None)
         if ownership is not None:
+            log.info("closed: %s, epoch %d (%s)", key, ownership.epoch, reason)
             self._keeper.closed(ownership, reason)
+
+    def close_held(self, *, reason: str) -> None:
+        """Stop believing in everything. An error of the keeper does not keep the rest open."""
+        errors: list[Exception] = []
+        for key in list(self._held):
+            try:
+                self.close(key, reason=reason)
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def close_all(self, *, reason: str) -> None:
         """Stop believing in everything, and forget what was to be given up."""
-        for key in list(self._held):
-            self.close(key, reason=reason)
         self._leaving.clear()
+        self.close_held(reason=reason)
 
     def drain(self, key: str, *, to: str | None, until_s: float) -> None:
         """Stop the work on a key in good order, then give it up.
@@ -103,13 +121,13 @@ class Holdings:
             return
         self._drains[key] = _Drain(to=to, until_s=until_s)
         if self._keeper.drain(ownership):
-            self.drained(key, reason="handed over" if to else "released")
+            self.drained(ownership)
 
-    def drained(self, key: str, *, reason: str) -> None:
-        """The work on a key has stopped: stop believing, and give it up."""
-        drain, ownership = self._drains.get(key), self._held.get(key)
-        if drain is not None and ownership is not None:
-            self.close(key, reason=reason)
+    def drained(self, ownership: Ownership, *, reason: str | None = None) -> None:
+        """The work under this ownership has stopped: stop believing, and give it up."""
+        drain = self._drains.get(ownership.key)
+        if drain is not None and self._held.get(ownership.key) == ownership:
+            self.close(ownership.key, reason=reason or ("handed over" if drain.to else "released"))
             self.give_up(ownership, to=drain.to)
 
     def believed(self, key: str, now_s: float) -> Ownership | None:
@@ -125,6 +143,11 @@ class Holdings:
     def overdue(self, now_s: float) -> list[str]:
         """Keys whose work did not stop in time."""
         return [key for key, drain in self._drains.items() if drain.until_s <= now_s]
+
+    def force_overdue(self, now_s: float) -> None:
+        """Stop by force what did not stop in time, and give it up."""
+        for key in self.overdue(now_s):
+            self.drained(self._held[key], reason="drain limit")
 
     def next_deadline_s(self) -> float:
         """When the next key must have stopped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -17,8 +16,8 @@ class MemberOptions:
     """How a member behaves; checked when it is made.
 
     ``weight`` scales its share of the keys, ``most`` caps it. ``hand_over_limit`` is how long a
-    key is kept for the one it was handed to; ``drain_limit`` how long the work on a key may take
-    to stop in good order before it is stopped by force.
+    key is kept for the one it was handed to (three leases by default); ``drain_limit`` how long
+    the work on a key may take to stop in good order before it is stopped by force.
 
     Raises:
         InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
@@ -30,24 +29,47 @@ class MemberOptions:
     timing: Timing = field(default_factory=Timing)
     weight: float = 1.0
     most: int | None = None
-    hand_over_limit: timedelta = timedelta(seconds=30)
+    hand_over_limit: timedelta | None = None
     drain_limit: timedelta = timedelta(seconds=30)
 
     def __post_init__(self) -> None:
         """Refuse what can not work."""
+        if not isinstance(self.strategy, Strategy):
+            object.__setattr__(self, "strategy", _strategy(self.strategy))
         check_group(self.group)
         check_name(self.name, what="member name")
         self.timing.check()
-        if not (math.isfinite(self.weight) and self.weight > 0):
-            raise InvalidOptions(f"weight > 0 does not hold ({self.weight:g}): use 1 if unsure")
+        if not 0 < self.weight <= _LARGEST_WEIGHT:
+            raise InvalidOptions(
+                f"0 < weight <= {_LARGEST_WEIGHT:,} does not hold ({self.weight:g}): "
+                "use 1 if unsure"
+            )
         if self.most is not None and self.most < 0:
             raise InvalidOptions(f"most >= 0 does not hold ({self.most}): use None for no limit")
-        kept_s = seconds_of(
-            self.hand_over_limit, what="hand_over_limit", least_s=0.0, most_s=MOST_LEASE_S
-        )
-        if kept_s < 2 * self.timing.renew_s:
+        if self.kept_s < 2 * self.timing.renew_s:
             raise InvalidOptions(
-                f"hand_over_limit >= 2 x renew_every does not hold ({kept_s:g} s >= "
+                f"hand_over_limit >= 2 x renew_every does not hold ({self.kept_s:g} s is less than "
                 f"{2 * self.timing.renew_s:g} s): the receiver looks only once per renewal"
             )
         seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+
+    @property
+    def kept_s(self) -> float:
+        """How long a key is kept for the one it was handed to."""
+        if self.hand_over_limit is None:
+            return _LEASES_TO_KEEP * self.timing.lease_s
+        return seconds_of(
+            self.hand_over_limit, what="hand_over_limit", least_s=0.0, most_s=MOST_LEASE_S
+        )
+
+
+_LEASES_TO_KEEP = 3
+_LARGEST_WEIGHT = 1_000_000
+
+
+def _strategy(name: object) -> Strategy:
+    try:
+        return Strategy(name)
+    except ValueError:
+        names = ", ".join(each.value for each in Strategy)
+        raise InvalidOptions(f"there is no strategy {name!r}: choose one of {names}") from None

@@ -48,8 +48,8 @@ async def open_store(url: str, *, clock: Clock | None = None) -> AsyncIterator[S
         await store.close()
 
 
-async def _connected(url: str, clock: Clock | None) -> Store:
-    scheme = urlsplit(url).scheme.lower()
+async def _connected(url: object, clock: Clock | None) -> Store:
+    scheme = urlsplit(url).scheme.lower() if isinstance(url, str) else ""
     if scheme not in _MODULES:
         raise UnknownStore(f"{_without_secrets(url)!r} names no store: write {_EXAMPLES}")
     # A store is imported when it is asked for: its driver may not be installed.
@@ -61,9 +61,11 @@ async def _connected(url: str, clock: Clock | None) -> Store:
             f"pip install 'leasehold[{_EXTRAS[scheme]}]'"
         ) from error
     opener: Opener = module.open_url
-    return await opener(url, clock or SystemClock())
+    return await opener(str(url), clock or SystemClock())
 
 
-def _without_secrets(url: str) -> str:
+def _without_secrets(url: object) -> object:
+    if not isinstance(url, str):
+        return url
     head, at, tail = url.rpartition("@")
     return f"{head.split('://', maxsplit=1)[0]}://…@{tail}" if at else url

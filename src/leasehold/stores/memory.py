@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leasehold.errors import UnknownStore
 from leasehold.stores.registry import Registry
 from leasehold.stores.shared import checked_keys, checked_lease, limit_s
 
@@ -123,6 +124,12 @@ class MemoryStore:
         return self._clock.boottime_s()
 
 
-async def open_url(_url: str, clock: Clock) -> MemoryStore:
-    """A new, empty store: two calls give two stores."""
+async def open_url(url: str, clock: Clock) -> MemoryStore:
+    """A new, empty store: two calls give two stores.
+
+    Raises:
+        UnknownStore: the URL says more than ``memory://``: there are no stores with names.
+    """
+    if url.lower() != "memory://":
+        raise UnknownStore(f"{url!r}: a store in memory has no name; write memory://")
     return MemoryStore(clock)

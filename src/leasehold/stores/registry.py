@@ -3,9 +3,9 @@
 Time is handed in with each step. A step either happens whole or raises before it has changed
 anything; the lease rules are asked, not repeated. The SQL stores say the same in SQL.
 
-The order of work in a step is always: *settle* what time has ended, *judge* the request against
-the table, *act*. Settling first is what makes "the store's clock alone decides" true: nothing
-that has run out is ever seen as held.
+A step judges the request against the table, in the state that the store's clock gives, *settles*
+what time has ended on the keys it is about to change, and acts. So nothing that has run out is ever
+seen as held, and what time has ended keeps that reason in the history.
 """
 
 from __future__ import annotations

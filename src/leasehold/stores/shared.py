@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
-from leasehold.errors import LeaseLost
+from leasehold.errors import InvalidName, LeaseLost
 from leasehold.model import EndReason, Lease
 from leasehold.names import check_group, check_key, check_name, seconds_of
 
@@ -30,7 +30,13 @@ def purge_after_s(group: str) -> float:
 
 
 def checked_keys(keys: Sequence[str]) -> list[str]:
-    """The keys, each of them well-formed, none of them twice."""
+    """The keys, each of them well-formed, none of them twice.
+
+    Raises:
+        InvalidName: one of them is no key, or it is one key where a list is wanted.
+    """
+    if isinstance(keys, str):
+        raise InvalidName(f"give a list of keys, such as [{keys[:80]!r}], not one text")
     return list(dict.fromkeys(check_key(key) for key in keys))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -28,6 +29,11 @@ class ManualClock:
         self._start = start
         self._passed_s = 0.0
         self._alarms: list[tuple[float, Callable[[], None]]] = []
+
+    @property
+    def slice_s(self) -> float:
+        """See ``Clock``: nothing stands still here but the clock itself."""
+        return math.inf
 
     def boottime_s(self) -> float:
         """See ``Clock``."""

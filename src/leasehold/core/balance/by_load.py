@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DEAD_BAND = 0.10
 DAMPING = 0.60
+# Beyond this a measurement is an error, and could not be added up with others.
+_HEAVIEST = 1e15
 
 
 def plan_by_load(snapshot: Snapshot, me: str) -> Plan:
@@ -128,7 +130,11 @@ def _loads(snapshot: Snapshot) -> dict[str, float]:
     known: dict[str, float] = {}
     for holder in sorted(snapshot.members):
         measured = snapshot.members[holder].loads.items()
-        known |= {key: load for key, load in measured if key in snapshot.resources and load >= 0}
+        known |= {
+            key: min(load, _HEAVIEST)
+            for key, load in measured
+            if key in snapshot.resources and load >= 0
+        }
     if not any(known.values()):
         return {}
     mean = math.fsum(known.values()) / len(known)

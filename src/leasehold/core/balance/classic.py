@@ -64,7 +64,7 @@ def plan_biggest_owner(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     if missing == 0 or not victims:
         return _plan(snapshot, me, keys, claim=claim)
     victim = rng.choice(victims)
-    surplus = max(1, len(keys[victim]) - _share(snapshot))
+    surplus = max(1, len(keys[victim]) - _share(snapshot, keys))
     steal = rng.sample(keys[victim], min(missing, surplus))
     return _plan(snapshot, me, keys, claim=claim, steal=steal)
 
@@ -90,10 +90,10 @@ def _claim_or_steal(snapshot: Snapshot, me: str, rng: random.Random, *, most_at_
 _GAP_TO_STEAL = 2
 
 
-def _share(snapshot: Snapshot) -> int:
+def _share(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> int:
     """Keys per member, rounded up; what some may not take is shared by the rest."""
     infos = [snapshot.members[taker] for taker in snapshot.takers()]
-    rest, members = len(snapshot.resources), len(infos)
+    rest, members = sum(len(owned) for owned in keys.values()), len(infos)
     for most in sorted(info.most for info in infos if info.most is not None):
         if members > 1 and most * members < rest:
             rest, members = rest - most, members - 1
@@ -105,8 +105,8 @@ def _missing(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) 
     info = snapshot.members[me]
     if info.draining:
         return 0
-    share = _share(snapshot) if info.most is None else min(_share(snapshot), info.most)
-    return max(0, share - len(keys[me]))
+    share = _share(snapshot, keys)
+    return max(0, min(share, share if info.most is None else info.most) - len(keys[me]))
 
 
 def _robbable(snapshot: Snapshot, keys: Mapping[str | None, list[str]], me: str) -> dict[str, int]:

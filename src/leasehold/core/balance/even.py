@@ -78,7 +78,8 @@ def _target_counts(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> 
         )
         for holder in snapshot.takers()
     ]
-    return quotas(len(snapshot.resources), claimants) if claimants else {}
+    total = sum(len(owned) for owned in keys.values())
+    return quotas(total, claimants) if claimants else {}
 
 
 def _missing_places(

@@ -33,7 +33,8 @@ class Snapshot:
         """All keys in order, by owner; the free ones under None. Every member has an entry.
 
         What is on its way to a member comes after what it has: if that is too much, the keys
-        that were not begun yet are the ones to go elsewhere.
+        that were not begun yet are the ones to go elsewhere. Keys that somebody outside the group
+        holds are left out: they can neither be had nor be given away.
         """
         keys: dict[str | None, list[str]] = {None: []}
         for holder in sorted(self.members):
@@ -43,11 +44,15 @@ class Snapshot:
             resource = self.resources[key]
             if resource.holder is None and resource.handed_to in self.members:
                 coming.append(key)
-            else:
+            elif not self._is_outsiders(resource):
                 keys[self.owner_of(resource)].append(key)
         for key in coming:
             keys[self.resources[key].handed_to].append(key)
         return keys
+
+    def _is_outsiders(self, resource: Resource) -> bool:
+        held = resource.state in (State.LEASED, State.BREAKING)
+        return held and resource.holder not in self.members
 
     def wanted(self, key: str) -> Wanted:
         """The key with the epoch it has in this snapshot."""

@@ -36,16 +36,17 @@ class Address:
             conninfo = make_conninfo(**own | given)
         except psycopg.Error:
             raise _unreadable() from None
-        # A password with a slash in it that was not quoted is taken for a port.
-        if not given.get("port", "0").replace(",", "").isdecimal():
+        # A password with a slash in it that was not quoted is taken for a port, one with an @ for
+        # a part of the host.
+        if not given.get("port", "0").replace(",", "").isdecimal() or "@" in given.get("host", ""):
             raise _unreadable()
         return cls(conninfo=conninfo, url=_shown(given), where=_where(given))
 
 
 def _unreadable() -> UnknownStore:
     return UnknownStore(
-        f"the PostgreSQL URL can not be read: write {_EXAMPLES}, "
-        "and %-quote what is special in user and password"
+        f"the PostgreSQL URL can not be read: write {_EXAMPLES}, %-quote what is special in "
+        "user and password (%40 for @, %2F for /), and use only options that libpq knows"
     )
 
 

@@ -24,7 +24,7 @@ async def open_url(url: str, clock: Clock) -> SqliteStore:
     """
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
-    if parts.netloc or not path:
+    if not url.lower().startswith("sqlite:///") or not path:
         raise UnknownStore(f"{url!r} has no path after three slashes: write {_EXAMPLES}")
     if parts.query or parts.fragment:
         raise UnknownStore(

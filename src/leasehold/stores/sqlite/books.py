@@ -234,7 +234,7 @@ class Books:
         self.version = row.version = self._next
         self._changed[row.key] = row
 
-    def touch_with(self) -> int:
+    def next_version(self) -> int:
         """The version for a change that the caller writes itself."""
         self.version = self._next
         return self._next

@@ -29,7 +29,7 @@ def declare(books: Books, keys: Sequence[str]) -> int:
         "declare", [{"key": key, "grp": group_of(key), "version": version} for key in keys]
     )
     if new:
-        books.touch_with()
+        books.next_version()
     return new
 
 
@@ -67,7 +67,7 @@ def grant(books: Books, lease: Lease, info: MemberInfo) -> Lease:
         ends_at=books.now + lease.duration_s,
         # Ends of an earlier holder of this name, long purged, are not its own.
         heard=books.version,
-        version=books.touch_with(),
+        version=books.next_version(),
     )
     books.tx.run("info_write", holder=lease.holder, info=info_text(info))
     return lease
@@ -80,7 +80,7 @@ def renew(books: Books, lease: Lease, since: int, info: MemberInfo | None) -> Ch
     _extend(books, mine, heard=min(since, books.version))
     if info is not None and _is_news(books, mine, info):
         books.tx.run("info_write", holder=mine.holder, info=info_text(info))
-        books.tx.run("lease_touch", holder=mine.holder, version=books.touch_with())
+        books.tx.run("lease_touch", holder=mine.holder, version=books.next_version())
     if mine.group:
         books.settle_group(mine.group)
     return _changes(books, mine, since)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership
+    from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership, Position
     from leasehold.stores.rows import LeaseRow, ResourceRow
     from leasehold.testing.sim.host import Host
 
@@ -45,9 +45,10 @@ class Checks:
         self.writes_refused = 0
         self.double_s = 0.0
         self._workers: dict[str, set[str]] = {}
+        self._opened: set[tuple[str, str, str, int]] = set()
         self._double_since: dict[str, float] = {}
         self._epochs: dict[str, int] = {}
-        self._written: dict[str, int] = {}
+        self._written: dict[str, Position] = {}
 
     def raise_if_broken(self) -> None:
         """Raise the first thing that was found."""
@@ -65,14 +66,31 @@ class Checks:
                         f"{ownership.key} has two owners at one moment: {other.name}, {host.name}"
                     )
 
-    def works(self, key: str, host: str, at_s: float, *, on: bool) -> None:
-        """Note who works on a key, and for how long two do at once: what a steal costs."""
+    def works(self, ownership: Ownership, host: str, at_s: float, *, on: bool) -> None:
+        """Note who works on a key, and for how long two do at once: what a steal costs.
+
+        The keeper must be told in turn: opened once per ownership, then closed once.
+        """
+        key = ownership.key
         workers = self._workers.setdefault(key, set())
+        told = (host, ownership.holder, key, ownership.epoch)
+        if on and (host in workers or told in self._opened):
+            self.broken.append(f"{host} was told twice to begin epoch {ownership.epoch} of {key}")
+        if not on and host not in workers:
+            self.broken.append(f"{host} was told to stop {key}, on which it does not work")
+        if on:
+            self._opened.add(told)
         (workers.add if on else workers.discard)(host)
         if len(workers) > 1:
             self._double_since.setdefault(key, at_s)
         elif key in self._double_since:
             self.double_s += at_s - self._double_since.pop(key)
+
+    def one_worker(self, key: str, running: Iterable[str]) -> None:
+        """No two hosts that run work on one key at one moment: the keepers were told in time."""
+        workers = sorted(self._workers.get(key, set()) & set(running))
+        if len(workers) > 1:
+            self.broken.append(f"{key} is worked on by two at once: {', '.join(workers)}")
 
     def backed(self, host: Host, ownership: Ownership, *, by_store: bool) -> None:
         """Nobody believes in what the store does not grant: belief always ends first."""
@@ -89,12 +107,15 @@ class Checks:
             self.broken.append(f"{key}: epoch {epoch} follows epoch {last}")
         self._epochs[key] = epoch
 
-    def write_accepted(self, key: str, epoch: int) -> None:
-        """No write by an older epoch is accepted once there was a newer owner."""
+    def write_accepted(self, mark: Mark) -> None:
+        """No write by an older epoch is accepted once there was a newer one, and none goes back."""
+        key, epoch, position = mark.ownership.key, mark.ownership.epoch, mark.position
         now = self._epochs.get(key, 0)
-        if epoch < now or epoch < self._written.get(key, 0):
+        if epoch < now:
             self.broken.append(f"{key}: a write of epoch {epoch} was accepted in epoch {now}")
-        self._written[key] = epoch
+        if position < self._written.get(key, position):
+            self.broken.append(f"{key}: the checkpoint went back to {position.sequence_number}")
+        self._written[key] = position
         self.writes_accepted += 1
 
 
@@ -139,7 +160,7 @@ class CheckedRegistry(Registry):
             if mark.ownership.key in refused:
                 self.checks.writes_refused += 1
             else:
-                self.checks.write_accepted(mark.ownership.key, mark.ownership.epoch)
+                self.checks.write_accepted(mark)
         return refused
 
     def _note(self, row: ResourceRow) -> None:

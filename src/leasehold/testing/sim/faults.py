@@ -46,7 +46,7 @@ def stormy(rng: random.Random) -> FaultRates:
         pause=rate(0.02),
         latency_s=rng.choice((0.005, 0.05, 0.5)),
         clock_rate_error=0.05,
-        drain_s=rng.choice((0.0, 0.5, 5.0)),
+        drain_s=rng.choice((0.0, 0.5, 5.0, 60.0)),
     )
 
 

@@ -8,6 +8,7 @@ between two statements of the real program looks just so from outside.
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from leasehold.model import Ownership
-    from leasehold.processor.cycle import Member
+    from leasehold.processor.member import Member
     from leasehold.testing.sim.faults import FaultRates
 
 T = TypeVar("T")
@@ -84,6 +85,11 @@ class HostClock:
         """The clock of ``host``."""
         self.host = host
 
+    @property
+    def slice_s(self) -> float:
+        """See ``Clock``: timers here go by the host's clock."""
+        return math.inf
+
     def boottime_s(self) -> float:
         """Seconds by this host's clock."""
         host = self.host
@@ -129,18 +135,18 @@ class HostKeeper:
         drain_s = self._host.rates.drain_s and self._host.rng.uniform(0, self._host.rates.drain_s)
         if not drain_s:
             return True
-        asyncio.get_running_loop().call_later(drain_s, self._drained, ownership.key)
+        asyncio.get_running_loop().call_later(drain_s, self._drained, ownership)
         return False
 
     def closed(self, ownership: Ownership, reason: str) -> None:
         """See ``Keeper``."""
         self._notice(self._host, "closed", ownership, reason)
 
-    def _drained(self, key: str) -> None:
+    def _drained(self, ownership: Ownership) -> None:
         host = self._host
         if not host.running or host.member is None:
             return
         if host.paused:
-            asyncio.get_running_loop().call_later(1.0, self._drained, key)
+            asyncio.get_running_loop().call_later(1.0, self._drained, ownership)
         else:
-            host.member.drained(key)
+            host.member.drained(ownership)

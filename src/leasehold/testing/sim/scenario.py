@@ -189,8 +189,7 @@ class _Stage:
         world = self._world
         before, begun_s, begun = world.snapshot(), world.now_s(), len(world.checks.changes)
         world.start()
-        newcomer = {"newcomer": MemberInfo()}
-        await self._settle(replace(before, members={**before.members, **newcomer}), begun_s, begun)
+        await self._settle(joining(before), begun_s, begun)
 
     async def _leave(self, host: Host) -> None:
         world = self._world
@@ -253,6 +252,11 @@ class _Stage:
 
     def _calls(self) -> int:
         return sum(sum(h.member.calls.values()) for h in self._world.running if h.member)
+
+
+def joining(snapshot: Snapshot) -> Snapshot:
+    """The same, with one host more."""
+    return replace(snapshot, members={**snapshot.members, "newcomer": MemberInfo()})
 
 
 def leaving(snapshot: Snapshot, host: Host) -> Snapshot:

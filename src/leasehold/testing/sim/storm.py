@@ -23,7 +23,7 @@ from leasehold.model import Wanted
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import CALM, stormy
 from leasehold.testing.sim.loop import run_simulated
-from leasehold.testing.sim.scenario import leaving, moves_since
+from leasehold.testing.sim.scenario import joining, leaving, moves_since
 from leasehold.testing.sim.world import Parts, Setting, World
 
 if TYPE_CHECKING:
@@ -117,8 +117,14 @@ async def _storm(world: World, lease_s: float) -> None:
 
 def _start(world: World) -> None:
     rng = world.rng
-    weight = rng.choice((1.0, 1.0, 1.0, 2.0, 0.5))
-    world.start(weight=weight, most=rng.randint(1, 8) if rng.random() < 0.1 else None)
+    host = world.start(
+        weight=rng.choice((1.0, 1.0, 1.0, 2.0, 0.5)),
+        most=rng.randint(0, 8) if rng.random() < 0.1 else None,
+        drain_limit_s=rng.choice((1.0, 30.0)),
+    )
+    if rng.random() < 0.05:
+        # A network that only sends: its requests arrive, and no answer ever comes back.
+        host.rates = replace(host.rates, answer_lost=1.0)
 
 
 async def _happen(world: World, lease_s: float) -> None:
@@ -236,9 +242,10 @@ async def _one_change(world: World) -> Snapshot:
     what = world.rng.choice(("join", "drain", "crash"))
     host = world.rng.choice(world.running)
     if what == "join" or len(world.running) == 1:
+        before = world.snapshot()
         world.start()
-        await world.pass_time(0.1)
-    elif what == "crash":
+        return joining(before)
+    if what == "crash":
         holder = host.member.holder if host.member else None
         world.crash(host)
         # Its last renewal may still be on the wire, so wait for the lease, not for its length.

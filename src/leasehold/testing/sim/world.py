@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from leasehold.core.timing import Timing
 from leasehold.errors import LeaseholdError
 from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.cycle import Member
+from leasehold.processor.member import Member
 from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.checks import CheckedRegistry, Checks
 from leasehold.testing.sim.faults import CALM, FaultRates
@@ -83,7 +84,9 @@ class World:
 
     # --------------------------------------------------------------- events
 
-    def start(self, *, weight: float = 1.0, most: int | None = None) -> Host:
+    def start(
+        self, *, weight: float = 1.0, most: int | None = None, drain_limit_s: float = 30.0
+    ) -> Host:
         """A new host joins."""
         name = f"host{next(self._names):02}"
         rng = random.Random(f"{self.setting.seed}/{name}")
@@ -95,6 +98,7 @@ class World:
             timing=self.setting.timing,
             weight=weight,
             most=most,
+            drain_limit=timedelta(seconds=drain_limit_s),
         )
         parts = self.setting.parts
         host.member = parts.member(
@@ -193,9 +197,12 @@ class World:
             held = member.held()
             if not held:
                 continue
-            key = host.rng.choice(held).key
+            keys = {host.rng.choice(held).key for _ in range(2)}
+            number = next(self._positions)
             try:
-                await member.checkpoint({key: Position(sequence_number=next(self._positions))})
+                await member.checkpoint(
+                    {key: Position(sequence_number=number) for key in sorted(keys)}
+                )
             except LeaseholdError:
                 continue
 
@@ -212,7 +219,9 @@ class World:
 
     def _notice(self, host: Host, what: str, ownership: Ownership, _reason: str) -> None:
         if what != "drain":
-            self.checks.works(ownership.key, host.name, self.now_s(), on=what == "opened")
+            self.checks.works(ownership, host.name, self.now_s(), on=what == "opened")
         if what == "opened" and not self.setting.strategy.steals:
             # The member believes from the next statement on: look then.
             asyncio.get_running_loop().call_soon(self._term_ended, ownership.key)
+            awake = [each.name for each in self.running if not each.paused]
+            self.checks.one_worker(ownership.key, awake)

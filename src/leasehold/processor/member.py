@@ -1,0 +1,203 @@
+"""``Member``: holds its share of a group, by one lease. The package's docstring has the design."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.errors import CheckpointBehind, FencedWrite, LeaseLost, UsageError
+from leasehold.model import Mark, MarkRefusal, Ownership, Position
+from leasehold.processor.cycle import Cycle
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from leasehold.core.view import View
+
+_LONGEST_WATCH_S = 3600.0
+_SHORTEST_WATCH_S = 0.01
+
+
+class Member(Cycle):
+    """One member of a group.
+
+    Guarantees: a key is believed to be owned (``holds``) only while no other member of the group
+    believes so, unless a strategy or an operator takes it by force; what is lost is told to the
+    keeper once; when the store can not be reached, belief ends in time, and the work is told to.
+    """
+
+    def __repr__(self) -> str:
+        return f"<Member {self.holder or self.options.name} holding {len(self.held())}>"
+
+    @property
+    def view(self) -> View:
+        """What this member knows of its group."""
+        return self._view
+
+    def holds(self, key: str) -> Ownership | None:
+        """The ownership of ``key`` if it may be acted upon at this very moment."""
+        return self._holdings.believed(key, self._clock.boottime_s()) if self._trusts() else None
+
+    def held(self) -> list[Ownership]:
+        """All that may be acted upon at this very moment."""
+        return self._holdings.all_believed(self._clock.boottime_s()) if self._trusts() else []
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has joined and nothing it wants to give up is on its way."""
+        return self._lease is not None and not self._holdings.leaving
+
+    def report_loads(self, loads: Mapping[str, float]) -> None:
+        """Tell the group, with the next renewal, how heavy the keys held here are."""
+        self._info = replace(self._info, loads=dict(loads))
+
+    def drain(self) -> None:
+        """Begin to leave: hand everything over to the others, then end the lease."""
+        self._info = replace(self._info, draining=True)
+        self._wake.set()
+
+    def drained(self, ownership: Ownership) -> None:
+        """The keeper's answer to ``drain``: the work under this ownership has stopped."""
+        self._holdings.drained(ownership)
+        self._wake.set()
+
+    async def checkpoint(self, positions: Mapping[str, Position]) -> None:
+        """Write positions under the ownerships held here, in one call.
+
+        Raises:
+            LeaseLost: one of the keys is not held here, and nothing was written; or trust ended
+                while waiting for the answer, and it may have been.
+            FencedWrite: the store refused at least one, whose ownership has ended; all such keys
+                are closed. The other positions were written.
+            CheckpointBehind: at least one lies before what is stored. The others were written.
+            StoreUnavailable: unknown whether it was written; the same call may be repeated.
+        """
+        marks = [Mark(ownership=self._must_hold(k), position=p) for k, p in positions.items()]
+        refused = await self._call("checkpoint", self._store.checkpoint(marks))
+        fenced = [m for m in marks if refused.get(m.ownership.key) is MarkRefusal.FENCED]
+        for mark in fenced:
+            self._close_fenced(mark.ownership)
+        if fenced:
+            raise _fenced_write([mark.ownership for mark in fenced])
+        if refused:
+            raise CheckpointBehind(
+                f"the checkpoint of {', '.join(refused)} lies before the one that is stored: "
+                "it stays where it is; write positions in order"
+            )
+
+    def _close_fenced(self, ownership: Ownership) -> None:
+        known = self._holdings.held.get(ownership.key)
+        if known is not None and known.epoch == ownership.epoch:
+            self._holdings.close(ownership.key, reason="fenced")
+
+    def _must_hold(self, key: str) -> Ownership:
+        ownership = self.holds(key)
+        if ownership is None:
+            raise LeaseLost(
+                f"{key} is not held here: ask holds(key) before you act on it",
+                key=key,
+                reason="not held",
+            )
+        return ownership
+
+    # ------------------------------------------------------------ the loop
+
+    async def run(self) -> None:
+        """Cycle until ``drain`` has been carried out. Cancelling closes everything at once.
+
+        After it was cancelled, ``leave`` frees the keys; without it they are free when the lease
+        ends.
+        """
+        if self._running:
+            raise UsageError("run() is under way already: one loop per member")
+        self._running = True
+        errors: list[Exception] = []
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._ending, self._watch, tasks.cancel_scope, errors)
+                await self._ending(self._loop, tasks.cancel_scope, errors)
+        finally:
+            self._running = False
+            self._leave_behind()
+            self._holdings.close_all(reason="shutdown")
+        if errors:
+            raise errors[0]
+
+    async def leave(self) -> None:
+        """Close all, release all, end the lease: for a member whose ``run`` has ended or never ran.
+
+        Raises:
+            UsageError: ``run`` is under way; use ``drain``.
+            StoreUnavailable: the lease will end by itself.
+        """
+        if self._running:
+            raise UsageError("leave() was called while run() is under way: call drain() instead")
+        await self._end()
+
+    def _leave_behind(self) -> None:
+        """Keep a lease only to have it ended: by ``leave``, or before joining again."""
+        if self._lease is not None:
+            self._lease, self._given_up = None, self._lease
+
+    async def _loop(self) -> None:
+        while not self.left:
+            await self._wait(await self.step())
+
+    async def _watch(self) -> None:
+        """Stop what must stop by now, whatever the loop is waiting for.
+
+        A call to the store may hang, and after a suspend it may hang on for a while; the work on
+        keys that are not ours any more must not wait for it. When the member is cancelled, its
+        work ends here at once, not when the store's driver has let go.
+        """
+        try:
+            while True:
+                now_s = self._clock.boottime_s()
+                if self._lease is not None and not self._trusts():
+                    self._holdings.close_held(reason="trust window over")
+                self._holdings.force_overdue(now_s)
+                until_s = self._holdings.next_deadline_s()
+                if self._trusts():
+                    until_s = min(until_s, self._trusted_until_s)
+                self._watch_again = anyio.Event()
+                pause_s = min(until_s - now_s, self._clock.slice_s, _LONGEST_WATCH_S)
+                pause_s = max(pause_s, _SHORTEST_WATCH_S)  # whatever goes wrong, never spin
+                with suppress(TimeoutError):
+                    await self._clock.bounded(self._watch_again.wait(), seconds=pause_s)
+        finally:
+            self._holdings.close_held(reason="shutdown")
+
+    async def _ending(
+        self,
+        work: Callable[[], Awaitable[None]],
+        scope: anyio.CancelScope,
+        errors: list[Exception],
+    ) -> None:
+        """Run to the end, then end the others too; an error is kept, and raised by itself."""
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+        finally:
+            scope.cancel()
+
+    async def _wait(self, pause_s: float) -> None:
+        if self._lease is not None:
+            pause_s = min(pause_s, max(0.0, self._trusted_until_s - self._clock.boottime_s()))
+        with suppress(TimeoutError):
+            await self._clock.bounded(self._wake.wait(), seconds=pause_s)
+            self._wake = anyio.Event()
+
+
+def _fenced_write(ownerships: list[Ownership]) -> FencedWrite:
+    first = ownerships[0]
+    return FencedWrite(
+        f"the checkpoint of {', '.join(each.key for each in ownerships)} was refused: the "
+        f"ownership (epoch {first.epoch}) has ended; stop the work on it",
+        key=first.key,
+        epoch=first.epoch,
+        reason="fenced",
+    )
