@@ -12,7 +12,15 @@ import sys
 
 import anyio
 
-from leasehold import Member, MemberOptions, Ownership, open_store, partition_group, partition_key
+from leasehold import (
+    LeaseholdError,
+    Member,
+    MemberOptions,
+    Ownership,
+    open_store,
+    partition_group,
+    partition_key,
+)
 
 STREAM, GROUP, PARTITIONS = "orders", "billing", 8
 
@@ -33,6 +41,7 @@ class Worker:
 
 async def main(store_url: str) -> None:
     """Hold a fair share until asked to leave."""
+    print(f"sharing {PARTITIONS} partitions by way of {store_url}", flush=True)
     options = MemberOptions(group=partition_group(STREAM, GROUP), name="worker")
     async with open_store(store_url) as store, anyio.create_task_group() as tasks:
         await store.declare([partition_key(STREAM, GROUP, str(n)) for n in range(PARTITIONS)])
@@ -46,8 +55,12 @@ async def leave_on_signal(member: Member) -> None:
     """Ctrl-C or SIGTERM: hand everything over, then leave."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
+            print("leaving: handing over to the others, if there are any", flush=True)
             member.drain()
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else "sqlite:///leases.db")
+    try:
+        anyio.run(main, sys.argv[1] if len(sys.argv) > 1 else "sqlite:///leases.db")
+    except* LeaseholdError as errors:
+        sys.exit(f"error: {errors.exceptions[0]}")

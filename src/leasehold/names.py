@@ -63,7 +63,7 @@ def check_group(group: str) -> str:
     Raises:
         InvalidName: it could not be the first part of a key.
     """
-    if not _is_path(group) or len(group) >= LONGEST_KEY:
+    if not _is_path(group) or len(group) > LONGEST_KEY - len("/x"):
         raise InvalidName(
             f"{_short(group)} is no group: write one or more non-empty parts with slashes "
             "between, such as partition/orders/billing, in printable characters"

@@ -18,9 +18,24 @@ def test_share_partitions(tmp_path: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
+        assert process.stdout.readline().startswith("sharing 8 partitions")
         first = [process.stdout.readline() for _ in range(8)]
         assert all(line.startswith("mine      partition/orders/billing/") for line in first)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read().splitlines()
         assert process.wait() == 0
-    assert sorted(line.split()[0] for line in rest) == ["finishing"] * 8 + ["not"] * 8
+    assert sorted(line.split()[0] for line in rest) == (
+        ["finishing"] * 8 + ["leaving:"] + ["not"] * 8
+    )
+
+
+def test_a_wrong_url_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "share_partitions.py"), "sqlit:///x"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: 'sqlit:///x' names no store: write memory://, sqlite:///")
+    assert len(done.stderr.splitlines()) == 1

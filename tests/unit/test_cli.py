@@ -120,6 +120,12 @@ def test_one_seed_alone_repeats_that_day() -> None:
     [
         (("simulate", "--seeds", "3", "--scenario", "join"), "--seed"),
         (("simulate", "--seeds", "3", "--compare"), "--scenario"),
+        (("simulate", "--seed", "3", "--hosts", "5"), "--scenario"),
+        (("simulate", "--seed", "1", "--strategy", "greedy"), "--scenario"),
+        (("simulate", "--seeds", "2", "--story"), "--seed"),
+        (("simulate", "--scenario", "crash", "--hosts", "1"), "--hosts"),
+        (("simulate", "--svg", "/tmp"), "folder"),
+        (("simulate", "--svg", "/tmp/[/x]/x.svg"), "[/x]"),
         (("simulate", "--hosts", "0"), "--hosts"),
         (("simulate", "--scenario", "jion"), "join"),
         (("simulate", "--partitions", "many"), "--partitions"),

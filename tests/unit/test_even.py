@@ -256,3 +256,11 @@ def test_only_who_is_alive_counts() -> None:
     )
     two_cycles(world, seed=1)
     assert world.counts() == [3, 3]
+
+
+def test_what_an_outsider_holds_is_left_out_of_the_count() -> None:
+    world = group("a:2 b:2")
+    outside = {"g/98": key(98, holder="outsider"), "g/99": key(99, holder="outsider")}
+    view = replace(world.snapshot(), resources={**world.resources, **outside})
+    assert plan_even(view, "a").stable
+    assert plan_even(view, "b").stable

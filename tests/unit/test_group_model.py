@@ -124,11 +124,12 @@ def group(text: str, *, free: int = 0, **infos: MemberInfo) -> Group:
 
 
 def key(n: int, *, holder: str | None = None, kept_for: str | None = None) -> Resource:
+    leased = State.EXPIRED if holder == DEAD else State.LEASED
     return Resource(
         key=f"g/{n:02}",
         epoch=n,
         version=n + 1,
-        state=State.LEASED if holder else State.AVAILABLE,
+        state=leased if holder else State.AVAILABLE,
         holder=holder,
         handed_to=kept_for,
     )

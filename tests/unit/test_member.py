@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from leasehold.core.balance import Strategy
-from leasehold.errors import FencedWrite, LeaseLost, UsageError
+from leasehold.core.timing import Timing
+from leasehold.errors import (
+    CheckpointBehind,
+    FencedWrite,
+    InvalidOptions,
+    LeaseLost,
+    UsageError,
+)
 from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Ownership, Position, Wanted
 from leasehold.processor.member import Member
+from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.faults import CALM
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated
@@ -241,6 +252,187 @@ def test_leaving_after_the_loop_was_cancelled_frees_everything_at_once() -> None
         assert world.registry.peers(world.group, world.now_s()) == {}
 
     play(story)
+
+
+def test_a_late_fenced_answer_does_not_close_a_newer_epoch() -> None:
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        key = world.keys[0]
+        host.rates = replace(CALM, latency_s=0.0)
+
+        async def write() -> None:
+            with pytest.raises(FencedWrite):
+                await member.checkpoint({key: Position(sequence_number=1)})
+
+        world.registry.break_(key, 1, 0.0, world.server.now(), world.server.wall())
+        host.rates = replace(CALM, late_answer=1.0, longest_delay_s=5.0)
+        writing = asyncio.create_task(write())
+        await world.pass_time(0.01)
+        host.rates = CALM
+        await world.pass_time(2 * CYCLE_S)
+        await asyncio.wait([writing])
+        held = member.holds(key)
+        assert held is not None
+        assert held.epoch == 2
+
+    play(story, strategy=Strategy.GREEDY)  # a break at once may find it at work
+
+
+def test_every_fenced_key_is_closed_not_only_the_first() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        for key in world.keys[:2]:
+            world.registry.break_(key, 1, 0.0, world.server.now(), world.server.wall())
+        with pytest.raises(FencedWrite) as refused:
+            await member.checkpoint({k: Position(sequence_number=1) for k in world.keys[:3]})
+        assert (refused.value.reason, refused.value.epoch) == ("fenced", 1)
+        assert [member.holds(key) is None for key in world.keys[:3]] == [True, True, False]
+        assert list(world.registry.checkpoints(world.group)) == [world.keys[2]]
+
+    play(story)
+
+
+def test_a_checkpoint_that_would_go_back_is_refused_by_name() -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        await member.checkpoint({world.keys[0]: Position(sequence_number=5)})
+        with pytest.raises(CheckpointBehind, match=world.keys[0]):
+            await member.checkpoint({world.keys[0]: Position(sequence_number=4)})
+
+    play(story)
+
+
+@pytest.mark.parametrize("position", [5, None, "5"])
+def test_a_bare_number_is_no_position(position: Any) -> None:
+    async def story(world: World) -> None:
+        _, member = await joined(world)
+        with pytest.raises(UsageError, match="Position"):
+            await member.checkpoint({world.keys[0]: position})
+
+    play(story)
+
+
+@pytest.mark.parametrize("number", [-1, "x", 1.5, True, None])
+def test_a_sequence_number_is_a_whole_number_from_0_up(number: Any) -> None:
+    with pytest.raises(UsageError, match="sequence_number"):
+        Position(sequence_number=number)
+
+
+def test_a_member_that_never_hears_an_answer_is_given_nothing() -> None:
+    """Its requests arrive, and no answer comes back: keys handed to it would lie idle."""
+
+    async def story(world: World) -> None:
+        members = [await joined(world) for _ in range(3)]
+        deaf = world.start()
+        deaf.rates = replace(CALM, answer_lost=1.0)
+        await world.pass_time(10.0)
+        begun = len(world.checks.changes)
+        await world.pass_time(60.0)
+        assert len(world.checks.changes) == begun
+        assert sum(len(member.held()) for _, member in members) == PARTITIONS
+
+    play(story)
+
+
+def test_draining_ends_even_when_the_store_never_comes_back() -> None:
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        world.server.up = False
+        world.drain(host)
+        await world.pass_time(30.0)
+        assert member.left
+        assert not host.running
+
+    play(story)
+
+
+def test_a_loop_that_was_cancelled_can_be_started_again() -> None:
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        assert host.task is not None
+        host.task.cancel()
+        await world.pass_time(1.0)
+        again = asyncio.create_task(member.run())
+        await world.pass_time(CYCLE_S)
+        assert {ownership.epoch for ownership in member.held()} == {2}
+        with pytest.raises(UsageError, match="one loop"):
+            await member.run()
+        again.cancel()
+        await asyncio.wait([again])
+        assert member.held() == []
+
+    play(story)
+
+
+def test_a_break_is_heeded_in_time_although_the_store_has_gone_silent() -> None:
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        told: list[tuple[float, str]] = []
+
+        class Slow:
+            def opened(self, ownership: Ownership) -> None: ...
+
+            def drain(self, ownership: Ownership) -> bool:
+                return False
+
+            def closed(self, ownership: Ownership, reason: str) -> None:
+                told.append((world.now_s(), reason))
+
+        member._holdings._keeper = Slow()
+        begun_s = world.now_s()
+        world.registry.break_(world.keys[0], 1, 5.0, world.server.now(), world.server.wall())
+        await world.pass_time(CYCLE_S)
+        host.rates = replace(CALM, request_lost=1.0)
+        await world.pass_time(2.5)
+        assert [reason for _, reason in told] == ["drain limit"]
+        assert told[0][0] - begun_s <= 5.0
+        assert member.calls["renew"] < 20
+
+    play(story)
+
+
+def test_a_late_copy_of_an_older_renewal_does_not_undo_what_was_said_since() -> None:
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        old = member._info
+        member.report_loads({world.keys[0]: 5.0})
+        await world.pass_time(CYCLE_S)
+        now, wall = world.server.now(), world.server.wall()
+        world.registry.renew(_lease_of(host), 0, old, now, wall)
+        await world.pass_time(2 * CYCLE_S)
+        info = world.registry.peers(world.group, world.now_s())[_lease_of(host).holder].info
+        assert dict(info.loads) == {world.keys[0]: 5.0}
+
+    play(story)
+
+
+def test_a_key_that_an_outsider_holds_is_left_alone() -> None:
+    async def story(world: World) -> None:
+        host, member = await joined(world)
+        steal(world, world.keys[0], after_s=1000.0)
+        await world.pass_time(2 * CYCLE_S)
+        before = Counter(member.calls)
+        await world.pass_time(5 * CYCLE_S)
+        assert set(Counter(member.calls) - before) == {"renew"}
+        assert len(member.held()) == PARTITIONS - 1
+        assert host.running
+
+    play(story, strategy=Strategy.GREEDY)
+
+
+@pytest.mark.parametrize("strategy", ["even", Strategy.EVEN])
+def test_a_strategy_may_be_given_by_name(strategy: Any) -> None:
+    assert MemberOptions(group="a/b", strategy=strategy).strategy is Strategy.EVEN
+
+
+def test_an_unknown_strategy_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(InvalidOptions, match="even, balanced, greedy"):
+        MemberOptions(group="a/b", strategy="foo")  # type: ignore[arg-type]
+
+
+def test_the_hand_over_limit_grows_with_the_lease() -> None:
+    timing = Timing.of(lease=timedelta(minutes=2))
+    assert MemberOptions(group="a/b", timing=timing).kept_s == 360.0
 
 
 @pytest.mark.spec("C3")

@@ -20,8 +20,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from leasehold.cli.simulate import simulate
+from leasehold.cli.simulate import EXAMPLES, simulate
 from leasehold.errors import (
     LeaseholdError,
     LeaseLost,
@@ -44,7 +45,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(simulate)
+app.command(epilog=EXAMPLES)(simulate)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001
@@ -74,5 +75,5 @@ def run() -> None:
     try:
         app()
     except LeaseholdError as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(exit_code(error))

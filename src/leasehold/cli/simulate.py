@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from leasehold.cli.picture import sparklines, svg
+from leasehold.cli.picture import sparklines, svg, window
 from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
@@ -26,7 +26,7 @@ from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
 from leasehold.testing.sim.storm import Day, run_day
 
 _PICTURE_COLUMNS = 52
-_MOST_PICTURE_ROWS = 40
+_MOST_PICTURE_ROWS = 12
 _MOST_HOSTS, _MOST_PARTITIONS = 1_000, 100_000
 
 out = Console()
@@ -40,64 +40,110 @@ class Output(StrEnum):
     JSON = "json"
 
 
+EXAMPLES = """Examples:
+
+leasehold simulate --seeds 1000
+
+leasehold simulate --seed 780 --story
+
+leasehold simulate --hosts 32 --partitions 1024 --scenario join --compare
+"""
+
+
 def simulate(
     *,
-    hosts: Annotated[int, typer.Option(help="Hosts at the start.", min=1, max=_MOST_HOSTS)] = 32,
+    hosts: Annotated[
+        int | None,
+        typer.Option(help="Hosts at the start: 32.", min=1, max=_MOST_HOSTS, metavar="N"),
+    ] = None,
     partitions: Annotated[
-        int, typer.Option(help="Partitions to share.", min=1, max=_MOST_PARTITIONS)
-    ] = 1024,
+        int | None,
+        typer.Option(help="Partitions to share: 1024.", min=1, max=_MOST_PARTITIONS, metavar="N"),
+    ] = None,
     scenario: Annotated[
-        Scenario | None, typer.Option(help="What happens to the group; measured, in good weather.")
+        Scenario | None,
+        typer.Option(help="What happens: cold, join, crash, roll or churn.", metavar="NAME"),
     ] = None,
     strategy: Annotated[
-        Strategy, typer.Option(help="How the keys are shared out.")
-    ] = Strategy.EVEN,
+        Strategy | None,
+        typer.Option(
+            help="How keys are shared out: even, balanced, greedy, one_steal, biggest_owner "
+            "or by_load.",
+            metavar="NAME",
+        ),
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run every strategy on the same scenario.")
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Live through this many bad days, one per seed.", min=1)
+        int | None,
+        typer.Option(help="Live through this many bad days, one per seed.", min=1, metavar="N"),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="The (first) seed; alone, it repeats that bad day.")
+        int | None,
+        typer.Option(help="The (first) seed; alone, it repeats that bad day.", metavar="N"),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print.")] = Output.TABLE,
+    story: Annotated[
+        bool, typer.Option("--story", help="Tell a bad day (--seed) step by step.")
+    ] = False,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="table or json.", metavar="FORM")
+    ] = Output.TABLE,
     svg_file: Annotated[
-        Path | None, typer.Option("--svg", help="Draw ownership over time into this file.")
+        Path | None,
+        typer.Option("--svg", help="Draw ownership over time into this file.", metavar="FILE"),
     ] = None,
 ) -> None:
-    r"""Run the real member code on simulated clocks and a simulated store.
+    """Run the real member code on simulated clocks and a simulated store.
 
-    A --scenario is measured in good weather. --seeds (or --seed alone) are bad days, with
-    crashes, pauses, clock errors and lost messages, in search of a broken invariant: exit code 1.
-
-    \b
-    Examples:
-      leasehold simulate --seeds 1000
-      leasehold simulate --seed 780
-      leasehold simulate --hosts 32 --partitions 1024 --scenario join --compare
-    """
+    A scenario is measured in good weather. Bad days (--seeds, or --seed alone) have crashes, pauses, clock errors and lost messages, in search of a broken invariant: exit code 1 if there is one.
+    """  # noqa: E501
     if scenario is None and (seeds is not None or seed is not None):
-        if compare or svg_file is not None:
-            raise UsageError("--compare and --svg need a --scenario")
-        _storms(seed or 0, seeds or 1, output)
+        given = (hosts, partitions, strategy, svg_file, compare or None)
+        if any(each is not None for each in given):
+            raise UsageError(
+                "a bad day draws everything from its seed: leave --hosts, --partitions, "
+                "--strategy, --compare and --svg out, or add a --scenario"
+            )
+        if story and seeds is not None:
+            raise UsageError("--story tells one day: give it one --seed")
+        _storms(seed or 0, seeds or 1, output, err.print if story else None)
         return
+    _check_scenario(scenario, seeds, hosts, svg_file, story=story)
+    chosen = list(Strategy) if compare else [strategy or Strategy.EVEN]
+    happens = scenario or Scenario.JOIN
+    _scenarios(happens, chosen, hosts or 32, partitions or 1024, seed or 0, output, svg_file)
+
+
+def _check_scenario(
+    scenario: Scenario | None,
+    seeds: int | None,
+    hosts: int | None,
+    svg_file: Path | None,
+    *,
+    story: bool,
+) -> None:
     if seeds is not None:
         raise UsageError("--seeds runs bad days; a --scenario takes one --seed")
+    if story:
+        raise UsageError("--story tells a bad day: give it a --seed and no --scenario")
+    if scenario is Scenario.CRASH and hosts == 1:
+        raise UsageError("--scenario crash needs at least 2 --hosts: somebody has to be left")
     if svg_file is not None and not svg_file.parent.is_dir():
         raise UsageError(f"--svg: there is no folder {svg_file.parent}: make it first")
-    chosen = list(Strategy) if compare else [strategy]
-    _scenarios(scenario or Scenario.JOIN, chosen, hosts, partitions, seed or 0, output, svg_file)
+    if svg_file is not None and svg_file.is_dir():
+        raise UsageError(f"--svg: {svg_file} is a folder: give a file name")
 
 
 # --------------------------------------------------------------------- bad days
 
 
-def _storms(first: int, count: int, output: Output) -> None:
+def _storms(first: int, count: int, output: Output, tell: Callable[[str], None] | None) -> None:
     days: list[Day] = []
     broken: list[str] = []
+    lived = [_live(first, tell)] if tell else _lived(range(first, first + count))
     with _progress("bad days", count) as tick:
-        for day in _lived(range(first, first + count)):
+        for day in lived:
             if isinstance(day, Day):
                 days.append(day)
             else:
@@ -107,7 +153,7 @@ def _storms(first: int, count: int, output: Output) -> None:
         "seeds": count,
         "first_seed": first,
         "violations": broken,
-        "simulated_hours": round(sum(day.simulated_s for day in days) / 3600, 1),
+        "simulated_minutes": round(sum(day.simulated_s for day in days) / 60, 1),
         "hosts": sum(day.hosts for day in days),
         "owner_changes": sum(day.changes for day in days),
         "writes_accepted": sum(day.writes_accepted for day in days),
@@ -130,9 +176,9 @@ def _lived(seeds: range) -> Iterator[Day | str]:
         yield from pool.map(_live, seeds, chunksize=4)
 
 
-def _live(seed: int) -> Day | str:
+def _live(seed: int, tell: Callable[[str], None] | None = None) -> Day | str:
     try:
-        return run_day(seed)
+        return run_day(seed, tell=tell)
     except InvariantBroken as broken:
         return str(broken)
 
@@ -141,7 +187,8 @@ def _print_storms(summary: dict[str, object], broken: list[str]) -> None:
     table = Table(show_header=False, box=box.SIMPLE)
     for name, value in summary.items():
         if name != "violations":
-            table.add_row(name.replace("_", " "), f"{value:,}")
+            shown = str(value) if name == "first_seed" else f"{value:,}"
+            table.add_row(name.replace("_", " "), shown)
     table.add_row("violations", str(len(broken)), style="red" if broken else "green")
     out.print(table)
     for each in broken:
@@ -187,11 +234,12 @@ def _table(measured: list[Measured]) -> Table:
     table = Table(
         title=f"{first.scenario}: {first.hosts} hosts, {first.partitions} partitions, "
         f"seed {first.seed}",
-        caption="calls: per host and cycle, when steady · seconds are summed over all keys",
+        caption="calls: per host and cycle, when steady\n"
+        "idle: without a living owner, double: with two at work, over all keys",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("strategy", no_wrap=True)
-    for name in ("cycles", "moves", "least", "spread", "calls", "s unowned", "s with two owners"):
+    for name in ("cycles", "moves", "least", "spread", "calls", "idle s", "double s"):
         table.add_column(name, justify="right")
     for m in measured:
         table.add_row(
@@ -208,27 +256,27 @@ def _table(measured: list[Measured]) -> Table:
 
 
 def _print_picture(run: Run) -> None:
+    """The hosts that something happened to, and a few of the rest."""
     lines = sparklines(run, columns=_PICTURE_COLUMNS)
-    shown, rest = lines[:-1], lines[-1]
-    hidden = len(shown) - _MOST_PICTURE_ROWS
-    if hidden > 0:
-        # The newest hosts are the ones something happened to.
-        shown = shown[: _MOST_PICTURE_ROWS // 2] + shown[-_MOST_PICTURE_ROWS // 2 :]
-    out.print(
-        f"\nkeys owned by each host, {run.measured.strategy}, "
-        f"{run.ended_s - run.began_s:.1f} simulated seconds",
-        highlight=False,
-    )
-    for name, line, last in [*shown, rest]:
+    hosts, free = lines[:-1], lines[-1]
+    by_change = sorted(hosts, key=lambda each: len(set(each[1])), reverse=True)
+    shown = by_change[:_MOST_PICTURE_ROWS]
+    out.print(f"\nkeys owned by each host over time, {run.measured.strategy}", highlight=False)
+    for name, line, last in [each for each in hosts if each in shown] + [free]:
         out.print(f"{name:>9} {line:<{_PICTURE_COLUMNS}} {last:>5}", highlight=False)
-    if hidden > 0:
-        out.print(f"… and {hidden} hosts in between", highlight=False)
+    began_s, ended_s = window(run)
+    axis = f"{began_s:.0f} s".ljust(_PICTURE_COLUMNS - 7) + f"{ended_s:.0f} s".rjust(7)
+    out.print(f"{'':>9} {axis}", highlight=False)
+    if len(hosts) > len(shown):
+        out.print(f"{'':>9} ({len(hosts) - len(shown)} more hosts, not shown)", highlight=False)
 
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A progress bar on stderr, if somebody looks at it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+    with Progress(
+        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)

@@ -50,8 +50,8 @@ class Measured:
     ``cycles``: the most that any step took until it was balanced. ``moves``: keys that changed
     from one living owner to another. ``least_moves``: the fewest that could have done it.
     ``spread``: largest minus smallest number of keys at the end. ``calls_per_host_cycle``: calls
-    to the store once nothing happens. ``unowned_s``: seconds without an owner, ``double_s``: with
-    two at work, both summed over all keys.
+    to the store once nothing happens. ``unowned_s``: seconds without an owner that is alive,
+    ``double_s``: with two at work, both summed over all keys.
     """
 
     scenario: str
@@ -248,10 +248,12 @@ class _Stage:
         await world.pass_time(2 * self._setting.timing.renew_s)
         before = self._calls()
         await world.pass_time(_STEADY_CYCLES * self._setting.timing.renew_s)
-        return (self._calls() - before) / (len(world.running) * _STEADY_CYCLES)
+        since = self._calls() - before
+        return since.total() / since["renew"]
 
-    def _calls(self) -> int:
-        return sum(sum(h.member.calls.values()) for h in self._world.running if h.member)
+    def _calls(self) -> Counter[str]:
+        members = (host.member for host in self._world.running if host.member)
+        return sum((member.calls for member in members), Counter())
 
 
 def joining(snapshot: Snapshot) -> Snapshot:
@@ -291,7 +293,7 @@ def unowned_s(
     for change in changes:
         since = free_since[change.key]
         if change.holder is None:
-            free_since[change.key] = change.at_s
+            free_since[change.key] = change.at_s if since is None else since
         elif since is not None:
             total += max(0.0, min(change.at_s, ended_s) - max(since, began_s))
             free_since[change.key] = None

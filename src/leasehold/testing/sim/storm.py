@@ -28,6 +28,7 @@ from leasehold.testing.sim.world import Parts, Setting, World
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from leasehold.model import MemberInfo
 
@@ -50,19 +51,21 @@ class Day:
     story: str
 
 
-def run_day(seed: int, *, parts: Parts | None = None) -> Day:
-    """Live through one seed.
+def run_day(
+    seed: int, *, parts: Parts | None = None, tell: Callable[[str], None] | None = None
+) -> Day:
+    """Live through one seed; ``tell`` is told what happens, step by step.
 
     Raises:
         InvariantBroken: with the seed, which repeats it exactly.
     """
     try:
-        return run_simulated(_day(seed, parts or Parts()))
+        return run_simulated(_day(seed, parts or Parts(), tell))
     except InvariantBroken as broken:
         raise InvariantBroken(f"seed {seed}: {broken}") from broken
 
 
-async def _day(seed: int, parts: Parts) -> Day:
+async def _day(seed: int, parts: Parts, tell: Callable[[str], None] | None) -> Day:
     world = World(Setting(seed=seed, partitions=1, parts=parts))
     rng = world.rng
     lease_s = rng.choice((6.0, 10.0, 15.0))
@@ -72,11 +75,12 @@ async def _day(seed: int, parts: Parts) -> Day:
         timing=Timing.of(lease=timedelta(seconds=lease_s)),
         rates=stormy(rng),
     )
-    world = World(setting)
+    world = World(setting, tell=tell)
     world.rng = rng
     try:
         await _storm(world, lease_s)
         world.calm_down()
+        world.tell("the faults stop")
         await _calm(world)
         await _balanced_soon(world, world.snapshot(), "after the storm")
         await _balanced_soon(world, await _one_change(world), "after one change")
@@ -132,6 +136,7 @@ async def _happen(world: World, lease_s: float) -> None:
     what = rng.choice(
         ("start", "crash", "drain", "pause", "outage", "break", "ask", "restart", "roll")
     )
+    world.tell(f"-- {what}")
     if what == "start" or len(running) < 2:
         _start(world)
     elif what in ("crash", "restart"):

@@ -16,13 +16,15 @@ from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
 from leasehold.processor.member import Member
 from leasehold.processor.options import MemberOptions
-from leasehold.testing.sim.checks import CheckedRegistry, Checks
+from leasehold.testing.sim.checks import Change, CheckedRegistry, Checks
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import Host, HostClock, HostKeeper
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from leasehold.model import Ownership
 
 _LOOK_EVERY_S = 0.25
@@ -54,9 +56,10 @@ class Setting:
 class World:
     """Hosts and a store in simulated time. Make it inside ``run_simulated``."""
 
-    def __init__(self, setting: Setting) -> None:
-        """A world without hosts; all keys are free."""
+    def __init__(self, setting: Setting, *, tell: Callable[[str], None] | None = None) -> None:
+        """A world without hosts; all keys are free. ``tell`` is told what happens."""
         self.setting = setting
+        self._tell = tell
         self.rng = random.Random(setting.seed)
         self.rates = setting.rates
         self.checks = Checks()
@@ -81,6 +84,11 @@ class World:
     def running(self) -> list[Host]:
         """The hosts that have not crashed and not left."""
         return [host for host in self.hosts if host.running]
+
+    def tell(self, what: str) -> None:
+        """Say what happens, to whoever listens."""
+        if self._tell is not None:
+            self._tell(f"{self.now_s():9.3f} {what}")
 
     # --------------------------------------------------------------- events
 
@@ -111,11 +119,17 @@ class World:
         )
         host.task = asyncio.create_task(self._live(host, host.member))
         self.hosts.append(host)
+        self.tell(f"{host.name} starts")
         return host
 
     def crash(self, host: Host) -> None:
         """The process is gone: it sends nothing more. What it sent is still on its way."""
+        for ownership in host.believed():
+            # The store still says that it owns them; nobody works on them.
+            change = Change(at_s=self.now_s(), key=ownership.key, holder=None)
+            self.checks.changes.append(change)
         host.running = False
+        self.tell(f"{host.name} crashes")
         if host.task is not None:
             host.task.cancel()
 
@@ -217,7 +231,9 @@ class World:
         backed = self.registry.backs(ownership, self.server.now())
         self.checks.backed(host, ownership, by_store=backed)
 
-    def _notice(self, host: Host, what: str, ownership: Ownership, _reason: str) -> None:
+    def _notice(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
+        reason = f" ({reason})" if reason else ""
+        self.tell(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
         if what != "drain":
             self.checks.works(ownership, host.name, self.now_s(), on=what == "opened")
         if what == "opened" and not self.setting.strategy.steals:
