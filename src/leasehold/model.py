@@ -166,8 +166,10 @@ class Changes:
 class Position:
     """A place in a partition. Positions are ordered by ``sequence_number`` alone.
 
+    -1 is the place before the first event.
+
     Raises:
-        UsageError: the sequence number is no whole number from 0 up.
+        UsageError: the sequence number is no whole number from -1 up.
     """
 
     sequence_number: int
@@ -176,8 +178,8 @@ class Position:
     def __post_init__(self) -> None:
         """Refuse what could not be compared with other positions later."""
         number: object = self.sequence_number
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise UsageError(f"sequence_number must be a whole number from 0 up, not {number!r}")
+        if not isinstance(number, int) or isinstance(number, bool) or number < -1:
+            raise UsageError(f"sequence_number must be a whole number from -1 up, not {number!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -312,8 +312,8 @@ def test_a_bare_number_is_no_position(position: Any) -> None:
     play(story)
 
 
-@pytest.mark.parametrize("number", [-1, "x", 1.5, True, None])
-def test_a_sequence_number_is_a_whole_number_from_0_up(number: Any) -> None:
+@pytest.mark.parametrize("number", [-2, "x", 1.5, True, None])
+def test_a_sequence_number_is_a_whole_number_from_the_start_up(number: Any) -> None:
     with pytest.raises(UsageError, match="sequence_number"):
         Position(sequence_number=number)
 

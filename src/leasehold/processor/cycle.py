@@ -185,11 +185,12 @@ class Cycle:
         self._lease, self._given_up = lease, None
         self._view, self._last_plan, self._joined_once = View(), None, True
         self._trusted_until_s = self._trust(sent_s)
+        for _ in ("the answer shows that it is heard", "so it may count from now on"):
+            changes, sent_s = await self._renew(lease)
+            self._take_in(lease, changes, sent_s)
         # Hosts that are started together should see each other before they share out the keys.
         await self._clock.sleep(self.options.timing.renew_s * _WAIT_FOR_OTHERS)
         self._must_trust()
-        changes, sent_s = await self._renew(lease)
-        self._take_in(lease, changes, sent_s)
         return lease
 
     async def _renew(self, lease: Lease) -> tuple[Changes, float]:
