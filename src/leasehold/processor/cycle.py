@@ -73,6 +73,7 @@ class Cycle:
         self._lease: Lease | None = None
         self._given_up: Lease | None = None
         self._trusted_until_s = 0.0
+        self._lapsed = False
         self._view = View()
         self._last_plan: Plan | None = None
         self._failures = 0
@@ -182,7 +183,7 @@ class Cycle:
                 info=replace(self._info, draining=True),
             ),
         )
-        self._lease, self._given_up = lease, None
+        self._lease, self._given_up, self._lapsed = lease, None, False
         self._view, self._last_plan, self._joined_once = View(), None, True
         self._trusted_until_s = self._trust(sent_s)
         for _ in ("the answer shows that it is heard", "so it may count from now on"):
@@ -302,7 +303,9 @@ class Cycle:
         return self.options.timing.trusted_until(sent_s)
 
     def _trusts(self) -> bool:
-        return self._lease is not None and self._clock.boottime_s() < self._trusted_until_s
+        if self._lease is None or self._lapsed:
+            return False
+        return self._clock.boottime_s() < self._trusted_until_s
 
     def _must_trust(self) -> None:
         """Check that the trust window lasts.

@@ -157,6 +157,8 @@ class Member(Cycle):
             while True:
                 now_s = self._clock.boottime_s()
                 if self._lease is not None and not self._trusts():
+                    # For good: an answer that comes now must not bring the same lease back.
+                    self._lapsed = True
                     self._holdings.close_held(reason="trust window over")
                 self._holdings.force_overdue(now_s)
                 until_s = self._holdings.next_deadline_s()
