@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from leasehold.model import MemberInfo, Resource
 
 
+_IN_FORCE = frozenset((State.LEASED, State.BREAKING))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """A group at one moment: the members that are alive, and its keys."""
@@ -36,23 +39,21 @@ class Snapshot:
         that were not begun yet are the ones to go elsewhere. Keys that somebody outside the group
         holds are left out: they can neither be had nor be given away.
         """
-        keys: dict[str | None, list[str]] = {None: []}
-        for holder in sorted(self.members):
-            keys[holder] = []
+        keys: dict[str | None, list[str]] = {None: [], **{m: [] for m in sorted(self.members)}}
         coming: list[str] = []
+        # Written out, for it runs over every key of the group at each change.
         for key in sorted(self.resources):
             resource = self.resources[key]
-            if resource.holder is None and resource.handed_to in self.members:
+            holder = resource.holder
+            if holder is None and resource.handed_to in self.members:
                 coming.append(key)
-            elif not self._is_outsiders(resource):
-                keys[self.owner_of(resource)].append(key)
+            elif holder is None or holder in keys:
+                keys[holder].append(key)
+            elif resource.state not in _IN_FORCE:
+                keys[None].append(key)
         for key in coming:
             keys[self.resources[key].handed_to].append(key)
         return keys
-
-    def _is_outsiders(self, resource: Resource) -> bool:
-        held = resource.state in (State.LEASED, State.BREAKING)
-        return held and resource.holder not in self.members
 
     def wanted(self, key: str) -> Wanted:
         """The key with the epoch it has in this snapshot."""
@@ -61,7 +62,7 @@ class Snapshot:
     def held_by(self, key: str, holder: str) -> bool:
         """Whether the key is really in the hands of ``holder``, not only on its way."""
         resource = self.resources[key]
-        return resource.holder == holder and resource.state in (State.LEASED, State.BREAKING)
+        return resource.holder == holder and resource.state in _IN_FORCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
