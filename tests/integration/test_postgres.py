@@ -88,7 +88,6 @@ async def refusal(url: str, kind: type[LeaseholdError]) -> str:
 # ------------------------------------------------------------------------------------- opening
 
 
-@pytest.mark.spec("P1")
 async def test_ten_hosts_open_an_empty_database_at_once() -> None:
     with postgres.database(migrated=False) as url:
         async with anyio.create_task_group() as hosts:
@@ -303,7 +302,7 @@ async def test_quiet_renewals_touch_no_index(url: str, store: PostgresStore) -> 
     assert (written, hot >= 90) == (100, True)
 
 
-@pytest.mark.spec("B5", "L7")
+@pytest.mark.spec("L7")
 async def test_a_claim_waits_for_a_checkpoint_under_way(url: str, store: PostgresStore) -> None:
     _, (first, *_) = await owner(store)
     thief = await member(store, "thief")
@@ -329,7 +328,6 @@ async def test_a_claim_waits_for_a_checkpoint_under_way(url: str, store: Postgre
     assert list(await store.checkpoint([mark(first, 8)])) == [first.key]
 
 
-@pytest.mark.spec("E1")
 async def test_the_epoch_survives_a_row_deleted_by_hand(url: str, store: PostgresStore) -> None:
     lease, (first, *_) = await owner(store)
     known = (await store.renew(lease)).version

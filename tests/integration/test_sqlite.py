@@ -139,7 +139,7 @@ def tell(child: subprocess.Popen[str]) -> None:
     child.stdin.flush()
 
 
-@pytest.mark.spec("B7", "P1")
+@pytest.mark.spec("B7")
 async def test_ten_processes_open_a_new_file_at_once_and_share_it(path: Path) -> None:
     script = """
 async def main():

@@ -296,7 +296,6 @@ async def test_a_number_beyond_64_bits_is_refused(path: Path) -> None:
 # ------------------------------------------------------------------------------ what is kept
 
 
-@pytest.mark.spec("E1")
 async def test_an_epoch_survives_a_row_deleted_by_hand(path: Path) -> None:
     async with opened(path) as store:
         lease = await granted(store, "a")
