@@ -7,7 +7,7 @@ from importlib import import_module
 
 from bench.report import Part, main
 
-PARTS = ("balance", "stores")
+PARTS = ("balance", "stores", "files")
 
 
 def part(name: str) -> Part:

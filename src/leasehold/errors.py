@@ -9,8 +9,19 @@
     │   ├── InvalidOptions        two settings that contradict each other
     │   └── UnknownStore          a store URL that names no store we have
     ├── UnknownResource           a key that was never declared
+    │   ├── UnknownFile           there is no file at this path (FileNotFoundError)
+    │   └── UnknownStream         there is no stream of this name
+    ├── FileExists                the path is taken (FileExistsError)
+    ├── FileHeld                  somebody else is writing this file: who, since when, until when
+    ├── RecoveryInProgress        the file is being recovered by somebody else
+    ├── TailUncertain             recovery can not tell the file's end without losing something
+    ├── VolumeUnusable            a volume, or all of them: gone, foreign, read-only, full, broken
+    ├── DataDamaged               bytes that do not have the checksum they were written with
+    ├── BufferFull                more was sent than may wait, and nothing could be stored in time
+    ├── Trimmed                   the position lies before the first event that is kept
     ├── LeaseLost                 you had it and have it no more: ordinary life, said once
-    │   └── FencedWrite           a write that came under an ended lease or an older epoch
+    │   ├── FencedWrite           a write that came under an ended lease or an older epoch
+    │   └── Stolen                a reader with a higher epoch has taken the partition
     ├── CheckpointBehind          a checkpoint that would go back
     └── StoreError                the store, not you
         ├── StoreUnavailable      no answer in time: what was asked may or may not have happened
@@ -51,6 +62,103 @@ class UnknownResource(LeaseholdError, LookupError):
     """The key was never declared in this store, or has been forgotten."""
 
 
+class UnknownFile(UnknownResource, FileNotFoundError):
+    """There is no file at this path: it was never there, or was deleted or renamed."""
+
+
+class UnknownStream(UnknownResource):
+    """There is no stream of this name in this store."""
+
+
+class FileExists(LeaseholdError, FileExistsError):
+    """The path is taken: by a file, or by a directory that has files below it."""
+
+
+class FileHeld(LeaseholdError):
+    """Somebody else is writing this file; nothing was changed.
+
+    Attributes:
+        path: the file.
+        holder: who writes it.
+        host: the machine it runs on.
+        since: when it opened the file (ISO 8601, UTC; for people).
+        epoch: the epoch it writes under.
+        retry_after_s: when the soft limit is over and the file may be taken over; 0 if now.
+        address: where the holder can be reached, if it said so.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str,
+        holder: str,
+        host: str,
+        since: str,
+        epoch: int,
+        retry_after_s: float,
+        address: str = "",
+    ) -> None:
+        """Keep what a caller needs in order to decide, beside the words for people."""
+        super().__init__(message)
+        self.path = path
+        self.holder = holder
+        self.host = host
+        self.since = since
+        self.epoch = epoch
+        self.retry_after_s = retry_after_s
+        self.address = address
+
+
+class RecoveryInProgress(LeaseholdError):
+    """The file is being recovered by somebody else, or was and the next attempt is not due.
+
+    Attributes:
+        path: the file.
+        attempt: the number of attempts so far.
+        retry_after_s: when to ask again.
+    """
+
+    def __init__(self, message: str, *, path: str, attempt: int, retry_after_s: float) -> None:
+        """Keep what a caller needs in order to decide, beside the words for people."""
+        super().__init__(message)
+        self.path = path
+        self.attempt = attempt
+        self.retry_after_s = retry_after_s
+
+
+class TailUncertain(LeaseholdError):
+    """Recovery can not tell where the file ends: volumes are missing, or their copies damaged.
+
+    Nothing was dropped. It succeeds by itself when the volumes are back.
+    """
+
+
+class VolumeUnusable(LeaseholdError):
+    """A volume can not serve: gone, of another namespace, read-only, full, or broken."""
+
+
+class DataDamaged(LeaseholdError):
+    """Bytes were read that do not have the checksum they were written with."""
+
+
+class BufferFull(LeaseholdError):
+    """As much as may wait is waiting, and nothing of it could be stored in time."""
+
+
+class Trimmed(LeaseholdError, LookupError):
+    """The position lies before the first event that is kept: retention has removed it.
+
+    Attributes:
+        earliest: the sequence number of the first event that is kept.
+    """
+
+    def __init__(self, message: str, *, earliest: int) -> None:
+        """Keep where reading could go on, beside the words for people."""
+        super().__init__(message)
+        self.earliest = earliest
+
+
 class LeaseLost(LeaseholdError):
     """The lease or the ownership has ended and its holder must stop.
 
@@ -81,6 +189,13 @@ class LeaseLost(LeaseholdError):
 
 class FencedWrite(LeaseLost):
     """A write under an ended lease or an older epoch was refused and changed nothing."""
+
+
+class Stolen(LeaseLost):
+    """A reader with a higher epoch has taken the partition; ``epoch`` is the one that was shown.
+
+    ``now_held_by`` names the reader that has it now.
+    """
 
 
 class CheckpointBehind(LeaseholdError):

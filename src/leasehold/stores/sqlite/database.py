@@ -19,7 +19,7 @@ from leasehold.stores.sqlite.patience import Patience
 from leasehold.stores.sqlite.sqltext import queries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 T = TypeVar("T")
@@ -31,27 +31,37 @@ _CACHED_STATEMENTS = 128
 class Transaction:
     """Statements by name, in the transaction that is open."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        """Over a connection in which a transaction has begun."""
+    def __init__(
+        self, connection: sqlite3.Connection, texts: Mapping[str, str] | None = None
+    ) -> None:
+        """Over a connection in which a transaction has begun.
+
+        ``texts`` are the statements by name; those of the store if none are given.
+        """
         self._connection = connection
+        self._texts = queries() if texts is None else texts
+
+    def using(self, texts: Mapping[str, str]) -> Transaction:
+        """The same transaction, with other statements."""
+        return Transaction(self._connection, texts)
 
     def all(self, name: str, **params: str | float | None) -> list[Any]:
         """All rows of the answer, as tuples."""
-        return self._connection.execute(queries()[name], params).fetchall()
+        return self._connection.execute(self._texts[name], params).fetchall()
 
     def one(self, name: str, **params: str | float | None) -> Any | None:
         """The first row of the answer."""
-        return self._connection.execute(queries()[name], params).fetchone()
+        return self._connection.execute(self._texts[name], params).fetchone()
 
     def run(self, name: str, **params: str | float | None) -> int:
         """Run a statement that changes something; return how many rows it changed."""
-        return self._connection.execute(queries()[name], params).rowcount
+        return self._connection.execute(self._texts[name], params).rowcount
 
     def many(self, name: str, params: Sequence[Params]) -> int:
         """Run a statement once for each set of values; return how many rows it changed."""
         if not params:
             return 0
-        return self._connection.executemany(queries()[name], params).rowcount
+        return self._connection.executemany(self._texts[name], params).rowcount
 
     def meta(self) -> tuple[int, str]:
         """The version of the last change, and the boot whose seconds the times are.

@@ -83,4 +83,6 @@ def _begin_boot(tx: Transaction, *, clock: Clock, boot_id: str) -> None:
     tx.run("reboot_leases", wall=wall, version=version)
     tx.run("reboot_guests")
     tx.run("reboot_ends", now=clock.boottime_s())
+    tx.run("reboot_file_holders")
+    tx.run("reboot_file_attempts")
     tx.run("meta_boot", version=version, boot_id=boot_id)

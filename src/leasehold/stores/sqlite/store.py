@@ -10,13 +10,16 @@ from urllib.parse import quote
 
 from anyio import CancelScope, CapacityLimiter, to_thread
 
-from leasehold.clock import boot_id as this_boot
-from leasehold.errors import LeaseLost, StoreUnusable, UnknownStore
+from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.stores.shared import HISTORY_LIMIT, checked_keys, checked_lease, limit_s
 from leasehold.stores.sqlite import steps
 from leasehold.stores.sqlite.books import Books
-from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.migrate import prepare
+from leasehold.stores.sqlite.place import (
+    BUSY_LIMIT_S,
+    check_path,
+    machine_boot_id,
+    ready_database,
+)
 from leasehold.stores.sqlite.rows import ResourceRow, checkpoint_of, peer_of, term_of
 
 if TYPE_CHECKING:
@@ -38,11 +41,10 @@ if TYPE_CHECKING:
         Term,
         Wanted,
     )
-    from leasehold.stores.sqlite.database import Transaction
+    from leasehold.stores.sqlite.database import Database, Transaction
 
 T = TypeVar("T")
 
-BUSY_LIMIT_S = 5.0
 # Threads of our own, so that a program that fills the common pool with slow work does not delay
 # a renewal. Calls take turns anyway; the rest is for those that were cancelled and still wait.
 _THREADS = 8
@@ -84,9 +86,9 @@ class SqliteStore:
             StoreUnusable: no such directory, read-only, full, damaged, newer, or not ours.
         """
         path = Path(path)
-        _check_path(path)
-        boot_id = boot_id or _boot_id_of_machine()
-        connected = partial(_connected, path, clock, boot_id, busy_limit_s)
+        check_path(path)
+        boot_id = boot_id or machine_boot_id()
+        connected = partial(ready_database, path, clock, boot_id, busy_limit_s)
         database = await to_thread.run_sync(connected)
         url = url or f"sqlite:///{quote(str(path))}"
         return cls(database, url=url, clock=clock, boot_id=boot_id)
@@ -239,31 +241,3 @@ class SqliteStore:
                 "PostgreSQL several"
             )
         return version
-
-
-def _connected(path: Path, clock: Clock, boot_id: str, busy_limit_s: float) -> Database:
-    database = Database(path, busy_limit_s=busy_limit_s)
-    try:
-        prepare(database, clock=clock, boot_id=boot_id)
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def _check_path(path: Path) -> None:
-    if path.name == ":memory:":
-        raise UnknownStore("a database in memory is not shared with anybody: write memory://")
-    if path.is_dir():
-        raise StoreUnusable(f"{path} is a directory: name a file in it, such as {path}/leases.db")
-    if not path.parent.is_dir():
-        raise StoreUnusable(f"there is no directory {path.parent}: create it")
-
-
-def _boot_id_of_machine() -> str:
-    try:
-        return this_boot()
-    except OSError as error:
-        raise StoreUnusable(
-            f"this machine does not tell its boot id ({error}): the SQLite store needs Linux"
-        ) from error

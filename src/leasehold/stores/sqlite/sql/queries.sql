@@ -39,6 +39,15 @@ DELETE FROM guest;
 -- All have ended by now. An end that lies ahead in the new seconds would be kept too long.
 UPDATE lease SET ends_at = min(ends_at, :now);
 
+-- name: reboot_file_holders
+-- Silent for ever, the oldest still first.
+UPDATE fs_holder SET renewed_s = renewed_s - 1000000000.0;
+
+-- name: reboot_file_attempts
+UPDATE fs_file
+SET attempt_until_s = -1000000000.0, next_attempt_s = -1000000000.0
+WHERE state = 'recovering';
+
 
 -- Leases
 

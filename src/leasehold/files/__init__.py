@@ -1,0 +1,51 @@
+"""Files with one writer: leases, fencing and recovery over several volumes.
+
+A ``Namespace`` keeps files by path. Their names, blocks and epochs are journalled in the database
+of a store; their bytes lie on volumes (directories, usually one for each disk), every block on
+several of them. One holder at a time writes a file. If it dies, another recovers the file: what was
+acknowledged is kept, and the old writer is shut out for good, even if it was only asleep.
+
+The protocol is in ``docs/design/files.md``; how to use it, in ``docs/files.md``.
+
+=================  ==============================================================================
+module             what it decides or does
+=================  ==============================================================================
+``journal``        the only truth about who may write which file; every step atomic and durable
+``volume``         one directory that says itself whose it is
+``block``          writes one block to all its volumes
+``fence``          shuts the old writer out of a replica, and freezes what is there
+``tail``           which of a replica's last bytes are sound
+``recovery``       fence, examine, agree (``leasehold.core.replicas``), seal, commit
+``renewer``        one renewal for all files of a holder
+``monitor``        recovers what nobody renews, removes what nobody needs
+``disk``           the only door to the file system
+=================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+from leasehold.files.aio import AsyncFileReader, AsyncFileWriter, AsyncNamespace
+from leasehold.files.model import Block, BlockState, FileState, FileStatus, HolderStatus
+from leasehold.files.namespace import Namespace
+from leasehold.files.options import FileOptions
+from leasehold.files.reader import FileReader
+from leasehold.files.recovery import Progress
+from leasehold.files.verify import Fault
+from leasehold.files.writer import FileWriter
+
+__all__ = [
+    "AsyncFileReader",
+    "AsyncFileWriter",
+    "AsyncNamespace",
+    "Block",
+    "BlockState",
+    "Fault",
+    "FileOptions",
+    "FileReader",
+    "FileState",
+    "FileStatus",
+    "FileWriter",
+    "HolderStatus",
+    "Namespace",
+    "Progress",
+]

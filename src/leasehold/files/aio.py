@@ -1,0 +1,230 @@
+"""The same files for asynchronous programs: each call runs in a thread, nothing is written twice.
+
+Files block by nature: there is no asynchronous write to a disk that is worth having here. A call
+that is cancelled is still carried out; its caller does not know how it ended.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from leasehold.files.namespace import Namespace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from datetime import timedelta
+    from types import TracebackType
+
+    from leasehold.files.disk import Bytes
+    from leasehold.files.model import Entry, FileStatus, HolderStatus
+    from leasehold.files.reader import FileReader
+    from leasehold.files.recovery import Progress
+    from leasehold.files.verify import Fault
+    from leasehold.files.writer import FileWriter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Threads of our own: the renewals of a program must not wait for its file writes, nor these for
+# whatever else fills the common pool.
+_THREADS = 32
+
+
+class AsyncFileWriter:
+    """A ``FileWriter``, awaited."""
+
+    def __init__(self, writer: FileWriter, limiter: CapacityLimiter) -> None:
+        """Made by ``AsyncNamespace.create`` and ``append``."""
+        self.sync_writer = writer
+        self._limiter = limiter
+
+    @property
+    def path(self) -> str:
+        """See ``FileWriter``."""
+        return self.sync_writer.path
+
+    @property
+    def epoch(self) -> int:
+        """See ``FileWriter``."""
+        return self.sync_writer.epoch
+
+    @property
+    def acknowledged(self) -> int:
+        """See ``FileWriter``."""
+        return self.sync_writer.acknowledged
+
+    async def write(self, data: Bytes) -> int:
+        """See ``FileWriter``."""
+        return await _run(self._limiter, self.sync_writer.write, data)
+
+    async def flush(self) -> int:
+        """See ``FileWriter``."""
+        return await _run(self._limiter, self.sync_writer.flush)
+
+    async def sync(self) -> int:
+        """See ``FileWriter``."""
+        return await _run(self._limiter, self.sync_writer.sync)
+
+    async def close(self) -> FileStatus | None:
+        """See ``FileWriter``."""
+        return await _run(self._limiter, self.sync_writer.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await _run(self._limiter, self.sync_writer.__exit__, kind, error, trace)
+
+
+class AsyncFileReader:
+    """A ``FileReader``, awaited."""
+
+    def __init__(self, reader: FileReader, limiter: CapacityLimiter) -> None:
+        """Made by ``AsyncNamespace.read``."""
+        self.sync_reader = reader
+        self._limiter = limiter
+
+    @property
+    def length(self) -> int:
+        """See ``FileReader``."""
+        return self.sync_reader.length
+
+    async def refresh(self) -> int:
+        """See ``FileReader``."""
+        return await _run(self._limiter, self.sync_reader.refresh)
+
+    async def read(self, size: int = -1) -> bytes:
+        """See ``FileReader``."""
+        return await _run(self._limiter, self.sync_reader.read, size)
+
+    async def read_at(self, offset: int, size: int) -> bytes:
+        """See ``FileReader``."""
+        return await _run(self._limiter, self.sync_reader.read_at, offset, size)
+
+    async def chunks(self, size: int = 1 << 20) -> AsyncIterator[bytes]:
+        """See ``FileReader``."""
+        while data := await self.read(size):
+            yield data
+
+
+class AsyncNamespace:
+    """A ``Namespace``, awaited: ``async with await AsyncNamespace.open(url) as files``."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        """Over a namespace that is open."""
+        self.sync_namespace = namespace
+        self._limiter = CapacityLimiter(_THREADS)
+
+    @classmethod
+    async def open(cls, url: str, **settings: Any) -> AsyncNamespace:
+        """See ``Namespace.open``."""
+        return cls(await to_thread.run_sync(partial(Namespace.open, url, **settings)))
+
+    async def create(
+        self,
+        path: str,
+        *,
+        overwrite: bool = False,
+        replication: int | None = None,
+        block_size: int | None = None,
+    ) -> AsyncFileWriter:
+        """See ``Namespace``."""
+        writer = await self._run(
+            self.sync_namespace.create,
+            path,
+            overwrite=overwrite,
+            replication=replication,
+            block_size=block_size,
+        )
+        return AsyncFileWriter(writer, self._limiter)
+
+    async def append(self, path: str) -> AsyncFileWriter:
+        """See ``Namespace``."""
+        writer = await self._run(self.sync_namespace.append, path)
+        return AsyncFileWriter(writer, self._limiter)
+
+    async def read(self, path: str) -> AsyncFileReader:
+        """See ``Namespace``."""
+        return AsyncFileReader(await self._run(self.sync_namespace.read, path), self._limiter)
+
+    async def recover(
+        self,
+        path: str,
+        *,
+        timeout: timedelta,  # noqa: ASYNC109 - it bounds the recovery, not the awaiting
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> FileStatus:
+        """See ``Namespace``. ``progress`` is called from a thread."""
+        return await self._run(
+            self.sync_namespace.recover, path, timeout=timeout, progress=progress
+        )
+
+    async def is_closed(self, path: str) -> bool:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.is_closed, path)
+
+    async def status(self, path: str) -> FileStatus:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.status, path)
+
+    async def list(
+        self, prefix: str = "/", *, after: str = "", limit: int = 1000
+    ) -> Sequence[FileStatus]:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.list, prefix, after=after, limit=limit)
+
+    async def list_open(self, prefix: str = "/", *, limit: int = 1000) -> Sequence[FileStatus]:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.list_open, prefix, limit=limit)
+
+    async def holders(self, *, limit: int = 1000) -> Sequence[HolderStatus]:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.holders, limit=limit)
+
+    async def history(self, path: str, *, limit: int = 20) -> Sequence[Entry]:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.history, path, limit=limit)
+
+    async def verify(self, path: str) -> Sequence[Fault]:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.verify, path)
+
+    async def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.rename, source, target, overwrite=overwrite)
+
+    async def delete(self, path: str, *, recursive: bool = False) -> int:
+        """See ``Namespace``."""
+        return await self._run(self.sync_namespace.delete, path, recursive=recursive)
+
+    async def close(self) -> None:
+        """See ``Namespace``."""
+        await self._run(self.sync_namespace.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _run(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        return await _run(self._limiter, call, *args, **named)
+
+
+async def _run(
+    limiter: CapacityLimiter, call: Callable[P, T], *args: P.args, **named: P.kwargs
+) -> T:
+    return await to_thread.run_sync(partial(call, *args, **named), limiter=limiter)

@@ -1,0 +1,256 @@
+"""Writing one block to several volumes at once.
+
+Nothing is acknowledged before every volume of the block has it, and before the writer has seen
+that nobody has fenced it on any of them. A volume that fails is out of the block before anything
+more is acknowledged, or the writer stops for good.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from leasehold.errors import UsageError, VolumeUnusable
+from leasehold.files.meta import (
+    PIECE_BYTES,
+    Header,
+    Kind,
+    Record,
+    add_to_checksum,
+    encode_acknowledged,
+    encode_header,
+    encode_record,
+    salt,
+)
+from leasehold.files.model import Sealed
+from leasehold.files.replica import OpenReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Self
+
+    from leasehold.files.disk import Bytes, Disk
+    from leasehold.files.volume import Volume
+
+    OnFailed = Callable[[Mapping[str, OSError], tuple[str, ...]], None]
+
+SYNC_EVERY_BYTES: Final = 16 << 20  # as much as a recovery may have to read again
+
+
+class BlockWriter:
+    """One block, open for writing. For one caller at a time.
+
+    ``on_failed`` is told which volumes failed and which are left. It returns when the journal has
+    dropped them from the block, or raises; what it raises is raised by every later call too.
+    """
+
+    def __init__(self, block_id: int, generation: int, *, disk: Disk, on_failed: OnFailed) -> None:
+        """Begin without a volume; ``create`` is the way to make one."""
+        self.block_id = block_id
+        self.generation = generation
+        self._disk = disk
+        self._on_failed = on_failed
+        self._salt = salt(block_id)
+        self._replicas: list[OpenReplica] = []
+        self._length = self._acknowledged = self._durable = self._checksum = 0
+        self._names_synced = self._sealed = False
+        self._broken: BaseException | None = None
+
+    @classmethod
+    def create(
+        cls,
+        block_id: int,
+        generation: int,
+        file_id: int,
+        volumes: Sequence[Volume],
+        *,
+        disk: Disk,
+        boot_id: bytes,
+        on_failed: OnFailed,
+    ) -> Self:
+        """Make the replicas on all volumes.
+
+        Raises:
+            VolumeUnusable: no volume is left.
+        """
+        writer = cls(block_id, generation, disk=disk, on_failed=on_failed)
+        header = encode_header(
+            Header(block_id=block_id, generation=generation, file_id=file_id, boot_id=boot_id)
+        )
+        failed: dict[str, OSError] = {}
+        for volume in volumes:
+            try:
+                writer._replicas.append(
+                    OpenReplica(
+                        volume, block_id=block_id, generation=generation, header=header, disk=disk
+                    )
+                )
+            except OSError as error:
+                failed[volume.id] = error
+        writer._without(failed)
+        return writer
+
+    @property
+    def length(self) -> int:
+        """All that was written."""
+        return self._length
+
+    @property
+    def acknowledged(self) -> int:
+        """What readers may see."""
+        return self._acknowledged
+
+    @property
+    def durable(self) -> int:
+        """What survives a power cut on every volume of the block."""
+        return self._durable
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of all that was written."""
+        return self._checksum
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """The volumes that have all of it."""
+        return tuple(replica.id for replica in self._replicas)
+
+    def write_piece(self, data: Bytes) -> None:
+        """Write one piece to every volume; nobody is told of it yet.
+
+        Raises:
+            UsageError: the piece is empty or too long, or the block is sealed.
+            LeaseLost: the block is no longer ours.
+            VolumeUnusable: no volume is left.
+        """
+        self._ready()
+        if not 0 < len(data) <= PIECE_BYTES:
+            raise UsageError(
+                f"a piece has 1 to {PIECE_BYTES} bytes, this one {len(data)}. Split what you write."
+            )
+        start = self._length
+        end = start + len(data)
+        record = Record(kind=Kind.DATA, crc=crc32c(data), end=end, durable=self._durable)
+        encoded = encode_record(record, salted=self._salt)
+        self._each(lambda replica: replica.write_data(data, start))
+        self._each(lambda replica: replica.append(encoded))
+        self._length = end
+        self._checksum = add_to_checksum(self._checksum, record)
+        if end - self._durable >= SYNC_EVERY_BYTES:
+            self._make_durable()
+
+    def acknowledge(self) -> None:
+        """Let readers see what was written (a flush). It survives the end of every process.
+
+        Raises:
+            LeaseLost: the block is no longer ours; nothing more was acknowledged.
+            VolumeUnusable: no volume is left.
+        """
+        self._ready()
+        self._check_and_tell()
+
+    def sync(self) -> None:
+        """Make durable what was written, and let readers see it.
+
+        Raises:
+            LeaseLost: the block is no longer ours; nothing more was acknowledged.
+            VolumeUnusable: no volume is left.
+        """
+        self._ready()
+        self._make_durable()
+        self._check_and_tell()
+
+    def seal(self) -> Sealed:
+        """End the block: durable, with a seal; the caller then tells the journal.
+
+        Raises:
+            LeaseLost: the block is no longer ours.
+            VolumeUnusable: no volume is left.
+        """
+        self._ready()
+        # A seal says that all of it is durable. It goes out with the bytes, in one sync: if a
+        # power cut tears them apart, the check of the tail finds a seal without its bytes.
+        end = self._length
+        record = Record(kind=Kind.SEAL, crc=self._checksum, end=end, durable=self._durable)
+        encoded = encode_record(record, salted=self._salt)
+        self._each(lambda replica: replica.append(encoded, what="seal"))
+        self._make_durable()
+        self._check_and_tell()
+        self._sealed = True
+        return Sealed(
+            block_id=self.block_id, length=end, checksum=self._checksum, volumes=self.volumes
+        )
+
+    def close(self) -> None:
+        """Give the descriptors back. Nothing is written, synced or told."""
+        if self._broken is None:
+            self._broken = UsageError(f"block {self.block_id} is closed. Open the file again.")
+        for replica in self._replicas:
+            replica.close()
+        self._replicas.clear()
+
+    def _ready(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._sealed:
+            raise UsageError(f"block {self.block_id} is sealed. Write to the next block.")
+
+    def _each(self, act: Callable[[OpenReplica], None]) -> None:
+        """Do something on every volume, then go on without those where it failed."""
+        failed: dict[str, OSError] = {}
+        for replica in self._replicas:
+            try:
+                act(replica)
+            except OSError as error:
+                failed[replica.id] = error
+            except BaseException as error:
+                self._broken = error  # the volumes may differ now: only a recovery can tell
+                raise
+        if failed:
+            self._without(failed)
+
+    def _make_durable(self) -> None:
+        end = self._length
+        files = {replica.data: replica.id for replica in self._replicas}
+        files |= {replica.meta: replica.id for replica in self._replicas}
+        errors = self._disk.sync(list(files), what="block")
+        self._without({files[fd]: error for fd, error in errors.items()})
+        if not self._names_synced:
+            self._each(OpenReplica.sync_directory)
+            self._names_synced = True
+        self._durable = end
+
+    def _check_and_tell(self) -> None:
+        self._each(OpenReplica.check)
+        cell = encode_acknowledged(self._length)
+        self._each(lambda replica: replica.acknowledge(cell))
+        self._acknowledged = self._length
+
+    def _without(self, failed: Mapping[str, OSError]) -> None:
+        """Go on without these volumes, if the journal agrees."""
+        left = [replica for replica in self._replicas if replica.id not in failed]
+        if not failed and left:
+            return
+        # Broken until the journal has agreed, so that nothing goes on if it does not.
+        self._broken = VolumeUnusable(_none_left(self.block_id, failed))
+        try:
+            self._on_failed(failed, tuple(replica.id for replica in left))
+        except BaseException as error:
+            self._broken = error
+            raise
+        if not left:
+            raise self._broken
+        self._broken = None
+        for replica in self._replicas:
+            if replica.id in failed:
+                replica.close()
+        self._replicas = left
+
+
+def _none_left(block_id: int, failed: Mapping[str, OSError]) -> str:
+    each = "; ".join(f"{volume}: {error}" for volume, error in failed.items()) or "none was given"
+    return (
+        f"no volume is left for block {block_id} ({each}). What was acknowledged is safe where "
+        "the volumes come back: repair them, then recover the file."
+    )

@@ -1,0 +1,259 @@
+"""Fencing one replica: after it, its old writer can change nothing that anybody reads.
+
+The answer of a volume is given only when it is frozen in a file that the old writer can not
+reach, and it is the same for every later attempt, whatever crashes in between. The steps and the
+names are those of ``docs/design/files.md``.
+
+What is found, and what it means: a ``.meta`` was not fenced yet. A ``.p`` was fenced and its copy
+is not finished: any ``.f`` beside it was never relied on. A ``.f`` without a ``.p`` is the answer;
+of several the one with the highest id, the others were left by attempts that came too late.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from leasehold.errors import LeaseholdError
+from leasehold.files.meta import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leasehold.files.disk import Disk
+    from leasehold.files.meta import Parsed, Record
+    from leasehold.files.model import Block
+    from leasehold.files.volume import Volume
+
+_ID_DIGITS: Final = 16
+_TRIES: Final = 4
+
+
+class Superseded(LeaseholdError):
+    """A later recovery is at work on this volume: this attempt gives up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a volume has of a fenced block; it never changes again.
+
+    ``acknowledged`` is what readers could see here; ``lost`` and ``lost_durable`` say how much
+    there was before a bad record, if valid ones stand after it.
+    """
+
+    volume: str
+    records: tuple[Record, ...]
+    sealed: bool
+    acknowledged: int
+    present: bool
+    seal_checksum: int = 0
+    durable: int = 0
+    lost: int = 0
+    lost_durable: int = 0
+
+    @property
+    def length(self) -> int:
+        """The end of the last valid record."""
+        return self.records[-1].end if self.records else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The names of one block and generation in its directory; ids in rising order."""
+
+    meta: bool
+    fenced: tuple[int, ...]
+    frozen: tuple[int, ...]
+    sealed: int  # the highest later generation that has a meta file, or 0
+    newest: int  # the highest generation or recovery id of any name of the block
+
+
+def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> Evidence:
+    """Shut out the writer of a block on one volume and say what is there; may be repeated.
+
+    Raises:
+        Superseded: a later recovery was here, or the id is not above the block's generation.
+        OSError: the volume failed; it has not answered.
+    """
+    if recovery_id <= block.generation:
+        raise Superseded(
+            f"recovery id {recovery_id} is not above generation {block.generation} of block "
+            f"{block.id}. Begin a new recovery at the journal."
+        )
+    for _ in range(_TRIES - 1):
+        with suppress(FileNotFoundError):  # another attempt renamed it under our hands
+            return _fence(_Place(volume, block), recovery_id, disk=disk)
+    return _fence(_Place(volume, block), recovery_id, disk=disk)
+
+
+def look(volume: Volume, block: Block, *, disk: Disk) -> Found:
+    """Which files of a block are there; raises ``OSError``."""
+    stem = f"{block.id:016x}-"
+    fenced: list[int] = []
+    frozen: list[int] = []
+    metas: list[int] = []
+    for name in disk.names(volume.directory(block.id)):
+        if not name.startswith(stem):
+            continue
+        generation, _, rest = name[len(stem) :].partition(".")
+        if rest == "meta":
+            metas.append(_number(generation))
+        elif _number(generation) == block.generation:
+            kind = {"p": fenced, "f": frozen}.get(rest[:1])
+            number = _number(rest[1:])
+            if kind is not None and number:
+                kind.append(number)
+    return Found(
+        meta=block.generation in metas,
+        fenced=tuple(sorted(fenced)),
+        frozen=tuple(sorted(frozen)),
+        sealed=max((each for each in metas if each > block.generation), default=0),
+        newest=max((*fenced, *frozen, *metas), default=0),
+    )
+
+
+def frozen_path(volume: Volume, block: Block, recovery_id: int) -> str:
+    """The copy of the records that the old writer can not reach."""
+    return _Place(volume, block).frozen(recovery_id)
+
+
+def fenced_path(volume: Volume, block: Block, recovery_id: int) -> str:
+    """The old writer's own meta file, under a name that it does not know."""
+    return _Place(volume, block).fenced(recovery_id)
+
+
+def read_meta(path: str, *, block_id: int, disk: Disk) -> Parsed:
+    """Read and parse a meta file; raises ``OSError``."""
+    return parse(_contents(path, disk=disk), block_id=block_id)
+
+
+def write_durably(
+    path: str, data: bytes, *, disk: Disk, what: str, with_it: Sequence[int] = ()
+) -> None:
+    """Make a file with these bytes, in place of any; its name is not durable yet.
+
+    The files ``with_it`` are synced at the same time. Raises ``OSError``.
+    """
+    disk.unlink(path, what=what)
+    fd = disk.create(path, what=what)
+    try:
+        disk.write_at(fd, data, 0, what=what)
+        for error in disk.sync([fd, *with_it], what=what).values():
+            raise error
+    finally:
+        disk.close(fd)
+
+
+def evidence_of(volume: Volume, parsed: Parsed | None) -> Evidence:
+    """What a meta file, or that there is none, says about a replica."""
+    if parsed is None:
+        return Evidence(volume=volume.id, records=(), sealed=False, acknowledged=0, present=False)
+    header, seal = parsed.header, parsed.seal
+    return Evidence(
+        volume=volume.id,
+        records=parsed.records,
+        sealed=seal is not None,
+        acknowledged=(header.acknowledged or 0) if header else 0,
+        present=True,
+        seal_checksum=seal.crc if seal else 0,
+        durable=parsed.durable,
+        lost=parsed.lost_end,
+        lost_durable=parsed.lost_durable,
+    )
+
+
+class _Place:
+    """The names of one block and generation on one volume."""
+
+    def __init__(self, volume: Volume, block: Block) -> None:
+        self.directory = volume.directory(block.id)
+        self.data = volume.data_path(block.id)
+        self.meta = volume.meta_path(block.id, block.generation)
+        self._stem = self.meta.removesuffix("meta")
+        self.block = block
+        self.volume = volume
+
+    def fenced(self, recovery_id: int) -> str:
+        return f"{self._stem}p{recovery_id:016x}"
+
+    def frozen(self, recovery_id: int) -> str:
+        return f"{self._stem}f{recovery_id:016x}"
+
+
+def _fence(place: _Place, recovery_id: int, *, disk: Disk) -> Evidence:
+    _refuse_late(place, recovery_id, disk=disk)
+    found = _take(place, recovery_id, disk=disk)
+    if found.fenced:
+        _freeze(place, recovery_id, disk=disk)
+    parsed = None
+    if found.fenced or found.frozen:
+        parsed = read_meta(place.frozen(recovery_id), block_id=place.block.id, disk=disk)
+    # A later attempt may have come in between; then its copy counts and not ours.
+    _refuse_late(place, recovery_id, disk=disk)
+    return evidence_of(place.volume, parsed)
+
+
+def _refuse_late(place: _Place, recovery_id: int, *, disk: Disk) -> None:
+    newest = look(place.volume, place.block, disk=disk).newest
+    if newest > recovery_id:
+        raise Superseded(
+            f"recovery {recovery_id} of block {place.block.id} came too late on volume "
+            f"{place.volume.id!r}: {newest} was there. Leave the file to that one."
+        )
+
+
+def _take(place: _Place, recovery_id: int, *, disk: Disk) -> Found:
+    """Bring what is there under our id, durably; and leave no way for a writer to begin."""
+    found = look(place.volume, place.block, disk=disk)
+    if not (found.meta or found.fenced or found.frozen):
+        try:
+            disk.close(disk.create(place.data, what="blocker"))
+        except FileExistsError:
+            # The data file is made after the meta file: either that came while we looked, or
+            # it was lost. If the writer is still there, its check finds no name.
+            found = look(place.volume, place.block, disk=disk)
+    if found.fenced or found.frozen:
+        if found.meta:  # a second name of what was fenced: the writer must not find it
+            disk.unlink(place.meta, what="fence")
+        name = place.fenced if found.fenced else place.frozen
+        last = (found.fenced or found.frozen)[-1]
+        if last != recovery_id:
+            disk.rename(name(last), name(recovery_id), what="fence")
+    elif found.meta:
+        disk.rename(place.meta, place.fenced(recovery_id), what="fence")
+        found = replace(found, fenced=(recovery_id,))
+    disk.sync_directory(place.directory, what="fence")
+    return found
+
+
+def _freeze(place: _Place, recovery_id: int, *, disk: Disk) -> None:
+    """Copy the records to an inode of ours; only then let the fenced one go.
+
+    All is copied as it is found, bad records too: they are evidence of what was lost. Each name
+    is durable before the next step: a power cut must not bring the fenced file back beside a copy
+    that was relied on, since the cut may have taken records from it.
+    """
+    raw = _contents(place.fenced(recovery_id), disk=disk)
+    write_durably(place.frozen(recovery_id), raw, disk=disk, what="frozen")
+    disk.sync_directory(place.directory, what="frozen")
+    disk.unlink(place.fenced(recovery_id), what="fenced")
+    disk.sync_directory(place.directory, what="fenced")
+
+
+def _contents(path: str, *, disk: Disk) -> bytes:
+    fd = disk.open(path)
+    try:
+        return disk.read_at(fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def _number(digits: str) -> int:
+    """An id in 16 hex digits; 0 if it is none, since ids begin at 1."""
+    if len(digits) != _ID_DIGITS:
+        return 0
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return 0

@@ -1,0 +1,168 @@
+"""Group commit: steps of several threads share one transaction, and one wait for the disk.
+
+A caller queues its step. If nobody leads, it leads: it takes what is queued, runs it in one
+transaction and wakes the others; meanwhile the next group gathers. There is no thread for it, and a
+caller that is alone waits for nobody.
+
+A step that refuses has changed nothing, and its refusal is its caller's alone. If the transaction
+itself fails, each of its steps is run in one of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from leasehold.errors import LeaseholdError, StoreError, StoreUnavailable
+from leasehold.files.journal.books import Books
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from leasehold.files.model import Limits
+    from leasehold.stores.blocking import BlockingDatabase, Tx
+
+T = TypeVar("T")
+Step = Callable[[Books], Any]
+Hook = Callable[[str, str], None]
+
+MOST_TOGETHER = 256
+
+
+class _Call:
+    """One step, and what became of it."""
+
+    __slots__ = ("answer", "error", "leads", "name", "step", "wake")
+
+    def __init__(self, name: str, step: Step) -> None:
+        self.name = name
+        self.step = step
+        self.leads = False
+        self.wake = threading.Event()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+
+class GroupCommit:
+    """Runs steps, durable when they return. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        database: BlockingDatabase,
+        *,
+        limits: Limits,
+        hook: Hook | None = None,
+        most: int = MOST_TOGETHER,
+    ) -> None:
+        """With ``most`` = 1 each step has a transaction of its own."""
+        self._database = database
+        self._limits = limits
+        self._hook = hook
+        self._most = most
+        self._lock = threading.Lock()
+        self._queue: deque[_Call] = deque()
+        self._led = False
+
+    def run(self, name: str, step: Callable[[Books], T]) -> T:
+        """Run ``step``, alone or together with others, and return its answer.
+
+        Raises:
+            LeaseholdError: the step refused, and nothing was changed.
+            StoreUnavailable: no answer in time. It may or may not have been done.
+            StoreUnusable: the store can not serve.
+        """
+        call = _Call(name, step)
+        with self._lock:
+            self._queue.append(call)
+            call.leads, self._led = not self._led, True
+        if not call.leads:
+            self._wait(call)
+        if call.leads:
+            self._lead(call)
+        if call.error is not None:
+            raise call.error
+        return cast("T", call.answer)
+
+    def _wait(self, call: _Call) -> None:
+        try:
+            call.wake.wait()
+        except BaseException:
+            # Interrupted: nobody is to wait for a leader that has gone.
+            with self._lock:
+                if call in self._queue:
+                    self._queue.remove(call)
+                if call.leads:
+                    self._choose_leader()
+            raise
+
+    def _lead(self, call: _Call) -> None:
+        with self._lock:
+            group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
+        try:
+            self._commit(group)
+        except BaseException as error:
+            lost = StoreUnavailable(
+                "the thread that wrote for several was interrupted: the step may or may not have "
+                "been done; read again"
+            )
+            lost.__cause__ = error
+            for other in group:
+                if other is not call:
+                    other.error = lost
+            raise
+        finally:
+            with self._lock:
+                self._choose_leader()
+            for other in group:
+                other.wake.set()
+
+    def _choose_leader(self) -> None:
+        self._led = bool(self._queue)
+        if self._queue:
+            self._queue[0].leads = True
+            self._queue[0].wake.set()
+
+    def _commit(self, group: Sequence[_Call]) -> None:
+        try:
+            self._transact(group)
+        except StoreUnavailable as error:
+            # One by one each of them would wait for as long again.
+            for call in group:
+                # One each: an error collects the trace of the thread that raises it.
+                call.error = StoreUnavailable(*error.args)
+                call.error.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - given to the callers
+            if len(group) == 1:
+                group[0].error = error
+                return
+            for call in group:
+                self._commit([call])
+
+    def _transact(self, group: Sequence[_Call]) -> None:
+        outcomes = self._database.write(lambda tx: self._outcomes(tx, group))
+        for call, (answer, error) in zip(group, outcomes, strict=True):
+            call.answer, call.error = answer, error
+        self._tell(group, "after")
+
+    def _outcomes(self, tx: Tx, group: Sequence[_Call]) -> list[tuple[Any, LeaseholdError | None]]:
+        books = Books(tx, self._limits)
+        outcomes = [_outcome(books, call.step) for call in group]
+        books.finish()
+        self._tell(group, "before")
+        return outcomes
+
+    def _tell(self, group: Sequence[_Call], moment: str) -> None:
+        if self._hook is not None:
+            for call in group:
+                self._hook(call.name, moment)
+
+
+def _outcome(books: Books, step: Step) -> tuple[Any, LeaseholdError | None]:
+    try:
+        return step(books), None
+    except StoreError:
+        raise
+    except LeaseholdError as refusal:
+        return None, refusal

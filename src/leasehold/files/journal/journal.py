@@ -1,0 +1,446 @@
+"""The journal of the files room: the only truth about who may write which file.
+
+Each method is one atomic step, durable when it returns. Each may be called again after a lost
+answer: it then gives the same answer and changes nothing. Volumes of a block are given back in the
+order of their ids. Calls block; any number of threads may call at once, and share commits.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, TypeVar
+
+from leasehold.clock import SystemClock
+from leasehold.errors import UnknownFile
+from leasehold.files.journal import blocks, holders, names, opening, recovering, writing
+from leasehold.files.journal.books import Books
+from leasehold.files.journal.group import MOST_TOGETHER, GroupCommit
+from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
+from leasehold.files.paths import below, check_directory, check_path
+from leasehold.stores.blocking import named_queries, open_blocking
+
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Callable, Iterable, Mapping
+
+    from leasehold.clock import Clock
+    from leasehold.files.model import (
+        Block,
+        Entry,
+        FileStatus,
+        Holder,
+        HolderStatus,
+        Limits,
+        Opened,
+        Recovery,
+        Sealed,
+        Ticket,
+        Why,
+    )
+    from leasehold.stores.blocking import BlockingDatabase, Params
+
+T = TypeVar("T")
+
+_IDLE_AT_ONCE = 100
+
+
+@cache
+def _queries() -> Mapping[str, str]:
+    text = files("leasehold.files.journal").joinpath("queries.sql").read_text(encoding="utf-8")
+    return named_queries(text)
+
+
+class Journal:
+    """Files, blocks, holders and epochs, in the database of a store."""
+
+    def __init__(self, database: BlockingDatabase, group: GroupCommit, limits: Limits) -> None:
+        """Over a database that is ready; ``Journal.open`` makes one."""
+        self.limits = limits
+        self._database = database
+        self._group = group
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        limits: Limits,
+        clock: Clock | None = None,
+        hook: Callable[[str, str], None] | None = None,
+        group_commit: bool = True,
+    ) -> Journal:
+        """Open the journal in the store's database, made or brought up to date where needed.
+
+        ``hook`` is called with the name of each step that writes, and ``"before"`` or ``"after"``
+        its commit. Without ``group_commit`` each step has a commit of its own.
+
+        Raises:
+            UnknownStore: the URL names no store that can keep files.
+            StoreUnavailable: there is no answer.
+            StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
+        """
+        database = open_blocking(
+            url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
+        )
+        most = MOST_TOGETHER if group_commit else 1
+        return cls(database, GroupCommit(database, limits=limits, hook=hook, most=most), limits)
+
+    @property
+    def url(self) -> str:
+        """The URL of the store, without its secrets."""
+        return self._database.url
+
+    def close(self) -> None:
+        """Give the database back. Again is harmless."""
+        self._database.close()
+
+    # ----------------------------------------------------------- holders
+
+    def enlist(self, holder: Holder) -> None:
+        """Begin or renew the holder's lease.
+
+        Raises:
+            LeaseLost: its id is used with another token.
+        """
+        self._group.run("enlist", lambda books: books.enlist(holder))
+
+    def renew(self, holder: Holder) -> None:
+        """Renew the lease over all the holder's files, also after a limit if nobody took any.
+
+        Raises:
+            LeaseLost: it has no lease any more (none of its files is left), or another token.
+        """
+        self._group.run("renew", lambda books: holders.renew(books, holder))
+
+    def leave(self, holder: Holder) -> None:
+        """End the lease, unless a file is open under it."""
+        self._group.run("leave", lambda books: holders.leave(books, holder))
+
+    def holders(self, *, limit: int = 1000) -> list[HolderStatus]:
+        """Who has a lease, the one that has been silent longest first."""
+        return self._read(lambda books: holders.holders(books, limit))
+
+    # ----------------------------------------------------------- volumes
+
+    def namespace_id(self, *, new_id: str) -> str:
+        """The id by which volumes know whose they are; ``new_id`` if there was none."""
+        known = self._read(lambda books: (books.tx.one("namespace") or ("",))[0])
+        if known:
+            return str(known)
+        return self._group.run("namespace", lambda books: holders.namespace_id(books, new_id))
+
+    def register_volume(self, volume_id: str, path: str) -> None:
+        """Note where a volume lies; it may have moved."""
+        self._group.run(
+            "register volume", lambda books: holders.register_volume(books, volume_id, path)
+        )
+
+    def volumes(self) -> dict[str, str]:
+        """Where each volume lies, by its id."""
+        return self._read(holders.volumes)
+
+    # ----------------------------------------------------------- writing
+
+    def create(
+        self,
+        path: str,
+        holder: Holder,
+        *,
+        replication: int,
+        block_size: int,
+        overwrite: bool,
+        volumes: tuple[str, ...],
+        request: str,
+    ) -> Opened:
+        """Make a file and open it. Also renews the holder's lease.
+
+        ``request`` is the caller's unique name for this call: with the same one it is a repetition.
+
+        Raises:
+            InvalidName: it is no path.
+            FileExists: the path is taken, by a file or a directory, or a part of it is a file.
+            FileHeld: somebody is writing the file; the error says who, and when to ask again.
+            RecoveryInProgress: the file is being recovered.
+            LeaseLost: the holder's id is used with another token.
+        """
+        wish = opening.Wish(
+            path=check_path(path),
+            holder=holder,
+            volumes=blocks.check_volumes(volumes),
+            request=request,
+            replication=replication,
+            block_size=block_size,
+            overwrite=overwrite,
+        )
+        return self._group.run("create", lambda books: opening.create(books, wish))
+
+    def append(
+        self, path: str, holder: Holder, *, volumes: tuple[str, ...], request: str
+    ) -> Opened:
+        """Open a closed file, to go on in a new block at its end. Also renews the lease.
+
+        Raises:
+            UnknownFile: there is no file at the path.
+            FileHeld: somebody is writing the file; the error says who, and when to ask again.
+            RecoveryInProgress: the file is being recovered.
+            LeaseLost: the holder's id is used with another token.
+        """
+        wish = opening.Wish(
+            path=check_path(path),
+            holder=holder,
+            volumes=blocks.check_volumes(volumes),
+            request=request,
+        )
+        return self._group.run("append", lambda books: opening.append(books, wish))
+
+    def next_block(
+        self,
+        ticket: Ticket,
+        sealed: Sealed,
+        *,
+        volumes: tuple[str, ...],
+        request: str = "",  # noqa: ARG002 - the sealed block names the call well enough
+    ) -> Block:
+        """Seal the open block and begin the next one. The same seal again is a repetition.
+
+        Raises:
+            UnknownFile: the file was deleted.
+            FencedWrite: the file is closed, recovered or taken over.
+        """
+        checked = blocks.check_volumes(volumes)
+        return self._group.run(
+            "next block",
+            lambda books: writing.next_block(books, ticket, sealed, volumes=checked),
+        )
+
+    def drop_volumes(self, ticket: Ticket, block_id: int, *, keep: tuple[str, ...]) -> None:
+        """Leave the open block on the volumes to keep; its other replicas go to the trash.
+
+        Raises:
+            UnknownFile: the file was deleted.
+            FencedWrite: the file is closed, recovered or taken over.
+        """
+        self._group.run(
+            "drop volumes",
+            lambda books: writing.drop_volumes(books, ticket, block_id, keep=keep),
+        )
+
+    def complete(self, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
+        """Close the file; without a seal, or one of no bytes, the open block is dropped.
+
+        Raises:
+            UnknownFile: the file was deleted.
+            FencedWrite: the file is closed, recovered or taken over.
+        """
+        return self._group.run("close", lambda books: writing.complete(books, ticket, sealed))
+
+    def check(self, ticket: Ticket) -> None:
+        """Return if the file is still the ticket's.
+
+        Raises:
+            UnknownFile: the file was deleted.
+            FencedWrite: the file is closed, recovered or taken over.
+        """
+        # A step that writes: a refusal is counted. It is asked only when a volume has failed.
+        self._group.run("check", lambda books: writing.check(books, ticket))
+
+    def refused(self) -> int:
+        """How many steps were refused to those whose lease had ended, ever."""
+        return self._read(lambda books: int((books.tx.one("meta") or (0,))[-1]))
+
+    # ---------------------------------------------------------- recovery
+
+    def begin_recovery(
+        self, path: str, holder: Holder, *, why: Why, ticket: Ticket | None = None
+    ) -> Recovery | None:
+        """Draw a recovery id and shut out whoever has the file; None if it is closed.
+
+        With a ticket only the file of the ticket is meant, and only while it is the holder's own.
+
+        Raises:
+            UnknownFile: there is no file at the path.
+            FileHeld: its writer was heard of within the limit that ``why`` looks at.
+            RecoveryInProgress: another attempt has time left, or the next is not due.
+        """
+        return self._group.run(
+            "recovery begun",
+            lambda books: recovering.begin(books, check_path(path), holder, why, ticket),
+        )
+
+    def commit_recovery(self, recovery: Recovery, sealed: Sealed | None) -> FileStatus:
+        """Close the file with the end that was found; without a seal the open block is dropped.
+
+        Raises:
+            UnknownFile: the file was deleted meanwhile.
+            FencedWrite: a newer recovery has begun.
+        """
+        return self._group.run(
+            "recovered", lambda books: recovering.commit(books, recovery, sealed)
+        )
+
+    def fail_recovery(self, recovery: Recovery, *, trouble: str, pause_s: float) -> None:
+        """End the attempt; the next one is due after ``pause_s``.
+
+        Raises:
+            UnknownFile: the file was deleted meanwhile.
+            FencedWrite: a newer recovery has begun.
+        """
+        self._group.run(
+            "recovery failed",
+            lambda books: recovering.fail(books, recovery, trouble=trouble, pause_s=pause_s),
+        )
+
+    def due(self, *, limit: int) -> list[str]:
+        """The paths that the monitor should recover now, those of the oldest holders first.
+
+        Holders without files that are past the hard limit are forgotten on the way.
+        """
+        paths, idle = self._read(
+            lambda books: (recovering.due(books, limit), holders.idle(books, _IDLE_AT_ONCE))
+        )
+        if idle:
+            self._group.run("forget holders", lambda books: holders.drop_idle(books, idle))
+        return paths
+
+    # ------------------------------------------------------------- reads
+
+    def status(self, path: str) -> FileStatus:
+        """The file at a path.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        checked = check_path(path)
+        return self._read(lambda books: names.file_at(books, checked).status(books.now))
+
+    def status_of(self, file_id: int) -> FileStatus | None:
+        """The file of this id, wherever it lies; None if it is gone."""
+
+        def work(books: Books) -> FileStatus | None:
+            row = books.tx.one("file", id=file_id)
+            return None if row is None else FileRow(*row).status(books.now)
+
+        return self._read(work)
+
+    def view(self, path: str) -> tuple[FileStatus, tuple[Block, ...]]:
+        """The file at a path and all its blocks, as of one moment.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        checked = check_path(path)
+
+        def work(books: Books) -> tuple[FileStatus, tuple[Block, ...]]:
+            row = names.file_at(books, checked)
+            return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
+
+        return self._read(work)
+
+    def view_of(self, file_id: int) -> tuple[FileStatus, tuple[Block, ...]]:
+        """The file of this id and all its blocks, as of one moment, wherever it lies now.
+
+        Raises:
+            UnknownFile: it was deleted.
+        """
+
+        def work(books: Books) -> tuple[FileStatus, tuple[Block, ...]]:
+            row = books.tx.one("file", id=file_id)
+            if row is None:
+                raise UnknownFile(f"file {file_id} was deleted")
+            return FileRow(*row).status(books.now), blocks_of(
+                books.tx.all("blocks", file_id=file_id)
+            )
+
+        return self._read(work)
+
+    def list(self, prefix: str = "/", *, after: str = "", limit: int = 1000) -> list[FileStatus]:
+        """The files below a directory in the order of their paths, from after ``after`` on."""
+        low, high = below(check_directory(prefix))
+
+        def work(books: Books) -> builtins.list[FileStatus]:
+            rows = books.tx.all("files_below", low=low, high=high, after=after, most=limit)
+            return [FileRow(*row).status(books.now) for row in rows]
+
+        return self._read(work)
+
+    def list_open(
+        self, prefix: str = "/", *, older_than_s: float = 0.0, after_id: int = 0, limit: int = 1000
+    ) -> builtins.list[FileStatus]:
+        """Files below a directory that are open or recovering, by id, from after ``after_id`` on.
+
+        Only those that were opened ``older_than_s`` ago or earlier, by the wall clock.
+        """
+        low, high = below(check_directory(prefix))
+
+        def work(books: Books) -> builtins.list[FileStatus]:
+            moment = datetime.fromisoformat(books.wall) - timedelta(seconds=older_than_s)
+            rows = books.tx.all(
+                "files_open",
+                low=low,
+                high=high,
+                before=moment.isoformat(timespec="microseconds"),
+                after_id=after_id,
+                most=limit,
+            )
+            return [FileRow(*row).status(books.now) for row in rows]
+
+        return self._read(work)
+
+    def history(self, path: str, *, limit: int = 20) -> builtins.list[Entry]:
+        """What was done to the file at a path, the newest first.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        checked = check_path(path)
+
+        def work(books: Books) -> builtins.list[Entry]:
+            file_id = names.file_at(books, checked).id
+            return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
+
+        return self._read(work)
+
+    # ------------------------------------------------------------- paths
+
+    def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        """Give a file or a directory another path; return how many files moved. Writers go on.
+
+        Raises:
+            UnknownFile: there is nothing at ``source``.
+            FileExists: ``target`` is taken.
+            UsageError: the target lies below the source.
+        """
+        origin, goal = check_path(source), check_path(target)
+        return self._group.run(
+            "rename", lambda books: names.rename(books, origin, goal, overwrite=overwrite)
+        )
+
+    def delete(self, path: str, *, recursive: bool = False) -> int:
+        """Delete a file, open or not, or a directory; return how many files went (0: none there).
+
+        Raises:
+            FileExists: it is a directory, and ``recursive`` was not said.
+        """
+        checked = check_directory(path)
+        return self._group.run(
+            "delete", lambda books: names.delete(books, checked, recursive=recursive)
+        )
+
+    # ------------------------------------------------------------- trash
+
+    def trash(self, *, limit: int) -> builtins.list[tuple[int, str]]:
+        """Replicas that no file has any more: block id and volume id."""
+        return self._read(lambda books: books.tx.all("trash", most=limit))
+
+    def forget_trash(self, pairs: Iterable[tuple[int, str]]) -> None:
+        """These replicas have been removed."""
+        params: builtins.list[Params] = [
+            {"block_id": block, "volume_id": volume} for block, volume in pairs
+        ]
+        if params:
+            self._group.run("forget trash", lambda books: books.tx.many("trash_forget", params))
+
+    def _read(self, work: Callable[[Books], T]) -> T:
+        return self._database.read(lambda tx: work(Books(tx, self.limits)))

@@ -1,0 +1,312 @@
+-- Every statement of the journal, each under its name, for SQLite and for PostgreSQL. Lists are given
+-- as JSON; PostgreSQL has a json_each of ours in the schema leasehold, chosen by the cast to TEXT.
+-- Those that return whole files return the columns of the view fs_seen, in its order.
+
+-- name: guard
+-- PostgreSQL only: the write lock.
+SELECT id FROM fs_meta WHERE id = 1 FOR UPDATE;
+
+-- name: meta
+SELECT last_file_id, last_block_id, last_epoch, last_line, refused FROM fs_meta WHERE id = 1;
+
+-- name: meta_write
+UPDATE fs_meta
+SET
+    last_file_id = :file_id, last_block_id = :block_id, last_epoch = :epoch, last_line = :line,
+    refused = :refused
+WHERE id = 1;
+
+-- name: namespace
+SELECT namespace FROM fs_meta WHERE id = 1;
+
+-- name: namespace_write
+UPDATE fs_meta SET namespace = :namespace WHERE id = 1 AND namespace = '';
+
+
+-- Lines
+
+-- name: line
+INSERT INTO fs_journal (number, at, step, file_id, path, epoch, holder, detail)
+VALUES (:number, :at, :step, :file_id, :path, :epoch, :holder, :detail);
+
+-- name: lines_of_range
+-- One line for each file of a range, before it is renamed or deleted.
+INSERT INTO fs_journal (number, at, step, file_id, path, epoch, holder, detail)
+SELECT
+    :number + row_number() OVER (ORDER BY fs_file.path),
+    CAST(:at AS TEXT),
+    CAST(:step AS TEXT),
+    fs_file.id,
+    CAST(:target AS TEXT) || substr(fs_file.path, :cut),
+    fs_file.epoch,
+    fs_file.holder,
+    CAST(:detail AS TEXT)
+FROM fs_file
+WHERE fs_file.path >= :low AND fs_file.path < :high;
+
+-- name: lines_prune
+DELETE FROM fs_journal WHERE number <= :oldest;
+
+-- name: history
+SELECT number, at, step, file_id, path, epoch, holder, detail
+FROM fs_journal
+WHERE file_id = :file_id
+ORDER BY number DESC
+LIMIT :most;
+
+
+-- Holders
+
+-- name: holder_enlist
+INSERT INTO fs_holder (id, token, host, pid, address, since_at, renewed_s)
+VALUES (:id, :token, :host, :pid, :address, :wall, :now)
+ON CONFLICT (id) DO UPDATE
+SET renewed_s = excluded.renewed_s, address = excluded.address
+WHERE fs_holder.token = excluded.token;
+
+-- name: holder_renew
+UPDATE fs_holder SET renewed_s = :now WHERE id = :id AND token = :token;
+
+-- name: holder_token
+SELECT token FROM fs_holder WHERE id = :id;
+
+-- name: holder_drop
+-- Only without files: the row is the lease of all of them.
+DELETE FROM fs_holder
+WHERE
+    id = :id
+    AND NOT EXISTS (
+        SELECT 1 FROM fs_file
+        WHERE fs_file.holder = :id AND fs_file.state <> 'closed'
+    );
+
+-- name: holders
+SELECT
+    fs_holder.id, fs_holder.host, fs_holder.pid, fs_holder.since_at, fs_holder.renewed_s,
+    (
+        SELECT count(*) FROM fs_file
+        WHERE fs_file.holder = fs_holder.id AND fs_file.state <> 'closed'
+    ) AS open_files
+FROM fs_holder
+ORDER BY fs_holder.renewed_s, fs_holder.id
+LIMIT :most;
+
+-- name: holders_idle
+SELECT fs_holder.id
+FROM fs_holder
+WHERE
+    fs_holder.renewed_s < :before
+    AND NOT EXISTS (
+        SELECT 1 FROM fs_file
+        WHERE fs_file.holder = fs_holder.id AND fs_file.state <> 'closed'
+    )
+ORDER BY fs_holder.renewed_s
+LIMIT :most;
+
+-- name: holders_drop_idle
+-- Asked again under the lock: since it was listed, a holder may have come back.
+DELETE FROM fs_holder
+WHERE
+    id IN (SELECT value FROM json_each(CAST(:ids AS TEXT)))
+    AND renewed_s < :before
+    AND NOT EXISTS (
+        SELECT 1 FROM fs_file
+        WHERE fs_file.holder = fs_holder.id AND fs_file.state <> 'closed'
+    );
+
+
+-- Volumes
+
+-- name: volume_write
+INSERT INTO fs_volume (id, path, added_at) VALUES (:id, :path, :wall)
+ON CONFLICT (id) DO UPDATE SET path = excluded.path;
+
+-- name: volumes
+SELECT id, path FROM fs_volume ORDER BY id;
+
+
+-- Files
+
+-- name: look
+-- The file at a path, the files where its directories should be, and the first file below it.
+SELECT * FROM fs_seen WHERE path IN (SELECT value FROM json_each(CAST(:paths AS TEXT)))
+UNION ALL
+SELECT * FROM (
+    SELECT * FROM fs_seen WHERE path >= :low AND path < :high ORDER BY path LIMIT 1
+) AS first_below;
+
+-- name: file_at
+SELECT * FROM fs_seen WHERE path = :path;
+
+-- name: file
+SELECT * FROM fs_seen WHERE id = :id;
+
+-- name: files_below
+SELECT * FROM fs_seen
+WHERE path >= :low AND path < :high AND path > :after
+ORDER BY path
+LIMIT :most;
+
+-- name: files_open
+SELECT * FROM fs_seen
+WHERE state <> 'closed' AND id > :after_id AND path >= :low AND path < :high AND opened_at <= :before
+ORDER BY id
+LIMIT :most;
+
+-- name: files_count
+SELECT count(*) FROM fs_file WHERE path >= :low AND path < :high;
+
+-- name: file_add
+INSERT INTO fs_file (
+    id, path, state, epoch, holder, length, replication, block_size, created_at, modified_at,
+    opened_at, request
+)
+VALUES (
+    :id, :path, 'open', :epoch, :holder, 0, :replication, :block_size, :wall, :wall, :wall, :request
+);
+
+-- name: file_open
+UPDATE fs_file
+SET
+    state = 'open', epoch = :epoch, holder = :holder, modified_at = :wall, opened_at = :wall,
+    request = :request
+WHERE id = :id;
+
+-- name: file_grow
+UPDATE fs_file SET length = length + :grown, modified_at = :wall WHERE id = :id;
+
+-- name: file_close
+UPDATE fs_file
+SET
+    state = 'closed', length = length + :grown, modified_at = :wall, recovered = :recovered,
+    attempts = 0, attempt_until_s = 0.0, next_attempt_s = 0.0, trouble = ''
+WHERE id = :id;
+
+-- name: file_recovering
+UPDATE fs_file
+SET
+    state = 'recovering', epoch = :epoch, holder = :holder, attempts = attempts + 1,
+    attempt_until_s = :until_s, next_attempt_s = :until_s
+WHERE id = :id;
+
+-- name: file_failed
+UPDATE fs_file
+SET attempt_until_s = :now, next_attempt_s = :next_s, trouble = :trouble
+WHERE id = :id;
+
+-- name: files_rename
+UPDATE fs_file
+SET path = CAST(:target AS TEXT) || substr(path, :cut)
+WHERE path >= :low AND path < :high;
+
+-- name: files_drop
+DELETE FROM fs_file WHERE path >= :low AND path < :high;
+
+-- name: due_held
+-- CROSS JOIN: from the oldest holders, which the index has in their order, to their files.
+SELECT fs_file.path
+FROM fs_holder CROSS JOIN fs_file
+WHERE
+    fs_holder.renewed_s < :before
+    AND fs_file.holder = fs_holder.id AND fs_file.state <> 'closed' AND fs_file.state = 'open'
+ORDER BY fs_holder.renewed_s, fs_holder.id, fs_file.id
+LIMIT :most;
+
+-- name: due_again
+SELECT path
+FROM fs_file
+WHERE state = 'recovering' AND next_attempt_s <= :now
+ORDER BY next_attempt_s
+LIMIT :most;
+
+
+-- Blocks
+
+-- name: held
+-- A file with its open block, one row for each volume of the block.
+SELECT
+    fs_seen.*,
+    fs_block.id AS block_id, fs_block.file_id, fs_block.idx, fs_block.generation,
+    fs_block.state AS block_state, fs_block.start, fs_block.length AS block_length,
+    fs_block.checksum, fs_replica.volume_id
+FROM fs_seen
+LEFT JOIN fs_block ON fs_block.file_id = fs_seen.id AND fs_block.state = 'open'
+LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_seen.id = :id
+ORDER BY fs_replica.volume_id;
+
+-- name: block
+SELECT
+    fs_block.id, fs_block.file_id, fs_block.idx, fs_block.generation, fs_block.state,
+    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id
+FROM fs_block LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_block.id = :id
+ORDER BY fs_replica.volume_id;
+
+-- name: blocks
+SELECT
+    fs_block.id, fs_block.file_id, fs_block.idx, fs_block.generation, fs_block.state,
+    fs_block.start, fs_block.length, fs_block.checksum, fs_replica.volume_id
+FROM fs_block LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_block.file_id = :file_id
+ORDER BY fs_block.idx, fs_replica.volume_id;
+
+-- name: next_index
+SELECT coalesce(max(idx), -1) + 1 FROM fs_block WHERE file_id = :file_id;
+
+-- name: block_add
+INSERT INTO fs_block (id, file_id, idx, generation, state, start, length, checksum)
+VALUES (:id, :file_id, :idx, :generation, 'open', :start, 0, 0);
+
+-- name: block_seal
+UPDATE fs_block
+SET state = 'complete', generation = :generation, length = :length, checksum = :checksum
+WHERE id = :id;
+
+-- name: block_drop
+DELETE FROM fs_block WHERE id = :id;
+
+-- name: blocks_drop_of_range
+DELETE FROM fs_block
+WHERE file_id IN (SELECT fs_file.id FROM fs_file WHERE fs_file.path >= :low AND fs_file.path < :high);
+
+
+-- Replicas
+
+-- name: replicas_add
+INSERT INTO fs_replica (block_id, volume_id)
+SELECT CAST(:block_id AS BIGINT), value FROM json_each(CAST(:volumes AS TEXT));
+
+-- name: replicas_trash
+-- Those of a block that are not on the volumes to keep.
+INSERT INTO fs_trash (block_id, volume_id)
+SELECT block_id, volume_id FROM fs_replica
+WHERE block_id = :block_id AND volume_id NOT IN (SELECT value FROM json_each(CAST(:keep AS TEXT)))
+ON CONFLICT DO NOTHING;
+
+-- name: replicas_drop
+DELETE FROM fs_replica
+WHERE block_id = :block_id AND volume_id NOT IN (SELECT value FROM json_each(CAST(:keep AS TEXT)));
+
+-- name: replicas_trash_of_range
+INSERT INTO fs_trash (block_id, volume_id)
+SELECT fs_replica.block_id, fs_replica.volume_id
+FROM fs_file
+INNER JOIN fs_block ON fs_block.file_id = fs_file.id
+INNER JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_file.path >= :low AND fs_file.path < :high
+ON CONFLICT DO NOTHING;
+
+-- name: replicas_drop_of_range
+DELETE FROM fs_replica
+WHERE block_id IN (
+    SELECT fs_block.id
+    FROM fs_file INNER JOIN fs_block ON fs_block.file_id = fs_file.id
+    WHERE fs_file.path >= :low AND fs_file.path < :high
+);
+
+-- name: trash
+SELECT block_id, volume_id FROM fs_trash ORDER BY block_id, volume_id LIMIT :most;
+
+-- name: trash_forget
+DELETE FROM fs_trash WHERE block_id = :block_id AND volume_id = :volume_id;

@@ -1,0 +1,162 @@
+"""Finds files whose writers are gone, and closes them; removes what was deleted.
+
+Every pass is bounded: it looks at what is due by index, oldest first, begins no recovery after
+its budget, and takes what is left in the next pass. A file whose recovery fails gets a time for
+its next attempt, with growing pauses, and holds nobody up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.core.ladder import Ladder
+from leasehold.errors import (
+    FileHeld,
+    LeaseholdError,
+    LeaseLost,
+    RecoveryInProgress,
+    UnknownFile,
+)
+from leasehold.files import seal as sealing
+from leasehold.files.model import Why
+from leasehold.files.recovery import carry_out
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from leasehold.clock import Clock
+    from leasehold.files.model import Holder
+    from leasehold.files.recovery import Surroundings
+
+log = logging.getLogger("leasehold.files")
+
+PAUSES = Ladder(base_s=2.0, most_s=300.0)
+_MOST_PER_PASS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one pass did."""
+
+    recovered: int = 0
+    failed: int = 0
+    removed: int = 0
+    left: bool = False
+
+
+class Monitor:
+    """One for each namespace that is open; several at once are harmless."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        holder: Holder,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        every_s: float,
+        budget_s: float,
+    ) -> None:
+        """Start nothing yet."""
+        self._around = around
+        self._holder = holder
+        self._clock = clock
+        self._rng = rng
+        self._every_s = every_s
+        self._budget_s = budget_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look every so often, in a thread of its own, until ``close``."""
+        self._thread = threading.Thread(target=self._run, name="leasehold-monitor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, after the recovery it is at."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def look(self) -> Pass:
+        """One pass.
+
+        Raises:
+            StoreError: the journal could not be read.
+        """
+        until = self._clock.boottime_s() + self._budget_s
+        recovered = failed = 0
+        due = self._around.journal.due(limit=_MOST_PER_PASS)
+        for path in due:
+            if self._clock.boottime_s() >= until or self._stop.is_set():
+                return Pass(recovered=recovered, failed=failed, left=True)
+            if self._recovered(path):
+                recovered += 1
+            else:
+                failed += 1
+        removed = self._swept(until)
+        return Pass(
+            recovered=recovered, failed=failed, removed=removed, left=len(due) == _MOST_PER_PASS
+        )
+
+    def _run(self) -> None:
+        # Waits first, so that an error can never make it spin.
+        while not self._stop.wait(self._every_s):
+            try:
+                self.look()
+            except LeaseholdError as error:
+                log.warning("the monitor could not look: %s", error)
+            except Exception:  # a bug of ours must not end the only one that cleans up
+                log.exception("the monitor could not look")
+
+    def _recovered(self, path: str) -> bool:
+        journal = self._around.journal
+        try:
+            recovery = journal.begin_recovery(path, self._holder, why=Why.HARD)
+        except (FileHeld, RecoveryInProgress, UnknownFile):
+            return False  # somebody was faster, or its holder is back
+        if recovery is None:
+            return False
+        try:
+            carry_out(recovery, self._around)
+        except (FileHeld, RecoveryInProgress, UnknownFile) as error:
+            log.info("%s: %s", path, error)
+            return False
+        except (LeaseholdError, OSError) as error:
+            pause_s = PAUSES.pause_s(recovery.attempt, self._rng)
+            log.warning(
+                "%s can not be recovered (attempt %d, next in %.0f s): %s",
+                path,
+                recovery.attempt,
+                pause_s,
+                error,
+            )
+            with suppress(LeaseLost, UnknownFile):  # a newer one has begun, or there is no file
+                journal.fail_recovery(recovery, trouble=str(error), pause_s=pause_s)
+            return False
+        return True
+
+    def _swept(self, until: float) -> int:
+        return sweep(self._around, until=lambda: self._clock.boottime_s() >= until)
+
+
+def sweep(around: Surroundings, *, until: Callable[[], bool] = lambda: False) -> int:
+    """Remove replicas that the journal has given up; return how many. Bounded by one look."""
+    gone: list[tuple[int, str]] = []
+    for block_id, volume_id in around.journal.trash(limit=_MOST_PER_PASS):
+        if until():
+            break
+        try:
+            sealing.remove(around.volumes.usable(volume_id), block_id, disk=around.disk)
+        except (LeaseholdError, OSError) as error:
+            log.debug("block %x stays on volume %s for now: %s", block_id, volume_id, error)
+            continue
+        gone.append((block_id, volume_id))
+    if gone:
+        around.journal.forget_trash(gone)
+    return len(gone)

@@ -1,0 +1,449 @@
+"""The face of the files room: paths, and what can be done with them. Everything blocks.
+
+``AsyncNamespace`` in ``aio.py`` is the same for asynchronous programs.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Self
+
+from leasehold.clock import (
+    SystemClock,
+    boot_id,
+    host_name,
+    new_suffix,
+    new_token,
+    system_random,
+)
+from leasehold.core.ladder import Ladder
+from leasehold.errors import (
+    FileHeld,
+    InvalidOptions,
+    LeaseholdError,
+    LeaseLost,
+    RecoveryInProgress,
+    UnknownFile,
+    UsageError,
+)
+from leasehold.files import monitor, recovery
+from leasehold.files.disk import SystemDisk
+from leasehold.files.journal import Journal
+from leasehold.files.model import FileState, Holder, Why
+from leasehold.files.options import FileOptions
+from leasehold.files.reader import FileReader
+from leasehold.files.recovery import Progress, Surroundings
+from leasehold.files.renewer import Renewer
+from leasehold.files.verify import Fault, verify
+from leasehold.files.volumes import DEFAULT_REPLICATION, Volumes
+from leasehold.files.writer import FileWriter
+from leasehold.names import holder_id, seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import timedelta
+    from pathlib import Path
+    from types import TracebackType
+
+    from leasehold.clock import Clock
+    from leasehold.files.disk import Disk
+    from leasehold.files.model import Entry, FileStatus, HolderStatus, Opened, Ticket
+    from leasehold.files.volume import Volume
+
+_SYNC_THREADS = 16
+_PAUSES = Ladder(base_s=0.05, most_s=2.0)
+_LONGEST_WAIT_S = 7 * 24 * 3600.0
+
+
+class Namespace:
+    """Files by path, journalled in a store's database, their bytes on volumes.
+
+    Safe to use from several threads; each process opens its own.
+    """
+
+    def __init__(
+        self, around: Surroundings, holder: Holder, *, options: FileOptions, clock: Clock
+    ) -> None:
+        """Made by ``Namespace.open``."""
+        self._around = around
+        self._journal = around.journal
+        self._holder = holder
+        self._options = options
+        self._clock = clock
+        self._rng = system_random()
+        self._turns = count(self._rng.randrange(1 << 16))
+        self._closing = threading.Event()
+        self._renewer = Renewer(
+            self._journal, holder, clock=clock, look_every_s=options.look_every.total_seconds()
+        )
+        self.monitor = monitor.Monitor(
+            around,
+            _named("monitor"),
+            clock=clock,
+            rng=self._rng,
+            every_s=options.monitor_every.total_seconds(),
+            budget_s=options.monitor_budget.total_seconds(),
+        )
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        volumes: Sequence[Path | str] = (),
+        name: str = "writer",
+        address: str = "",
+        options: FileOptions | None = None,
+        run_monitor: bool = True,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+        hook: Callable[[str, str], None] | None = None,
+    ) -> Namespace:
+        """Open the namespace in the database that ``url`` names.
+
+        ``volumes`` are directories to keep blocks in, usually one for each disk. They are
+        remembered: later calls need not name them. ``name`` begins the id of this holder.
+        ``address`` is told to those who find a file held by us. ``hook`` is called around each
+        commit of the journal, for tests.
+
+        Raises:
+            UnknownStore: the URL names no database that can keep files.
+            StoreUnavailable: there is no answer.
+            StoreUnusable: it can not serve.
+            VolumeUnusable: a directory is no volume of this namespace and not empty.
+            UsageError: there is no volume.
+        """
+        options = options or FileOptions()
+        clock = clock or SystemClock()
+        disk = disk or SystemDisk(ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync"))
+        journal = Journal.open(url, limits=options.limits, clock=clock, hook=hook)
+        try:
+            found = Volumes.opened(journal, volumes, disk=disk, clock=clock, new_id=new_suffix)
+            _check_replication(options, len(found))
+        except BaseException:
+            journal.close()
+            raise
+        around = Surroundings(
+            journal=journal, volumes=found, disk=disk, boot_id=uuid.UUID(boot_id()).bytes
+        )
+        namespace = cls(around, _named(name, address), options=options, clock=clock)
+        if run_monitor:
+            namespace.monitor.start()
+        return namespace
+
+    @property
+    def url(self) -> str:
+        """The store's URL without its secrets."""
+        return self._journal.url
+
+    @property
+    def holder(self) -> str:
+        """The id under which this process writes."""
+        return self._holder.id
+
+    @property
+    def volumes(self) -> Sequence[Volume]:
+        """All volumes, usable or not."""
+        return self._around.volumes.all()
+
+    # ------------------------------------------------------------ writing
+
+    def create(
+        self,
+        path: str,
+        *,
+        overwrite: bool = False,
+        replication: int | None = None,
+        block_size: int | None = None,
+    ) -> FileWriter:
+        """Begin a new file.
+
+        A file at this path whose writer was silent for the soft limit is recovered first.
+        ``overwrite`` replaces whatever file is there, also one that somebody is writing.
+
+        Raises:
+            FileExists: the path is taken.
+            FileHeld: somebody is writing it: who, since when, and when to ask again.
+            RecoveryInProgress: somebody is recovering it.
+            VolumeUnusable: no volume can be written.
+        """
+        wanted = replication or self._replication()
+
+        def step(volumes: tuple[str, ...], request: str) -> Opened:
+            return self._journal.create(
+                path,
+                self._holder,
+                replication=wanted,
+                block_size=block_size or self._options.block_size,
+                overwrite=overwrite,
+                volumes=volumes,
+                request=request,
+            )
+
+        return self._opened(path, wanted, step)
+
+    def append(self, path: str) -> FileWriter:
+        """Go on after the end of a file, in a new block.
+
+        A file whose writer was silent for the soft limit is recovered and taken over.
+
+        Raises:
+            UnknownFile: there is none.
+            FileHeld: somebody is writing it: who, since when, and when to ask again.
+            RecoveryInProgress: somebody is recovering it.
+            TailUncertain: it had to be recovered and could not be.
+            VolumeUnusable: no volume can be written.
+        """
+        wanted = self._journal.status(path).replication
+
+        def step(volumes: tuple[str, ...], request: str) -> Opened:
+            return self._journal.append(path, self._holder, volumes=volumes, request=request)
+
+        return self._opened(path, wanted, step)
+
+    # ----------------------------------------------------------- recovery
+
+    def recover(
+        self,
+        path: str,
+        *,
+        timeout: timedelta,
+        progress: Callable[[Progress], None] = lambda _: None,
+    ) -> FileStatus:
+        """Close a file whoever holds it, and wait until that is done.
+
+        No limit is looked at: its writer is shut out. A recovery that somebody else began is
+        waited for, and taken over when it has had its time.
+
+        Raises:
+            UnknownFile: there is none.
+            RecoveryInProgress: the time is over and another's attempt still runs.
+            TailUncertain: the time is over and the volumes still do not tell enough.
+            VolumeUnusable: the time is over and no volume can take the file's end.
+        """
+        limit_s = seconds_of(timeout, what="timeout", least_s=0.0, most_s=_LONGEST_WAIT_S)
+        until = self._clock.boottime_s() + limit_s
+        for failures in count(1):
+            try:
+                return self._recover_now(path, why=Why.ASKED, told=progress)
+            except UnknownFile:
+                raise
+            except LeaseholdError as error:
+                if isinstance(error, UsageError) or self._clock.boottime_s() >= until:
+                    raise
+                pause_s = _PAUSES.pause_s(failures, self._rng)
+                if isinstance(error, RecoveryInProgress):
+                    pause_s = min(pause_s, max(error.retry_after_s, 0.01))
+                progress(Progress(path=path, step=f"waiting: {error}", attempt=failures))
+                self._closing.wait(min(pause_s, max(0.0, until - self._clock.boottime_s())))
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    def is_closed(self, path: str) -> bool:
+        """Whether the file is complete.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        return self._journal.status(path).state is FileState.CLOSED
+
+    # ------------------------------------------------------------ reading
+
+    def read(self, path: str) -> FileReader:
+        """Open a file for reading, whoever writes it.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        return FileReader(path, self._around)
+
+    def status(self, path: str) -> FileStatus:
+        """A file as it is now.
+
+        Raises:
+            UnknownFile: there is none.
+        """
+        return self._journal.status(path)
+
+    def list(
+        self, prefix: str = "/", *, after: str = "", limit: int = 1000
+    ) -> Sequence[FileStatus]:
+        """Files at and below ``prefix`` by path, from the one after ``after``."""
+        return self._journal.list(prefix, after=after, limit=limit)
+
+    def list_open(
+        self,
+        prefix: str = "/",
+        *,
+        older_than: timedelta | None = None,
+        after_id: int = 0,
+        limit: int = 1000,
+    ) -> Sequence[FileStatus]:
+        """Files that are not closed, by id; those whose holder was silent for that long."""
+        return self._journal.list_open(
+            prefix,
+            older_than_s=older_than.total_seconds() if older_than else 0.0,
+            after_id=after_id,
+            limit=limit,
+        )
+
+    def holders(self, *, limit: int = 1000) -> Sequence[HolderStatus]:
+        """Who has files open, the most silent first."""
+        return self._journal.holders(limit=limit)
+
+    def history(self, path: str, *, limit: int = 20) -> Sequence[Entry]:
+        """What was done to a file, newest first."""
+        return self._journal.history(path, limit=limit)
+
+    def refused(self) -> int:
+        """How many steps of former owners were refused, ever."""
+        return self._journal.refused()
+
+    def verify(
+        self, path: str, *, progress: Callable[[int], None] = lambda _: None
+    ) -> Sequence[Fault]:
+        """Compare every replica with its checksums and with the journal.
+
+        Raises:
+            UnknownFile: there is no such file.
+        """
+        return verify(path, self._around, told=progress)
+
+    # ------------------------------------------------------------- paths
+
+    def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
+        """Rename a file or a directory; return how many files. Writers go on undisturbed.
+
+        Raises:
+            UnknownFile: there is no such file or directory.
+            FileExists: the target is taken.
+        """
+        return self._journal.rename(source, target, overwrite=overwrite)
+
+    def delete(self, path: str, *, recursive: bool = False) -> int:
+        """Delete a file, or with ``recursive`` a directory; return how many files: 0 if none.
+
+        A writer of such a file is refused at its next flush.
+
+        Raises:
+            FileExists: it is a directory, and ``recursive`` was not given.
+        """
+        deleted = self._journal.delete(path, recursive=recursive)
+        monitor.sweep(self._around)
+        return deleted
+
+    # ------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Stop the threads and leave. Files that are still open stay so: close them first."""
+        self._closing.set()
+        self._renewer.close()
+        self.monitor.close()
+        try:
+            self._journal.leave(self._holder)
+        finally:
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -------------------------------------------------------------- parts
+
+    def _replication(self) -> int:
+        volumes = len(self._around.volumes)
+        return self._options.replication or min(DEFAULT_REPLICATION, volumes)
+
+    def _chosen(self, replication: int) -> tuple[Volume, ...]:
+        return self._around.volumes.chosen(replication=replication, turn=next(self._turns))
+
+    def _opened(
+        self, path: str, replication: int, step: Callable[[tuple[str, ...], str], Opened]
+    ) -> FileWriter:
+        volumes = tuple(volume.id for volume in self._chosen(replication))
+        request, heard_at = new_suffix(), self._clock.boottime_s()
+        try:
+            opened = step(volumes, request)
+        except (FileHeld, RecoveryInProgress) as refusal:
+            ours = isinstance(refusal, FileHeld) and refusal.holder == self._holder.id
+            if refusal.retry_after_s > 0 or ours:
+                raise
+            # Its writer was silent for the soft limit, or an attempt to recover it has failed or
+            # had its time: nobody has to wait for it.
+            self._recover_now(path, why=Why.SOFT)
+            opened = step(volumes, request)
+        try:
+            writer = FileWriter(
+                opened,
+                self._around,
+                volumes_for=self._chosen,
+                least_replicas=self._options.least_replicas,
+                new_request=new_suffix,
+                recover=self._ended,
+                forget=self._renewer.remove,
+            )
+        except BaseException:
+            # No volume took the block. Nothing was written: the file must not stay open for it.
+            with suppress(LeaseholdError):
+                self._journal.complete(opened.ticket, None)
+            raise
+        self._renewer.add(writer, heard_at=heard_at)
+        return writer
+
+    def _ended(self, ticket: Ticket) -> FileStatus:
+        """Recover a file of our own after a failure, wherever it lies now."""
+        status = self._journal.status_of(ticket.file_id)
+        if status is None:
+            raise UnknownFile(f"{ticket.path} was deleted while it was written")
+        return self._recover_now(status.path, why=Why.CLOSE, ticket=ticket)
+
+    def _recover_now(
+        self,
+        path: str,
+        *,
+        why: Why,
+        ticket: Ticket | None = None,
+        told: Callable[[Progress], None] = lambda _: None,
+    ) -> FileStatus:
+        begun = self._journal.begin_recovery(path, self._holder, why=why, ticket=ticket)
+        if begun is None:
+            return self._journal.status(path)
+        try:
+            return recovery.carry_out(begun, self._around, told=told)
+        except (UnknownFile, RecoveryInProgress):
+            raise
+        except (LeaseholdError, OSError) as error:
+            pause_s = monitor.PAUSES.pause_s(begun.attempt, self._rng)
+            with suppress(LeaseLost, UnknownFile):  # a newer one has begun, or there is no file
+                self._journal.fail_recovery(begun, trouble=str(error), pause_s=pause_s)
+            raise
+
+
+def _named(name: str, address: str = "") -> Holder:
+    host = host_name()
+    return Holder(
+        id=holder_id(name, host=host, suffix=new_suffix()),
+        token=new_token(),
+        host=host,
+        pid=os.getpid(),
+        address=address,
+    )
+
+
+def _check_replication(options: FileOptions, volumes: int) -> None:
+    if options.replication is not None and options.replication > volumes:
+        raise InvalidOptions(
+            f"replication <= number of volumes does not hold ({options.replication} > {volumes}): "
+            "add volumes or lower the replication"
+        )

@@ -1,0 +1,181 @@
+"""Recovery of the last block of a file: the steps of ``docs/design/files.md``, in their order.
+
+Running it again, from any point at which an earlier run ended, leads to the same file. It begins
+with a journal step that shuts the old writer out and ends with one that only the newest recovery
+can take; between them nothing is destroyed.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.core.replicas import agree
+from leasehold.errors import RecoveryInProgress, VolumeUnusable
+from leasehold.files import seal as sealing
+from leasehold.files.fence import Superseded, fence
+from leasehold.files.model import Sealed
+from leasehold.files.tail import examine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from leasehold.core.replicas import Answer
+    from leasehold.files.disk import Disk
+    from leasehold.files.fence import Evidence
+    from leasehold.files.journal import Journal
+    from leasehold.files.model import Block, FileStatus, Recovery
+    from leasehold.files.volumes import Volumes
+
+log = logging.getLogger("leasehold.files")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a recovery is: told to whoever waits for it."""
+
+    path: str
+    step: str
+    attempt: int
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a recovery works with."""
+
+    journal: Journal
+    volumes: Volumes
+    disk: Disk
+    boot_id: bytes
+
+
+def carry_out(
+    recovery: Recovery,
+    around: Surroundings,
+    *,
+    told: Callable[[Progress], None] = lambda _: None,
+) -> FileStatus:
+    """Bring the file to its end and close it.
+
+    Raises:
+        TailUncertain: the volumes that answered do not tell enough; nothing was dropped.
+        VolumeUnusable: no volume could take the end of the file.
+        RecoveryInProgress: a newer recovery has overtaken this one.
+        FencedWrite: the same, noticed by the journal.
+        UnknownFile: the file was deleted meanwhile.
+    """
+    block = recovery.block
+    if block is None:
+        return around.journal.commit_recovery(recovery, None)
+
+    def tell(step: str, bytes_read: int = 0) -> None:
+        told(
+            Progress(path=recovery.path, step=step, attempt=recovery.attempt, bytes_read=bytes_read)
+        )
+
+    tell(f"asking {len(block.volumes)} volumes")
+    evidence, answers, read = _asked(recovery, block, around)
+    tell("agreeing on the length", read)
+    agreement = agree(block.volumes, answers)
+    if not agreement.length:
+        status = around.journal.commit_recovery(recovery, None)
+    else:
+        tell(f"sealing at {agreement.length:,} bytes", read)
+        source = evidence[agreement.volumes[0]]
+        sealed = _sealed(recovery, block, agreement.length, agreement.volumes, source, around)
+        status = around.journal.commit_recovery(recovery, sealed)
+    _tidied(recovery, block, agreement.length, agreement.volumes, around)
+    tell("closed", read)
+    log.info(
+        "recovered %s at %d bytes (epoch %d, was held by %s)",
+        status.path,
+        status.length,
+        recovery.id,
+        recovery.was_held_by or "nobody",
+    )
+    return status
+
+
+def _asked(
+    recovery: Recovery, block: Block, around: Surroundings
+) -> tuple[Mapping[str, Evidence], Mapping[str, Answer], int]:
+    """Fence every replica and ask for its state. Who does not answer is left out."""
+    evidence: dict[str, Evidence] = {}
+    answers: dict[str, Answer] = {}
+    read = 0
+    for volume_id in block.volumes:
+        try:
+            volume = around.volumes.usable(volume_id)
+            found = fence(volume, block, recovery.id, disk=around.disk)
+            answer = examine(volume, block, found, disk=around.disk)
+        except Superseded as error:
+            raise _overtaken(recovery, around, error) from error
+        except (OSError, VolumeUnusable) as error:
+            log.warning("%s: volume %s does not answer: %s", recovery.path, volume_id, error)
+            continue
+        evidence[volume_id], answers[volume_id] = found, answer
+        read += answer.bytes_read
+    return evidence, answers, read
+
+
+def _sealed(
+    recovery: Recovery,
+    block: Block,
+    length: int,
+    volume_ids: tuple[str, ...],
+    source: Evidence,
+    around: Surroundings,
+) -> Sealed:
+    """Give each volume that takes part the same records and the seal; one is enough."""
+    done: list[str] = []
+    troubles: list[str] = []
+    checksum = 0
+    for volume_id in volume_ids:
+        try:
+            checksum = sealing.seal(
+                around.volumes.usable(volume_id),
+                block,
+                recovery.id,
+                source.records,
+                length,
+                boot_id=around.boot_id,
+                disk=around.disk,
+            )
+        except Superseded as error:
+            raise _overtaken(recovery, around, error) from error
+        except (OSError, VolumeUnusable) as error:
+            troubles.append(f"{volume_id}: {error}")
+        else:
+            done.append(volume_id)
+    if not done:
+        raise VolumeUnusable(
+            f"{recovery.path} could not be sealed on any volume ({'; '.join(troubles)}): nothing "
+            "is lost; make room or repair a volume and recover again"
+        )
+    return Sealed(block_id=block.id, length=length, checksum=checksum, volumes=tuple(done))
+
+
+def _overtaken(recovery: Recovery, around: Surroundings, error: Superseded) -> RecoveryInProgress:
+    return RecoveryInProgress(
+        f"{recovery.path}: {error}",
+        path=recovery.path,
+        attempt=recovery.attempt,
+        retry_after_s=around.journal.limits.attempt_s,
+    )
+
+
+def _tidied(
+    recovery: Recovery,
+    block: Block,
+    length: int,
+    volume_ids: tuple[str, ...],
+    around: Surroundings,
+) -> None:
+    """Remove what is not needed any more. What fails here takes room and does no other harm."""
+    for volume_id in volume_ids:
+        with suppress(OSError, VolumeUnusable):
+            volume = around.volumes.usable(volume_id)
+            sealing.tidy(volume, block, recovery.id, length, disk=around.disk)

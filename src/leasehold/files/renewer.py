@@ -1,0 +1,125 @@
+"""Keeps a holder's lease alive while it has files open: one call for all of them.
+
+Its thread begins with the first file and ends some looks after the last one.
+
+It looks every second and renews at half the soft limit. Trouble with the store is tried again at
+the next look. A holder that could not renew for the hard limit gives its files up: by then the
+monitor may have recovered them, and its writers should hear of that from us and not from a
+volume. Before that they go on: it is the fence on the volumes that makes them safe, not time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from leasehold.errors import LeaseholdError, LeaseLost, StoreError
+
+if TYPE_CHECKING:
+    from leasehold.clock import Clock
+    from leasehold.files.journal import Journal
+    from leasehold.files.model import Holder
+    from leasehold.files.writer import FileWriter
+
+log = logging.getLogger("leasehold.files")
+
+_MARGIN = 0.05  # a clock may run slow by this much
+_IDLE_LOOKS = 10  # a program that writes many small files one by one keeps its thread
+
+
+class Renewer:
+    """The files of one holder."""
+
+    def __init__(
+        self, journal: Journal, holder: Holder, *, clock: Clock, look_every_s: float
+    ) -> None:
+        """Start nothing yet: the first file does."""
+        self._journal = journal
+        self._holder = holder
+        self._clock = clock
+        self._look_every_s = look_every_s
+        self._lock = threading.Lock()
+        self._writers: set[FileWriter] = set()
+        self._heard_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    @property
+    def open_files(self) -> int:
+        """How many files this holder has open."""
+        return len(self._writers)
+
+    def add(self, writer: FileWriter, *, heard_at: float) -> None:
+        """Keep this file too. Opening it renewed the lease at ``heard_at`` at the earliest."""
+        with self._lock:
+            self._heard_at = max(self._heard_at, heard_at) if self._writers else heard_at
+            self._writers.add(writer)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="leasehold-renewer", daemon=True
+                )
+                self._thread.start()
+
+    def remove(self, writer: FileWriter) -> None:
+        """This file is closed or lost."""
+        with self._lock:
+            self._writers.discard(writer)
+
+    def look(self) -> bool:
+        """Renew if it is time; say whether it was done. Close what could not be closed before."""
+        for writer in tuple(self._writers):
+            if writer.wants_close:
+                with suppress(LeaseholdError):
+                    writer.close()
+        now, limits = self._clock.boottime_s(), self._journal.limits
+        with self._lock:
+            silent_s = now - self._heard_at
+            writers = tuple(self._writers)
+        if not writers or silent_s < limits.soft_s / 2:
+            return False
+        try:
+            self._journal.renew(self._holder)
+        except LeaseLost:
+            # Everything was taken over. Each writer hears of it, with the details, when it writes.
+            log.warning("the lease of %s is gone", self._holder.id)
+            return False
+        except StoreError as error:
+            log.warning("could not renew %s: %s", self._holder.id, error)
+            if silent_s > limits.hard_s * (1 - _MARGIN):
+                self._give_up(writers, silent_s)
+            return False
+        with self._lock:
+            self._heard_at = max(self._heard_at, now)
+        return True
+
+    def close(self) -> None:
+        """End the thread; the lease runs on until it is left or ends by time."""
+        with self._lock:
+            self._stop.set()
+            thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        idle = 0
+        while not self._stop.wait(self._look_every_s):
+            self.look()
+            with self._lock:
+                idle = 0 if self._writers else idle + 1
+                if idle > _IDLE_LOOKS:
+                    self._thread = None
+                    return
+
+    def _give_up(self, writers: tuple[FileWriter, ...], silent_s: float) -> None:
+        for writer in writers:
+            writer.give_up(
+                LeaseLost(
+                    f"{writer.path}: the lease could not be renewed for {silent_s:.0f} s, which is "
+                    "the hard limit: others may have recovered the file; look at it, then append",
+                    key=writer.path,
+                    epoch=writer.epoch,
+                    reason="trust window over",
+                )
+            )

@@ -1,0 +1,70 @@
+"""Compare every byte of a file, on every volume, with its checksums and with the journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.errors import VolumeUnusable
+from leasehold.files import block_reader
+from leasehold.files.model import BlockState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from leasehold.files.model import Block
+    from leasehold.files.recovery import Surroundings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is not as it should be."""
+
+    path: str
+    volume: str
+    what: str
+
+
+def verify(
+    path: str,
+    around: Surroundings,
+    *,
+    told: Callable[[int], None] = lambda _: None,
+) -> Sequence[Fault]:
+    """What is wrong with a file; nothing if all its replicas are whole.
+
+    ``told`` hears how many bytes were compared since it was last told. The open block of a file
+    that is being written is left out: it has no end yet.
+
+    Raises:
+        UnknownFile: there is no such file.
+    """
+    status, blocks = around.journal.view(path)
+    found: list[Fault] = []
+    for block in blocks:
+        if block.state is not BlockState.COMPLETE:
+            continue
+        for volume_id in block.volumes:
+            found += (
+                Fault(path=status.path, volume=volume_id, what=what)
+                for what in _faults(block, volume_id, around)
+            )
+            told(block.length)
+        if len(block.volumes) < min(status.replication, len(around.volumes)):
+            found.append(
+                Fault(
+                    path=status.path,
+                    volume="-",
+                    what=f"block {block.id:x} is on {len(block.volumes)} of "
+                    f"{status.replication} volumes",
+                )
+            )
+    return found
+
+
+def _faults(block: Block, volume_id: str, around: Surroundings) -> Sequence[str]:
+    try:
+        volume = around.volumes.get(volume_id)
+        return block_reader.verify(block, volume, disk=around.disk)
+    except (OSError, VolumeUnusable) as error:
+        return [f"block {block.id:x} can not be read: {error}"]

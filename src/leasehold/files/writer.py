@@ -1,0 +1,315 @@
+"""A file open for writing.
+
+Guarantees:
+
+* ``flush``: what was written before is on every volume of the block, and any reader sees it.
+* ``sync``: the same, and it survives a power cut.
+* ``close``: the same, and the file is complete; it never changes again under this name unless
+  somebody appends to it or replaces it.
+* When the file was taken over, the next ``write``, ``flush``, ``sync`` or ``close`` that reaches
+  the volumes raises ``LeaseLost``, and what was not acknowledged before is not acknowledged.
+
+Not guaranteed: that bytes which were not flushed are dropped. They may survive a recovery.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from leasehold.errors import (
+    LeaseholdError,
+    LeaseLost,
+    StoreError,
+    UnknownFile,
+    UsageError,
+    VolumeUnusable,
+)
+from leasehold.files.block import BlockWriter
+from leasehold.files.meta import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from leasehold.files.disk import Bytes
+    from leasehold.files.model import Block, FileStatus, Opened, Sealed, Ticket
+    from leasehold.files.recovery import Surroundings
+    from leasehold.files.volume import Volume
+
+
+class FileWriter:
+    """Made by ``Namespace.create`` and ``Namespace.append``. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        around: Surroundings,
+        *,
+        volumes_for: Callable[[int], tuple[Volume, ...]],
+        least_replicas: int,
+        new_request: Callable[[], str],
+        recover: Callable[[Ticket], FileStatus],
+        forget: Callable[[FileWriter], None],
+    ) -> None:
+        """Over a file that the journal has opened for this holder."""
+        self._ticket = opened.ticket
+        self._around = around
+        self._volumes_for = volumes_for
+        self._least_replicas = least_replicas
+        self._new_request = new_request
+        self._recover = recover
+        self._forget = forget
+        self._block_size = opened.block_size
+        self._replication = opened.replication
+        self._lock = threading.RLock()
+        self._waiting = bytearray()
+        self._closed = False
+        self._closing = False
+        self._sealed: Sealed | None = None
+        self._broken: LeaseholdError | None = None
+        self._start = opened.block.start
+        self._block = self._begun(opened.block)
+
+    @property
+    def path(self) -> str:
+        """The path it was opened under; a rename does not change it here."""
+        return self._ticket.path
+
+    @property
+    def epoch(self) -> int:
+        """The fencing token: higher than that of any earlier writer of any file."""
+        return self._ticket.epoch
+
+    @property
+    def length(self) -> int:
+        """All that was written, acknowledged or not."""
+        return self._start + self._block.length + len(self._waiting)
+
+    @property
+    def acknowledged(self) -> int:
+        """What readers see."""
+        return self._start + self._block.acknowledged
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def wants_close(self) -> bool:
+        """Whether ``close`` was called and did not get through to the journal."""
+        return self._closing and not self._closed
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """The volumes that the open block is on."""
+        return self._block.volumes
+
+    def write(self, data: Bytes) -> int:
+        """Take ``data``; it is on its way to the volumes when a piece is full.
+
+        Raises:
+            LeaseLost: the file was taken over.
+            VolumeUnusable: no volume is left, or fewer than ``least_replicas``.
+        """
+        view = memoryview(data).cast("B")
+        with self._lock:
+            self._check_open()
+            try:
+                self._take(view)
+            except LeaseholdError as error:
+                self._broken = self._broken or error
+                raise
+        return len(view)
+
+    def flush(self) -> int:
+        """Make all that was written visible; return the file's length.
+
+        Raises:
+            LeaseLost: the file was taken over.
+            VolumeUnusable: no volume is left, or fewer than ``least_replicas``.
+            StoreError: the journal has to be asked, and did not answer; flush again.
+        """
+        with self._lock:
+            self._check_open()
+            self._push()
+            if self._block.acknowledged < self._block.length:
+                self._confirm()
+                self._block.acknowledge()
+            return self.acknowledged
+
+    def sync(self) -> int:
+        """Make all that was written visible and durable; return the file's length.
+
+        Raises:
+            LeaseLost: the file was taken over.
+            VolumeUnusable: no volume is left, or fewer than ``least_replicas``.
+            StoreError: the journal has to be asked, and did not answer; flush again.
+        """
+        with self._lock:
+            self._check_open()
+            self._push()
+            if min(self._block.durable, self._block.acknowledged) < self._block.length:
+                self._confirm()
+                self._block.sync()
+            return self.acknowledged
+
+    def close(self) -> FileStatus | None:
+        """Make all durable, seal the file and give it back; return what it is now.
+
+        After a failed write the file is recovered instead: it ends where it was acknowledged, or
+        a little after. If the journal does not answer, the file is still ours: close it again, or
+        leave it to the background, which tries until it succeeds. After that, closing does nothing.
+
+        Raises:
+            LeaseLost: the file was taken over; its new owner decides what becomes of it.
+            UnknownFile: it was deleted meanwhile.
+            VolumeUnusable: what was not acknowledged could not be written; the rest is kept.
+            StoreError: the journal did not answer.
+        """
+        with self._lock:
+            if self._closed:
+                return None
+            self._closing = True
+            try:
+                status = self._completed()
+            except StoreError:
+                raise
+            except LeaseholdError:
+                self._end()
+                raise
+            self._end()
+            return status
+
+    def give_up(self, error: LeaseholdError) -> None:
+        """Let every later call raise ``error``: the holder was not heard of for too long."""
+        with self._lock:
+            if self._broken is None:
+                self._broken = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:  # what went wrong first is what the caller should hear of
+            with suppress(LeaseholdError):
+                self.close()
+
+    def _completed(self) -> FileStatus:
+        if isinstance(self._broken, LeaseLost | UnknownFile):
+            raise self._broken
+        if self._broken is not None:  # the caller was told when it happened
+            return self._recover(self._ticket)
+        try:
+            if self._sealed is None and self.length > self._start:
+                self._push()
+                self._sealed = self._block.seal()
+        except VolumeUnusable:
+            self._recover(self._ticket)
+            raise
+        return self._around.journal.complete(self._ticket, self._sealed)
+
+    def _end(self) -> None:
+        self._closed = True
+        self._block.close()
+        self._forget(self)
+
+    def _take(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            room = self._room()
+            if not self._waiting and len(view) - at >= room:
+                self._block.write_piece(view[at : at + room])
+                at += room
+            else:
+                part = view[at : at + room - len(self._waiting)]
+                self._waiting += part
+                at += len(part)
+                if len(self._waiting) >= room:
+                    self._push()
+            if self._block.length >= self._block_size:
+                self._roll()
+
+    def _check_open(self) -> None:
+        if self._closed or self._closing:
+            raise UsageError(f"{self.path} is closed: append to it to write more")
+        if self._broken is not None:
+            raise self._broken
+
+    def _room(self) -> int:
+        return min(PIECE_BYTES, self._block_size - self._block.length)
+
+    def _push(self) -> None:
+        if self._waiting:
+            piece, self._waiting = self._waiting, bytearray()
+            self._block.write_piece(piece)
+
+    def _confirm(self) -> None:
+        """Ask the journal whether the file is ours, before the first bytes of a block count.
+
+        From then on the check on the volumes is enough. Before, it is not: a writer may have slept
+        before it made its replicas, and whoever took the file found none, and left nothing.
+        """
+        if self._block.acknowledged:
+            return
+        try:
+            self._around.journal.check(self._ticket)
+        except (LeaseLost, UnknownFile) as error:
+            self._broken = error
+            raise
+
+    def _roll(self) -> None:
+        """Seal the block that is full and begin the next."""
+        sealed = self._block.seal()
+        volumes = self._volumes_for(self._replication)
+        block = self._around.journal.next_block(
+            self._ticket,
+            sealed,
+            volumes=tuple(volume.id for volume in volumes),
+            request=self._new_request(),
+        )
+        begun = self._begun(block)
+        self._block.close()
+        self._start += sealed.length
+        self._block = begun
+
+    def _begun(self, block: Block) -> BlockWriter:
+        return BlockWriter.create(
+            block.id,
+            block.generation,
+            block.file_id,
+            [self._around.volumes.get(each) for each in block.volumes],
+            disk=self._around.disk,
+            boot_id=self._around.boot_id,
+            on_failed=lambda failed, left: self._lost_volumes(block.id, failed, left),
+        )
+
+    def _lost_volumes(
+        self, block_id: int, failed: Mapping[str, OSError], left: tuple[str, ...]
+    ) -> None:
+        """Drop volumes that failed, if the file is still ours: before anything is acknowledged."""
+        try:
+            self._around.journal.check(self._ticket)
+            if len(left) < self._least_replicas:
+                raise VolumeUnusable(_no_volume(self.path, failed, left, self._least_replicas))
+            self._around.journal.drop_volumes(self._ticket, block_id, keep=left)
+        except LeaseholdError as error:
+            self._broken = error
+            raise
+
+
+def _no_volume(path: str, failed: Mapping[str, OSError], left: tuple[str, ...], least: int) -> str:
+    troubles = "; ".join(f"{volume}: {error}" for volume, error in failed.items())
+    return (
+        f"{path}: {len(left)} volumes are left and {least} are needed ({troubles}): what was "
+        "acknowledged is kept; make room or repair a volume, then append to the file"
+    )
