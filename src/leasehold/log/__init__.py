@@ -1,0 +1,47 @@
+"""The embedded event log: partitioned streams, written and read in place, without a server.
+
+A stream has partitions; a partition is a row of segments; each segment is one file of
+``leasehold.files`` with a single writer. The process that has the last segment open **owns** the
+partition: its lease on that file, and the epoch that came with it, are the fence. Other producers
+on the machine find the file held, and hand their batches to the owner over a Unix socket. When it
+is dead or silent, one of them recovers the file, which shuts the old owner out, and goes on.
+
+Writing, from the outside in: ``producer`` (a call), ``sending`` (its future), ``lane`` (a queue for
+each partition), ``seat`` (who is the owner?), ``courier`` and ``door`` with ``wire`` between them
+(the socket), ``owner`` (one thread that stores all that waits with one sync), ``takeover`` (how to
+become it), ``ledger`` (numbers, and what each producer has stored). The bytes are the business of
+``events``, ``frame``, ``producers``, ``index`` and ``segment``.
+"""
+
+from __future__ import annotations
+
+from leasehold.log.counts import Numbers
+from leasehold.log.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
+from leasehold.log.log import Log
+from leasehold.log.options import LogOptions, ProducerOptions
+from leasehold.log.parcel import Receipt
+from leasehold.log.producer import Producer
+from leasehold.log.reader import PartitionReader
+from leasehold.log.retention import TrimPlan
+from leasehold.log.start import Start
+from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
+
+__all__ = [
+    "SENT_SCHEMA",
+    "STORED_SCHEMA",
+    "Event",
+    "EventBatch",
+    "Log",
+    "LogOptions",
+    "Numbers",
+    "PartitionInfo",
+    "PartitionReader",
+    "Producer",
+    "ProducerOptions",
+    "Receipt",
+    "Start",
+    "StreamInfo",
+    "StreamSettings",
+    "TrimPlan",
+    "partition_of",
+]

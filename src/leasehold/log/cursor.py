@@ -1,0 +1,190 @@
+"""A place in a partition that moves forward, over the borders of segments.
+
+It shows acknowledged events only, each once and without a gap, whoever writes meanwhile. A segment
+is left when it can not grow any more, by its end mark or by the journal; never before. What a
+former owner still writes lies where nobody looks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leasehold.errors import DataDamaged, Trimmed, UnknownFile
+from leasehold.log.frame import SEGMENT_HEADER_BYTES, Kind
+from leasehold.log.mapped import MappedSegment
+
+if TYPE_CHECKING:
+    from leasehold.files.namespace import Namespace
+    from leasehold.log.events import EventBatch
+    from leasehold.log.frame import FrameHeader
+    from leasehold.log.shelf import Place, Shelf
+
+
+class Cursor:
+    """Before the event with the number ``sequence``. Not to be shared between threads."""
+
+    def __init__(self, files: Namespace, shelf: Shelf) -> None:
+        """At the very beginning."""
+        self._files = files
+        self._shelf = shelf
+        self._open: MappedSegment | None = None
+        self._at = 0
+        self._ended = False
+        self.sequence = 0
+
+    @property
+    def homeless(self) -> bool:
+        """Whether there is no segment to read in, not even an empty one."""
+        return self._open is None
+
+    def go(self, sequence: int) -> None:
+        """Stand before this event. It is looked for at the next ``frame``."""
+        self.sequence = sequence
+        self._open = None
+
+    def watched(self) -> tuple[str, ...]:
+        """The files that change when there is more in the segment at hand."""
+        return self._open.watched() if self._open is not None and not self._ended else ()
+
+    def frame(self, *, fresh: bool = False) -> FrameHeader | None:
+        """The frame with the next event; None if it has yet to come.
+
+        ``fresh`` asks the journal before it says None, which also finds what the volumes at hand
+        do not tell: that the segment is closed, or goes on elsewhere.
+
+        Raises:
+            Trimmed: retention has removed the next event.
+            DataDamaged: it is damaged on all volumes, or missing.
+            VolumeUnusable: no volume that has it answers.
+        """
+        while True:
+            try:
+                if self._open is None and not self._take():
+                    return None
+                found = self._in_view()
+                if found is not None:
+                    return found
+                if not (self._turn() if self._over() else self._more(fresh=fresh)):
+                    return None
+            except UnknownFile:  # trimmed, or empty and replaced by the next owner
+                self._open = None
+                self._shelf.read()
+
+    def read(self, header: FrameHeader, *, check: bool) -> EventBatch:
+        """All events of a frame that ``frame`` has just returned.
+
+        Raises:
+            DataDamaged: they are damaged on all volumes.
+            VolumeUnusable: no volume that has them answers.
+        """
+        opened = self._mapped()
+        while True:
+            try:
+                return opened.whole.read(header, check=check)
+            except DataDamaged as damage:
+                opened.repair(damage)
+
+    def passed(self, header: FrameHeader, sequence: int) -> None:
+        """Stand before ``sequence``, in this frame or at its end."""
+        self.sequence = sequence
+        self._at = header.end if sequence >= header.next_sequence else header.position
+
+    def _mapped(self) -> MappedSegment:
+        if self._open is None:
+            raise AssertionError("a frame is asked for before it is read")
+        return self._open
+
+    def _take(self) -> bool:
+        """Open the segment with the next event, or the one it will be in."""
+        place = self._shelf.holding(self.sequence)
+        if place is None:
+            known = self._shelf.read()
+            place = self._shelf.holding(self.sequence)
+            if place is None and known:
+                raise _trimmed(self.sequence, known[0].base)
+        if place is None:
+            return False
+        self._begin(MappedSegment(place, self._files))
+        return True
+
+    def _turn(self) -> bool:
+        """Go to the next segment, if there is one. The one at hand was read to its end."""
+        opened = self._mapped()
+        place = self._after(opened.place)
+        if place is None:
+            if self.sequence == opened.place.base:
+                # Closed without an event: the next owner puts another in its place.
+                self._open = None
+            return False
+        if place.base != self.sequence:
+            if opened.segment is None:  # of somebody who was too late, and found others had gone on
+                raise _trimmed(self.sequence, place.base)
+            raise DataDamaged(
+                f"{place.path} begins with event {place.base}, and the one before it ends before "
+                f"event {self.sequence}: a segment is missing or damaged; verify the stream"
+            )
+        self._begin(MappedSegment(place, self._files))
+        return True
+
+    def _after(self, place: Place) -> Place | None:
+        """The segment after this one; the journal is asked if none is known."""
+        found = self._shelf.after(place.base)
+        if found is None:
+            self._shelf.read_end()
+            found = self._shelf.after(place.base)
+        return found
+
+    def _begin(self, opened: MappedSegment) -> None:
+        self._open, self._ended, self._at = opened, False, SEGMENT_HEADER_BYTES
+        while opened.segment is not None and self.sequence > opened.place.base:
+            try:
+                spot = opened.segment.seek_sequence(self.sequence)
+                self._at = spot.position if spot else opened.segment.index.end
+            except DataDamaged as damage:
+                opened.repair(damage)
+            else:
+                return
+
+    def _in_view(self) -> FrameHeader | None:
+        """The next frame of events in what is mapped now."""
+        opened = self._mapped()
+        while opened.segment is not None:
+            try:
+                for header in opened.segment.frames(self._at):
+                    if header.kind is Kind.EVENTS and header.next_sequence > self.sequence:
+                        return self._joined(header)
+                    self._at = header.end
+                    self._ended = self._ended or header.kind is Kind.END
+            except DataDamaged as damage:
+                opened.repair(damage)
+            else:
+                return None
+        return None
+
+    def _joined(self, header: FrameHeader) -> FrameHeader:
+        if header.base_sequence > self.sequence:
+            raise DataDamaged(
+                f"event {self.sequence} is missing: the frame at byte {header.position} begins "
+                f"with {header.base_sequence}"
+            )
+        self._at = header.position
+        return header
+
+    def _over(self) -> bool:
+        """Whether nothing will follow in the segment at hand."""
+        opened = self._mapped()
+        if opened.segment is None and not opened.final:
+            return self._after(opened.place) is not None
+        return self._ended or opened.final
+
+    def _more(self, *, fresh: bool) -> bool:
+        opened = self._mapped()
+        return opened.look() or (fresh and opened.refresh())
+
+
+def _trimmed(sequence: int, earliest: int) -> Trimmed:
+    return Trimmed(
+        f"event {sequence} was removed by retention: the first one that is kept is {earliest}; "
+        "go on from there",
+        earliest=earliest,
+    )

@@ -1,0 +1,120 @@
+"""Whether a stream is as it was written: every byte, on every volume, in every partition.
+
+Three looks at each segment: its replicas against their checksums and the journal, its frames
+against theirs, and its place between the segment before it and the one after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from leasehold.errors import DataDamaged, StoreUnusable, UnknownFile, VolumeUnusable
+from leasehold.files.model import FileState
+from leasehold.log.frame import padded
+from leasehold.log.mapped import MappedSegment
+from leasehold.log.segment import verify as verify_segment
+from leasehold.log.shelf import Shelf
+from leasehold.log.streams import partition_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from leasehold.files.model import FileStatus
+    from leasehold.files.namespace import Namespace
+    from leasehold.log.segment import Segment
+    from leasehold.log.shelf import Place
+    from leasehold.log.streams import StreamInfo
+
+
+def verify(
+    stream: StreamInfo, *, files: Namespace, told: Callable[[int], None] = lambda _: None
+) -> list[str]:
+    """All that is wrong with a stream, in words; an empty list if nothing is.
+
+    Each finding begins with the partition and the segment. ``told`` hears how many bytes were
+    compared since it was last told: every replica counts, and the frames once more. A segment that
+    is being written is looked at up to what was acknowledged; one that is deleted meanwhile is
+    left out.
+    """
+    found: list[str] = []
+    for number in range(stream.partitions):
+        walk = _Walk(stream, number, files=files, told=told)
+        shelf = Shelf(files, partition_directory(stream.name, number))
+        for place, status in shelf.files():
+            try:
+                walk.look(place, status)
+            except UnknownFile:
+                walk.skip()
+        found += walk.found
+    return found
+
+
+class _Walk:
+    """One partition, from its oldest segment to its newest."""
+
+    def __init__(
+        self, stream: StreamInfo, partition: int, *, files: Namespace, told: Callable[[int], None]
+    ) -> None:
+        self._stream = stream
+        self._partition = partition
+        self._files = files
+        self._told = told
+        self._next_sequence: int | None = None
+        self._next_offset: int | None = None
+        self.found: list[str] = []
+
+    def skip(self) -> None:
+        """The segment is gone: where the next one has to begin is not known."""
+        self._next_sequence = self._next_offset = None
+
+    def look(self, place: Place, status: FileStatus) -> None:
+        """Compare one segment. Raises ``UnknownFile`` if it was deleted."""
+        for fault in self._files.verify(place.path, progress=self._told):
+            self._say(place, f"volume {fault.volume}: {fault.what}")
+        try:
+            opened = MappedSegment(place, self._files)
+        except (DataDamaged, VolumeUnusable, StoreUnusable) as error:
+            self._say(place, str(error))
+            self.skip()
+            return
+        segment = opened.segment
+        if segment is None:
+            self._bare(place, status)
+            return
+        open_end = not segment.ended  # a crash, or a writer at work, leaves part of a frame
+        for finding in verify_segment(opened.view, open_end=open_end):
+            self._say(place, finding)
+        self._told(len(segment))
+        self._joins(place, segment)
+
+    def _bare(self, place: Place, status: FileStatus) -> None:
+        """Not even a header: that is how a segment begins, and how an owner may die."""
+        if status.state is FileState.CLOSED and status.length:
+            self._say(place, f"it has {status.length} bytes, which is less than a header")
+
+    def _joins(self, place: Place, segment: Segment) -> None:
+        """Sequence numbers and offsets go on from the segment before."""
+        header = segment.header
+        if header.partition != self._partition:
+            self._say(place, f"it belongs to partition {header.partition} by its header")
+        if self._next_sequence not in {None, header.base_sequence}:
+            self._say(
+                place,
+                f"it begins with event {header.base_sequence}, and the segment before it ends "
+                f"before {self._next_sequence}",
+            )
+        if self._next_offset not in {None, header.base_offset}:
+            self._say(
+                place,
+                f"it begins at offset {header.base_offset}, and the segment before it ends at "
+                f"{self._next_offset}",
+            )
+        self._next_offset = header.base_offset + padded(len(segment))
+        try:
+            self._next_sequence = segment.next_sequence
+        except DataDamaged:  # said already
+            self._next_sequence = None
+
+    def _say(self, place: Place, what: str) -> None:
+        name = place.path.rpartition("/")[2]
+        self.found.append(f"{self._stream.name}, partition {self._partition}, {name}: {what}")

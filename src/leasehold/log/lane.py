@@ -1,0 +1,230 @@
+"""The way of one producer's events to one partition: a queue, and a thread that empties it.
+
+Small sends are gathered into one batch while they linger. What was taken from the queue is numbered
+and delivered before anything else is taken, so the order is kept; a second attempt carries the
+same numbers, so nothing is stored twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from leasehold.errors import UsageError
+from leasehold.log.courier import Courier
+from leasehold.log.events import Event, sent_batch
+from leasehold.log.frame import Stamp
+from leasehold.log.parcel import Parcel, receipts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.log.options import ProducerOptions
+    from leasehold.log.parcel import Stored
+    from leasehold.log.seat import Seat
+    from leasehold.log.sending import Gate, Sending
+
+_MOST_PARCELS = 32  # delivered at once; the owner remembers twice as many of each producer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Events of one call of ``send``, or a part of them. One alone is made a batch with others."""
+
+    what: Event | pa.RecordBatch
+    count: int
+    size: int
+    put_at: float
+    sending: Sending
+
+
+class Lane:
+    """One partition for one producer. ``put`` is for any thread."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        options: ProducerOptions,
+        *,
+        producer_id: bytes,
+        most_bytes: int,
+        gate: Gate,
+        clock: Clock,
+    ) -> None:
+        """Start the thread. ``most_bytes`` go into one batch, or one bigger event."""
+        self._seat = seat
+        self._options = options
+        self._producer_id = producer_id
+        self._most_bytes = most_bytes
+        self._gate = gate
+        self._clock = clock
+        self._linger_s = options.linger.total_seconds()
+        self._courier = Courier(clock=clock, answer_limit_s=options.answer_limit.total_seconds())
+        self._changed = threading.Condition()
+        self._items: deque[Item] = deque()
+        self._events = 0
+        self._bytes = 0
+        self._put = 0
+        self._done = 0
+        self._urgent = 0  # items up to this number do not linger
+        self._next_number = 0
+        self._closing = False
+        name = f"leasehold-lane-{seat.partition.stream}-{seat.partition.number}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, parts: Sequence[tuple[Event | pa.RecordBatch, int]], sending: Sending) -> None:
+        """Queue events, as parts that are each small enough for a batch, with their sizes."""
+        now = self._clock.boottime_s()
+        with self._changed:
+            if self._closing:
+                self._gate.leave(sum(size for _, size in parts))
+                for _ in parts:
+                    sending.failed(UsageError("the producer was closed: open another one"))
+                return
+            was_full, was_empty = self._is_full(), not self._items
+            for what, size in parts:
+                count = 1 if isinstance(what, Event) else int(what.num_rows)
+                self._items.append(
+                    Item(what=what, count=count, size=size, put_at=now, sending=sending)
+                )
+                self._events += count
+                self._bytes += size
+                self._put += 1
+            if was_empty or self._is_full() != was_full:
+                self._changed.notify_all()
+
+    def hurry(self) -> int:
+        """Let nothing that is queued linger; return the number of the last item."""
+        with self._changed:
+            self._urgent = self._put
+            self._changed.notify_all()
+            return self._put
+
+    def wait(self, number: int, *, timeout_s: float | None) -> bool:
+        """Wait until that item and all before it are answered."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._done >= number, timeout_s)
+
+    def close(self) -> None:
+        """Deliver what is queued, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._urgent = self._put
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batches := self._taken():
+            self._deliver(batches)
+            with self._changed:
+                self._done += sum(len(items) for items in batches)
+                self._changed.notify_all()
+        self._courier.close()
+
+    def _taken(self) -> list[list[Item]]:
+        """All that waits, as batches, once it need not linger; nothing when it is over."""
+        with self._changed:
+            while not self._is_ready():
+                if self._closing and not self._items:
+                    return []
+                self._changed.wait(self._left_s())
+            return list(self._gathered())
+
+    def _is_full(self) -> bool:
+        return (
+            self._events >= self._options.batch_events or self._bytes >= self._options.batch_bytes
+        )
+
+    def _is_ready(self) -> bool:
+        if not self._items:
+            return False
+        return self._is_full() or self._urgent > self._done or (self._left_s() or 0.0) <= 0
+
+    def _left_s(self) -> float | None:
+        """How long the oldest item may linger yet."""
+        if not self._items:
+            return None
+        return self._items[0].put_at + self._linger_s - self._clock.boottime_s()
+
+    def _gathered(self) -> Iterator[list[Item]]:
+        """Take items off the queue, as many in each batch as its bytes allow.
+
+        More events than need be waited for are welcome: big frames are cheaper to read.
+        """
+        for _ in range(_MOST_PARCELS):
+            items: list[Item] = []
+            events = size = 0
+            while self._items and (not items or size + self._items[0].size <= self._most_bytes):
+                items.append(self._items.popleft())
+                events += items[-1].count
+                size += items[-1].size
+            if not items:
+                return
+            self._events -= events
+            self._bytes -= size
+            yield items
+
+    def _deliver(self, batches: Sequence[Sequence[Item]]) -> None:
+        until_s = batches[0][0].put_at + self._options.deliver_limit.total_seconds()
+        try:
+            answer = self._seat.deliver(
+                self._numbered(batches),
+                durable=self._options.durable,
+                courier=self._courier,
+                until_s=until_s,
+            )
+        except Exception as error:  # noqa: BLE001 - whoever waits for a future must hear of it
+            self._tell(batches, error)
+        else:
+            self._tell(batches, answer)
+
+    def _numbered(self, batches: Sequence[Sequence[Item]]) -> list[Parcel]:
+        """Each batch with the numbers of this producer. They are used once, whatever happens."""
+        parcels = []
+        for items in batches:
+            stamp = Stamp(producer=self._producer_id, sequence=self._next_number)
+            self._next_number += sum(item.count for item in items)
+            parcels.append(Parcel(stamp=stamp, batch=_one(items)))
+        return parcels
+
+    def _tell(
+        self, batches: Sequence[Sequence[Item]], answer: tuple[Stored, ...] | Exception
+    ) -> None:
+        self._gate.leave(sum(item.size for items in batches for item in items))
+        if isinstance(answer, Exception):
+            for items in batches:
+                for item in items:
+                    item.sending.failed(answer)
+            return
+        number = self._seat.partition.number
+        for items, stored in zip(batches, answer, strict=True):
+            start = 0
+            for item in items:
+                receipts = receipts_of(stored, partition=number, start=start, count=item.count)
+                item.sending.stored(receipts)
+                start += item.count
+
+
+def _one(items: Sequence[Item]) -> pa.RecordBatch:
+    """All their events as one batch."""
+    batches: list[pa.RecordBatch] = []
+    alone: list[Event] = []
+    for item in items:
+        if isinstance(item.what, Event):
+            alone.append(item.what)
+            continue
+        if alone:
+            batches.append(sent_batch(alone))
+            alone = []
+        batches.append(item.what)
+    if alone:
+        batches.append(sent_batch(alone))
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

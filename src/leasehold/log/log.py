@@ -1,0 +1,356 @@
+"""The face of the event log: streams, and those who write and read them. Everything blocks.
+
+A process opens one log and shares it. It owns the partitions that it was the first to write to, and
+takes the events of other processes of this machine for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Self
+
+from leasehold.clock import SystemClock, new_suffix
+from leasehold.errors import UnknownFile, UsageError
+from leasehold.files.disk import SystemDisk
+from leasehold.files.model import FileState
+from leasehold.files.namespace import Namespace
+from leasehold.log.catalog import Catalog
+from leasehold.log.counts import Counts
+from leasehold.log.door import Door, address_in
+from leasehold.log.inspection import verify
+from leasehold.log.mapped import MappedSegment
+from leasehold.log.options import LogOptions
+from leasehold.log.parcel import Moved, Partition
+from leasehold.log.producer import Producer
+from leasehold.log.reader import PartitionReader
+from leasehold.log.retention import trim
+from leasehold.log.seat import Seat, Surroundings
+from leasehold.log.shelf import Shelf
+from leasehold.log.start import Start
+from leasehold.log.streams import (
+    PartitionInfo,
+    StreamInfo,
+    StreamSettings,
+    partition_directory,
+    stream_directory,
+    writer_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from leasehold.clock import Clock
+    from leasehold.files.disk import Disk
+    from leasehold.log.counts import Numbers
+    from leasehold.log.options import ProducerOptions
+    from leasehold.log.owner import Answer
+    from leasehold.log.retention import TrimPlan
+    from leasehold.log.wire import Request
+
+_SYNC_THREADS = 16
+_EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Log:
+    """Made by ``Log.open``. Safe to use from several threads; each process opens its own."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        files: Namespace,
+        catalog: Catalog,
+        options: LogOptions,
+        clock: Clock,
+        ending: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Over a namespace and a catalog that are open; both are closed with the log.
+
+        ``ending`` is called when everything is closed.
+        """
+        self._ending = ending
+        self.files = files
+        self._catalog = catalog
+        self._clock = clock
+        self._counts = Counts()
+        self._door = Door(address, self._taken_in)
+        self._around = Surroundings(
+            files=files,
+            catalog=catalog,
+            clock=clock,
+            counts=self._counts,
+            soft_limit_s=options.files.soft_limit.total_seconds(),
+            open_door=self._door.open,
+        )
+        self._lock = threading.Lock()
+        self._seats: dict[Partition, Seat] = {}
+        self._producers: list[Producer] = []
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        volumes: Sequence[Path | str] = (),
+        name: str = "log",
+        options: LogOptions | None = None,
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+    ) -> Log:
+        """Open the log in the database that ``url`` names, its segments on ``volumes``.
+
+        The volumes are remembered: later calls need not name them.
+
+        Raises:
+            UnknownStore: the URL names no database that can keep a log.
+            StoreUnavailable: there is no answer.
+            StoreUnusable: it can not serve, or there is no place for the socket.
+            VolumeUnusable: a directory is no volume of this namespace and not empty.
+            UsageError: there is no volume.
+        """
+        options, clock = options or LogOptions(), clock or SystemClock()
+        address = address_in(options.socket_directory, name=new_suffix())
+        syncs = ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync")  # starts none until it must
+        with ExitStack() as undo:
+            catalog = Catalog.open(url, clock=clock)
+            undo.callback(catalog.close)
+            files = Namespace.open(
+                url,
+                volumes=volumes,
+                name=name,
+                address=address,
+                options=options.files,
+                run_monitor=options.run_monitor,
+                clock=clock,
+                disk=disk or SystemDisk(syncs),
+            )
+            undo.pop_all()
+        return cls(
+            address,
+            files=files,
+            catalog=catalog,
+            options=options,
+            clock=clock,
+            ending=syncs.shutdown,
+        )
+
+    # ------------------------------------------------------------ streams
+
+    def create(
+        self,
+        stream: str,
+        *,
+        partitions: int = 4,
+        segment_bytes: int = 64 << 20,
+        segment_age: timedelta = timedelta(hours=1),
+        replication: int = 0,
+        retain_age: timedelta | None = None,
+        retain_bytes: int = 0,
+    ) -> StreamInfo:
+        """Make a stream. Again with the same settings is harmless.
+
+        Raises:
+            InvalidName: it is no name.
+            InvalidOptions: a number is out of its range, or the stream has other settings.
+        """
+        settings = StreamSettings(
+            partitions=partitions,
+            segment_bytes=segment_bytes,
+            segment_age_s=segment_age.total_seconds(),
+            replication=replication,
+            retain_age_s=retain_age.total_seconds() if retain_age else 0.0,
+            retain_bytes=retain_bytes,
+        )
+        return self._catalog.create(stream, settings)
+
+    def streams(self) -> list[StreamInfo]:
+        """All streams, by name."""
+        return self._catalog.list()
+
+    def info(self, stream: str) -> StreamInfo:
+        """A stream and its partitions as they are now.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+        """
+        found = self._catalog.get(stream)
+        parts = tuple(self._partition(stream, number) for number in range(found.partitions))
+        return StreamInfo(
+            name=found.name, settings=found.settings, created_at=found.created_at, parts=parts
+        )
+
+    def delete(self, stream: str) -> int:
+        """Delete a stream and all its events; return how many segments there were.
+
+        Raises:
+            UnknownStream: there is none.
+        """
+        self._catalog.get(stream)
+        self._catalog.delete(stream)
+        with self._lock:
+            seats = [self._seats.pop(each) for each in tuple(self._seats) if each.stream == stream]
+        for seat in seats:
+            seat.close()
+        with suppress(UnknownFile):
+            return self.files.delete(stream_directory(stream), recursive=True)
+        return 0
+
+    # -------------------------------------------------- writing and reading
+
+    def producer(self, stream: str, options: ProducerOptions | None = None) -> Producer:
+        """Send events to a stream.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+        """
+        found = self._catalog.get(stream)
+        made = Producer(
+            found,
+            options,
+            seat_of=lambda number: self._seat(Partition(stream=stream, number=number)),
+            clock=self._clock,
+        )
+        with self._lock:
+            if self._closed:
+                raise UsageError("the log is closed: open it again")
+            self._producers = [*(each for each in self._producers if not each.closed), made]
+        return made
+
+    def reader(
+        self,
+        stream: str,
+        partition: int,
+        *,
+        start: Start | None = None,
+        group: str = "",
+        epoch: int | None = None,
+        name: str = "",
+        verify: bool = True,
+    ) -> PartitionReader:
+        """Read a partition, by default from the first event that is kept.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+            UsageError: it has no such partition.
+            Stolen: a reader with a higher epoch has the partition for this group.
+        """
+        return PartitionReader(
+            self._catalog.get(stream),
+            partition,
+            files=self.files,
+            catalog=self._catalog,
+            start=start or Start.earliest(),
+            group=group,
+            epoch=epoch,
+            name=name,
+            clock=self._clock,
+            verify=verify,
+        )
+
+    def trim(
+        self, stream: str, *, execute: bool = True, past_checkpoints: bool = False
+    ) -> TrimPlan:
+        """Remove segments that the stream's settings no longer keep; tell which.
+
+        Raises:
+            UnknownStream: there is none.
+        """
+        return trim(
+            self._catalog.get(stream),
+            files=self.files,
+            catalog=self._catalog,
+            clock=self._clock,
+            execute=execute,
+            past_checkpoints=past_checkpoints,
+        )
+
+    def verify(self, stream: str, *, progress: Callable[[int], None] = lambda _: None) -> list[str]:
+        """Look at every byte of a stream; return what is wrong, in words.
+
+        Raises:
+            UnknownStream: there is none.
+        """
+        return verify(self._catalog.get(stream), files=self.files, told=progress)
+
+    def counts(self) -> Numbers:
+        """What this process has done as a writer, counted."""
+        return self._counts.now
+
+    # -------------------------------------------------------------- ending
+
+    def close(self) -> None:
+        """Send what waits, give all partitions back, and end all threads. Again is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            producers = tuple(self._producers)
+        with ExitStack() as steps:  # in reverse: each is done even if the one before it fails
+            steps.callback(self._ending)
+            steps.callback(self._catalog.close)
+            steps.callback(self.files.close)
+            steps.callback(self._door.close)
+            steps.callback(self._close_seats)
+            for producer in producers:
+                steps.callback(producer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --------------------------------------------------------------- parts
+
+    def _close_seats(self) -> None:
+        with self._lock:
+            seats = tuple(self._seats.values())
+        for seat in seats:
+            seat.close()
+
+    def _seat(self, partition: Partition) -> Seat:
+        with self._lock:
+            if partition not in self._seats:
+                self._seats[partition] = Seat(partition, self._around)
+            return self._seats[partition]
+
+    def _taken_in(self, request: Request) -> Answer:
+        """Parcels from another process, for a partition that it thinks is ours."""
+        seat = self._seats.get(request.partition)
+        owner = seat.owner if seat is not None else None
+        if owner is None:
+            raise Moved(f"{request.partition} is not written here")
+        return owner.submit(request.parcels, durable=request.durable)
+
+    def _partition(self, stream: str, number: int) -> PartitionInfo:
+        listed = Shelf(self.files, partition_directory(stream, number)).files()
+        size = sum(status.length for _, status in listed if status.state is FileState.CLOSED)
+        last_us, end = 0, listed[-1][0].base if listed else 0
+        for place, status in reversed(listed):
+            segment = MappedSegment(place, self.files).segment
+            if segment is None:
+                continue
+            end, last_us = segment.next_sequence, max(segment.index.last_us, default=0)
+            if status.state is not FileState.CLOSED:
+                size += len(segment)
+            break
+        return PartitionInfo(
+            number=number,
+            first_sequence=listed[0][0].base if listed else 0,
+            next_sequence=end,
+            bytes=size,
+            segments=len(listed),
+            writer=writer_of(listed[-1][1]) if listed else "",
+            last_enqueued_at=_EPOCH_BEGAN + timedelta(microseconds=last_us) if last_us else None,
+        )

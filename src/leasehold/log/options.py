@@ -1,0 +1,96 @@
+"""The settings of a log and of a producer, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from leasehold.errors import InvalidOptions
+from leasehold.files.options import FileOptions
+from leasehold.names import seconds_of
+
+_LONGEST_S = 24 * 3600.0
+_PRODUCER_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """How a log is opened.
+
+    Attributes:
+        files: the settings of the files below it.
+        run_monitor: whether this process also recovers files that others left behind.
+        socket_directory: where the socket lies on which other producers of this machine find us;
+            by default the user's runtime directory, or else the one for temporary files.
+    """
+
+    files: FileOptions = field(default_factory=FileOptions)
+    run_monitor: bool = True
+    socket_directory: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """How events are gathered into batches, and how long anything may take.
+
+    Attributes:
+        linger: how long a small batch waits for more events.
+        batch_events: a batch of so many events does not wait.
+        batch_bytes: the same for bytes; what is bigger is stored in parts of this size.
+        most_waiting_bytes: when so much waits to be stored, ``send`` blocks.
+        send_limit: how long it blocks at most; then ``BufferFull``.
+        deliver_limit: how long a batch is tried; then its future fails.
+        answer_limit: after this time without a sign the owner of a partition counts as dead.
+        durable: acknowledge what survives a power cut (sync), not only a kill (flush).
+        producer_id: 16 bytes, to go on as a former producer; by default a new one.
+
+    Raises:
+        InvalidDuration: a duration lies outside its range.
+        InvalidOptions: two settings contradict each other, or a number is out of its range.
+    """
+
+    linger: timedelta = timedelta(milliseconds=5)
+    batch_events: int = 1000
+    batch_bytes: int = 1 << 20
+    most_waiting_bytes: int = 64 << 20
+    send_limit: timedelta = timedelta(seconds=30)
+    deliver_limit: timedelta = timedelta(seconds=60)
+    answer_limit: timedelta = timedelta(seconds=5)
+    durable: bool = True
+    producer_id: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Refuse what could not work, naming the relation that is broken."""
+        seconds_of(self.linger, what="linger", least_s=0.0, most_s=60.0)
+        for what in ("send_limit", "deliver_limit", "answer_limit"):
+            seconds_of(getattr(self, what), what=what, least_s=0.01, most_s=_LONGEST_S)
+        if self.batch_events < 1 or self.batch_bytes < 1:
+            raise InvalidOptions(
+                f"batch_events and batch_bytes are {self.batch_events} and {self.batch_bytes} and "
+                "must be 1 or more: no batch could ever be sent"
+            )
+        if self.most_waiting_bytes < self.batch_bytes:
+            raise InvalidOptions(
+                "batch_bytes <= most_waiting_bytes does not hold "
+                f"({self.batch_bytes} > {self.most_waiting_bytes}): no batch would ever be full"
+            )
+        if self.deliver_limit < self.answer_limit:
+            raise InvalidOptions(
+                "answer_limit <= deliver_limit does not hold "
+                f"({self.answer_limit} > {self.deliver_limit}): a dead owner would stay for ever"
+            )
+        if self.linger > self.deliver_limit:
+            raise InvalidOptions(
+                f"linger <= deliver_limit does not hold ({self.linger} > {self.deliver_limit}): "
+                "batches would fail while they wait for more events"
+            )
+        if self.producer_id and len(self.producer_id) != _PRODUCER_ID_BYTES:
+            raise InvalidOptions(
+                f"producer_id has {len(self.producer_id)} bytes and must have "
+                f"{_PRODUCER_ID_BYTES}, or none for a new one"
+            )
+        if self.producer_id and not any(self.producer_id):
+            raise InvalidOptions(
+                "producer_id is all zero, which stands for no producer: choose another, or none "
+                "for a new one"
+            )

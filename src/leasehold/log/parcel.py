@@ -1,0 +1,114 @@
+"""What travels from a producer to the owner of a partition, and the answer.
+
+A **parcel** is a batch of events with the producer's own number of the first one. Parcels are
+handed over several at a time, and all of them have one fate: stored in their order, or tried again
+together. So a later one is never stored without those before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from leasehold.errors import LeaseholdError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from leasehold.log.frame import Stamp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One partition of one stream."""
+
+    stream: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"partition {self.number} of {self.stream!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """A batch of ``SENT_SCHEMA``, who sent it, and the producer's number of its first event."""
+
+    stamp: Stamp
+    batch: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        """The producer's number after the last event."""
+        return self.stamp.sequence + int(self.batch.num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The owner's answer to a parcel: where its events are.
+
+    The first ``skipped`` of them had been stored before, from ``stored_as`` on (-1: that is not
+    known any more). The others follow each other from ``first_sequence`` on.
+    """
+
+    first_sequence: int
+    skipped: int = 0
+    stored_as: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """Where events are stored: ``count`` of them from ``first_sequence`` on.
+
+    ``duplicate``: they had been stored before, and were not stored again; ``first_sequence`` is
+    then where that was, or -1 if that is not known any more.
+    """
+
+    partition: int
+    first_sequence: int
+    count: int
+    duplicate: bool = False
+
+
+class Moved(LeaseholdError):
+    """The partition has another owner now, or none; what was handed over may be stored or not.
+
+    Handing it over again, to whoever is the owner then, stores it exactly once.
+    """
+
+
+class Silent(LeaseholdError):
+    """The owner of a partition gave no sign in time."""
+
+
+class NobodyThere(LeaseholdError):
+    """Nobody listens where the owner of a partition should: its process is dead."""
+
+
+def receipts_of(stored: Stored, *, partition: int, start: int, count: int) -> list[Receipt]:
+    """The receipts for ``count`` events of a parcel, from its event number ``start`` on."""
+    found = []
+    old = min(max(stored.skipped - start, 0), count)
+    if old:
+        known = stored.stored_as >= 0
+        first = stored.stored_as + start if known else -1
+        found.append(Receipt(partition=partition, first_sequence=first, count=old, duplicate=True))
+    if old < count:
+        first = stored.first_sequence + start + old - stored.skipped
+        found.append(Receipt(partition=partition, first_sequence=first, count=count - old))
+    return found
+
+
+def joined(receipts: list[Receipt]) -> tuple[Receipt, ...]:
+    """The same receipts, those that follow each other without a gap made one."""
+    made: list[Receipt] = []
+    for each in receipts:
+        last = made[-1] if made else None
+        if (
+            last is not None
+            and (last.partition, last.duplicate) == (each.partition, each.duplicate)
+            and -1 < last.first_sequence == each.first_sequence - last.count
+        ):
+            made[-1] = replace(last, count=last.count + each.count)
+        else:
+            made.append(each)
+    return tuple(made)

@@ -1,0 +1,251 @@
+"""Sends events to a stream.
+
+Guarantees:
+
+* A future that has a result means: stored on all volumes, once, and (unless ``durable`` is off)
+  safe from a power cut. One that fails with ``StoreUnavailable``: stored once, or not at all.
+* Events of one producer to one partition are stored in the order they were sent in; so are those
+  with one key.
+* What is tried again, after a lost answer or a change of owner, is not stored twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from leasehold.clock import new_token, system_random
+from leasehold.errors import UsageError
+from leasehold.log.events import Event, partition_of, sent_batch, split_by_key
+from leasehold.log.lane import Lane
+from leasehold.log.options import ProducerOptions
+from leasehold.log.sending import Gate, Sending, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+    from datetime import timedelta
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from leasehold.clock import Clock
+    from leasehold.log.parcel import Receipt
+    from leasehold.log.seat import Seat
+    from leasehold.log.streams import StreamInfo
+
+Sent: TypeAlias = "Future[tuple[Receipt, ...]]"
+_BYTES_AROUND = 16  # the offsets of an event in its columns
+
+
+class Producer:
+    """Made by ``Log.producer``. Safe to use from several threads. Closing sends what waits."""
+
+    def __init__(
+        self,
+        stream: StreamInfo,
+        options: ProducerOptions | None,
+        *,
+        seat_of: Callable[[int], Seat],
+        clock: Clock,
+    ) -> None:
+        """Start nothing yet: the first event for a partition does."""
+        self._stream = stream
+        self._options = options or ProducerOptions()
+        self._id = self._options.producer_id or bytes.fromhex(new_token())
+        # What is stored beside small events may take more room than they do.
+        self._most_bytes = min(self._options.batch_bytes, stream.settings.segment_bytes // 4)
+        self._seat_of = seat_of
+        self._clock = clock
+        self._gate = Gate(self._options.most_waiting_bytes, clock=clock)
+        self._turns = count(system_random().randrange(stream.partitions))
+        self._lock = threading.Lock()
+        self._lanes: dict[int, Lane] = {}
+        self._closed = False
+
+    @property
+    def id(self) -> bytes:
+        """The 16 bytes by which the log knows this producer."""
+        return self._id
+
+    @property
+    def stream(self) -> StreamInfo:
+        """The stream it sends to."""
+        return self._stream
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait to be stored."""
+        return self._gate.inside_bytes
+
+    def send(
+        self,
+        what: Event | Sequence[Event] | pa.RecordBatch | pa.Table,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+    ) -> Sent:
+        """Send events; the future has a receipt for each partition they went to.
+
+        They go to ``partition`` if it is given, else by key: an event's own, or ``key`` for those
+        that have none. All events of a call that have no key at all go to one partition; the next
+        call takes the next one. Blocks while too much waits.
+
+        Raises:
+            UsageError: it can not be sent, or the producer is closed.
+            BufferFull: too much has been waiting for ``send_limit``.
+        """
+        ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
+        if isinstance(what, Event) and not what.properties:
+            ways = {self._way(what, key, partition): [_alone(what, key)]}
+        else:
+            batch = sent_batch(what)
+            if key is not None:
+                batch = _with_key(batch, key)
+            ways = {
+                number: self._cut(part) for number, part in self._split(batch, partition).items()
+            }
+        return self._put(ways)
+
+    def flush(self, timeout: timedelta | None = None) -> bool:
+        """Wait until all that was sent before is stored or has failed; say whether it is.
+
+        Without ``timeout`` that takes ``deliver_limit`` at most.
+        """
+        with self._lock:
+            lanes = tuple(self._lanes.values())
+        until = None if timeout is None else self._clock.boottime_s() + timeout.total_seconds()
+        marks = [(lane, lane.hurry()) for lane in lanes]
+        return all(
+            lane.wait(
+                mark,
+                timeout_s=None if until is None else max(until - self._clock.boottime_s(), 0.0),
+            )
+            for lane, mark in marks
+        )
+
+    def close(self) -> None:
+        """Send what waits, wait for the answers, and end all threads. Again is harmless."""
+        with self._lock:
+            self._closed = True
+            lanes = tuple(self._lanes.values())
+        self._hurry()
+        for lane in lanes:
+            lane.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _put(self, ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]) -> Sent:
+        """Queue the parts for each partition, when there is room for all of them."""
+        lanes = [self._lane(number) for number in ways]
+        sending = Sending(sum(map(len, ways.values())))
+        if not ways:
+            sending.future.set_result(())
+            return sending.future
+        size = sum(size for parts in ways.values() for _, size in parts)
+        limit_s = self._options.send_limit.total_seconds()
+        self._gate.enter(size, limit_s=limit_s, hurry=self._hurry)
+        for lane, parts in zip(lanes, ways.values(), strict=True):
+            lane.put(parts, sending)
+        return sending.future
+
+    def _way(self, event: Event, key: str | None, partition: int | None) -> int:
+        """The partition of a single event."""
+        key = key if event.key is None else event.key
+        by_key = None if key is None else partition_of(key, self._stream.partitions)
+        if len(event.body) > self._stream.settings.segment_bytes:
+            raise self._too_big(len(event.body))
+        if partition is not None:
+            return self._checked(partition)
+        return next(self._turns) % self._stream.partitions if by_key is None else by_key
+
+    def _checked(self, partition: int) -> int:
+        partitions = self._stream.partitions
+        if not 0 <= partition < partitions:
+            raise UsageError(
+                f"there is no partition {partition}: {self._stream.name!r} has {partitions}, "
+                "numbered from 0"
+            )
+        return partition
+
+    def _split(self, batch: pa.RecordBatch, partition: int | None) -> dict[int, pa.RecordBatch]:
+        """The events by partition."""
+        partitions = self._stream.partitions
+        if partition is not None:
+            partition = self._checked(partition)
+        if not batch.num_rows:
+            return {}
+        if partition is not None or partitions == 1:
+            return {partition or 0: batch}
+        keys = batch.column(0)
+        if keys.null_count == len(keys):
+            return {next(self._turns) % partitions: batch}
+        keyless = next(self._turns) % partitions if keys.null_count else 0
+        return split_by_key(batch, partitions, keyless=keyless)
+
+    def _cut(self, batch: pa.RecordBatch) -> Sequence[tuple[pa.RecordBatch, int]]:
+        segment_bytes = self._stream.settings.segment_bytes
+        parts = tuple(cut(batch, self._most_bytes))
+        biggest = max(size for _, size in parts)
+        if biggest > segment_bytes:
+            raise self._too_big(biggest)
+        return parts
+
+    def _too_big(self, size: int) -> UsageError:
+        return UsageError(
+            f"an event has {size} bytes, and a segment of {self._stream.name!r} "
+            f"{self._stream.settings.segment_bytes}: send smaller events, or use a stream with "
+            "bigger segments"
+        )
+
+    def _lane(self, number: int) -> Lane:
+        lane = self._lanes.get(number)
+        if lane is not None and not self._closed:
+            return lane
+        with self._lock:
+            if self._closed:
+                raise UsageError("the producer is closed: open another one")
+            if number not in self._lanes:
+                self._lanes[number] = Lane(
+                    self._seat_of(number),
+                    self._options,
+                    producer_id=self._id,
+                    most_bytes=self._most_bytes,
+                    gate=self._gate,
+                    clock=self._clock,
+                )
+            return self._lanes[number]
+
+    def _hurry(self) -> None:
+        for lane in tuple(self._lanes.values()):
+            lane.hurry()
+
+
+def _alone(event: Event, key: str | None) -> tuple[Event, int]:
+    """The event as it is queued, and about how many bytes it takes."""
+    if event.key is None and key is not None:
+        event = replace(event, key=key)
+    return event, len(event.body) + len(event.key or "") + _BYTES_AROUND
+
+
+def _with_key(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
+    """The same events; those without a key have this one."""
+    if not isinstance(key, str):
+        raise UsageError(f"a key is text, not {type(key).__name__}: write key=str(…)")
+    return batch.set_column(0, batch.schema.field(0), batch.column(0).fill_null(key))

@@ -1,0 +1,261 @@
+"""Reading one partition: batches of events in their order, from wherever one likes.
+
+Guarantees:
+
+* Only acknowledged events, each once, in the order of their numbers, without gaps; over the
+  borders of segments, and whoever owned the partition when they were written.
+* Batches point into the mapped segment: they are not copied, and stay valid for as long as they
+  are held, also when retention removes the segment.
+* Every frame is compared with its checksum, unless ``verify`` is off; a damaged one is read from
+  another volume.
+* With an epoch: nothing is handed out once another reader of the group has claimed the partition
+  with the same epoch or a higher one. Without one, but in a group: nothing while somebody of the
+  group reads with an epoch. Without both: nobody ends this reader.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Self
+
+from leasehold.clock import new_suffix
+from leasehold.errors import UsageError
+from leasehold.log.cursor import Cursor
+from leasehold.log.finding import Finder
+from leasehold.log.follow import SHORTEST_S, Watch
+from leasehold.log.shelf import Shelf
+from leasehold.log.streams import partition_directory
+from leasehold.names import seconds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from leasehold.clock import Clock
+    from leasehold.files.namespace import Namespace
+    from leasehold.log.catalog import Catalog
+    from leasehold.log.events import EventBatch
+    from leasehold.log.frame import FrameHeader
+    from leasehold.log.start import Start
+    from leasehold.log.streams import StreamInfo
+
+_MOST_EVENTS = 10_000
+_MOST_BYTES = 16 << 20
+_LONGEST_WAIT_S = 366 * 24 * 3600.0
+
+
+class PartitionReader:
+    """Made by ``Log.reader``. For one thread; another one may ``close`` it."""
+
+    def __init__(
+        self,
+        stream: StreamInfo,
+        partition: int,
+        *,
+        files: Namespace,
+        catalog: Catalog,
+        start: Start,
+        group: str = "",
+        epoch: int | None = None,
+        name: str = "",
+        clock: Clock,
+        verify: bool = True,
+    ) -> None:
+        """Claim the partition if ``epoch`` is given, and stand at ``start``.
+
+        Raises:
+            UsageError: the stream has no such partition, or ``start`` lies beyond its end.
+            Stolen: a reader of the group has a higher epoch.
+            Trimmed: retention has removed the event at ``start``.
+        """
+        if not 0 <= partition < stream.partitions:
+            raise UsageError(
+                f"{stream.name!r} has no partition {partition}: it has those from 0 to "
+                f"{stream.partitions - 1}"
+            )
+        if epoch is not None and epoch < 0:
+            raise UsageError(f"an epoch is 0 or more, not {epoch}")
+        self.stream = stream.name
+        self.partition = partition
+        self.group = group
+        self.epoch = epoch
+        self.name = name or f"{files.holder}-{new_suffix()}"
+        self.looks = 0
+        self._catalog = catalog
+        self._clock = clock
+        self._verify = verify
+        self._lock = threading.RLock()
+        self._closed = False
+        self._fresh_at = clock.boottime_s()
+        self._shown: tuple[FrameHeader, EventBatch] | None = None
+        shelf = Shelf(files, partition_directory(stream.name, partition))
+        self._finder = Finder(files, shelf)
+        self._cursor = Cursor(files, shelf)
+        if epoch is not None:
+            catalog.claim_reader(stream.name, partition, group, epoch, self.name)
+        self._ask()
+        self._cursor.go(self._finder.sequence_of(start))
+        self._watch = Watch()
+
+    @property
+    def position(self) -> int:
+        """The sequence number of the next event; it may have yet to come."""
+        return self._cursor.sequence
+
+    def seek(self, start: Start) -> None:
+        """Go on reading from there.
+
+        Raises:
+            UsageError: it lies beyond the end.
+            Trimmed: retention has removed the event.
+        """
+        with self._lock:
+            self._check_open()
+            self._cursor.go(self._finder.sequence_of(start))
+
+    def read(
+        self, *, most_events: int = _MOST_EVENTS, most_bytes: int = _MOST_BYTES
+    ) -> EventBatch | None:
+        """The next events that are there now, one frame at most; None if there is nothing new.
+
+        ``most_bytes`` is kept on average; at least one event is returned.
+
+        Raises:
+            Stolen: another reader of the group has claimed the partition.
+            Trimmed: retention has removed the next event.
+            DataDamaged: it is damaged on all volumes, or missing.
+            VolumeUnusable: no volume that has it answers.
+            UnknownStream: the stream was deleted.
+        """
+        with self._lock:
+            self._check_open()
+            header = self._next()
+            if header is None:
+                return None
+            if self._shown is None or self._shown[0] != header:
+                self._shown = (header, self._cursor.read(header, check=self._verify))
+            batch = self._shown[1]
+            first = self._cursor.sequence - header.base_sequence
+            by_bytes = max(most_bytes * header.count // header.length, 1)
+            count = min(header.count - first, max(most_events, 1), by_bytes)
+            self._ask()
+            self._cursor.passed(header, self._cursor.sequence + count)
+            if first + count == header.count:
+                self._shown = None
+            return batch if count == header.count else batch.slice(first, count)
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Return True as soon as there is something to read, False if the time is over first.
+
+        False also when the reader is closed meanwhile.
+
+        Raises:
+            Stolen: another reader of the group has claimed the partition.
+            Trimmed: retention has removed the next event.
+            UnknownStream: the stream was deleted.
+        """
+        limit_s = seconds_of(timeout, what="timeout", least_s=0.0, most_s=_LONGEST_WAIT_S)
+        until = self._clock.boottime_s() + limit_s
+        with self._lock:
+            self._check_open()
+            told = True
+            while not self._closed:
+                self._watch.aim(self._cursor.watched())  # before the look: nothing slips between
+                if self._next(fresh=not told) is not None:
+                    self._watch.rest()
+                    return True
+                if not told:
+                    self._ask()
+                if self._cursor.watched() != self._watch.paths:
+                    continue  # another segment since: it has to be watched before it is slept on
+                left_s = until - self._clock.boottime_s()
+                if left_s <= 0:
+                    return False
+                told = self._watch.sleep(left_s)
+            return False
+
+    def batches(
+        self, *, follow: bool = False, timeout: timedelta | None = None
+    ) -> Iterator[EventBatch]:
+        """All that is there, batch by batch; with ``follow`` also all that comes.
+
+        A follower ends when nothing came for ``timeout``, or when the reader is closed.
+
+        Raises:
+            Stolen: another reader of the group has claimed the partition.
+            Trimmed: retention has removed the next event.
+            DataDamaged: an event is damaged on all volumes, or missing.
+        """
+        longest = timedelta(seconds=_LONGEST_WAIT_S)
+        while not self._closed:
+            batch = self.read()
+            if batch is not None:
+                yield batch
+            elif not follow or not self.wait(longest if timeout is None else timeout):
+                return
+
+    def find(self, key: str) -> Iterator[EventBatch]:
+        """The events with this key from the position on that are there now. Nothing is moved.
+
+        Raises:
+            Stolen: another reader of the group has claimed the partition.
+            Trimmed: retention has removed the events at the position.
+            DataDamaged: an event is damaged on all volumes.
+        """
+        self._check_open()
+        for batch in self._finder.with_key(key, self.position, check=self._verify):
+            self._ask()
+            yield batch
+
+    def lag(self) -> int:
+        """How many events are there that were not read yet."""
+        with self._lock:
+            self._check_open()
+            return max(self._finder.end() - self.position, 0)
+
+    def close(self) -> None:
+        """End reading; one that waits in another thread is woken. Batches stay valid."""
+        if not self._closed:
+            self._closed = True
+            self._watch.wake()
+            with self._lock:
+                self._watch.close()
+                self._shown = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _next(self, *, fresh: bool = False) -> FrameHeader | None:
+        """One look. The journal is asked now and then, also by callers that never wait."""
+        self.looks += 1
+        now = self._clock.boottime_s()
+        fresh = fresh or now - self._fresh_at >= SHORTEST_S
+        found = self._cursor.frame(fresh=fresh)
+        if found is None and fresh:
+            self._fresh_at = now
+            if self._cursor.homeless:
+                self._catalog.get(self.stream)
+        return found
+
+    def _ask(self) -> None:
+        """Ask whether this reader may still read."""
+        if self.group or self.epoch is not None:
+            self._catalog.check_reader(
+                self.stream, self.partition, self.group, self.epoch, self.name
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(
+                f"the reader of partition {self.partition} of {self.stream!r} is closed: open "
+                "another one"
+            )

@@ -1,0 +1,235 @@
+"""Who owns a partition, as this process sees it: itself, another process, or nobody yet.
+
+``deliver`` hands parcels to the owner, whoever that is. If nobody is, this process becomes it. If
+the owner is dead (nobody listens at its address) or gives no sign in time (it was stopped), its
+segment is recovered, which shuts it out, and the next owner goes on after it. That is always safe:
+an owner that wakes up later can not add anything that anybody would see.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import wait
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import TYPE_CHECKING
+
+from leasehold.clock import host_name, system_random
+from leasehold.core.ladder import Ladder
+from leasehold.errors import (
+    FileHeld,
+    LeaseholdError,
+    LeaseLost,
+    RecoveryInProgress,
+    StoreUnavailable,
+    TailUncertain,
+    UnknownFile,
+    VolumeUnusable,
+)
+from leasehold.files.model import FileState
+from leasehold.log.counts import Numbers
+from leasehold.log.courier import BEATS
+from leasehold.log.door import SCHEME
+from leasehold.log.owner import PartitionOwner
+from leasehold.log.parcel import Moved, NobodyThere, Silent
+from leasehold.log.streams import base_of
+from leasehold.log.takeover import newest, take
+from leasehold.log.wire import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.files.model import FileStatus
+    from leasehold.files.namespace import Namespace
+    from leasehold.log.catalog import Catalog
+    from leasehold.log.counts import Counts
+    from leasehold.log.courier import Courier
+    from leasehold.log.parcel import Parcel, Partition, Stored
+
+log = logging.getLogger("leasehold.log")
+
+_PAUSES = Ladder(base_s=0.01, most_s=0.5)
+_PASSES_BY = (
+    Moved,
+    NobodyThere,
+    Silent,
+    RecoveryInProgress,
+    StoreUnavailable,
+    TailUncertain,
+    VolumeUnusable,
+    LeaseLost,
+    UnknownFile,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all partitions of one log share."""
+
+    files: Namespace
+    catalog: Catalog
+    clock: Clock
+    counts: Counts
+    soft_limit_s: float
+    open_door: Callable[[], None]
+
+
+class Seat:
+    """One partition. Safe to use from several threads."""
+
+    def __init__(self, partition: Partition, around: Surroundings) -> None:
+        """Look at nothing yet."""
+        self.partition = partition
+        self._around = around
+        self._lock = threading.Lock()
+        self._owner: PartitionOwner | None = None
+        self._known: FileStatus | None = None  # the segment that another process writes
+        self._from_base = 0
+        self._rng = system_random()
+        self._closed = threading.Event()
+
+    @property
+    def owner(self) -> PartitionOwner | None:
+        """This process as the owner, if it is."""
+        owner = self._owner
+        return owner if owner is not None and owner.alive else None
+
+    def deliver(
+        self, parcels: Sequence[Parcel], *, durable: bool, courier: Courier, until_s: float
+    ) -> tuple[Stored, ...]:
+        """Have parcels stored, once, by whoever is the owner; try until ``until_s``.
+
+        Raises:
+            StoreUnavailable: nobody could store them in time; the last trouble is its cause.
+            FileHeld: the owner runs on another machine.
+            UnknownStream: the stream was deleted.
+            StoreUnusable: it can not be done here.
+        """
+        for failures in count(1):
+            try:
+                return self._handed_over(parcels, durable=durable, courier=courier, until_s=until_s)
+            except _PASSES_BY as error:
+                left_s = until_s - self._around.clock.boottime_s()
+                if left_s <= 0 or self._closed.is_set():
+                    raise StoreUnavailable(
+                        f"{self.partition} could not be written in time; the events may be stored "
+                        f"or not: {error}"
+                    ) from error
+                log.info("%s: %s: trying again", self.partition, error)
+                self._closed.wait(min(_PAUSES.pause_s(failures, self._rng), left_s))
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    def close(self) -> None:
+        """Give the partition back, if it is ours, with everything stored that waits."""
+        with self._lock:
+            self._closed.set()
+            owner, self._owner = self._owner, None
+        if owner is not None:
+            owner.close()
+
+    def _handed_over(
+        self, parcels: Sequence[Parcel], *, durable: bool, courier: Courier, until_s: float
+    ) -> tuple[Stored, ...]:
+        owner, known = self._found(until_s)
+        if owner is not None:
+            answer = owner.submit(parcels, durable=durable)
+            left_s = until_s - self._around.clock.boottime_s()
+            if not wait((answer,), timeout=max(left_s, 0.0)).done:
+                raise StoreUnavailable("the volumes did not answer in time")
+            return answer.result()
+        assert known is not None  # noqa: S101 - one of the two is there
+        beat_s = courier.answer_limit_s / BEATS
+        request = Request(partition=self.partition, parcels=parcels, durable=durable, beat_s=beat_s)
+        try:
+            stored = courier.carry(request, to=known.address, until_s=until_s)
+        except (NobodyThere, Silent) as error:
+            self._depose(known, error, until_s)
+            raise
+        except Moved:
+            self._forget(known)
+            raise
+        self._around.counts.add(Numbers(forwarded=len(parcels)))
+        return stored
+
+    def _found(self, until_s: float) -> tuple[PartitionOwner | None, FileStatus | None]:
+        """The owner: this process, or the segment of another one. Become it if nobody is."""
+        owner, known = self.owner, self._known
+        if owner is not None or known is not None:
+            return owner, known
+        with self._lock:
+            if self._closed.is_set():
+                raise Moved("the log is being closed")
+            if self.owner is not None or self._known is not None:
+                return self.owner, self._known
+            if self._owner is not None:
+                self._owner.close()  # it has ended; its segment is closed or somebody else's
+            last = newest(self._around.files, self.partition, from_base=self._from_base)
+            if last is not None:
+                self._from_base = base_of(last.path) or 0
+            if last is not None and last.state is not FileState.CLOSED:
+                if self._is_reachable(last):
+                    self._known = last
+                    return None, last
+                self._recover(last, until_s)
+            self._owner = self._become()
+            return self._owner, None
+
+    def _is_reachable(self, last: FileStatus) -> bool:
+        """Whether its writer may be asked; if not, the segment may be recovered at once."""
+        if last.state is FileState.RECOVERING or last.holder == self._around.files.holder:
+            return False
+        if last.host == host_name() and last.address.startswith(SCHEME):
+            return True
+        if last.silent_s > self._around.soft_limit_s:
+            return False
+        raise FileHeld(
+            f"{self.partition} is being written by {last.holder} on the machine {last.host}: "
+            "producers on several machines can not share a partition without a hub; run them on "
+            "one machine, or give each its own partitions",
+            path=last.path,
+            holder=last.holder,
+            host=last.host,
+            since=last.opened_at,
+            epoch=last.epoch,
+            retry_after_s=max(self._around.soft_limit_s - last.silent_s, 0.0),
+            address=last.address,
+        )
+
+    def _become(self) -> PartitionOwner:
+        settings = self._around.catalog.get(self.partition.stream).settings
+        self._around.open_door()
+        opening = take(self._around.files, self.partition, settings, from_base=self._from_base)
+        self._from_base = opening.ledger.next_sequence
+        self._around.counts.add(Numbers(taken=1))
+        log.info("%s is written here from %d on", self.partition, self._from_base)
+        return PartitionOwner(
+            self.partition,
+            opening,
+            settings,
+            files=self._around.files,
+            clock=self._around.clock,
+            counts=self._around.counts,
+        )
+
+    def _depose(self, known: FileStatus, error: LeaseholdError, until_s: float) -> None:
+        """Shut a dead or silent owner out, unless somebody has done so already."""
+        with self._lock:
+            if self._known is known:
+                self._known = None
+                log.warning("%s: %s: recovering %s", self.partition, error, known.path)
+                now = self._around.files.status(known.path)
+                if now.epoch == known.epoch and now.state is FileState.OPEN:
+                    self._recover(known, until_s)
+
+    def _recover(self, last: FileStatus, until_s: float) -> None:
+        left_s = max(until_s - self._around.clock.boottime_s(), 0.0)
+        self._around.files.recover(last.path, timeout=timedelta(seconds=left_s))
+        self._around.counts.add(Numbers(recovered=1))
+
+    def _forget(self, known: FileStatus) -> None:
+        with self._lock:
+            if self._known is known:
+                self._known = None

@@ -1,0 +1,119 @@
+"""Where a reader begins: at one end of a partition, at a number, or at a time.
+
+``Start`` is only said here and found by the reader: the same ``Start`` may mean different events
+at different times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Self
+
+from leasehold.errors import UsageError
+
+_MOST = 2**63 - 1
+_EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_HOW = "write earliest, latest, seq:<number>, offset:<number>, or a time as 2026-01-01T00:00:00Z"
+
+
+class Kind(Enum):
+    """What the number of a ``Start`` counts."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    SEQUENCE = "seq"
+    OFFSET = "offset"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Made by one of its class methods. ``value``: a number, or microseconds since 1970 in UTC."""
+
+    kind: Kind
+    value: int = 0
+
+    @classmethod
+    def earliest(cls) -> Self:
+        """The first event that is kept."""
+        return cls(kind=Kind.EARLIEST)
+
+    @classmethod
+    def latest(cls) -> Self:
+        """After the last event there is: only what comes from now on."""
+        return cls(kind=Kind.LATEST)
+
+    @classmethod
+    def sequence(cls, number: int) -> Self:
+        """The event with this sequence number.
+
+        Raises:
+            UsageError: it is no number that an event can have.
+        """
+        return cls(kind=Kind.SEQUENCE, value=_checked(number, what="a sequence number"))
+
+    @classmethod
+    def offset(cls, number: int) -> Self:
+        """The first event at or after this offset.
+
+        Raises:
+            UsageError: it is no number that an event can have.
+        """
+        return cls(kind=Kind.OFFSET, value=_checked(number, what="an offset"))
+
+    @classmethod
+    def time(cls, at: datetime) -> Self:
+        """The first event that was enqueued at this time or later.
+
+        Raises:
+            UsageError: the time does not say its zone.
+        """
+        if not isinstance(at, datetime):
+            raise UsageError(f"a time is a datetime with a zone, not {at!r}")
+        if at.utcoffset() is None:
+            raise UsageError(
+                f"{at.isoformat()} does not say its time zone: add one, such as tzinfo=UTC, or a Z "
+                "at the end of the text"
+            )
+        return cls(kind=Kind.TIME, value=(at - _EPOCH_BEGAN) // _MICROSECOND)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what ``str`` writes, and any time in ISO 8601 that says its zone.
+
+        Raises:
+            UsageError: it is none of them; the message says how to write one.
+        """
+        word = text.strip()
+        if word in {Kind.EARLIEST.value, Kind.LATEST.value}:
+            return cls(kind=Kind(word))
+        before, colon, number = word.partition(":")
+        if colon and before in {Kind.SEQUENCE.value, Kind.OFFSET.value}:
+            if not (number.isascii() and number.isdigit()):
+                raise UsageError(f"{text!r} has no whole number after {before}: {_HOW}")
+            kind = Kind(before)
+            return cls(kind=kind, value=_checked(int(number), what=f"the number in {text!r}"))
+        try:
+            at = datetime.fromisoformat(word)
+        except ValueError as error:
+            raise UsageError(f"{text!r} is no place to start at: {_HOW}") from error
+        return cls.time(at)
+
+    def __str__(self) -> str:
+        match self.kind:
+            case Kind.SEQUENCE | Kind.OFFSET:
+                return f"{self.kind.value}:{self.value}"
+            case Kind.TIME:
+                at = _EPOCH_BEGAN + timedelta(microseconds=self.value)
+                return at.isoformat().replace("+00:00", "Z")
+            case _:
+                return str(self.kind.value)
+
+
+def _checked(number: object, *, what: str) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST:
+        raise UsageError(f"{what} is a whole number from 0 to 2^63-1, not {number!r}")
+    return number

@@ -1,0 +1,389 @@
+"""Reading a partition: order, borders, seeks, damage, and what is never seen."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.support.log_segments import Owner, Place, number_in, numbered, opened_place
+
+from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
+from leasehold.log import segment as segments_module
+from leasehold.log.events import Event
+from leasehold.log.frame import FrameHeader, View, parse_header
+from leasehold.log.reader import PartitionReader
+from leasehold.log.start import Start
+from leasehold.log.streams import StreamSettings, segment_path
+
+SOON = timedelta(seconds=20)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = opened_place(tmp_path)
+    yield made
+    made.close()
+
+
+def all_of(reader: PartitionReader) -> list[int]:
+    return [number_in(event) for batch in reader.batches() for event in batch]
+
+
+def test_an_empty_partition_has_nothing_to_read(place: Place) -> None:
+    reader = place.reader()
+
+    assert reader.read() is None
+    assert reader.position == 0
+    assert reader.lag() == 0
+    assert list(reader.batches()) == []
+
+
+def test_events_come_in_order_over_the_borders_of_segments(place: Place) -> None:
+    owner = place.owner()
+    for count in (3, 1, 5):
+        owner.many(count)
+        owner.many(count)
+        owner.roll()
+    owner.many(2)
+    reader = place.reader()
+
+    events = [event for batch in reader.batches() for event in batch]
+
+    assert [event.sequence_number for event in events] == list(range(20))
+    assert [number_in(event) for event in events] == list(range(20))
+    assert [event.offset for event in events] == [event.offset for event in owner.stored]
+    assert {event.partition for event in events} == {"0"}
+    assert reader.position == 20
+
+
+def test_the_open_segment_is_read_up_to_what_is_acknowledged(place: Place) -> None:
+    owner = place.owner()
+    owner.many(2)
+    reader = place.reader()
+    assert all_of(reader) == [0, 1]
+
+    owner.add([numbered(2)], sync=False)
+    assert reader.read() is None
+
+    owner.add([numbered(3)])
+    assert all_of(reader) == [2, 3]
+    assert reader.read() is None
+
+
+def test_a_recovered_segment_without_an_index_is_read_and_the_next_owner_goes_on(
+    place: Place,
+) -> None:
+    first = place.owner()
+    first.many(4)
+    reader = place.reader()
+    assert all_of(reader) == [0, 1, 2, 3]
+
+    heir = place.owner()
+    heir.take_over()
+    heir.many(3)
+
+    assert all_of(reader) == [4, 5, 6]
+    assert all_of(place.reader()) == list(range(7))
+    assert place.reader(Start.sequence(5)).read() is not None
+
+
+def test_an_empty_segment_that_the_next_owner_replaces_does_not_stop_a_reader(
+    place: Place,
+) -> None:
+    first = place.owner()
+    first.many(2)
+    first.roll()
+    first.open()
+    reader = place.reader()
+    assert all_of(reader) == [0, 1]
+
+    heir = place.owner()
+    heir.take_over()
+    heir.many(2)
+
+    assert all_of(reader) == [2, 3]
+
+
+@pytest.mark.parametrize("how", ["appended", "replaced"])
+def test_a_closed_segment_without_events_does_not_stop_a_reader(place: Place, how: str) -> None:
+    first = place.owner()
+    first.many(2)
+    first.roll()
+    path = segment_path("orders", 0, 2)
+    with place.files.create(path, block_size=1 << 20):
+        pass
+    reader, searched = place.reader(), place.reader(Start.latest())
+    assert all_of(reader) == [0, 1]
+    assert searched.read() is None
+    assert reader.lag() == 0
+
+    if how == "appended":
+        first.writer = place.files.append(path)
+        first.begin()
+    else:
+        place.files.delete(path)
+    first.many(2)
+
+    assert reader.lag() == 2
+    assert all_of(reader) == [2, 3]
+    assert all_of(searched) == [2, 3]
+
+
+def test_an_open_segment_of_somebody_who_was_too_late_does_not_hide_that_events_are_gone(
+    place: Place,
+) -> None:
+    owner = place.owner()
+    for _ in range(3):
+        owner.many(2)
+        owner.roll()
+    for status in place.files.list("/")[:2]:
+        place.files.delete(status.path)
+    place.files.create(segment_path("orders", 0, 2), block_size=1 << 20)
+
+    for start in (Start.earliest(), Start.sequence(3)):
+        with pytest.raises(Trimmed) as told:
+            place.reader(start).read()
+        assert told.value.earliest == 4
+
+
+def test_read_returns_as_many_as_were_asked_for_without_copying(place: Place) -> None:
+    place.owner().many(10, size=100)
+    reader = place.reader()
+
+    parts = []
+    while batch := reader.read(most_events=4):
+        parts.append(batch)
+    body = parts[0].arrow.column("body").buffers()[2]
+
+    assert [len(part) for part in parts] == [4, 4, 2]
+    assert [part.first_sequence for part in parts] == [0, 4, 8]
+    assert all(part.arrow.column("body").buffers()[2].address == body.address for part in parts)
+
+
+def test_read_keeps_to_its_bytes_but_returns_at_least_one_event(place: Place) -> None:
+    place.owner().many(10, size=1000)
+    reader = place.reader()
+
+    assert len(reader.read(most_bytes=5000) or ()) == 4
+    assert len(reader.read(most_bytes=1) or ()) == 1
+
+
+def test_batches_outlive_their_segment_and_their_reader(place: Place) -> None:
+    owner = place.owner()
+    owner.many(50, size=10_000)
+    owner.roll()
+    owner.many(1)
+    reader = place.reader()
+    batch = reader.read()
+    assert batch is not None
+
+    reader.close()
+    place.files.delete(place.files.list("/")[0].path)
+
+    assert [number_in(event) for event in batch] == list(range(50))
+
+
+def filled(owner: Owner, rng: random.Random) -> None:
+    """Several segments of unequal frames; times stand still now and then, and never go back."""
+    for segment in range(5):
+        for _ in range(rng.randrange(1, 6)):
+            keys = [rng.choice(["a", "b", "c", None]) for _ in range(rng.randrange(1, 9))]
+            first = owner.next_sequence
+            owner.add([numbered(first + at, key=key) for at, key in enumerate(keys)], sync=False)
+            owner.now_us += rng.choice([0, 0, 1, 1000])
+        if segment < 4:
+            owner.roll(index=rng.random() < 0.7)
+    assert owner.writer is not None
+    owner.writer.sync()
+
+
+def test_seeks_find_what_a_search_through_everything_finds(place: Place) -> None:
+    owner = place.owner()
+    filled(owner, random.Random(7))
+    stored = owner.stored
+    reader = place.reader()
+
+    def first(start: Start) -> int:
+        reader.seek(start)
+        batch = reader.read()
+        return batch.first_sequence if batch is not None else reader.position
+
+    def wanted(found: list[Event]) -> int:
+        return found[0].sequence_number if found else len(stored)
+
+    for number in range(len(stored)):
+        assert first(Start.sequence(number)) == number
+    for offset in {at + by for event in stored for at in [event.offset] for by in (-1, 0, 1)}:
+        after = [event for event in stored if event.offset >= offset]
+        assert first(Start.offset(offset)) == wanted(after), offset
+    times = {event.enqueued_at for event in stored if event.enqueued_at is not None}
+    for at in {at + timedelta(microseconds=by) for at in times for by in (-1, 0, 1)}:
+        later = [event for event in stored if event.enqueued_at and event.enqueued_at >= at]
+        assert first(Start.time(at)) == wanted(later), at
+    assert first(Start.earliest()) == 0
+    assert first(Start.latest()) == len(stored)
+
+
+def test_events_are_found_by_their_key_from_the_position_on(place: Place) -> None:
+    owner = place.owner()
+    filled(owner, random.Random(11))
+
+    for key in ("a", "b", "never"):
+        for since in (0, 1, len(owner.stored) // 2, len(owner.stored)):
+            reader = place.reader(Start.sequence(since))
+            found = [event.sequence_number for batch in reader.find(key) for event in batch]
+            assert found == [
+                event.sequence_number for event in owner.stored[since:] if event.key == key
+            ]
+            assert reader.position == since
+
+
+def test_a_seek_in_a_big_partition_touches_few_frames(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = place.owner()
+    for _ in range(8):
+        for number in range(100):
+            owner.add([numbered(0, size=40_000, key=f"key{number}")] * 4, sync=False)
+            owner.now_us += 1000
+        owner.roll()
+    touched: list[int] = []
+
+    def counted(view: View, position: int) -> FrameHeader:
+        touched.append(position)
+        return parse_header(view, position)
+
+    monkeypatch.setattr(segments_module, "parse_header", counted)
+    event = owner.stored[-556]  # the first one of its frame, and of its time
+    assert event.enqueued_at is not None
+    for start in (
+        Start.sequence(event.sequence_number),
+        Start.offset(event.offset),
+        Start.time(event.enqueued_at),
+    ):
+        touched.clear()
+        batch = place.reader(start).read()
+        assert batch is not None
+        assert batch.first_sequence == event.sequence_number
+        assert 0 < len(touched) < 40  # of 800 frames
+
+
+def test_a_number_beyond_the_end_is_refused_with_the_next_one(place: Place) -> None:
+    place.owner().many(3)
+
+    assert place.reader(Start.sequence(3)).read() is None
+    with pytest.raises(UsageError, match="the next one will be 3"):
+        place.reader(Start.sequence(4))
+
+
+def test_a_partition_that_is_not_there_is_refused(place: Place) -> None:
+    with pytest.raises(UsageError, match="no partition 1"):
+        place.reader(partition=1)
+
+
+def test_lag_counts_what_was_not_read(place: Place) -> None:
+    owner = place.owner()
+    owner.many(3)
+    owner.roll()
+    owner.many(4)
+    reader = place.reader()
+    assert reader.lag() == 7
+
+    reader.read()
+    assert reader.lag() == 4
+    owner.many(2)
+    assert reader.lag() == 6
+
+
+def flip(place: Place, volume: int, *, at: int, path: str) -> None:
+    block = place.files.read(path).blocks[0]
+    wanted = sorted(place.files.volumes, key=lambda each: block.volumes.index(each.id))[volume]
+    with Path(wanted.data_path(block.id)).open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("at", [20, 200, 700])
+def test_a_bit_that_flipped_on_one_volume_is_read_from_the_other(place: Place, at: int) -> None:
+    owner = place.owner()
+    owner.many(20, size=100)
+    path = owner.path
+    owner.roll()
+
+    flip(place, 0, at=at, path=path)
+    assert all_of(place.reader()) == list(range(20))
+
+    flip(place, 1, at=at, path=path)
+    with pytest.raises(DataDamaged, match=r"00000\.seg"):
+        all_of(place.reader())
+
+
+def test_a_missing_segment_is_said_and_not_skipped(place: Place) -> None:
+    owner = place.owner()
+    for _ in range(3):
+        owner.many(2)
+        owner.roll()
+    place.files.delete(place.files.list("/")[1].path)
+    reader = place.reader()
+    reader.read()
+
+    with pytest.raises(DataDamaged, match="missing"):
+        reader.read()
+
+
+def test_a_missing_event_inside_a_segment_is_said_and_not_skipped(place: Place) -> None:
+    owner = place.owner()
+    owner.many(2)
+    owner.next_sequence += 1
+    owner.many(2)
+    reader = place.reader()
+    reader.read()
+
+    with pytest.raises(DataDamaged, match="event 2 is missing"):
+        reader.read()
+
+
+def test_the_reader_of_a_deleted_stream_is_told(place: Place) -> None:
+    place.owner().many(2)
+    reader = place.reader()
+    assert all_of(reader) == [0, 1]
+
+    place.files.delete("/orders", recursive=True)
+    place.catalog.delete("orders")
+
+    with pytest.raises(UnknownStream, match="no stream 'orders'"):
+        reader.wait(SOON)
+
+
+def test_a_closed_reader_says_so_and_wakes_who_waits_in_it(place: Place) -> None:
+    place.owner().many(1)
+    reader = place.reader(Start.latest())
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(reader.wait(SOON)))
+    waiting.start()
+    while not reader.looks:
+        pass
+
+    reader.close()
+    waiting.join(timeout=10)
+
+    assert answers == [False]
+    with pytest.raises(UsageError, match="is closed"):
+        reader.read()
+
+
+def test_a_partition_on_three_volumes_is_read_when_two_are_gone(tmp_path: Path) -> None:
+    place = opened_place(tmp_path, volumes=3, settings=StreamSettings(partitions=1))
+    owner = place.owner()
+    owner.many(5)
+    for volume in list(place.files.volumes)[:2]:
+        Path(volume.root).rename(f"{volume.root}.away")
+
+    assert all_of(place.reader()) == list(range(5))
+    place.close()
