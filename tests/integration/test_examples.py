@@ -39,3 +39,26 @@ def test_a_wrong_url_is_one_line() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: 'sqlit:///x' names no store: write memory://, sqlite:///")
     assert len(done.stderr.splitlines()) == 1
+
+
+def printed(example: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def shown_in(page: str, command: str) -> list[str]:
+    """What a page says that a command prints: the lines below it in its block."""
+    text = (EXAMPLES.parent / "docs" / page).read_text(encoding="utf-8")
+    return text.split(f"$ {command}\n", maxsplit=1)[1].split("\n```", maxsplit=1)[0].splitlines()
+
+
+def test_single_writer_file_prints_what_its_page_says() -> None:
+    command = "python examples/single_writer_file.py"
+    assert printed("single_writer_file.py") == shown_in("files.md", command)
+
+
+def test_event_log_prints_what_its_page_says() -> None:
+    assert printed("event_log.py") == shown_in("log.md", "python examples/event_log.py")

@@ -455,3 +455,18 @@ def test_a_refusal_is_said_in_every_call_that_follows(one: World) -> None:
     with pytest.raises(LeaseLost):
         writer.close()
     assert blocks(others, "/a")[0].length == 1
+
+
+def test_a_broken_writer_does_not_rob_a_later_one_of_the_same_client(both: World) -> None:
+    files = both.open()
+    broken = files.create("/a")
+    broken.write(b"one")
+    broken.flush()
+    files.recover("/a", timeout=AT_ONCE)
+    heir = files.append("/a")
+    heir.write(b"two")
+    broken.give_up(VolumeUnusable("all volumes are gone"))
+    with pytest.raises(VolumeUnusable):
+        broken.close()
+    heir.close()
+    assert content(files, "/a") == b"onetwo"

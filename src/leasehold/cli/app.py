@@ -8,7 +8,7 @@ code  meaning
 2     the command was written wrongly
 3     there is no such thing
 4     somebody else has it, or it has moved on
-5     the store can not be reached or can not serve
+5     the store or a volume can not be reached or can not serve
 ====  =====================================================
 """
 
@@ -22,20 +22,30 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from leasehold.cli.files import files_app
+from leasehold.cli.log import log_app
 from leasehold.cli.simulate import EXAMPLES, simulate
 from leasehold.errors import (
+    FileExists,
+    FileHeld,
     LeaseholdError,
     LeaseLost,
+    RecoveryInProgress,
     StoreError,
     UnknownResource,
     UsageError,
+    VolumeUnusable,
 )
 
 _EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
     (UsageError, 2),
     (UnknownResource, 3),
+    (FileExists, 4),
+    (FileHeld, 4),
+    (RecoveryInProgress, 4),
     (LeaseLost, 4),
     (StoreError, 5),
+    (VolumeUnusable, 5),
 ]
 
 app = typer.Typer(
@@ -46,6 +56,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=EXAMPLES)(simulate)
+app.add_typer(files_app)
+app.add_typer(log_app)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import Holder
     from leasehold.files.recovery import Surroundings
+    from leasehold.files.volume import Volume
 
 log = logging.getLogger("leasehold.files")
 
@@ -101,7 +102,10 @@ class Monitor:
                 failed += 1
         removed = self._swept(until)
         return Pass(
-            recovered=recovered, failed=failed, removed=removed, left=len(due) == _MOST_PER_PASS
+            recovered=recovered,
+            failed=failed,
+            removed=removed,
+            left=_MOST_PER_PASS in {len(due), removed},
         )
 
     def _run(self) -> None:
@@ -146,17 +150,40 @@ class Monitor:
 
 
 def sweep(around: Surroundings, *, until: Callable[[], bool] = lambda: False) -> int:
-    """Remove replicas that the journal has given up; return how many. Bounded by one look."""
+    """Remove replicas that the journal has given up; return how many.
+
+    A volume that is away is asked once and left for another time: what lies on the others goes.
+    """
+    removed, away = 0, set[str]()
+    for _ in range(len(around.volumes) + 1):
+        gone, failed = _removed(around, away, until)
+        if gone:
+            around.journal.forget_trash(gone)
+        removed += len(gone)
+        away |= failed
+        if not failed or until():
+            break
+    return removed
+
+
+def _removed(
+    around: Surroundings, away: set[str], until: Callable[[], bool]
+) -> tuple[list[tuple[int, str]], set[str]]:
     gone: list[tuple[int, str]] = []
-    for block_id, volume_id in around.journal.trash(limit=_MOST_PER_PASS):
+    failed: set[str] = set()
+    usable: dict[str, Volume] = {}
+    for block_id, volume_id in around.journal.trash(limit=_MOST_PER_PASS, without=away):
         if until():
             break
+        if volume_id in failed:
+            continue
         try:
-            sealing.remove(around.volumes.usable(volume_id), block_id, disk=around.disk)
+            if volume_id not in usable:
+                usable[volume_id] = around.volumes.usable(volume_id)
+            sealing.remove(usable[volume_id], block_id, disk=around.disk)
         except (LeaseholdError, OSError) as error:
             log.debug("block %x stays on volume %s for now: %s", block_id, volume_id, error)
-            continue
-        gone.append((block_id, volume_id))
-    if gone:
-        around.journal.forget_trash(gone)
-    return len(gone)
+            failed.add(volume_id)
+        else:
+            gone.append((block_id, volume_id))
+    return gone, failed

@@ -46,6 +46,7 @@ from leasehold.names import holder_id, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
     from datetime import timedelta
     from pathlib import Path
     from types import TracebackType
@@ -67,9 +68,16 @@ class Namespace:
     """
 
     def __init__(
-        self, around: Surroundings, holder: Holder, *, options: FileOptions, clock: Clock
+        self,
+        around: Surroundings,
+        holder: Holder,
+        *,
+        options: FileOptions,
+        clock: Clock,
+        helpers: Executor | None = None,
     ) -> None:
-        """Made by ``Namespace.open``."""
+        """Made by ``Namespace.open``. ``helpers`` are ended with the namespace."""
+        self._helpers = helpers
         self._around = around
         self._journal = around.journal
         self._holder = holder
@@ -120,18 +128,22 @@ class Namespace:
         """
         options = options or FileOptions()
         clock = clock or SystemClock()
-        disk = disk or SystemDisk(ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync"))
+        helpers = None if disk else ThreadPoolExecutor(_SYNC_THREADS, "leasehold-sync")
+        disk = disk or SystemDisk(helpers)
         journal = Journal.open(url, limits=options.limits, clock=clock, hook=hook)
         try:
             found = Volumes.opened(journal, volumes, disk=disk, clock=clock, new_id=new_suffix)
             _check_replication(options, len(found))
         except BaseException:
             journal.close()
+            if helpers is not None:
+                helpers.shutdown()
             raise
         around = Surroundings(
             journal=journal, volumes=found, disk=disk, boot_id=uuid.UUID(boot_id()).bytes
         )
-        namespace = cls(around, _named(name, address), options=options, clock=clock)
+        holder = _named(name, address)
+        namespace = cls(around, holder, options=options, clock=clock, helpers=helpers)
         if run_monitor:
             namespace.monitor.start()
         return namespace
@@ -272,7 +284,7 @@ class Namespace:
     def list(
         self, prefix: str = "/", *, after: str = "", limit: int = 1000
     ) -> Sequence[FileStatus]:
-        """Files at and below ``prefix`` by path, from the one after ``after``."""
+        """Files below the directory ``prefix`` by path, from the one after ``after``."""
         return self._journal.list(prefix, after=after, limit=limit)
 
     def list_open(
@@ -283,7 +295,7 @@ class Namespace:
         after_id: int = 0,
         limit: int = 1000,
     ) -> Sequence[FileStatus]:
-        """Files that are not closed, by id; those whose holder was silent for that long."""
+        """Files that are not closed, by id; with ``older_than`` those opened that long ago."""
         return self._journal.list_open(
             prefix,
             older_than_s=older_than.total_seconds() if older_than else 0.0,
@@ -339,7 +351,12 @@ class Namespace:
     # ------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Stop the threads and leave. Files that are still open stay so: close them first."""
+        """Stop the threads and leave. Files that are still open stay so: close them first.
+
+        Again is harmless.
+        """
+        if self._closing.is_set():
+            return
         self._closing.set()
         self._renewer.close()
         self.monitor.close()
@@ -347,6 +364,8 @@ class Namespace:
             self._journal.leave(self._holder)
         finally:
             self._journal.close()
+            if self._helpers is not None:
+                self._helpers.shutdown()
 
     def __enter__(self) -> Self:
         return self

@@ -139,7 +139,7 @@ class FileReader:
         away: list[str] = []
         for volume_id in block.volumes:
             try:
-                volume = self._around.volumes.get(volume_id)
+                volume = self._around.volumes.readable(volume_id)
                 return self._checked(block, volume, start, end)
             except DataDamaged as error:
                 damaged.append(str(error))

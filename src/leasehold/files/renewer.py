@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from leasehold.errors import LeaseholdError, LeaseLost, StoreError
+from leasehold.errors import LeaseLost, StoreError
 
 if TYPE_CHECKING:
     from leasehold.clock import Clock
@@ -69,10 +68,10 @@ class Renewer:
 
     def look(self) -> bool:
         """Renew if it is time; say whether it was done. Close what could not be closed before."""
-        for writer in tuple(self._writers):
-            if writer.wants_close:
-                with suppress(LeaseholdError):
-                    writer.close()
+        with self._lock:
+            unclosed = [writer for writer in self._writers if writer.wants_close]
+        for writer in unclosed:
+            writer.close_quietly()
         now, limits = self._clock.boottime_s(), self._journal.limits
         with self._lock:
             silent_s = now - self._heard_at

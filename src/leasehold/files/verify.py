@@ -64,7 +64,7 @@ def verify(
 
 def _faults(block: Block, volume_id: str, around: Surroundings) -> Sequence[str]:
     try:
-        volume = around.volumes.get(volume_id)
+        volume = around.volumes.readable(volume_id)
         return block_reader.verify(block, volume, disk=around.disk)
     except (OSError, VolumeUnusable) as error:
         return [f"block {block.id:x} can not be read: {error}"]

@@ -88,6 +88,16 @@ class Volumes:
                 "namespace again"
             ) from None
 
+    def readable(self, volume_id: str) -> Volume:
+        """The volume with this id, looked at just now: it is the right one.
+
+        Raises:
+            VolumeUnusable: it is not there; the message says why.
+        """
+        volume = self.get(volume_id)
+        volume.check(write=False)
+        return volume
+
     def usable(self, volume_id: str) -> Volume:
         """The volume with this id, looked at just now: it can be written.
 

@@ -67,6 +67,7 @@ class FileWriter:
         self._waiting = bytearray()
         self._closed = False
         self._closing = False
+        self._given_up = False
         self._sealed: Sealed | None = None
         self._broken: LeaseholdError | None = None
         self._start = opened.block.start
@@ -99,8 +100,16 @@ class FileWriter:
 
     @property
     def wants_close(self) -> bool:
-        """Whether ``close`` was called and did not get through to the journal."""
-        return self._closing and not self._closed
+        """Whether it is to be closed and the journal does not know yet."""
+        return (self._closing or self._given_up) and not self._closed
+
+    def close_quietly(self) -> None:
+        """Try again what ``close`` could not do; who called it has been told why, or will be."""
+        with self._lock, suppress(LeaseholdError):
+            if self._given_up:
+                self._surrender()
+            else:
+                self.close()
 
     @property
     def volumes(self) -> tuple[str, ...]:
@@ -170,9 +179,14 @@ class FileWriter:
             StoreError: the journal did not answer.
         """
         with self._lock:
+            told, self._closing = self._closing, True
+            if self._given_up and self._broken is not None:
+                self._surrender()
+                if told:
+                    return None
+                raise self._broken
             if self._closed:
                 return None
-            self._closing = True
             try:
                 status = self._completed()
             except StoreError:
@@ -183,11 +197,29 @@ class FileWriter:
             self._end()
             return status
 
+    def discard(self) -> None:
+        """Delete the file instead of closing it; only while it is ours.
+
+        Raises:
+            LeaseLost: the file was taken over, and is left to its new owner.
+            UnknownFile: it was deleted already.
+            StoreError: the journal did not answer; the file is still open.
+        """
+        with self._lock:
+            self._check_open()
+            self._around.journal.discard(self._ticket)
+            self._end()
+
     def give_up(self, error: LeaseholdError) -> None:
-        """Let every later call raise ``error``: the holder was not heard of for too long."""
+        """Let every later call raise ``error``: the holder was not heard of for too long.
+
+        The file itself is given back in the background, as soon as the journal answers: a client
+        that goes on to write other files must not keep this one by renewing its lease.
+        """
         with self._lock:
             if self._broken is None:
                 self._broken = error
+                self._given_up = True
 
     def __enter__(self) -> Self:
         return self
@@ -218,6 +250,18 @@ class FileWriter:
             raise
         return self._around.journal.complete(self._ticket, self._sealed)
 
+    def _surrender(self) -> None:
+        """Close the file in the journal, if it is still ours there; if not now, then later."""
+        if self._closed:
+            return
+        try:
+            self._recover(self._ticket)
+        except StoreError:
+            return
+        except LeaseholdError:
+            pass  # somebody has it, or the monitor goes on with what was begun
+        self._end()
+
     def _end(self) -> None:
         self._closed = True
         self._block.close()
@@ -240,10 +284,10 @@ class FileWriter:
                 self._roll()
 
     def _check_open(self) -> None:
+        if self._broken is not None and not self._closing:
+            raise self._broken
         if self._closed or self._closing:
             raise UsageError(f"{self.path} is closed: append to it to write more")
-        if self._broken is not None:
-            raise self._broken
 
     def _room(self) -> int:
         return min(PIECE_BYTES, self._block_size - self._block.length)

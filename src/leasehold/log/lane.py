@@ -120,12 +120,29 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        while batches := self._taken():
-            self._deliver(batches)
-            with self._changed:
-                self._done += sum(len(items) for items in batches)
-                self._changed.notify_all()
-        self._courier.close()
+        batches: list[list[Item]] = []
+        try:
+            while batches := self._taken():
+                self._deliver(batches)
+                with self._changed:
+                    self._done += sum(len(items) for items in batches)
+                    self._changed.notify_all()
+        except BaseException as error:  # a bug of ours must not let anybody wait for ever
+            self._fail(batches, error)
+            raise
+        finally:
+            self._courier.close()
+
+    def _fail(self, batches: Sequence[Sequence[Item]], error: BaseException) -> None:
+        """Take nothing more, and answer all that is unanswered."""
+        with self._changed:
+            self._closing = True
+            left = [*(item for items in batches for item in items), *self._items]
+            self._items.clear()
+            self._done = self._put
+            self._changed.notify_all()
+        for item in left:
+            item.sending.failed(RuntimeError(f"the lane has ended: {error!r}"))
 
     def _taken(self) -> list[list[Item]]:
         """All that waits, as batches, once it need not linger; nothing when it is over."""

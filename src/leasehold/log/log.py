@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
@@ -254,15 +255,36 @@ class Log:
         )
 
     def trim(
-        self, stream: str, *, execute: bool = True, past_checkpoints: bool = False
+        self,
+        stream: str,
+        *,
+        execute: bool = True,
+        past_checkpoints: bool = False,
+        older_than: timedelta | None = None,
+        keep_bytes: int | None = None,
     ) -> TrimPlan:
         """Remove segments that the stream's settings no longer keep; tell which.
 
+        ``older_than`` and ``keep_bytes`` stand in for the stream's own limits; 0 is no limit.
+
         Raises:
             UnknownStream: there is none.
+            UsageError: there is no limit at all.
+            InvalidOptions: a limit is out of its range.
         """
+        found = self._catalog.get(stream)
+        settings = found.settings
+        if older_than is not None:
+            settings = replace(settings, retain_age_s=older_than.total_seconds())
+        if keep_bytes is not None:
+            settings = replace(settings, retain_bytes=keep_bytes)
+        if not settings.retain_age_s and not settings.retain_bytes:
+            raise UsageError(
+                f"{stream} keeps everything: say what may go with an age (--older-than 7d) or a "
+                "size (--keep-size 10GB); 0 is no limit"
+            )
         return trim(
-            self._catalog.get(stream),
+            replace(found, settings=settings),
             files=self.files,
             catalog=self._catalog,
             clock=self._clock,

@@ -31,7 +31,7 @@ from leasehold.log.producers import encode_producers
 from leasehold.log.takeover import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -65,8 +65,11 @@ class PartitionOwner:
         files: Namespace,
         clock: Clock,
         counts: Counts,
+        rolled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread."""
+        """Start the thread. It calls ``rolled`` after a segment was closed and another begun."""
+        self._tell_rolled = rolled
+        self._has_rolled = False
         self.partition = partition
         self._settings = settings
         self._files = files
@@ -162,6 +165,9 @@ class PartitionOwner:
         )
         for job, answer in zip(jobs, answers, strict=True):
             job.answer.set_result(answer)
+        if self._has_rolled:
+            self._has_rolled = False
+            self._tell_rolled()
 
     def _store(self, parcel: Parcel) -> Stored:
         """Write what is new of a parcel, as one frame."""
@@ -235,6 +241,7 @@ class PartitionOwner:
             self._files, self.partition, self._settings, base=self._ledger.next_sequence
         )
         self._index = None
+        self._has_rolled = True
 
     def _seal(self) -> None:
         if self._index is not None:

@@ -85,8 +85,11 @@ def trim(
     clock: Clock,
     execute: bool,
     past_checkpoints: bool = False,
+    partitions: Iterable[int] | None = None,
 ) -> TrimPlan:
     """Plan by the stream's settings what to remove, and with ``execute`` remove it.
+
+    Looks at all partitions, or those that are named.
 
     Raises:
         DataDamaged: the age of a segment can not be told, since it is damaged on all volumes.
@@ -95,7 +98,7 @@ def trim(
     now_us = (clock.utc_now() - _EPOCH_BEGAN) // _MICROSECOND
     marks = {} if past_checkpoints else _least_marks(catalog.positions(stream.name))
     parts = []
-    for number in range(stream.partitions):
+    for number in range(stream.partitions) if partitions is None else partitions:
         shelf = Shelf(files, partition_directory(stream.name, number))
         wanted = _Wanted(stream, shelf.files(), files=files, now_us=now_us)
         parts.append(_planned(number, wanted, marks.get(number)))

@@ -34,6 +34,7 @@ from leasehold.log.courier import BEATS
 from leasehold.log.door import SCHEME
 from leasehold.log.owner import PartitionOwner
 from leasehold.log.parcel import Moved, NobodyThere, Silent
+from leasehold.log.retention import trim
 from leasehold.log.streams import base_of
 from leasehold.log.takeover import newest, take
 from leasehold.log.wire import Request
@@ -212,7 +213,24 @@ class Seat:
             files=self._around.files,
             clock=self._around.clock,
             counts=self._around.counts,
+            rolled=self._retire,
         )
+
+    def _retire(self) -> None:
+        """Remove what the stream no longer keeps of this partition; if not now, then next time."""
+        try:
+            stream = self._around.catalog.get(self.partition.stream)
+            if stream.settings.retain_age_s or stream.settings.retain_bytes:
+                trim(
+                    stream,
+                    files=self._around.files,
+                    catalog=self._around.catalog,
+                    clock=self._around.clock,
+                    execute=True,
+                    partitions=(self.partition.number,),
+                )
+        except (LeaseholdError, OSError) as error:
+            log.warning("%s: old segments could not be removed: %s", self.partition, error)
 
     def _depose(self, known: FileStatus, error: LeaseholdError, until_s: float) -> None:
         """Shut a dead or silent owner out, unless somebody has done so already."""

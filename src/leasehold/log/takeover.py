@@ -21,7 +21,7 @@ from leasehold.errors import (
     DataDamaged,
     FileExists,
     FileHeld,
-    LeaseholdError,
+    LeaseLost,
     RecoveryInProgress,
     UnknownFile,
 )
@@ -142,10 +142,8 @@ def _check_last(files: Namespace, partition: Partition, writer: FileWriter, base
     found = segments(files, partition.stream, partition.number, from_base=base + 1)
     later = [each.path for each in found]
     if later:
-        writer.close()
-        # Nobody can have stored anything under this name: its events are in a later segment.
-        with suppress(UnknownFile):
-            files.delete(writer.path)
+        with suppress(LeaseLost, UnknownFile):
+            writer.discard()
         raise Moved(f"the partition has gone on: {later[-1]}")
 
 
@@ -161,14 +159,12 @@ def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
 
 def _discard(files: Namespace, status: FileStatus) -> None:
     """Remove a last segment that has bytes and no event: a first batch that was cut short."""
-    with suppress(FileHeld, RecoveryInProgress, UnknownFile):
-        writer = files.append(status.path)  # from here on nobody else has it
-        try:
-            if writer.length == status.length:
-                files.delete(status.path)
-        finally:
-            with suppress(LeaseholdError):
-                writer.close()
+    with suppress(FileHeld, RecoveryInProgress, LeaseLost, UnknownFile):
+        writer = files.append(status.path)
+        if writer.length == status.length:
+            writer.discard()
+        else:
+            writer.close()
 
 
 def _listed(files: Namespace, partition: Partition, *, from_base: int = 0) -> list[FileStatus]:

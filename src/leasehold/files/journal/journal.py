@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import blocks, holders, names, opening, recovering, writing
-from leasehold.files.journal.books import Books
+from leasehold.files.journal.books import Books, listed
 from leasehold.files.journal.group import MOST_TOGETHER, GroupCommit
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
 from leasehold.files.paths import below, check_directory, check_path
@@ -236,6 +236,15 @@ class Journal:
         """
         return self._group.run("close", lambda books: writing.complete(books, ticket, sealed))
 
+    def discard(self, ticket: Ticket) -> None:
+        """Delete the file, while it is the ticket's.
+
+        Raises:
+            UnknownFile: the file was deleted.
+            FencedWrite: the file is closed, recovered or taken over.
+        """
+        self._group.run("discard", lambda books: writing.discard(books, ticket))
+
     def check(self, ticket: Ticket) -> None:
         """Return if the file is still the ticket's.
 
@@ -430,9 +439,9 @@ class Journal:
 
     # ------------------------------------------------------------- trash
 
-    def trash(self, *, limit: int) -> builtins.list[tuple[int, str]]:
-        """Replicas that no file has any more: block id and volume id."""
-        return self._read(lambda books: books.tx.all("trash", most=limit))
+    def trash(self, *, limit: int, without: Iterable[str] = ()) -> builtins.list[tuple[int, str]]:
+        """Replicas that no file has any more: block id and volume id. Some volumes left out."""
+        return self._read(lambda books: books.tx.all("trash", most=limit, without=listed(without)))
 
     def forget_trash(self, pairs: Iterable[tuple[int, str]]) -> None:
         """These replicas have been removed."""

@@ -306,7 +306,9 @@ WHERE block_id IN (
 );
 
 -- name: trash
-SELECT block_id, volume_id FROM fs_trash ORDER BY block_id, volume_id LIMIT :most;
+SELECT block_id, volume_id FROM fs_trash
+WHERE volume_id NOT IN (SELECT value FROM json_each(CAST(:without AS TEXT)))
+ORDER BY block_id, volume_id LIMIT :most;
 
 -- name: trash_forget
 DELETE FROM fs_trash WHERE block_id = :block_id AND volume_id = :volume_id;

@@ -38,7 +38,9 @@ def begin(
         raise refusals.deleted(ticket)
     if row.closed:
         return None
-    if ticket is not None and row.holder != holder.id:
+    if ticket is not None and (
+        row.holder != holder.id or (not row.recovering and row.epoch != ticket.epoch)
+    ):
         raise refusals.fenced(row, path=path, epoch=ticket.epoch)
     _check_may_begin(books, row, holder, why)
     held = blocks.held(books, row.id)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError
-from leasehold.files.journal import blocks, refusals
+from leasehold.files.journal import blocks, names, refusals
 from leasehold.files.model import FileState
 
 if TYPE_CHECKING:
@@ -31,6 +31,17 @@ def check(books: Books, ticket: Ticket) -> None:
     if refusal is not None:
         books.count_refusal()
         raise refusal
+
+
+def discard(books: Books, ticket: Ticket) -> None:
+    """Delete the file of the ticket, while it is the ticket's.
+
+    Raises:
+        UnknownFile: it was deleted already.
+        FencedWrite: it is closed, being recovered, or under another epoch.
+    """
+    held, _ = _mine(books, ticket)
+    names.remove_one(books, held.row, by="")
 
 
 def next_block(books: Books, ticket: Ticket, sealed: Sealed, *, volumes: tuple[str, ...]) -> Block:

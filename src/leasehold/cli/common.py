@@ -1,0 +1,276 @@
+"""What the commands share: the store, durations and sizes, tables and progress.
+
+Data goes to stdout and everything else to stderr. Tables fit into 80 columns. A value that nobody
+knows is ``-`` in a table and ``null`` in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from leasehold.errors import InvalidDuration, UsageError
+
+# What is printed are names and bytes of other people: nothing in them is markup.
+out = Console(markup=False, highlight=False, emoji=False)
+err = Console(markup=False, highlight=False, emoji=False, stderr=True, soft_wrap=True)
+
+_NUMBER = re.compile(r"([0-9]+(?:[.][0-9]+)?)\s*([A-Za-z]*)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_S = 1000 * 365 * 86400.0
+_KB = 1000
+_BYTES: dict[str, int] = {
+    "": 1,
+    "b": 1,
+    **{f"{letter}b": 1000 ** (power + 1) for power, letter in enumerate("kmgt")},
+    **{f"{letter}ib": 1 << 10 * (power + 1) for power, letter in enumerate("kmgt")},
+}
+_SQLITE = "sqlite:///"
+
+
+class Output(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="LEASEHOLD_STORE",
+        help="The store: sqlite:///path.db or postgresql://…",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+Form = Annotated[
+    Output, typer.Option("--output", "-o", help="table, json or jsonl.", metavar="FORM")
+]
+
+
+def store_url(given: str | None, *, make: bool = False) -> str:
+    """The store that was asked for. Only ``make`` lets a new SQLite file come to life.
+
+    Raises:
+        UsageError: none was given, or there is no such SQLite file.
+    """
+    if not given:
+        raise UsageError(
+            "which store? Give --store URL or set LEASEHOLD_STORE, such as "
+            "sqlite:///leases.db or postgresql://user@host/database"
+        )
+    path = given[len(_SQLITE) :] if given.lower().startswith(_SQLITE) else ""
+    if path and "%" not in path and not make and not Path(path).exists():
+        raise UsageError(
+            f"there is no store {given}: check the path; `leasehold log create` makes a new one"
+        )
+    return given
+
+
+# ------------------------------------------------------------ durations and sizes
+
+
+def duration(text: str, *, option: str) -> timedelta:
+    """``60s``, ``5m``, ``2h``, ``7d``.
+
+    Raises:
+        InvalidDuration: it is written in another way, or is longer than a thousand years.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in _SECONDS:
+        raise InvalidDuration(
+            f"{option} {text!r} is no duration: write a number and ms, s, m, h or d, such as "
+            "60s, 5m, 2h or 7d"
+        )
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > _LONGEST_S:
+        raise InvalidDuration(f"{option} {text!r} is longer than 1000 years: choose less")
+    return timedelta(seconds=seconds)
+
+
+def size(text: str, *, option: str) -> int:
+    """``64MB``, ``10GB`` (powers of 1,000), ``512KiB`` (powers of 1,024), or a number of bytes.
+
+    Raises:
+        UsageError: it is written in another way.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _BYTES:
+        raise UsageError(
+            f"{option} {text!r} is no size: write a number and kB, MB, GB, TB, KiB, MiB, GiB or "
+            "TiB, such as 64MB or 512KiB"
+        )
+    return round(float(match[1]) * _BYTES[match[2].lower()])
+
+
+def shown_bytes(number: int) -> str:
+    """For people: ``512 B``, ``64.0 MB``."""
+    value, unit = float(number), "B"
+    for each in ("kB", "MB", "GB", "TB"):
+        if value < _KB - 0.05:
+            break
+        value, unit = value / _KB, each
+    return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def shown_seconds(seconds: float) -> str:
+    """For people: ``0.4s``, ``59s``, ``5m``, ``2h``, ``7d``: the unit that fits."""
+    if seconds < 10:  # noqa: PLR2004
+        return f"{seconds:.1f}s"
+    for unit, next_unit in (("s", "m"), ("m", "h"), ("h", "d")):
+        # From two of the next unit on, it says enough.
+        if seconds < 2 * _SECONDS[next_unit]:
+            return f"{seconds / _SECONDS[unit]:.0f}{unit}"
+    return f"{seconds / _SECONDS['d']:.0f}d"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 file``, ``1,000 files``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shown_time(at: str) -> str:
+    """An ISO 8601 time of the store without its fractions: they do not help a reader."""
+    return f"{at[:19].replace('T', ' ')}Z" if at else "-"
+
+
+def bytes_cell(value: object) -> str:
+    """A size in a table."""
+    return shown_bytes(value) if isinstance(value, int) else str(value)
+
+
+def count_cell(value: object) -> str:
+    """A number in a table."""
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def seconds_cell(value: object) -> str:
+    """A duration in a table."""
+    return shown_seconds(value) if isinstance(value, float) else str(value)
+
+
+def time_cell(value: object) -> str:
+    """A time in a table."""
+    return shown_time(str(value))
+
+
+# ------------------------------------------------------------------------ printing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table: the value it shows, and how. One that folds gives way to the others."""
+
+    name: str
+    title: str = ""
+    justify: Literal["left", "right"] = "left"
+    shown: Callable[[object], str] = str
+    fold: bool = False
+
+
+def print_rows(
+    rows: Iterable[Mapping[str, object]], form: Output, columns: Iterable[Column], title: str = ""
+) -> None:
+    """Print rows; as JSON with all they have, as a table only its ``columns``."""
+    if form is Output.JSONL:
+        for row in rows:
+            typer.echo(json.dumps(row))
+    elif form is Output.JSON:
+        typer.echo(json.dumps(list(rows), indent=2))
+    else:
+        out.print(table_of(rows, columns, title))
+
+
+def table_of(
+    rows: Iterable[Mapping[str, object]], columns: Iterable[Column], title: str = ""
+) -> Table:
+    """A table in which long words fold, so that nothing is hidden."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    columns = list(columns)
+    for column in columns:
+        table.add_column(
+            column.title or column.name,
+            justify=column.justify,
+            overflow="fold",
+            no_wrap=not column.fold,
+        )
+    for row in rows:
+        table.add_row(*(_cell(row[column.name], column) for column in columns))
+    return table
+
+
+def print_record(record: Mapping[str, object], form: Output) -> None:
+    """Print one thing: a line for each of its values, or one JSON object."""
+    if form is not Output.TABLE:
+        typer.echo(json.dumps(record, indent=2 if form is Output.JSON else None))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in record.items():
+        table.add_row(*_named(name, value))
+    out.print(table)
+
+
+def _named(name: str, value: object) -> tuple[str, str]:
+    """A name and its value for people: the unit is in the name, and goes to the value."""
+    for unit, shown in _UNITS.items():
+        if name.endswith(unit):
+            plain = name.removesuffix(unit).replace("_", " ")
+            return plain, _cell(value, Column(name=name, shown=shown))
+    return name.replace("_", " "), _cell(value, Column(name=name))
+
+
+_UNITS = {"_bytes": bytes_cell, "_s": seconds_cell, "_at": time_cell}
+
+
+def _cell(value: object, column: Column) -> str:
+    return "-" if value is None or value == "" else column.shown(value)
+
+
+@contextmanager
+def byte_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr that counts bytes, if somebody looks at it."""
+    parts = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(
+        *parts, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+@contextmanager
+def until_the_pipe_closes() -> Iterator[None]:
+    """Let ``… | head`` end the command quietly: whoever reads has had enough."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still in the buffers has to go somewhere when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None

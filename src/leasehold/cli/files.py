@@ -1,0 +1,342 @@
+"""``leasehold files``: look at files, read them, close those whose writers are gone.
+
+Nothing here changes a file except ``recover``, and that only says what it would do while the
+writer may be alive, unless it is told to go on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from leasehold.cli.common import (
+    Column,
+    Form,
+    Output,
+    StoreUrl,
+    byte_progress,
+    bytes_cell,
+    count_cell,
+    counted,
+    duration,
+    err,
+    out,
+    print_record,
+    print_rows,
+    seconds_cell,
+    shown_bytes,
+    shown_seconds,
+    store_url,
+    table_of,
+    time_cell,
+    until_the_pipe_closes,
+)
+from leasehold.errors import InvalidName, LeaseholdError, UnknownFile
+from leasehold.files.model import BlockState, FileState, FileStatus
+from leasehold.files.namespace import Namespace
+from leasehold.files.options import FileOptions
+
+_PAGE = 1000
+_HELD = 4  # the exit code for what somebody else has
+
+files_app = typer.Typer(
+    name="files",
+    help="Files with one writer at a time, on several volumes.",
+    no_args_is_help=True,
+)
+
+Path = Annotated[str, typer.Argument(metavar="PATH", help="A file, such as /orders/today.")]
+Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A file or a directory.")]
+
+
+@files_app.command("ls", epilog="leasehold files ls /orders --older-than 60s")
+def ls(
+    prefix: Prefix = "/",
+    *,
+    only_open: Annotated[bool, typer.Option("--open", help="Only what is being written.")] = False,
+    older_than: Annotated[
+        str | None,
+        typer.Option(help="Only open files whose holder was silent so long: 60s.", metavar="TIME"),
+    ] = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """List files: their state, length, and who writes them."""
+    silent = duration(older_than, option="--older-than") if older_than else None
+    with _opened(store) as files, until_the_pipe_closes():
+        found = (
+            _every_open(files, prefix, silent)
+            if only_open or silent is not None
+            else _every(files, prefix)
+        )
+        print_rows((_row(files, status) for status in found), form, _LIST_COLUMNS)
+
+
+@files_app.command("show", epilog="leasehold files show /orders/today")
+def show(path: Path, *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+    """Show one file: its status, its blocks, and what was done to it."""
+    with _opened(store) as files:
+        status = files.status(path)
+        record = _row(files, status) | {
+            "replication": status.replication,
+            "block_size_bytes": status.block_size,
+            "created_at": status.created_at,
+            "modified_at": status.modified_at,
+            "opened_at": status.opened_at or None,
+            "address": status.address or None,
+            "recovery_attempts": status.attempts,
+            "next_attempt_s": status.next_attempt_s if status.trouble else None,
+            "trouble": status.trouble or None,
+        }
+        blocks, history = list(_blocks(files, path)), [asdict(e) for e in files.history(path)]
+    if form is not Output.TABLE:
+        print_record({**record, "blocks": blocks, "history": history}, form)
+        return
+    print_record({name: value for name, value in record.items() if value is not None}, form)
+    out.print("", table_of(blocks, _BLOCK_COLUMNS, "blocks"), sep="\n")
+    out.print("", table_of(history, _HISTORY_COLUMNS, "history, newest first"), sep="\n")
+
+
+@files_app.command("recover", epilog="leasehold files recover /orders/today --timeout 60s")
+def recover(
+    path: Path,
+    *,
+    timeout: Annotated[
+        str, typer.Option(help="How long to try, and to wait for others.", metavar="TIME")
+    ] = "60s",
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it although the writer may be alive.")
+    ] = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Close a file whoever writes it, and wait until that is done.
+
+    Its writer is shut out for good. While that writer was heard of within the soft limit (60 s), this only says who it is and exits with 4: add --execute to go on.
+    """  # noqa: E501
+    limit, soft_s = duration(timeout, option="--timeout"), _soft_limit_s()
+    with _opened(store) as files:
+        status = files.status(path)
+        if status.state is FileState.OPEN and status.silent_s < soft_s and not execute:
+            print_record(_plan(files, status), form)
+            err.print(
+                f"nothing was done: {status.holder} was heard of {shown_seconds(status.silent_s)} "
+                "ago and may be writing. Recovery shuts it out; add --execute to do it."
+            )
+            raise typer.Exit(_HELD)
+        with err.status("recovering") as spinner:
+            status = files.recover(
+                path, timeout=limit, progress=lambda step: spinner.update(step.step)
+            )
+        print_record(_row(files, status), form)
+
+
+@files_app.command("verify", epilog="leasehold files verify /orders")
+def verify(prefix: Prefix = "/", *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+    """Compare every replica with its checksums and with the journal.
+
+    Exit code 1 if something is wrong, with a line for each fault. The last block of a file that is being written has no end yet and is left out.
+    """  # noqa: E501
+    with _opened(store) as files:
+        found = list(_every(files, prefix))
+        if not found and prefix != "/":
+            raise UnknownFile(f"there is no file at or below {prefix}: see `leasehold files ls`")
+        faults: list[dict[str, object]] = []
+        total = sum(status.length * status.replication for status in found)
+        with byte_progress("verifying", total) as tick:
+            for status in found:
+                faults += [asdict(each) for each in files.verify(status.path, progress=tick)]
+    if form is Output.TABLE:
+        for fault in faults:
+            typer.echo(f"{fault['path']}: volume {fault['volume']}: {fault['what']}")
+    else:
+        print_rows(faults, form, ())
+    still_open = sum(status.state is not FileState.CLOSED for status in found)
+    left_out = f" (not closed, and so without their last block: {still_open})" if still_open else ""
+    length = shown_bytes(sum(status.length for status in found))
+    err.print(
+        f"{counted(len(found), 'file')}, {length}, all replicas: "
+        f"{counted(len(faults), 'fault')}{left_out}"
+    )
+    if faults:
+        raise typer.Exit(1)
+
+
+@files_app.command("cat", epilog="leasehold files cat /orders/today --offset 1000 | head")
+def cat(
+    path: Path,
+    *,
+    offset: Annotated[int, typer.Option(help="Begin at this byte.", min=0, metavar="N")] = 0,
+    length: Annotated[
+        int | None, typer.Option(help="So many bytes at most.", min=0, metavar="N")
+    ] = None,
+    store: StoreUrl = None,
+) -> None:
+    """Write a file to stdout: up to its acknowledged length if somebody is writing it."""
+    with _opened(store) as files, until_the_pipe_closes():
+        reader = files.read(path)
+        end = reader.length if length is None else min(offset + length, reader.length)
+        for at in range(offset, end, _CHUNK_BYTES):
+            sys.stdout.buffer.write(reader.read_at(at, min(_CHUNK_BYTES, end - at)))
+        sys.stdout.buffer.flush()
+
+
+@files_app.command("volumes", epilog="leasehold files volumes")
+def volumes(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+    """List the volumes, whether they can be used, and how much room they have."""
+    rows: list[dict[str, object]] = []
+    with _opened(store) as files:
+        for volume in files.volumes:
+            trouble: str | None = None
+            free: int | None = None
+            try:
+                volume.check()
+                free = volume.free_bytes()
+            except (LeaseholdError, OSError) as error:
+                trouble = str(error)
+            rows.append(
+                {
+                    "id": volume.id,
+                    "path": volume.root,
+                    "usable": trouble is None,
+                    "free_bytes": free,
+                    "trouble": trouble,
+                }
+            )
+    print_rows(rows, form, _VOLUME_COLUMNS)
+
+
+# --------------------------------------------------------------------------- parts
+
+_CHUNK_BYTES = 1 << 20
+
+
+def _joined_cell(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+_LIST_COLUMNS = (
+    Column(name="path", fold=True),
+    Column(name="state"),
+    Column(name="length", justify="right", shown=count_cell),
+    Column(name="epoch", justify="right"),
+    Column(name="holder", fold=True),
+    Column(name="host", fold=True),
+    Column(name="silent_s", title="silent", justify="right", shown=seconds_cell),
+)
+_BLOCK_COLUMNS = (
+    Column(name="index", title="#", justify="right"),
+    Column(name="id", title="block"),
+    Column(name="state"),
+    Column(name="generation", title="gen.", justify="right"),
+    Column(name="start", justify="right", shown=count_cell),
+    Column(name="length", justify="right", shown=count_cell),
+    Column(name="checksum"),
+    Column(name="volumes", shown=_joined_cell, fold=True),
+)
+_HISTORY_COLUMNS = (
+    Column(name="at", shown=time_cell),
+    Column(name="step"),
+    Column(name="epoch", justify="right"),
+    Column(name="holder", fold=True),
+    Column(name="detail", fold=True),
+)
+_VOLUME_COLUMNS = (
+    Column(name="id"),
+    Column(name="path", fold=True),
+    Column(name="usable", shown=lambda usable: "yes" if usable else "no"),
+    Column(name="free_bytes", title="free", justify="right", shown=bytes_cell),
+    Column(name="trouble", fold=True),
+)
+
+
+@contextmanager
+def _opened(store: str | None) -> Iterator[Namespace]:
+    """The namespace, to be looked at: without a monitor, which would recover files unasked."""
+    with Namespace.open(store_url(store), name="cli", run_monitor=False) as files:
+        yield files
+
+
+def _soft_limit_s() -> float:
+    return FileOptions().soft_limit.total_seconds()
+
+
+def _every(files: Namespace, prefix: str) -> Iterator[FileStatus]:
+    """The file at ``prefix``, or those below it, by path."""
+    after = ""
+    if prefix != "/":
+        with suppress(UnknownFile, InvalidName):  # a directory may end with a slash
+            status = files.status(prefix)
+            after = status.path
+            yield status
+    while page := files.list(prefix, after=after, limit=_PAGE):
+        yield from page
+        after = page[-1].path
+
+
+def _every_open(files: Namespace, prefix: str, silent: timedelta | None) -> Iterator[FileStatus]:
+    """The same without closed ones, by id, and only those of holders that were silent so long."""
+    least_s = silent.total_seconds() if silent else 0.0
+    after_id = 0
+    if prefix != "/":
+        with suppress(UnknownFile, InvalidName):
+            status = files.status(prefix)
+            if status.state is not FileState.CLOSED and status.silent_s >= least_s:
+                yield status
+    while page := files.list_open(prefix, after_id=after_id, limit=_PAGE):
+        yield from (
+            status for status in page if status.silent_s >= least_s and status.path != prefix
+        )
+        after_id = page[-1].id
+
+
+def _row(files: Namespace, status: FileStatus) -> dict[str, object]:
+    """A file as it is listed; the length is what a reader sees."""
+    return {
+        "path": status.path,
+        "state": status.state.value,
+        "length": _length(files, status),
+        "epoch": status.epoch,
+        "holder": status.holder or None,
+        "host": status.host or None,
+        "silent_s": round(status.silent_s, 3) if status.holder else None,
+    }
+
+
+def _length(files: Namespace, status: FileStatus) -> int | None:
+    """The acknowledged length; None if no volume of the open block can tell it."""
+    if status.state is FileState.CLOSED:
+        return status.length
+    try:
+        return files.read(status.path).length
+    except (LeaseholdError, OSError):
+        return None
+
+
+def _plan(files: Namespace, status: FileStatus) -> dict[str, object]:
+    return _row(files, status) | {
+        "opened_at": status.opened_at,
+        "soft_limit_s": _soft_limit_s(),
+        "would": "shut this writer out, end the file where its volumes agree, and close it",
+    }
+
+
+def _blocks(files: Namespace, path: str) -> Iterator[dict[str, object]]:
+    for block in files.read(path).blocks:
+        complete = block.state is BlockState.COMPLETE
+        yield {
+            "index": block.index,
+            "id": f"{block.id:x}",
+            "state": block.state.value,
+            "generation": block.generation,
+            "start": block.start,
+            "length": block.length,
+            "checksum": f"{block.checksum:08x}" if complete else None,
+            "volumes": list(block.volumes),
+        }

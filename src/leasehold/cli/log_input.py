@@ -1,0 +1,215 @@
+"""Events out of lines, JSON lines, CSV and Parquet: Arrow tables, a batch at a time.
+
+What a pipe has to give is handed on at once: a slow source does not wait for a batch to be full.
+A record that can not be an event is refused with its number; those before it were handed on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from leasehold.errors import UsageError
+
+_CHUNK_BYTES = 1 << 20
+_LONGEST_SHOWN = 60
+_OURS = {"key", "body", "properties"}
+_MAP = pa.map_(pa.utf8(), pa.utf8())
+# Its number in the source, its bytes where they are kept as they are, and its fields.
+_Numbered = tuple[int, bytes | None, Mapping[str, object]]
+
+
+class Format(StrEnum):
+    """How the events to be appended are written."""
+
+    LINES = "lines"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+_BY_SUFFIX = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Which field of a record is the key, and which the body; none: the whole record."""
+
+    key: str | None = None
+    body: str | None = None
+
+
+def format_of(path: Path | None) -> Format:
+    """What the name of the file says it is; lines if it says nothing."""
+    return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path else Format.LINES
+
+
+def tables(
+    source: BinaryIO, form: Format, fields: Fields, *, batch: int, read: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    """The events of ``source``, at most ``batch`` in a table; ``read`` hears of the bytes.
+
+    Raises:
+        UsageError: a record can not be an event, or the fields do not go with the format.
+    """
+    if form is Format.LINES:
+        if fields.key or fields.body:
+            raise UsageError("lines have no fields for --key or --body: add --format jsonl or csv")
+        for lines in _lines(source, batch, read):
+            yield pa.table({"body": pa.array(lines, pa.binary())})
+    elif form is Format.JSONL:
+        number = 0
+        for lines in _lines(source, batch, read):
+            yield _table(_parsed(lines, number + 1), fields, "line")
+            number += len(lines)
+    elif form is Format.CSV:
+        yield from _csv(source, fields, batch, read)
+    else:
+        yield from _parquet(source, fields, batch, read)
+
+
+def _lines(source: BinaryIO, batch: int, read: Callable[[int], None]) -> Iterator[list[bytes]]:
+    """Lines without their ends. What was there at one look is not held back for more."""
+    rest = b""
+    more = getattr(source, "read1", source.read)
+    while chunk := more(_CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        read(len(chunk))
+        for at in range(0, len(lines), batch):
+            yield [line.removesuffix(b"\r") for line in lines[at : at + batch]]
+    if rest:
+        yield [rest.removesuffix(b"\r")]
+
+
+def _parsed(lines: list[bytes], first: int) -> Iterator[_Numbered]:
+    """The records of JSON lines; empty lines are no records."""
+    for number, line in enumerate(lines, start=first):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"line {number} is not JSON ({error}): {_short(line)}") from error
+        if not isinstance(record, dict):
+            raise UsageError(f"line {number} is not a JSON object: {_short(line)}")
+        yield number, line.strip(), record
+
+
+def _csv(
+    source: BinaryIO, fields: Fields, batch: int, read: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")
+
+    def told() -> Iterator[str]:
+        for line in text:
+            read(len(line.encode()))
+            yield line
+
+    rows = csv.DictReader(told(), strict=True)
+    number = 1  # the first row names the fields
+    try:
+        while found := list(islice(rows, batch)):
+            for at, row in enumerate(found, start=number + 1):
+                if None in row or None in row.values():
+                    raise UsageError(
+                        f"row {at} of the CSV does not have the {len(rows.fieldnames or ())} "
+                        "fields that its first row names"
+                    )
+            yield _table(_numbered(found, number + 1), fields, "row")
+            number += len(found)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UsageError(f"the CSV can not be read after row {number}: {error}") from error
+    finally:
+        text.detach()
+
+
+def _parquet(
+    source: BinaryIO, fields: Fields, batch: int, read: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - it takes a while, and few need it
+
+    if not source.seekable():
+        raise UsageError("Parquet is read from its end: give a file, not a pipe")
+    try:
+        parquet = pq.ParquetFile(source)
+        total = source.seek(0, io.SEEK_END)
+        done = number = 0
+        for rows in parquet.iter_batches(batch_size=batch):
+            if (
+                fields == Fields()
+                and "body" in rows.schema.names
+                and set(rows.schema.names) <= _OURS
+            ):
+                yield pa.Table.from_batches([rows])
+            else:
+                yield _table(_numbered(rows.to_pylist(), number + 1), fields, "row")
+            number += rows.num_rows
+            now = total * number // max(parquet.metadata.num_rows, 1)
+            read(now - done)
+            done = now
+    except pa.ArrowException as error:
+        raise UsageError(f"this is no Parquet file that can be read: {error}") from error
+
+
+def _numbered(rows: Iterable[Mapping[str, object]], first: int) -> Iterator[_Numbered]:
+    for number, row in enumerate(rows, start=first):
+        yield number, None, row
+
+
+def _table(records: Iterable[_Numbered], fields: Fields, what: str) -> pa.Table:
+    """One event for each record. With a body of its own, the other fields are properties."""
+    keys: list[str | None] = []
+    bodies: list[bytes] = []
+    properties: list[list[tuple[str, str]] | None] = []
+    for number, raw, record in records:
+        for field in (fields.key, fields.body):
+            if field is not None and field not in record:
+                raise UsageError(
+                    f"{what} {number} has no field {field!r}: it has {_short(', '.join(record))}"
+                )
+        key = record[fields.key] if fields.key is not None else None
+        keys.append(None if key is None else _text(key))
+        if fields.body is None:
+            bodies.append(_dumped(record).encode() if raw is None else raw)
+            properties.append(None)
+        else:
+            value = record[fields.body]
+            bodies.append(value if isinstance(value, bytes) else _text(value).encode())
+            rest = record.keys() - {fields.key, fields.body}
+            properties.append(
+                [(name, _text(record[name])) for name in record if name in rest] or None
+            )
+    return pa.table(
+        {
+            "key": pa.array(keys, pa.utf8()),
+            "body": pa.array(bodies, pa.binary()),
+            "properties": pa.array(properties, _MAP),
+        }
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _dumped(value)
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def _short(text: str | bytes) -> str:
+    shown = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}…"

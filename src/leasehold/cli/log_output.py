@@ -1,0 +1,84 @@
+"""Events on stdout: lines for people, JSON lines, or the bodies as they are."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+
+from leasehold.cli.common import out
+from leasehold.log.events import Event, EventBatch
+
+_KEY_WIDTH = 12
+_LEAST_BODY_WIDTH = 16
+
+
+class EventForm(StrEnum):
+    """How events are printed."""
+
+    TABLE = "table"
+    JSONL = "jsonl"
+    RAW = "raw"
+
+
+def print_head(form: EventForm) -> None:
+    """The titles, above lines for people."""
+    if form is EventForm.TABLE:
+        _write([_line("part", "sequence", "enqueued", "key", "body")])
+
+
+def print_batch(batch: EventBatch, form: EventForm) -> None:
+    """All events of a batch, in their order. They have left this process when it returns."""
+    if form is EventForm.RAW:
+        _write(event.body for event in batch)
+    elif form is EventForm.JSONL:
+        _write(json.dumps(_record(event), ensure_ascii=False).encode() for event in batch)
+    else:
+        _write(_row(event) for event in batch)
+
+
+def _write(lines: Iterable[bytes]) -> None:
+    sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+    sys.stdout.buffer.flush()
+
+
+def _record(event: Event) -> dict[str, object]:
+    """Everything about an event. A body that is no text is given as ``body_base64``."""
+    try:
+        body = {"body": event.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(event.body).decode()}
+    return {
+        "partition": int(event.partition),
+        "sequence_number": event.sequence_number,
+        "offset": event.offset,
+        "enqueued_at": event.enqueued_at.isoformat() if event.enqueued_at else None,
+        "key": event.key,
+        **body,
+        "properties": dict(event.properties),
+        "epoch": event.epoch,
+    }
+
+
+def _row(event: Event) -> bytes:
+    at = event.enqueued_at.isoformat(" ", "milliseconds")[:23] if event.enqueued_at else "-"
+    key = "-" if event.key is None else _printable(event.key)
+    body = _printable(event.body.decode(errors="replace"))
+    return _line(event.partition, str(event.sequence_number), at, key, body)
+
+
+def _line(partition: str, number: str, at: str, key: str, body: str) -> bytes:
+    head = f"{partition:>4} {number:>10} {at:<23} {_cut(key, _KEY_WIDTH):<{_KEY_WIDTH}} "
+    room = max(out.width - len(head), _LEAST_BODY_WIDTH)
+    return (head + _cut(body, room)).rstrip().encode()
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _printable(text: str) -> str:
+    """Control characters of a stranger do not reach the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "·" for c in text)

@@ -1,0 +1,327 @@
+"""``leasehold files`` on real files: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.command import CommandLine
+
+from leasehold.cli.app import exit_code
+from leasehold.cli.common import duration, shown_bytes, shown_seconds, size
+from leasehold.errors import (
+    BufferFull,
+    DataDamaged,
+    FencedWrite,
+    FileExists,
+    FileHeld,
+    InvalidDuration,
+    LeaseholdError,
+    RecoveryInProgress,
+    Stolen,
+    TailUncertain,
+    Trimmed,
+    UnknownFile,
+    UnknownStream,
+    UsageError,
+    VolumeUnusable,
+)
+from leasehold.files.namespace import Namespace
+
+LONG = "/orders/" + "/".join(["a-long-name"] * 8)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/files.db"
+
+
+@pytest.fixture
+def files(store: str, tmp_path: Path) -> Iterator[Namespace]:
+    volumes = [tmp_path / "one", tmp_path / "two"]
+    with Namespace.open(store, volumes=volumes, run_monitor=False) as files:
+        yield files
+
+
+@pytest.fixture
+def leasehold(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], store: str
+) -> CommandLine:
+    return CommandLine(monkeypatch, capfdbinary, store)
+
+
+def written(files: Namespace, path: str, data: bytes) -> None:
+    with files.create(path) as writer:
+        writer.write(data)
+
+
+HELD = FileHeld("x", path="/a", holder="h", host="m", since="", epoch=1, retry_after_s=1.0)
+RECOVERING = RecoveryInProgress("x", path="/a", attempt=1, retry_after_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnknownFile("x"), 3),
+        (UnknownStream("x"), 3),
+        (FileExists("x"), 4),
+        (HELD, 4),
+        (RECOVERING, 4),
+        (FencedWrite("x"), 4),
+        (Stolen("x"), 4),
+        (VolumeUnusable("x"), 5),
+        (TailUncertain("x"), 1),
+        (DataDamaged("x"), 1),
+        (Trimmed("x", earliest=1), 1),
+        (BufferFull("x"), 1),
+    ],
+)
+def test_every_error_of_files_and_log_has_its_exit_code(error: LeaseholdError, code: int) -> None:
+    assert exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60s", 60), ("5m", 300), ("2h", 7200), ("7d", 604800), ("250ms", 0.25), (" 1.5 h ", 5400)],
+)
+def test_durations_are_a_number_and_a_unit(text: str, seconds: float) -> None:
+    assert duration(text, option="--keep").total_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "60", "s", "5 minutes", "-5s", "1e3s", "9999999d", "5S"])
+def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InvalidDuration, match="--keep"):
+        duration(text, option="--keep")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("64MB", 64_000_000),
+        ("10GB", 10**10),
+        ("512KiB", 512 << 10),
+        ("1.5 kB", 1500),
+        ("4096", 4096),
+        ("7b", 7),
+        ("1tib", 1 << 40),
+    ],
+)
+def test_sizes_are_decimal_unless_they_say_ib(text: str, number: int) -> None:
+    assert size(text, option="--keep-size") == number
+
+
+@pytest.mark.parametrize("text", ["", "MB", "ten", "-1MB", "5XB", "1,5MB"])
+def test_what_is_no_size_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(UsageError, match="512KiB"):
+        size(text, option="--keep-size")
+
+
+def test_sizes_and_durations_for_people() -> None:
+    sizes = [0, 999, 1000, 12_345, 999_999, 10**7, 3 * 10**12]
+    assert [shown_bytes(n) for n in sizes] == (
+        ["0 B", "999 B", "1.0 kB", "12.3 kB", "1.0 MB", "10.0 MB", "3.0 TB"]
+    )
+    seconds = [0.04, 9.4, 59.0, 119.0, 120.0, 7200.0, 100_000.0, 604_800.0]
+    assert [shown_seconds(s) for s in seconds] == (
+        ["0.0s", "9.4s", "59s", "119s", "2m", "2h", "28h", "7d"]
+    )
+
+
+def test_without_a_store_the_command_says_how_to_name_one(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LEASEHOLD_STORE")
+    done = leasehold("files", "ls")
+    assert (done.code, done.out) == (2, "")
+    assert "--store" in done.err
+    assert "LEASEHOLD_STORE" in done.err
+
+
+def test_a_store_that_is_not_there_is_not_made_by_looking(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
+    done = leasehold("files", "ls", "--store", f"sqlite:///{tmp_path}/typo.db")
+    assert done.code == 2
+    assert "typo.db" in done.err
+    assert not (tmp_path / "typo.db").exists()
+
+
+def test_memory_can_not_keep_files(leasehold: CommandLine) -> None:
+    done = leasehold("files", "ls", "--store", "memory://")
+    assert done.code == 2
+    assert "sqlite:///" in done.err
+
+
+def test_ls_shows_open_and_closed_files_within_80_columns(
+    leasehold: CommandLine, files: Namespace
+) -> None:
+    written(files, "/orders/[red]done", b"12345")
+    with files.create(LONG) as writer:
+        writer.write(b"123")
+        writer.flush()
+        done = leasehold("files", "ls")
+        rows = {row["path"]: row for row in leasehold("files", "ls", "-ojson").json}
+    assert done.code == 0
+    assert done.widest <= 80
+    assert "/orders/[red]done" in done.out
+    assert rows["/orders/[red]done"] == {
+        "path": "/orders/[red]done",
+        "state": "closed",
+        "length": 5,
+        "epoch": 1,
+        "holder": None,
+        "host": None,
+        "silent_s": None,
+    }
+    assert (rows[LONG]["state"], rows[LONG]["length"]) == ("open", 3)
+    assert rows[LONG]["holder"] == files.holder
+
+
+def test_ls_finds_open_files_by_silence(leasehold: CommandLine, files: Namespace) -> None:
+    written(files, "/done", b"1")
+    with files.create("/orders/open"):
+        found = leasehold("files", "ls", "--open", "-ojsonl").jsonl
+        silent = leasehold("files", "ls", "--older-than", "1ms", "-ojsonl").jsonl
+        old = leasehold("files", "ls", "--older-than", "1h", "-ojsonl").jsonl
+        below = leasehold("files", "ls", "/other", "--open", "-ojsonl").jsonl
+    assert [row["path"] for row in found] == ["/orders/open"]
+    assert [row["path"] for row in silent] == ["/orders/open"]
+    assert old == below == []
+
+
+def test_ls_goes_over_its_pages(
+    leasehold: CommandLine, files: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasehold.cli.files._PAGE", 2)
+    writers = [files.create(f"/{number}") for number in range(5)]
+    found = leasehold("files", "ls", "-ojsonl").jsonl
+    still_open = leasehold("files", "ls", "--open", "-ojsonl").jsonl
+    for writer in writers:
+        writer.close()
+    assert [row["path"] for row in found] == [f"/{number}" for number in range(5)]
+    assert len(still_open) == 5
+
+
+def test_show_tells_blocks_and_history(leasehold: CommandLine, files: Namespace) -> None:
+    with files.create("/a", block_size=4096) as writer:
+        writer.write(b"x" * 5000)
+        writer.flush()
+        table = leasehold("files", "show", "/a")
+        shown = leasehold("files", "show", "/a", "-ojson").json
+    assert table.widest <= 80
+    assert "history" in table.out
+    assert shown["length"] == 5000
+    assert [(b["state"], b["length"]) for b in shown["blocks"]] == [
+        ("complete", 4096),
+        ("open", 904),
+    ]
+    assert shown["blocks"][1]["checksum"] is None
+    assert [entry["step"] for entry in shown["history"]] == ["next block", "create"]
+
+
+def test_what_is_not_there_exits_with_3(leasehold: CommandLine, files: Namespace) -> None:
+    for command in ("show", "cat", "recover", "verify"):
+        done = leasehold("files", command, "/nowhere")
+        assert (done.code, done.out) == (3, ""), command
+        assert "/nowhere" in done.err
+
+
+@pytest.mark.spec("F7")
+def test_recover_leaves_a_living_writer_alone_until_told(
+    leasehold: CommandLine, files: Namespace
+) -> None:
+    writer = files.create("/a")
+    writer.write(b"12345")
+    writer.flush()
+    plan = leasehold("files", "recover", "/a")
+    assert plan.code == 4
+    assert files.holder in plan.out
+    assert "--execute" in plan.err
+    assert not files.is_closed("/a")
+    done = leasehold("files", "recover", "/a", "--execute", "-ojson")
+    assert done.code == 0
+    assert (done.json["state"], done.json["length"]) == ("closed", 5)
+    with pytest.raises(FencedWrite):
+        writer.close()
+
+
+def test_recover_does_not_ask_once_the_soft_limit_is_over(
+    leasehold: CommandLine, files: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = files.create("/a")
+    writer.write(b"12345")
+    writer.flush()
+    monkeypatch.setattr("leasehold.cli.files._soft_limit_s", lambda: 0.0)
+    assert leasehold("files", "recover", "/a").code == 0
+    assert files.is_closed("/a")
+    again = leasehold("files", "recover", "/a")
+    assert (again.code, "closed" in again.out) == (0, True)
+    with pytest.raises(FencedWrite):
+        writer.close()
+
+
+def test_verify_counts_and_finds_a_flipped_bit(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    written(files, "/a", b"x" * 1000)
+    good = leasehold("files", "verify")
+    assert (good.code, good.out) == (0, "")
+    assert "1 file, 1.0 kB, all replicas: 0 faults" in good.err
+    [data] = (tmp_path / "one").rglob("*.data")
+    data.write_bytes(b"y" + data.read_bytes()[1:])
+    bad = leasehold("files", "verify", "/a")
+    assert bad.code == 1
+    assert bad.out.startswith("/a: volume ")
+    assert len(bad.out.splitlines()) == 1
+    assert [fault["path"] for fault in leasehold("files", "verify", "-ojson").json] == ["/a"]
+
+
+def test_cat_writes_bytes_as_they_are(leasehold: CommandLine, files: Namespace) -> None:
+    data = bytes(range(256)) * 5000
+    written(files, "/a", data)
+    assert leasehold("files", "cat", "/a").raw == data
+    part = leasehold("files", "cat", "/a", "--offset", "1000", "--length", "7")
+    assert part.raw == data[1000:1007]
+    assert leasehold("files", "cat", "/a", "--offset", "9999999").raw == b""
+
+
+def test_cat_reads_an_open_file_up_to_what_was_acknowledged(
+    leasehold: CommandLine, files: Namespace
+) -> None:
+    with files.create("/a") as writer:
+        writer.write(b"seen")
+        writer.flush()
+        writer.write(b"not yet")
+        assert leasehold("files", "cat", "/a").raw == b"seen"
+
+
+def test_cat_into_a_closed_pipe_says_nothing(files: Namespace, store: str) -> None:
+    written(files, "/a", b"x" * 5_000_000)
+    command = str(Path(sys.executable).with_name("leasehold"))
+    words = ["files", "cat", "/a", "--store", store]
+    with subprocess.Popen(
+        [command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(10) == b"x" * 10
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, b"")
+
+
+def test_volumes_say_why_they_can_not_be_used(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    (tmp_path / "two").rename(tmp_path / "away")
+    table = leasehold("files", "volumes")
+    rows = {Path(row["path"]).name: row for row in leasehold("files", "volumes", "-ojson").json}
+    assert table.code == 0
+    assert table.widest <= 80
+    assert (rows["one"]["usable"], rows["one"]["trouble"]) == (True, None)
+    assert rows["one"]["free_bytes"] > 0
+    assert (rows["two"]["usable"], rows["two"]["free_bytes"]) == (False, None)
+    assert "mounted" in rows["two"]["trouble"]

@@ -1,0 +1,387 @@
+"""``leasehold log`` on real streams: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.support.command import CommandLine, Done
+from tests.support.postgres import database
+
+from leasehold import open_store, partition_group, partition_key
+from leasehold.log import Event, Log, LogOptions, partition_of
+from leasehold.model import Mark, MemberInfo, Position, Wanted
+
+COMMAND = str(Path(sys.executable).with_name("leasehold"))
+SMALL = ("--segment-size", "4096")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/log.db"
+
+
+@pytest.fixture
+def leasehold(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], store: str
+) -> CommandLine:
+    return CommandLine(monkeypatch, capfdbinary, store)
+
+
+@pytest.fixture
+def orders(leasehold: CommandLine, tmp_path: Path) -> Done:
+    """A stream with two partitions on two volumes."""
+    done = create(leasehold, tmp_path)
+    assert done.code == 0, done.err
+    return done
+
+
+def create(leasehold: CommandLine, tmp_path: Path, *words: str) -> Done:
+    volumes = ("--volume", f"{tmp_path}/one", "--volume", f"{tmp_path}/two")
+    return leasehold("log", "create", "orders", "--partitions", "2", *volumes, *words)
+
+
+@pytest.fixture
+def log(orders: Done, store: str) -> Iterator[Log]:
+    with Log.open(store, options=LogOptions(run_monitor=False)) as log:
+        yield log
+
+
+def lines(tmp_path: Path, *bodies: str) -> str:
+    path = tmp_path / "events.txt"
+    path.write_text("".join(f"{body}\n" for body in bodies))
+    return str(path)
+
+
+def test_create_makes_store_volumes_and_stream_and_again_is_harmless(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
+    words = ("--segment-size", "1MiB", "--keep", "7d", "--keep-size", "10GB", "-ojson")
+    first = create(leasehold, tmp_path, *words)
+    again = create(leasehold, tmp_path, *words)
+    assert (first.code, again.code) == (0, 0)
+    assert first.json == again.json
+    assert first.json | {"created_at": ""} == {
+        "stream": "orders",
+        "partitions": 2,
+        "segment_bytes": 1 << 20,
+        "keep_age_s": 604800.0,
+        "keep_size_bytes": 10**10,
+        "replication": None,
+        "created_at": "",
+    }
+    assert (tmp_path / "log.db").exists()
+    assert len(leasehold("files", "volumes", "-ojsonl").jsonl) == 2
+
+
+def test_create_with_other_settings_is_refused(
+    leasehold: CommandLine, orders: Done, tmp_path: Path
+) -> None:
+    done = leasehold("log", "create", "orders", "--partitions", "3")
+    assert (done.code, done.out) == (2, "")
+    assert "partitions is 2 there and 3 here" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("create", "x", "--segment-size", "big"), "--segment-size"),
+        (("create", "x", "--keep", "7"), "--keep"),
+        (("create", "x", "--keep-size", "7 days"), "--keep-size"),
+        (("create", "x", "--partitions", "0"), "--partitions"),
+        (("cat", "orders", "--from", "yesterday"), "earliest"),
+        (("cat", "orders", "--partition", "2"), "from 0 to 1"),
+        (("tail", "orders", "--partition", "2"), "from 0 to 1"),
+        (("append", "orders", "/nowhere/at/all"), "/nowhere/at/all"),
+        (("append", "orders", "x.txt", "--format", "xml"), "parquet"),
+        (("trim", "orders"), "--older-than"),
+        (("trim", "orders", "--older-than", "soon"), "--older-than"),
+    ],
+)
+def test_a_wrong_command_says_what_to_write_and_exits_with_2(
+    leasehold: CommandLine, orders: Done, words: tuple[str, ...], hint: str
+) -> None:
+    done = leasehold("log", *words)
+    assert (done.code, done.out) == (2, "")
+    assert hint in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("command", ["info", "cat", "tail", "append", "verify", "trim"])
+def test_a_stream_that_is_not_there_exits_with_3_and_names_those_there_are(
+    leasehold: CommandLine, orders: Done, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    done = leasehold("log", command, "ordres")
+    assert (done.code, done.out) == (3, "")
+    assert "'orders'" in done.err
+
+
+def test_only_create_makes_a_store(leasehold: CommandLine, tmp_path: Path) -> None:
+    assert leasehold("log", "ls").code == 2
+    assert not (tmp_path / "log.db").exists()
+
+
+def test_a_store_without_volumes_says_what_is_missing(leasehold: CommandLine) -> None:
+    done = leasehold("log", "create", "orders")
+    assert done.code == 2
+    assert "volume" in done.err
+
+
+def test_append_says_what_went_where_and_cat_gives_it_back(
+    leasehold: CommandLine, orders: Done, tmp_path: Path
+) -> None:
+    done = leasehold(
+        "log", "append", "orders", lines(tmp_path, "a", "", "c"), "--partition", "1", "-ojson"
+    )
+    assert done.code == 0
+    assert done.json == [{"partition": 1, "events": 3, "first_sequence": 0, "last_sequence": 2}]
+    assert leasehold("log", "cat", "orders", "-oraw").raw == b"a\n\nc\n"
+
+
+def test_the_same_commands_work_on_postgresql(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    with database() as url:
+        leasehold = CommandLine(monkeypatch, capfdbinary, url)
+        assert create(leasehold, tmp_path).code == 0
+        assert leasehold("log", "append", "orders", lines(tmp_path, "a", "b")).code == 0
+        assert leasehold("log", "cat", "orders", "-oraw").raw == b"a\nb\n"
+        assert leasehold("log", "verify", "orders").code == 0
+        assert [row["state"] for row in leasehold("files", "ls", "-ojsonl").jsonl] == ["closed"]
+
+
+def test_append_reads_stdin(
+    leasehold: CommandLine, orders: Done, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in ((), ("-",)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+        done = leasehold("log", "append", "orders", *words, "-ojsonl")
+        assert sum(row["events"] for row in done.jsonl) == 2
+    assert sorted(leasehold("log", "cat", "orders", "-oraw").raw.split()) == (
+        [b"one", b"one", b"two", b"two"]
+    )
+
+
+def test_append_goes_by_key_and_keeps_its_order(
+    leasehold: CommandLine, orders: Done, tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    rows = [{"user": f"u{n % 5}", "n": n, "text": f"t{n}"} for n in range(300)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("--key", "user", "--body", "text", "--batch", "7", "-ojsonl")
+    done = leasehold("log", "append", "orders", str(path), *words)
+    assert sum(row["events"] for row in done.jsonl) == 300
+    events = leasehold("log", "cat", "orders", "-ojsonl").jsonl
+    assert all(event["partition"] == partition_of(event["key"], 2) for event in events)
+    for user in {row["user"] for row in rows}:
+        sent = [row["text"] for row in rows if row["user"] == user]
+        assert [event["body"] for event in events if event["key"] == user] == sent
+    assert events[0]["properties"].keys() == {"n"}
+
+
+def test_a_record_that_is_refused_leaves_those_before_it_stored_and_counted(
+    leasehold: CommandLine, orders: Done, tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\nnot json\n')
+    done = leasehold("log", "append", "orders", str(path), "--batch", "1", "-ojsonl")
+    assert done.code == 2
+    assert "line 3 is not JSON" in done.err
+    assert sum(row["events"] for row in done.jsonl) == 2
+    assert len(leasehold("log", "cat", "orders", "-ojsonl").jsonl) == 2
+
+
+def test_cat_begins_and_ends_where_it_is_told(leasehold: CommandLine, log: Log) -> None:
+    with log.producer("orders") as producer:
+        producer.send([Event(body=b"%d" % n) for n in range(10)], partition=0).result()
+        producer.send([Event(body=b"%d" % n) for n in range(10, 15)], partition=1).result()
+
+    def raw(*words: str) -> list[int]:
+        return [
+            int(body) for body in leasehold("log", "cat", "orders", "-oraw", *words).raw.split()
+        ]
+
+    assert raw() == list(range(15))
+    assert raw("--partition", "1") == list(range(10, 15))
+    assert raw("--from", "seq:3", "--partition", "0", "--most", "4") == [3, 4, 5, 6]
+    assert raw("--most", "12") == list(range(12))
+    assert raw("--from", "latest") == []
+    assert raw("--from", "2020-01-01T00:00:00Z", "--most", "1") == [0]
+    offset = leasehold("log", "cat", "orders", "--from", "seq:4", "-ojsonl").jsonl[0]["offset"]
+    assert raw("--from", f"offset:{offset}", "--partition", "0", "--most", "1") == [4]
+
+
+def test_cat_for_people_fits_and_hides_what_a_terminal_would_obey(
+    leasehold: CommandLine, log: Log
+) -> None:
+    strange = b"\x1b[31mred\n[bold]" + b"\xff" + b"y" * 200
+    with log.producer("orders") as producer:
+        producer.send(Event(body=strange, key="k" * 50)).result()
+    done = leasehold("log", "cat", "orders")
+    title, row = done.out.splitlines()
+    assert title.split() == ["part", "sequence", "enqueued", "key", "body"]
+    assert done.widest <= 80
+    assert "\x1b" not in row
+    assert "red·[bold]" in row
+
+
+def test_a_body_that_is_no_text_comes_as_base64(leasehold: CommandLine, log: Log) -> None:
+    with log.producer("orders") as producer:
+        producer.send(Event(body=b"\xff\x00", properties={"a": "b"}), partition=0).result()
+    [event] = leasehold("log", "cat", "orders", "-ojsonl").jsonl
+    assert event["body_base64"] == "/wA="
+    assert "body" not in event
+    assert (event["properties"], event["key"]) == ({"a": "b"}, None)
+
+
+def test_info_and_ls_show_what_is_known_and_a_dash_for_the_rest(
+    leasehold: CommandLine, log: Log
+) -> None:
+    with log.producer("orders") as producer:
+        producer.send([Event(body=b"x")] * 3, partition=0).result()
+        table = leasehold("log", "info", "orders")
+        shown = leasehold("log", "info", "orders", "-ojson").json
+    busy, idle = shown["parts"]
+    assert (busy["events"], busy["next_sequence"], busy["writer"]) == (3, 3, log.files.holder)
+    assert (idle["events"], idle["writer"], idle["last_enqueued_at"]) == (0, None, None)
+    assert table.widest <= 80
+    assert table.out.split()[-2:] == ["-", "-"]
+    [stream] = leasehold("log", "ls", "-ojson").json
+    assert (stream["stream"], stream["partitions"]) == ("orders", 2)
+    assert leasehold("log", "ls").widest <= 80
+
+
+def test_verify_finds_a_flipped_bit(leasehold: CommandLine, orders: Done, tmp_path: Path) -> None:
+    leasehold("log", "append", "orders", lines(tmp_path, *["x" * 50] * 20), "--partition", "0")
+    good = leasehold("log", "verify", "orders")
+    assert (good.code, good.out) == (0, "")
+    assert "2 partitions, 20 events" in good.err
+    [data] = (tmp_path / "one").rglob("*.data")
+    whole = bytearray(data.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    data.write_bytes(whole)
+    bad = leasehold("log", "verify", "orders", "-ojsonl")
+    assert bad.code == 1
+    assert bad.jsonl
+    assert len(leasehold("log", "verify", "orders").out.splitlines()) == len(bad.jsonl)
+
+
+def rolled(leasehold: CommandLine, tmp_path: Path) -> None:
+    """Six segments in partition 0."""
+    assert create(leasehold, tmp_path, *SMALL).code == 0
+    for _ in range(6):
+        path = lines(tmp_path, *["x" * 500] * 10)
+        assert leasehold("log", "append", "orders", path, "--partition", "0").code == 0
+
+
+def test_trim_says_what_it_would_remove_and_removes_it_when_told(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
+    rolled(leasehold, tmp_path)
+    words = ("log", "trim", "orders", "--keep-size", "8kB")
+    plan = leasehold(*words, "-ojson").json
+    assert plan[0]["events"] > 0
+    assert plan[1] == {
+        "partition": 1,
+        "segments": 0,
+        "events": 0,
+        "bytes": 0,
+        "first_kept": 0,
+        "held_back": None,
+    }
+    table = leasehold(*words)
+    assert table.widest <= 80
+    assert "nothing was removed" in table.err
+    assert leasehold("log", "info", "orders", "-ojson").json["parts"][0]["first_sequence"] == 0
+    done = leasehold(*words, "--execute")
+    assert (done.code, done.err.startswith("removed: ")) == (0, True)
+    kept = leasehold("log", "info", "orders", "-ojson").json["parts"][0]["first_sequence"]
+    assert kept == plan[0]["first_kept"] == plan[0]["events"]
+    late = leasehold("log", "cat", "orders", "--from", "seq:0")
+    assert (late.code, late.out) == (1, "")
+    assert str(kept) in late.err
+
+
+def test_trim_says_which_group_holds_it_back(
+    leasehold: CommandLine, tmp_path: Path, store: str
+) -> None:
+    rolled(leasehold, tmp_path)
+    anyio.run(checkpointed, store, 5)
+    words = ("log", "trim", "orders", "--keep-size", "1kB", "-ojson")
+    assert leasehold(*words).json[0]["held_back"] == "group billing is at 5"
+    past = leasehold(*words, "--past-checkpoints").json[0]
+    assert past["held_back"] is None
+    assert past["events"] > 6
+
+
+async def checkpointed(store: str, sequence_number: int) -> None:
+    key, group = partition_key("orders", "billing", "0"), partition_group("orders", "billing")
+    async with open_store(store) as opened:
+        await opened.declare([key])
+        lease = await opened.grant(
+            holder="member",
+            token="t" * 32,
+            group=group,
+            duration=timedelta(seconds=15),
+            info=MemberInfo(),
+        )
+        [ownership] = await opened.claim(lease, [Wanted(key=key, seen_epoch=0)])
+        position = Position(sequence_number=sequence_number)
+        assert await opened.checkpoint([Mark(ownership=ownership, position=position)]) == {}
+
+
+def test_tail_follows_until_ctrl_c(log: Log, store: str) -> None:
+    words = [COMMAND, "log", "tail", "orders", "-oraw", "--store", store]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"following 2 partitions of orders")
+        with log.producer("orders") as producer:
+            producer.send(Event(body=b"one"), partition=0).result()
+            assert process.stdout.readline() == b"one\n"
+            producer.send(Event(body=b"two"), partition=1).result()
+            assert process.stdout.readline() == b"two\n"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read(), process.stderr.read()
+    assert (process.returncode, rest) == (0, (b"", b""))
+
+
+def test_tail_into_a_closed_pipe_says_nothing(log: Log, store: str) -> None:
+    words = [COMMAND, "log", "tail", "orders", "-oraw", "--store", store]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stdout.close()
+        with log.producer("orders") as producer:
+            producer.send(Event(body=b"one"), partition=0).result()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, b"")
+
+
+def test_what_trickles_in_is_stored_at_once(log: Log, store: str) -> None:
+    out, into = os.pipe()
+    words = [COMMAND, "log", "append", "orders", "--partition", "0", "--store", store, "-ojson"]
+    with (
+        log.reader("orders", 0) as reader,
+        subprocess.Popen(words, stdin=out, stdout=subprocess.PIPE) as process,
+    ):
+        os.close(out)
+        batches = reader.batches(follow=True)
+        for body in (b"one", b"two"):
+            os.write(into, body + b"\n")
+            assert [event.body for event in next(batches)] == [body]
+        os.close(into)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.read())[0]["events"] == 2
+    assert process.returncode == 0
