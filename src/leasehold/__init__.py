@@ -1,7 +1,8 @@
 """Leasehold: one owner at a time for partitions, jobs and files, with fencing epochs.
 
 Public are the names below and the modules ``leasehold.errors``, ``leasehold.model``,
-``leasehold.names``, ``leasehold.ports`` and ``leasehold.testing``. Everything else may change
+``leasehold.names``, ``leasehold.ports``, ``leasehold.files``, ``leasehold.log`` and
+``leasehold.testing``. Everything else may change
 without notice.
 """
 

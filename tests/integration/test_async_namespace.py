@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.namespaces import OPTIONS, SOON, World, world
+from tests.support.namespaces import OPTIONS, SOON, World
 
 from leasehold.errors import FencedWrite
 from leasehold.files.aio import AsyncNamespace
 from leasehold.files.recovery import Progress
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
 
 
 @pytest.mark.anyio

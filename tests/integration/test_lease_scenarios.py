@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from tests.support.namespaces import AT_ONCE, SOFT_S, SOON, World, blocks, content, renew, world
+from tests.support.namespaces import AT_ONCE, SOFT_S, SOON, World, blocks, content, renew
 from tests.support.postgres import execute
 
 from leasehold.errors import (
@@ -22,18 +21,6 @@ from leasehold.errors import (
 from leasehold.files.model import FileState, FileStatus, Sealed, Ticket
 from leasehold.files.namespace import Namespace
 from leasehold.files.writer import FileWriter
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with world("sqlite", tmp_path) as made:
-        yield made
 
 
 def _flushed(files: Namespace, path: str, data: bytes) -> FileWriter:

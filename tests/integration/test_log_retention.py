@@ -11,6 +11,7 @@ import pytest
 from tests.support.log_segments import Owner, Place, number_in, opened_place
 
 from leasehold.errors import Trimmed
+from leasehold.log import Event, Log
 from leasehold.log.retention import TrimPlan, trim
 from leasehold.log.start import Start
 from leasehold.log.streams import StreamSettings, segments
@@ -270,3 +271,19 @@ def test_starts_before_the_first_event_that_is_kept(open_place: Opener) -> None:
     assert place.reader(Start.earliest()).position == 20
     assert place.reader(Start.time(NOW - timedelta(days=30))).position == 20
     assert place.reader(Start.sequence(20)).lag() == 10
+
+
+def test_a_stream_with_limits_is_trimmed_when_a_segment_is_rolled(tmp_path: Path) -> None:
+    with Log.open(f"sqlite:///{tmp_path}/log.db", volumes=[tmp_path / "v"]) as log:
+        log.create("small", partitions=1, segment_bytes=64 << 10, retain_bytes=150 << 10)
+        with log.producer("small") as producer:
+            for _ in range(12):
+                producer.send(Event(body=bytes(40 << 10))).result()
+        part = log.info("small").parts[0]
+        assert part.next_sequence == 12
+        assert part.first_sequence > 0
+        assert part.bytes < 300 << 10
+        with log.reader("small", 0) as reader:
+            batch = reader.read()
+            assert batch is not None
+            assert batch.first_sequence == part.first_sequence

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from tests.support.namespaces import (
@@ -19,7 +18,6 @@ from tests.support.namespaces import (
     content,
     renew,
     steps,
-    world,
 )
 
 from leasehold.errors import FencedWrite, StoreUnavailable
@@ -31,18 +29,6 @@ from leasehold.testing.disk import KillingDisk
 
 class Died(BaseException):
     """The process is gone: nothing of ours runs after this."""
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with world("sqlite", tmp_path) as made:
-        yield made
 
 
 def _left(files: Namespace, path: str, *, replication: int | None = None) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from tests.support.namespaces import (
@@ -19,7 +17,6 @@ from tests.support.namespaces import (
     content,
     renew,
     steps,
-    world,
 )
 
 from leasehold.errors import (
@@ -34,19 +31,6 @@ from leasehold.errors import (
 from leasehold.files.model import BlockState, FileState
 from leasehold.files.options import FileOptions
 from leasehold.files.recovery import Progress
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with world("sqlite", tmp_path) as made:
-        yield made
-
 
 # ---------------------------------------------------------------- write and read
 

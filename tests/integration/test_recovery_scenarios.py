@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from tests.support.namespaces import (
     blocks,
     content,
     steps,
-    world,
 )
 
 from leasehold.errors import FencedWrite, LeaseLost, RecoveryInProgress, TailUncertain
@@ -31,18 +30,6 @@ from leasehold.testing.disk import KillingDisk
 
 class Died(BaseException):
     """The process is gone: nothing of ours runs after this."""
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with world("sqlite", tmp_path) as made:
-        yield made
 
 
 def _flushed(files: Namespace, path: str, *parts: bytes) -> FileWriter:

@@ -8,28 +8,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.namespaces import AT_ONCE, HARD_S, OPTIONS, SOFT_S, World, content, world
+from tests.support.namespaces import AT_ONCE, HARD_S, OPTIONS, SOFT_S, World, content
 
 from leasehold.errors import FileHeld, LeaseLost, StoreUnavailable
 from leasehold.files.namespace import Namespace
 
 OFTEN = replace(OPTIONS, look_every=timedelta(milliseconds=10))
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with world("sqlite", tmp_path) as made:
-        yield made
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from tests.support.namespaces import (
     blocks,
     content,
     steps,
-    world,
 )
 
 from leasehold.errors import DataDamaged, FileHeld, TailUncertain, VolumeUnusable
@@ -29,18 +28,6 @@ from leasehold.files.disk import SystemDisk
 from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
 from leasehold.testing.clock import ManualClock
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    with world(request.param, tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[World]:
-    with world("sqlite", tmp_path) as made:
-        yield made
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import assert_type
 
@@ -19,6 +20,8 @@ from leasehold import (
     partition_group,
     partition_key,
 )
+from leasehold.files import AsyncNamespace, FileOptions, FileStatus, Namespace
+from leasehold.log import Event, EventBatch, Log, Receipt, Start
 from leasehold.ports import Keeper, Store
 from leasehold.stores.memory import MemoryStore
 from leasehold.stores.postgres import PostgresStore
@@ -60,3 +63,31 @@ def every_store_keeps_the_contract(
 
 def a_keeper_is_any_class_of_that_shape(keeper: SilentKeeper) -> Keeper:
     return keeper
+
+
+def use_files() -> None:
+    with Namespace.open("sqlite:///a.db", volumes=["v1"], options=FileOptions()) as files:
+        with files.create("/a") as writer:
+            assert_type(writer.write(b"x"), int)
+            assert_type(writer.sync(), int)
+            assert_type(writer.epoch, int)
+        assert_type(files.status("/a"), FileStatus)
+        assert_type(files.is_closed("/a"), bool)
+        assert_type(files.recover("/a", timeout=timedelta(seconds=1)), FileStatus)
+        assert_type(files.read("/a").read(), bytes)
+
+
+async def use_files_async() -> None:
+    async with await AsyncNamespace.open("sqlite:///a.db") as files:
+        async with await files.append("/a") as writer:
+            assert_type(await writer.flush(), int)
+        assert_type(await files.delete("/a"), int)
+
+
+def use_log() -> None:
+    with Log.open("sqlite:///a.db", volumes=["v1"]) as log:
+        with log.producer("orders") as producer:
+            assert_type(producer.send(Event(body=b"x")), Future[tuple[Receipt, ...]])
+        with log.reader("orders", 0, start=Start.latest(), group="g", epoch=3) as reader:
+            assert_type(reader.read(), EventBatch | None)
+            assert_type(reader.wait(timedelta(seconds=1)), bool)

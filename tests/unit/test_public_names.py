@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import pytest
+
 import leasehold
+import leasehold.files
+import leasehold.log
 
 
 def test_there_are_twenty_names_at_most() -> None:
     assert len(leasehold.__all__) <= 20
 
 
-def test_every_one_is_there_and_has_a_docstring() -> None:
-    undocumented = [name for name in leasehold.__all__ if not getattr(leasehold, name).__doc__]
+@pytest.mark.parametrize("module", [leasehold, leasehold.files, leasehold.log])
+def test_every_one_is_there_and_has_a_docstring(module: ModuleType) -> None:
+    undocumented = [name for name in module.__all__ if not getattr(module, name).__doc__]
     assert undocumented == []
 
 
