@@ -175,8 +175,9 @@ class BlockWriter:
         record = Record(kind=Kind.SEAL, crc=self._checksum, end=end, durable=self._durable)
         encoded = encode_record(record, salted=self._salt)
         self._each(lambda replica: replica.append(encoded, what="seal"))
-        self._make_durable()
+        # Told before it is synced, as by a flush: so that what was told is as durable as the rest.
         self._check_and_tell()
+        self._make_durable()
         self._sealed = True
         return Sealed(
             block_id=self.block_id, length=end, checksum=self._checksum, volumes=self.volumes
