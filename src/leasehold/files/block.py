@@ -186,7 +186,7 @@ class BlockWriter:
     def close(self) -> None:
         """Give the descriptors back. Nothing is written, synced or told."""
         if self._broken is None:
-            self._broken = UsageError(f"block {self.block_id} is closed. Open the file again.")
+            self._broken = UsageError(f"block {self.block_id:#x} is closed. Open the file again.")
         for replica in self._replicas:
             replica.close()
         self._replicas.clear()
@@ -195,7 +195,7 @@ class BlockWriter:
         if self._broken is not None:
             raise self._broken
         if self._sealed:
-            raise UsageError(f"block {self.block_id} is sealed. Write to the next block.")
+            raise UsageError(f"block {self.block_id:#x} is sealed. Write to the next block.")
 
     def _each(self, act: Callable[[OpenReplica], None]) -> None:
         """Do something on every volume, then go on without those where it failed."""
@@ -252,6 +252,6 @@ class BlockWriter:
 def _none_left(block_id: int, failed: Mapping[str, OSError]) -> str:
     each = "; ".join(f"{volume}: {error}" for volume, error in failed.items()) or "none was given"
     return (
-        f"no volume is left for block {block_id} ({each}). What was acknowledged is safe where "
+        f"no volume is left for block {block_id:#x} ({each}). What was acknowledged is safe where "
         "the volumes come back: repair them, then recover the file."
     )

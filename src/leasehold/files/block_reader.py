@@ -70,7 +70,8 @@ def visible_length(block: Block, volumes: Sequence[Volume], *, disk: Disk, boot_
         return _after_restart(block, volumes, disk=disk)
     if silent:
         raise VolumeUnusable(
-            f"no volume with block {block.id} answers ({'; '.join(silent)}). Mount or repair one."
+            f"no volume with block {block.id:#x} answers ({'; '.join(silent)}). Mount or repair "
+            "one."
         )
     return 0  # made in the journal, and on no volume yet
 
@@ -119,7 +120,7 @@ def map_block(block: Block, volume: Volume, length: int) -> memoryview:
         have = volume.disk.size(fd)
         if have < length:
             raise DataDamaged(
-                f"block {block.id} on volume {volume.id!r} has {have} bytes, not {length}. Read "
+                f"block {block.id:#x} on volume {volume.id!r} has {have} bytes, not {length}. Read "
                 "it from another volume, and verify this one."
             )
         return memoryview(mmap.mmap(fd, length, prot=mmap.PROT_READ))
@@ -146,7 +147,7 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     try:
         fd = disk.open(path)
     except FileNotFoundError:
-        return [f"block {block.id} has no meta file of generation {block.generation}"]
+        return [f"block {block.id:#x} has no meta file of generation {block.generation}"]
     try:
         front = disk.read_at(fd, HEADER_BYTES, 0)
         meta_bytes = disk.size(fd)
@@ -158,7 +159,7 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     try:
         data = disk.open(volume.data_path(block.id))
     except FileNotFoundError:
-        return [*faults, f"block {block.id} has no data file"]
+        return [*faults, f"block {block.id:#x} has no data file"]
     try:
         faults += _piece_faults(block, parsed.records, data, disk=disk)
     finally:
@@ -244,18 +245,18 @@ def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> in
 def _header_faults(block: Block, front: bytes) -> list[str]:
     header = parse_header(front)
     if header is None:
-        return [f"the header of block {block.id} is damaged"]
+        return [f"the header of block {block.id:#x} is damaged"]
     if (header.block_id, header.generation, header.file_id) != (
         block.id,
         block.generation,
         block.file_id,
     ):
-        what = f"block {header.block_id}, generation {header.generation}, file {header.file_id}"
-        return [f"the header of block {block.id} is that of {what}"]
+        what = f"block {header.block_id:#x}, generation {header.generation}, file {header.file_id}"
+        return [f"the header of block {block.id:#x} is that of {what}"]
     if header.acknowledged is None:
-        return [f"the acknowledged length of block {block.id} is damaged"]
+        return [f"the acknowledged length of block {block.id:#x} is damaged"]
     if encode_header(header) != front:
-        return [f"the header of block {block.id} has bytes where there should be none"]
+        return [f"the header of block {block.id:#x} has bytes where there should be none"]
     return []
 
 
@@ -264,31 +265,31 @@ def _record_faults(block: Block, parsed: Parsed, meta_bytes: int) -> list[str]:
     found = checksum(parsed.records)
     if parsed.length != block.length:
         faults.append(
-            f"the records of block {block.id} end at {parsed.length}, the journal says "
+            f"the records of block {block.id:#x} end at {parsed.length}, the journal says "
             f"{block.length}"
         )
     elif found != block.checksum:
         faults.append(
-            f"the records of block {block.id} have checksum {found:08x}, the journal says "
+            f"the records of block {block.id:#x} have checksum {found:08x}, the journal says "
             f"{block.checksum:08x}"
         )
     if parsed.seal is None:
-        faults.append(f"block {block.id} has no valid seal")
+        faults.append(f"block {block.id:#x} has no valid seal")
     elif parsed.seal.crc != found:
-        faults.append(f"the seal of block {block.id} does not fit its records")
+        faults.append(f"the seal of block {block.id:#x} does not fit its records")
     elif meta_bytes != HEADER_BYTES + RECORD_BYTES * (len(parsed.records) + 1):
-        faults.append(f"the meta file of block {block.id} has bytes after the seal")
+        faults.append(f"the meta file of block {block.id:#x} has bytes after the seal")
     return faults
 
 
 def _piece_faults(block: Block, pieces: Sequence[Record], data: int, *, disk: Disk) -> list[str]:
     have = disk.size(data)
     if have < block.length:
-        return [f"block {block.id} has {have} bytes of {block.length}"]
+        return [f"block {block.id:#x} has {have} bytes of {block.length}"]
     faults = []
     start = 0
     for record in pieces:
         if crc32c(disk.read_at(data, record.end - start, start)) != record.crc:
-            faults.append(f"block {block.id} is damaged between {start} and {record.end}")
+            faults.append(f"block {block.id:#x} is damaged between {start} and {record.end}")
         start = record.end
     return faults

@@ -198,7 +198,7 @@ def _refuse_late(place: _Place, recovery_id: int, *, disk: Disk) -> None:
     newest = look(place.volume, place.block, disk=disk).newest
     if newest > recovery_id:
         raise Superseded(
-            f"recovery {recovery_id} of block {place.block.id} came too late on volume "
+            f"recovery {recovery_id} of block {place.block.id:#x} came too late on volume "
             f"{place.volume.id!r}: {newest} was there. Leave the file to that one."
         )
 

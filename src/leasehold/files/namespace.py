@@ -385,7 +385,10 @@ class Namespace:
         return self._options.replication or min(DEFAULT_REPLICATION, volumes)
 
     def _chosen(self, replication: int) -> tuple[Volume, ...]:
-        return self._around.volumes.chosen(replication=replication, turn=next(self._turns))
+        least = min(self._options.least_replicas, replication)
+        return self._around.volumes.chosen(
+            replication=replication, least=least, turn=next(self._turns)
+        )
 
     def _opened(
         self, path: str, replication: int, step: Callable[[tuple[str, ...], str], Opened]

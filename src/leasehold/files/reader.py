@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import io
+import logging
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from leasehold.files.model import Block, FileStatus
     from leasehold.files.recovery import Surroundings
     from leasehold.files.volume import Volume
+
+log = logging.getLogger("leasehold.files")
 
 _CHUNK_BYTES = meta.PIECE_BYTES
 
@@ -88,8 +91,9 @@ class FileReader:
         while offset < end:
             block = self._block_at(offset)
             part_end = min(end, block.start + block.length)
-            out += self._part(block, offset - block.start, part_end - block.start)
-            offset = part_end
+            part = self._part(block, offset - block.start, part_end - block.start)
+            out += part
+            offset += len(part)
         return bytes(out)
 
     def read(self, size: int = -1) -> bytes:
@@ -135,25 +139,41 @@ class FileReader:
         return self._blocks[at - 1]
 
     def _part(self, block: Block, start: int, end: int) -> bytes:
+        """The next bytes from the first volume that has them sound; all, or some of them."""
         damaged: list[str] = []
         away: list[str] = []
         for volume_id in block.volumes:
             try:
                 volume = self._around.volumes.readable(volume_id)
-                return self._checked(block, volume, start, end)
+                found = self._checked(block, volume, start, end)
             except DataDamaged as error:
                 damaged.append(str(error))
             except (OSError, VolumeUnusable) as error:
                 away.append(f"{volume_id}: {error}")
-        if damaged:
+            else:
+                if damaged or away:
+                    log.warning(
+                        "%s was read from volume %s: %s",
+                        self.path,
+                        volume_id,
+                        "; ".join(damaged + away),
+                    )
+                return found
+        if damaged and not away:
             raise DataDamaged(
-                f"{self.path}: bytes {block.start + start} to {block.start + end} are damaged on "
-                f"every volume that has them ({'; '.join(damaged + away)})"
+                f"{self.path}: from byte {block.start + start} on it is damaged on every volume "
+                f"({'; '.join(damaged)}): verify the file, and restore it from elsewhere"
+            )
+        if damaged:
+            raise VolumeUnusable(
+                f"{self.path}: from byte {block.start + start} on it is damaged where it can be "
+                f"read ({'; '.join(damaged)}), and not every copy can be ({'; '.join(away)}): "
+                "bring that volume back"
             )
         raise VolumeUnusable(f"{self.path} can not be read from any volume: {'; '.join(away)}")
 
     def _checked(self, block: Block, volume: Volume, start: int, end: int) -> bytes:
-        """The bytes from whole pieces, each compared with its checksum."""
+        """The bytes from whole pieces, each compared with its checksum; those before damage."""
         records = self._records_of(block, volume, end)
         first = bisect.bisect_right(records, start, key=lambda record: record.end)
         out = bytearray()
@@ -162,7 +182,11 @@ class FileReader:
         for record in records[first:]:
             piece = block_reader.read(block, volume, at, record.end - at, disk=self._around.disk)
             if len(piece) != record.end - at or crc32c(piece) != record.crc:
-                raise DataDamaged(f"volume {volume.id}, block {block.id:x}, bytes from {at}")
+                if len(out) > skip:
+                    break  # the rest may be sound on another volume
+                raise DataDamaged(
+                    f"volume {volume.id}, block {block.id:#x}, bytes {at} to {record.end}"
+                )
             out += piece
             at = record.end
             if at >= end:
@@ -176,7 +200,7 @@ class FileReader:
             known = block_reader.records(block, volume, disk=self._around.disk)
             if not known or known[-1].end < end:
                 raise DataDamaged(
-                    f"volume {volume.id}, block {block.id:x}: its records end before {end}"
+                    f"volume {volume.id}, block {block.id:#x}: its records end before {end}"
                 )
             self._records[key] = known
         return known

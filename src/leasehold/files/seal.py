@@ -45,12 +45,12 @@ def seal(
     kept = [record for record in records if record.kind is Kind.DATA and record.end <= length]
     if length <= 0 or not kept or kept[-1].end != length:
         raise UsageError(
-            f"block {block.id} has no record that ends at {length}. Seal at the agreed length."
+            f"block {block.id:#x} has no record that ends at {length}. Seal at the agreed length."
         )
     if not disk.exists(frozen_path(volume, block, recovery_id)):
         raise Superseded(
-            f"block {block.id} on volume {volume.id!r} is not fenced by recovery {recovery_id} any "
-            "more. Leave the file to the later one."
+            f"block {block.id:#x} on volume {volume.id!r} is not fenced by recovery {recovery_id} "
+            "any more. Leave the file to the later one."
         )
     header = Header(
         block_id=block.id,
@@ -65,8 +65,8 @@ def seal(
     try:
         if disk.size(data) < length:
             raise VolumeUnusable(
-                f"block {block.id} on volume {volume.id!r} has {disk.size(data)} bytes, {length} "
-                "were agreed. Take the volume out of the block."
+                f"block {block.id:#x} on volume {volume.id!r} has {disk.size(data)} bytes, "
+                f"{length} were agreed. Take the volume out of the block."
             )
         # The old writer may never have synced its last bytes: from here on they are promised.
         write_durably(

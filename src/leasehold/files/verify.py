@@ -55,7 +55,7 @@ def verify(
                 Fault(
                     path=status.path,
                     volume="-",
-                    what=f"block {block.id:x} is on {len(block.volumes)} of "
+                    what=f"block {block.id:#x} is on {len(block.volumes)} of "
                     f"{status.replication} volumes",
                 )
             )
@@ -67,4 +67,4 @@ def _faults(block: Block, volume_id: str, around: Surroundings) -> Sequence[str]
         volume = around.volumes.readable(volume_id)
         return block_reader.verify(block, volume, disk=around.disk)
     except (OSError, VolumeUnusable) as error:
-        return [f"block {block.id:x} can not be read: {error}"]
+        return [f"block {block.id:#x} can not be read: {error}"]

@@ -6,6 +6,7 @@ its old path: the empty mount point of a disk that is away looks just like a fre
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
     from leasehold.files.journal import Journal
+
+log = logging.getLogger("leasehold.files")
 
 DEFAULT_REPLICATION = 3
 # For so long a volume that was found usable gets new blocks without another look. One that fails
@@ -108,11 +111,11 @@ class Volumes:
         volume.check()
         return volume
 
-    def chosen(self, *, replication: int, turn: int) -> tuple[Volume, ...]:
+    def chosen(self, *, replication: int, least: int, turn: int) -> tuple[Volume, ...]:
         """Volumes for a new block: each gets its turn, and those that can not serve are left out.
 
         Raises:
-            VolumeUnusable: none of them can serve.
+            VolumeUnusable: fewer than ``least`` of them can serve.
         """
         ordered = sorted(self._by_id.values(), key=lambda volume: volume.id)
         first = turn % len(ordered)
@@ -127,8 +130,18 @@ class Volumes:
                 troubles.append(str(error))
             else:
                 found.append(volume)
-        if not found:
-            raise VolumeUnusable(f"no volume can be used: {'; '.join(troubles)}")
+        if len(found) < least:
+            raise VolumeUnusable(
+                f"{len(found)} of {len(ordered)} volumes can be used and {least} are needed: "
+                f"{'; '.join(troubles) or 'add volumes, or ask for fewer replicas'}"
+            )
+        if len(found) < replication and troubles:
+            log.warning(
+                "a block is begun on %d of %d volumes: %s",
+                len(found),
+                replication,
+                "; ".join(troubles),
+            )
         return tuple(found)
 
     def _look_at(self, volume: Volume) -> None:
@@ -144,7 +157,13 @@ def _admitted(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str
     identity = Volume.found(path, disk=disk)
     if identity is None:
         volume_id = new_id()
-        Volume.make(path, disk=disk, namespace=namespace, id=volume_id)
+        try:
+            Volume.make(path, disk=disk, namespace=namespace, id=volume_id)
+        except OSError as error:
+            raise VolumeUnusable(
+                f"no volume can be made at {path}: {error.strerror or error}. Create the directory "
+                "above it, or mount the disk, with the right to write there."
+            ) from error
         return volume_id
     if identity.namespace != namespace:
         raise VolumeUnusable(

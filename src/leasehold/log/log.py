@@ -39,6 +39,7 @@ from leasehold.log.streams import (
     stream_directory,
     writer_of,
 )
+from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from leasehold.log.wire import Request
 
 _SYNC_THREADS = 16
+_LONGEST_AGE_S = 1e9
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -163,9 +165,9 @@ class Log:
         settings = StreamSettings(
             partitions=partitions,
             segment_bytes=segment_bytes,
-            segment_age_s=segment_age.total_seconds(),
+            segment_age_s=_age_s(segment_age, "segment_age"),
             replication=replication,
-            retain_age_s=retain_age.total_seconds() if retain_age else 0.0,
+            retain_age_s=_age_s(retain_age, "retain_age"),
             retain_bytes=retain_bytes,
         )
         return self._catalog.create(stream, settings)
@@ -258,12 +260,12 @@ class Log:
         self,
         stream: str,
         *,
-        execute: bool = True,
+        execute: bool = False,
         past_checkpoints: bool = False,
         older_than: timedelta | None = None,
         keep_bytes: int | None = None,
     ) -> TrimPlan:
-        """Remove segments that the stream's settings no longer keep; tell which.
+        """Tell which segments the stream's settings no longer keep; with ``execute`` remove them.
 
         ``older_than`` and ``keep_bytes`` stand in for the stream's own limits; 0 is no limit.
 
@@ -275,7 +277,7 @@ class Log:
         found = self._catalog.get(stream)
         settings = found.settings
         if older_than is not None:
-            settings = replace(settings, retain_age_s=older_than.total_seconds())
+            settings = replace(settings, retain_age_s=_age_s(older_than, "older_than"))
         if keep_bytes is not None:
             settings = replace(settings, retain_bytes=keep_bytes)
         if not settings.retain_age_s and not settings.retain_bytes:
@@ -376,3 +378,9 @@ class Log:
             writer=writer_of(listed[-1][1]) if listed else "",
             last_enqueued_at=_EPOCH_BEGAN + timedelta(microseconds=last_us) if last_us else None,
         )
+
+
+def _age_s(age: timedelta | None, what: str) -> float:
+    if age is None:
+        return 0.0
+    return seconds_of(age, what=what, least_s=0.0, most_s=_LONGEST_AGE_S)

@@ -61,7 +61,7 @@ def check_sealed(block: Block, sealed: Sealed) -> None:
     """
     if sealed.block_id != block.id:
         raise UsageError(
-            f"block {sealed.block_id} is not the open one, which is {block.id}: read the file again"
+            f"block {sealed.block_id:#x} is not the open one, which is {block.id:#x}: read the file again"
         )
     check_keep(block, sealed.volumes)
     if sealed.length < 0:
@@ -76,7 +76,7 @@ def check_keep(block: Block, keep: Collection[str]) -> None:
     """
     if not keep or not set(keep) <= set(block.volumes):
         raise UsageError(
-            f"block {block.id} lies on {', '.join(block.volumes)}: one or more of these can be "
+            f"block {block.id:#x} lies on {', '.join(block.volumes)}: one or more of these can be "
             f"kept, not {', '.join(keep) or 'none'}"
         )
 

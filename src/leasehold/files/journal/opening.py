@@ -132,5 +132,5 @@ def _note(books: Books, step: str, wish: Wish, block: Block) -> None:
         path=wish.path,
         epoch=block.generation,
         holder=wish.holder.id,
-        detail=f"block {block.id} on {', '.join(block.volumes)}",
+        detail=f"block {block.id:#x} on {', '.join(block.volumes)}",
     )

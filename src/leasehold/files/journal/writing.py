@@ -73,7 +73,8 @@ def next_block(books: Books, ticket: Ticket, sealed: Sealed, *, volumes: tuple[s
         books,
         "next block",
         held,
-        f"block {block.id} has {sealed.length} bytes; block {begun.id} on {', '.join(volumes)}",
+        f"block {block.id:#x} has {sealed.length} bytes; block {begun.id:#x} on "
+        f"{', '.join(volumes)}",
     )
     return begun
 
@@ -88,12 +89,12 @@ def drop_volumes(books: Books, ticket: Ticket, block_id: int, *, keep: tuple[str
     """
     held, block = _mine(books, ticket)
     if block.id != block_id:
-        raise UsageError(f"block {block_id} is not the open one, which is {block.id}")
+        raise UsageError(f"block {block_id:#x} is not the open one, which is {block.id}")
     blocks.check_keep(block, keep)
     dropped = sorted(set(block.volumes) - set(keep))
     if dropped:
         blocks.keep_only(books, block, keep)
-        _note(books, "drop volumes", held, f"block {block.id} lost {', '.join(dropped)}")
+        _note(books, "drop volumes", held, f"block {block.id:#x} lost {', '.join(dropped)}")
 
 
 def complete(books: Books, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
@@ -149,7 +150,7 @@ def close(
     )
     words = f"{closed.length} bytes"
     if block is not None and tail is None:
-        words += f"; block {block.id} dropped"
+        words += f"; block {block.id:#x} dropped"
     _note(books, step, held, words)
     return closed.status(books.now)
 
