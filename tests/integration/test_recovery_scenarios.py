@@ -143,7 +143,7 @@ def test_a_replica_without_its_meta_file_does_not_stop_the_recovery(one: World) 
     (block,) = blocks(others, "/a")
     assert len(block.volumes) == 2
     (fault,) = others.verify("/a")
-    assert fault.what == f"block {block.id:x} is on 2 of 3 volumes"
+    assert fault.what == f"block {block.id:#x} is on 2 of 3 volumes"
 
 
 @pytest.mark.scenario("S31")

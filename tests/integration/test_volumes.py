@@ -76,10 +76,11 @@ def test_its_identity_comes_last_and_is_durable(tmp_path: Path) -> None:
     disk = RecordingDisk(DISK)
     Volume.make(tmp_path / "v", disk=disk, namespace="n", id="v1")
     after = [point for point in disk.points if point.startswith("after")]
-    assert after[-5:] == [
+    assert after[-6:] == [
         "after write volume",
         "after sync volume",
-        "after rename volume",
+        "after link volume",
+        "after unlink volume",
         "after sync_directory volume",
         "after sync_directory volume",
     ]

@@ -48,8 +48,13 @@ class Agreement:
     volumes: tuple[str, ...]
 
 
-def agree(members: Sequence[str], answers: Mapping[str, Answer]) -> Agreement:
+def agree(
+    members: Sequence[str], answers: Mapping[str, Answer], *, accept_loss: bool = False
+) -> Agreement:
     """Decide where a block ends; members that are not in ``answers`` did not answer.
+
+    With ``accept_loss`` those that are silent are taken for gone for good: what the others have
+    is all there is.
 
     Raises:
         TailUncertain: no usable copy answered, or sound copies contradict each other.
@@ -67,10 +72,12 @@ def agree(members: Sequence[str], answers: Mapping[str, Answer]) -> Agreement:
         return _decided(sealed[0].length, usable)
     for best in (Condition.WHOLE, Condition.CUT):
         lengths = [answer.length for answer in usable if answer.condition is best]
+        if lengths and best is Condition.CUT and len(heard) < len(members) and not accept_loss:
+            break  # it says itself that there was more: who is silent may have it
         if lengths:
             return _decided(min(lengths), usable)
     damaged = any(answer.condition is Condition.DAMAGED for answer in heard)
-    if members and len(heard) == len(members) and not damaged:
+    if members and ((len(heard) == len(members) and not damaged) or accept_loss):
         return Agreement(length=0, volumes=())
     raise TailUncertain(_why(members, answers))
 
@@ -104,7 +111,10 @@ def _why(members: Sequence[str], answers: Mapping[str, Answer]) -> str:
         for member in members
         if member in answers and answers[member].condition is Condition.DAMAGED
     ]
+    cut = [each.volume for each in answers.values() if each.condition is Condition.CUT]
     parts = ["no usable copy of the block's tail was found"]
+    if cut:
+        parts.append(f"cut short on {', '.join(cut)}")
     if silent:
         parts.append(f"no answer from {', '.join(silent)}")
     if damaged:
@@ -112,4 +122,5 @@ def _why(members: Sequence[str], answers: Mapping[str, Answer]) -> str:
     if not members:
         parts.append("the journal names no volume for it")
     advice = "bring back the volumes named" if members else "verify the journal"
-    return f"{'; '.join(parts)}. Nothing was dropped: {advice} and recover the file again."
+    last = " If they are gone for good, accept the loss (accept_loss)." if members else ""
+    return f"{'; '.join(parts)}. Nothing was dropped: {advice} and recover the file again.{last}"

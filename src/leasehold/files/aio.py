@@ -6,11 +6,14 @@ that is cancelled is still carried out; its caller does not know how it ended.
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 
+from leasehold.errors import LeaseholdError
 from leasehold.files.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -137,7 +140,7 @@ class AsyncNamespace:
         block_size: int | None = None,
     ) -> AsyncFileWriter:
         """See ``Namespace``."""
-        writer = await self._run(
+        writer = await self._opened(
             self.sync_namespace.create,
             path,
             overwrite=overwrite,
@@ -148,7 +151,7 @@ class AsyncNamespace:
 
     async def append(self, path: str) -> AsyncFileWriter:
         """See ``Namespace``."""
-        writer = await self._run(self.sync_namespace.append, path)
+        writer = await self._opened(self.sync_namespace.append, path)
         return AsyncFileWriter(writer, self._limiter)
 
     async def read(self, path: str) -> AsyncFileReader:
@@ -219,6 +222,33 @@ class AsyncNamespace:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def _opened(
+        self, call: Callable[P, FileWriter], *args: P.args, **named: P.kwargs
+    ) -> FileWriter:
+        """A writer that nobody waits for any more is closed: its lease would go on for ever."""
+        lock, left = threading.Lock(), False
+        got: list[FileWriter] = []
+
+        def work() -> FileWriter:
+            writer = call(*args, **named)
+            with lock:
+                if not left:
+                    got.append(writer)
+                    return writer
+            with suppress(LeaseholdError):
+                writer.close()
+            return writer
+
+        try:
+            return await _run(self._limiter, work)
+        except BaseException:
+            with lock:
+                left = True
+            for writer in got:
+                with CancelScope(shield=True), suppress(LeaseholdError):
+                    await _run(self._limiter, writer.close)
+            raise
 
     async def _run(self, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         return await _run(self._limiter, call, *args, **named)

@@ -88,7 +88,11 @@ class BlockWriter:
                 )
             except OSError as error:
                 failed[volume.id] = error
-        writer._without(failed)
+        try:
+            writer._without(failed)
+        except BaseException:
+            writer.close()
+            raise
         return writer
 
     @property
@@ -206,7 +210,12 @@ class BlockWriter:
             except OSError as error:
                 failed[replica.id] = error
             except BaseException as error:
-                self._broken = error  # the volumes may differ now: only a recovery can tell
+                # The volumes may differ now: only a recovery can tell. Not the error itself: it
+                # may be an interrupt, and is raised by every later call, in other threads too.
+                self._broken = VolumeUnusable(
+                    f"block {self.block_id:#x}: a write was interrupted ({error!r}). What was "
+                    "acknowledged is safe: close the file, then append to it."
+                )
                 raise
         if failed:
             self._without(failed)

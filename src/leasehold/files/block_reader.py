@@ -15,7 +15,14 @@ from crc32c import crc32c
 from leasehold.core.replicas import Condition
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.fence import evidence_of, fenced_path, frozen_path, look, read_meta
-from leasehold.files.meta import HEADER_BYTES, RECORD_BYTES, checksum, encode_header, parse_header
+from leasehold.files.meta import (
+    HEADER_BYTES,
+    RECORD_BYTES,
+    checksum,
+    encode_header,
+    parse,
+    parse_header,
+)
 from leasehold.files.model import BlockState
 from leasehold.files.tail import examine
 
@@ -39,8 +46,17 @@ class _Seen:
     after: bool
 
 
-def visible_length(block: Block, volumes: Sequence[Volume], *, disk: Disk, boot_id: bytes) -> int:
+def visible_length(
+    block: Block,
+    volumes: Sequence[Volume],
+    *,
+    disk: Disk,
+    boot_id: bytes,
+    written_elsewhere: bool = False,
+) -> int:
     """How much of a block may be seen: of an open one, what was acknowledged.
+
+    ``written_elsewhere``: its writer runs on another machine, whose boot id says nothing here.
 
     One volume that answers is enough. If the machine was restarted since the block was written,
     the acknowledged length is not to be trusted: then it is what all volumes have, and if one is
@@ -62,7 +78,8 @@ def visible_length(block: Block, volumes: Sequence[Volume], *, disk: Disk, boot_
         if seen is None:
             continue
         header = seen.header
-        trusted = header is not None and (seen.after or header.boot_id == boot_id)
+        same_boot = written_elsewhere or (header is not None and header.boot_id == boot_id)
+        trusted = header is not None and (seen.after or same_boot)
         if trusted and header is not None and header.acknowledged is not None:
             return header.acknowledged
         unsure = True
@@ -76,14 +93,32 @@ def visible_length(block: Block, volumes: Sequence[Volume], *, disk: Disk, boot_
     return 0  # made in the journal, and on no volume yet
 
 
-def records(block: Block, volume: Volume, *, disk: Disk) -> tuple[Record, ...]:
-    """The data records of a replica, under whichever name they are now; empty if there is none.
+def records(
+    block: Block, volume: Volume, *, disk: Disk, known: Sequence[Record] = ()
+) -> tuple[Record, ...]:
+    """The data records of a replica after those that are ``known``, under whichever name it has.
+
+    Only what is new is read: a block keeps its records, in their order, also in a recovery.
 
     Raises:
         OSError: the volume failed.
     """
-    found = _parsed(volume, block, disk=disk)
-    return found.records if found else ()
+    path: str | None = volume.meta_path(block.id, block.generation)
+    for _ in range(_TRIES):
+        if path is None:
+            break
+        try:
+            fd = disk.open(path)
+        except FileNotFoundError:
+            path, _after = _elsewhere(volume, block, disk=disk)
+            continue
+        try:
+            at = HEADER_BYTES + RECORD_BYTES * len(known)
+            raw = bytes(HEADER_BYTES) + disk.read_at(fd, max(disk.size(fd) - at, 0), at)
+        finally:
+            disk.close(fd)
+        return parse(raw, block_id=block.id, before=known[-1].end if known else 0).records
+    return ()
 
 
 def with_length(block: Block, length: int) -> Block:

@@ -63,6 +63,10 @@ class Disk(Protocol):
         """Rename a file, in place of any that has the new name."""
         ...
 
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """Give a file a second name, which must not exist."""
+        ...
+
     def truncate(self, path: str, size: int, *, what: str) -> None:
         """Cut a file to ``size`` bytes, and make that durable."""
         ...
@@ -150,6 +154,10 @@ class SystemDisk:
     def rename(self, source: str, target: str, *, what: str) -> None:  # noqa: ARG002
         """See ``Disk``."""
         os.rename(source, target)  # noqa: PTH104
+
+    def link(self, source: str, target: str, *, what: str) -> None:  # noqa: ARG002
+        """See ``Disk``."""
+        os.link(source, target)
 
     def truncate(self, path: str, size: int, *, what: str) -> None:  # noqa: ARG002
         """See ``Disk``."""

@@ -183,12 +183,14 @@ def seal_of(records: Sequence[Record]) -> Record:
     return Record(kind=Kind.SEAL, crc=checksum(records), end=end, durable=end)
 
 
-def parse(raw: Bytes, *, block_id: int) -> Parsed:
-    """Read a meta file, as far as it is valid."""
+def parse(raw: Bytes, *, block_id: int, before: int = 0) -> Parsed:
+    """Read a meta file, as far as it is valid.
+
+    ``before`` is the end of the record before the first one, if those before it were left out.
+    """
     found = _records(raw, salt(block_id))
     records: list[Record] = []
     seal: Record | None = None
-    before = 0
     for record in found:
         if record is None or not _follows(record, before):
             break

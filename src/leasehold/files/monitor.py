@@ -19,6 +19,7 @@ from leasehold.errors import (
     LeaseholdError,
     LeaseLost,
     RecoveryInProgress,
+    StoreError,
     UnknownFile,
 )
 from leasehold.files import seal as sealing
@@ -124,6 +125,11 @@ class Monitor:
             recovery = journal.begin_recovery(path, self._holder, why=Why.HARD)
         except (FileHeld, RecoveryInProgress, UnknownFile):
             return False  # somebody was faster, or its holder is back
+        except StoreError:
+            raise
+        except LeaseholdError as error:
+            log.warning("%s can not be recovered: %s", path, error)
+            return False  # one bad file holds up nobody
         if recovery is None:
             return False
         try:
@@ -155,15 +161,14 @@ def sweep(around: Surroundings, *, until: Callable[[], bool] = lambda: False) ->
     A volume that is away is asked once and left for another time: what lies on the others goes.
     """
     removed, away = 0, set[str]()
-    for _ in range(len(around.volumes) + 1):
+    while True:
         gone, failed = _removed(around, away, until)
         if gone:
             around.journal.forget_trash(gone)
         removed += len(gone)
         away |= failed
-        if not failed or until():
-            break
-    return removed
+        if (not failed and len(gone) < _MOST_PER_PASS) or until():
+            return removed
 
 
 def _removed(

@@ -10,6 +10,7 @@ import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
@@ -28,6 +29,7 @@ from leasehold.errors import (
     LeaseholdError,
     LeaseLost,
     RecoveryInProgress,
+    StoreError,
     UnknownFile,
     UsageError,
 )
@@ -35,7 +37,7 @@ from leasehold.files import monitor, recovery
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
 from leasehold.files.model import FileState, Holder, Why
-from leasehold.files.options import FileOptions
+from leasehold.files.options import FileOptions, check_block_size, check_replication
 from leasehold.files.reader import FileReader
 from leasehold.files.recovery import Progress, Surroundings
 from leasehold.files.renewer import Renewer
@@ -47,7 +49,6 @@ from leasehold.names import holder_id, seconds_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
-    from datetime import timedelta
     from pathlib import Path
     from types import TracebackType
 
@@ -86,6 +87,7 @@ class Namespace:
         self._rng = system_random()
         self._turns = count(self._rng.randrange(1 << 16))
         self._closing = threading.Event()
+        self._unanswered: dict[str, str] = {}
         self._renewer = Renewer(
             self._journal, holder, clock=clock, look_every_s=options.look_every.total_seconds()
         )
@@ -184,6 +186,9 @@ class Namespace:
             RecoveryInProgress: somebody is recovering it.
             VolumeUnusable: no volume can be written.
         """
+        check_replication(replication)
+        if block_size is not None:
+            check_block_size(block_size)
         wanted = replication or self._replication()
 
         def step(volumes: tuple[str, ...], request: str) -> Opened:
@@ -197,7 +202,10 @@ class Namespace:
                 request=request,
             )
 
-        return self._opened(path, wanted, step)
+        writer = self._opened(path, wanted, step)
+        if overwrite:
+            monitor.sweep(self._around)  # the writer of what was there is to hear of it
+        return writer
 
     def append(self, path: str) -> FileWriter:
         """Go on after the end of a file, in a new block.
@@ -225,9 +233,13 @@ class Namespace:
         path: str,
         *,
         timeout: timedelta,
+        accept_loss: bool = False,
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> FileStatus:
         """Close a file whoever holds it, and wait until that is done.
+
+        ``accept_loss`` says that volumes which do not answer are gone for good: the file then ends
+        with what the others have, and be it nothing.
 
         No limit is looked at: its writer is shut out. A recovery that somebody else began is
         waited for, and taken over when it has had its time.
@@ -242,7 +254,9 @@ class Namespace:
         until = self._clock.boottime_s() + limit_s
         for failures in count(1):
             try:
-                return self._recover_now(path, why=Why.ASKED, told=progress)
+                return self._recover_now(
+                    path, why=Why.ASKED, accept_loss=accept_loss, told=progress
+                )
             except UnknownFile:
                 raise
             except LeaseholdError as error:
@@ -298,7 +312,9 @@ class Namespace:
         """Files that are not closed, by id; with ``older_than`` those opened that long ago."""
         return self._journal.list_open(
             prefix,
-            older_than_s=older_than.total_seconds() if older_than else 0.0,
+            older_than_s=seconds_of(
+                older_than or timedelta(0), what="older_than", least_s=0.0, most_s=_LONGEST_WAIT_S
+            ),
             after_id=after_id,
             limit=limit,
         )
@@ -334,7 +350,10 @@ class Namespace:
             UnknownFile: there is no such file or directory.
             FileExists: the target is taken.
         """
-        return self._journal.rename(source, target, overwrite=overwrite)
+        renamed = self._journal.rename(source, target, overwrite=overwrite)
+        if overwrite:
+            monitor.sweep(self._around)  # the writer of what was there is to hear of it
+        return renamed
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
         """Delete a file, or with ``recursive`` a directory; return how many files: 0 if none.
@@ -394,9 +413,12 @@ class Namespace:
         self, path: str, replication: int, step: Callable[[tuple[str, ...], str], Opened]
     ) -> FileWriter:
         volumes = tuple(volume.id for volume in self._chosen(replication))
-        request, heard_at = new_suffix(), self._clock.boottime_s()
+        heard_at = self._clock.boottime_s()
+        # After a lost answer the next call for this path goes under the same name: if the first
+        # one was carried out, it is found again, and not held against us.
+        request = self._unanswered.pop(path, None) or new_suffix()
         try:
-            opened = step(volumes, request)
+            opened = self._asked(path, request, step, volumes)
         except (FileHeld, RecoveryInProgress) as refusal:
             ours = isinstance(refusal, FileHeld) and refusal.holder == self._holder.id
             if refusal.retry_after_s > 0 or ours:
@@ -404,7 +426,7 @@ class Namespace:
             # Its writer was silent for the soft limit, or an attempt to recover it has failed or
             # had its time: nobody has to wait for it.
             self._recover_now(path, why=Why.SOFT)
-            opened = step(volumes, request)
+            opened = self._asked(path, request, step, volumes)
         try:
             writer = FileWriter(
                 opened,
@@ -423,6 +445,24 @@ class Namespace:
         self._renewer.add(writer, heard_at=heard_at)
         return writer
 
+    def _asked(
+        self,
+        path: str,
+        request: str,
+        step: Callable[[tuple[str, ...], str], Opened],
+        volumes: tuple[str, ...],
+    ) -> Opened:
+        try:
+            opened = step(volumes, request)
+        except StoreError:
+            self._unanswered[path] = request
+            raise
+        except LeaseholdError:
+            self._unanswered.pop(path, None)
+            raise
+        self._unanswered.pop(path, None)
+        return opened
+
     def _ended(self, ticket: Ticket) -> FileStatus:
         """Recover a file of our own after a failure, wherever it lies now."""
         status = self._journal.status_of(ticket.file_id)
@@ -436,13 +476,14 @@ class Namespace:
         *,
         why: Why,
         ticket: Ticket | None = None,
+        accept_loss: bool = False,
         told: Callable[[Progress], None] = lambda _: None,
     ) -> FileStatus:
         begun = self._journal.begin_recovery(path, self._holder, why=why, ticket=ticket)
         if begun is None:
             return self._journal.status(path)
         try:
-            return recovery.carry_out(begun, self._around, told=told)
+            return recovery.carry_out(begun, self._around, accept_loss=accept_loss, told=told)
         except (UnknownFile, RecoveryInProgress):
             raise
         except (LeaseholdError, OSError) as error:

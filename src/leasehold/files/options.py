@@ -67,20 +67,13 @@ class FileOptions:
                 f"look_every <= soft_limit / 2 does not hold ({self.look_every} > "
                 f"{self.soft_limit / 2}): a renewal would come too late; look more often"
             )
+        check_replication(self.replication)
+        check_block_size(self.block_size)
         most = self.replication or _MOST_REPLICATION
-        if self.replication is not None and not 1 <= self.replication <= _MOST_REPLICATION:
-            raise InvalidOptions(
-                f"replication is {self.replication} and must lie between 1 and {_MOST_REPLICATION}"
-            )
         if not 1 <= self.least_replicas <= most:
             raise InvalidOptions(
                 f"1 <= least_replicas <= replication does not hold ({self.least_replicas} and "
                 f"{self.replication or 'default'}): no block could ever be written"
-            )
-        if not _LEAST_BLOCK_BYTES <= self.block_size <= _MOST_BLOCK_BYTES:
-            raise InvalidOptions(
-                f"block_size is {self.block_size} and must lie between {_LEAST_BLOCK_BYTES} and "
-                f"{_MOST_BLOCK_BYTES} bytes"
             )
 
     @property
@@ -91,3 +84,26 @@ class FileOptions:
             hard_s=self.hard_limit.total_seconds(),
             attempt_s=self.attempt_limit.total_seconds(),
         )
+
+
+def check_replication(replication: object) -> None:
+    """Refuse a replication that no block could have; None is the default.
+
+    Raises:
+        InvalidOptions: it is no whole number in its range.
+    """
+    _check_whole(replication if replication is not None else 1, "replication", 1, _MOST_REPLICATION)
+
+
+def check_block_size(block_size: object) -> None:
+    """Refuse a size that no block could have.
+
+    Raises:
+        InvalidOptions: it is no whole number in its range.
+    """
+    _check_whole(block_size, "block_size", _LEAST_BLOCK_BYTES, _MOST_BLOCK_BYTES)
+
+
+def _check_whole(value: object, what: str, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidOptions(f"{what} is {value!r} and must lie between {least} and {most}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from leasehold.clock import host_name
 from leasehold.errors import DataDamaged, UsageError, VolumeUnusable
 from leasehold.files import block_reader, meta
 from leasehold.files.model import BlockState, FileState
@@ -105,7 +106,10 @@ class FileReader:
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place, as in any file."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._known}[whence]
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._known}
+        if whence not in bases:
+            raise UsageError(f"whence is {whence!r} and must be 0, 1 or 2, as in any file")
+        base = bases[whence]
         if base + offset < 0:
             raise UsageError(f"there is nothing before the beginning of {self.path}")
         self._position = base + offset
@@ -127,7 +131,11 @@ class FileReader:
             last = self._blocks[-1]
             volumes = [self._around.volumes.get(each) for each in last.volumes]
             visible = block_reader.visible_length(
-                last, volumes, disk=self._around.disk, boot_id=self._around.boot_id
+                last,
+                volumes,
+                disk=self._around.disk,
+                boot_id=self._around.boot_id,
+                written_elsewhere=self._status.host not in {"", host_name()},
             )
             visible = max(visible, self._known - last.start)
             self._blocks = (*self._blocks[:-1], block_reader.with_length(last, visible))
@@ -197,7 +205,7 @@ class FileReader:
         key = (block.id, volume.id)
         known = self._records.get(key, ())
         if not known or known[-1].end < end:
-            known = block_reader.records(block, volume, disk=self._around.disk)
+            known += block_reader.records(block, volume, disk=self._around.disk, known=known)
             if not known or known[-1].end < end:
                 raise DataDamaged(
                     f"volume {volume.id}, block {block.id:#x}: its records end before {end}"

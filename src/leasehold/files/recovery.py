@@ -56,9 +56,12 @@ def carry_out(
     recovery: Recovery,
     around: Surroundings,
     *,
+    accept_loss: bool = False,
     told: Callable[[Progress], None] = lambda _: None,
 ) -> FileStatus:
     """Bring the file to its end and close it.
+
+    ``accept_loss`` is an operator's word that volumes which do not answer are gone for good.
 
     Raises:
         TailUncertain: the volumes that answered do not tell enough; nothing was dropped.
@@ -79,7 +82,7 @@ def carry_out(
     tell(f"asking {len(block.volumes)} volumes")
     evidence, answers, read = _asked(recovery, block, around)
     tell("agreeing on the length", read)
-    agreement = agree(block.volumes, answers)
+    agreement = agree(block.volumes, answers, accept_loss=accept_loss)
     if not agreement.length:
         status = around.journal.commit_recovery(recovery, None)
     else:

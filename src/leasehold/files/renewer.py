@@ -68,10 +68,14 @@ class Renewer:
 
     def look(self) -> bool:
         """Renew if it is time; say whether it was done. Close what could not be closed before."""
+        renewed = self._renewed()
         with self._lock:
             unclosed = [writer for writer in self._writers if writer.wants_close]
         for writer in unclosed:
             writer.close_quietly()
+        return renewed
+
+    def _renewed(self) -> bool:
         now, limits = self._clock.boottime_s(), self._journal.limits
         with self._lock:
             silent_s = now - self._heard_at
@@ -98,13 +102,19 @@ class Renewer:
         with self._lock:
             self._stop.set()
             thread, self._thread = self._thread, None
+            writers = tuple(self._writers)
+        for writer in writers:
+            writer.leave_behind()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _run(self) -> None:
         idle = 0
         while not self._stop.wait(self._look_every_s):
-            self.look()
+            try:
+                self.look()
+            except Exception:  # a bug of ours must not end the one that keeps all files
+                log.exception("the renewer could not look")
             with self._lock:
                 idle = 0 if self._writers else idle + 1
                 if idle > _IDLE_LOOKS:

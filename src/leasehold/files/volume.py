@@ -166,6 +166,7 @@ class Volume:
 
     def _refuse_foreign(self) -> None:
         names = set(self.disk.names(self.root)) - _OURS - _OF_THE_FILE_SYSTEM
+        names = {name for name in names if not name.startswith(f"{_ASIDE}.")}
         if names:
             raise VolumeUnusable(
                 f"{self.root} is not empty (it has {min(names)!r}) and is not a volume; it is left "
@@ -180,7 +181,7 @@ class Volume:
             disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
         disk.sync_directory(self._blocks, what="volume")
         said = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
-        aside = f"{self.root}/{_ASIDE}"
+        aside = f"{self.root}/{_ASIDE}.{self.id}"
         disk.unlink(aside, what="volume")
         fd = disk.create(aside, what="volume")
         try:
@@ -189,6 +190,8 @@ class Volume:
                 raise error
         finally:
             disk.close(fd)
-        disk.rename(aside, f"{self.root}/{_IDENTITY}", what="volume")
+        # A link and no rename: of two that make it at once, the second must not replace the first.
+        disk.link(aside, f"{self.root}/{_IDENTITY}", what="volume")
+        disk.unlink(aside, what="volume")
         disk.sync_directory(self.root, what="volume")
         disk.sync_directory(os.path.dirname(os.path.abspath(self.root)), what="volume")  # noqa: PTH100, PTH120

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
     from leasehold.files.journal import Journal
+    from leasehold.files.volume import Identity
 
 log = logging.getLogger("leasehold.files")
 
@@ -36,6 +37,7 @@ class Volumes:
         self._by_id = {volume.id: volume for volume in known}
         self._clock = clock
         self._looked_at: dict[str, float] = {}
+        self._news: Callable[[], Iterable[Volume]] = tuple
 
     @classmethod
     def opened(
@@ -65,10 +67,14 @@ class Volumes:
             raise UsageError(
                 f"{journal.url} has no volumes yet: name one or more directories to keep files in"
             )
-        found = [
-            Volume(volume_id, path, disk, namespace=namespace) for volume_id, path in known.items()
-        ]
-        return cls(found, clock=clock)
+
+        def listed() -> list[Volume]:
+            now = journal.volumes().items()
+            return [Volume(id_, path, disk, namespace=namespace) for id_, path in now]
+
+        volumes = cls(listed(), clock=clock)
+        volumes._news = listed
+        return volumes
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -83,13 +89,12 @@ class Volumes:
         Raises:
             VolumeUnusable: this namespace has none.
         """
+        if volume_id not in self._by_id:  # another process has added it since we looked
+            self._by_id = {volume.id: volume for volume in self._news()} | self._by_id
         try:
             return self._by_id[volume_id]
         except KeyError:
-            raise VolumeUnusable(
-                f"volume {volume_id} was added by another process since this one began: open the "
-                "namespace again"
-            ) from None
+            raise VolumeUnusable(f"the journal knows no volume {volume_id}") from None
 
     def readable(self, volume_id: str) -> Volume:
         """The volume with this id, looked at just now: it is the right one.
@@ -154,20 +159,32 @@ class Volumes:
 
 def _admitted(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str]) -> str:
     """The id of the volume at ``path``, made if there is none."""
-    identity = Volume.found(path, disk=disk)
+    identity = _found(path, disk)
     if identity is None:
         volume_id = new_id()
         try:
             Volume.make(path, disk=disk, namespace=namespace, id=volume_id)
-        except OSError as error:
-            raise VolumeUnusable(
-                f"no volume can be made at {path}: {error.strerror or error}. Create the directory "
-                "above it, or mount the disk, with the right to write there."
-            ) from error
-        return volume_id
+        except (OSError, VolumeUnusable) as error:
+            identity = _found(path, disk)  # another process may make it in this moment
+            if identity is None and isinstance(error, OSError):
+                raise VolumeUnusable(
+                    f"no volume can be made at {path}: {error.strerror or error}. Create the "
+                    "directory above it, or mount the disk, with the right to write there."
+                ) from error
+            if identity is None:
+                raise
+        else:
+            return volume_id
     if identity.namespace != namespace:
         raise VolumeUnusable(
             f"{path} is a volume of another namespace ({identity.namespace}, ours is {namespace}): "
             "choose another directory, or the store it belongs to"
         )
     return identity.volume
+
+
+def _found(path: str, disk: Disk) -> Identity | None:
+    try:
+        return Volume.found(path, disk=disk)
+    except OSError:
+        return None

@@ -14,8 +14,9 @@ Not guaranteed: that bytes which were not flushed are dropped. They may survive 
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from leasehold.errors import (
@@ -30,7 +31,7 @@ from leasehold.files.block import BlockWriter
 from leasehold.files.meta import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     from leasehold.files.disk import Bytes
@@ -70,6 +71,9 @@ class FileWriter:
         self._given_up = False
         self._sealed: Sealed | None = None
         self._broken: LeaseholdError | None = None
+        self._pid = os.getpid()
+        self._untold = False
+        self._written = opened.block.start
         self._start = opened.block.start
         self._block = self._begun(opened.block)
 
@@ -105,11 +109,16 @@ class FileWriter:
 
     def close_quietly(self) -> None:
         """Try again what ``close`` could not do; who called it has been told why, or will be."""
-        with self._lock, suppress(LeaseholdError):
-            if self._given_up:
-                self._surrender()
-            else:
-                self.close()
+        if not self._lock.acquire(blocking=False):
+            return  # its close is under way, and others must not wait for it
+        try:
+            with suppress(LeaseholdError):
+                if self._given_up:
+                    self._surrender()
+                else:
+                    self.close()
+        finally:
+            self._lock.release()
 
     @property
     def volumes(self) -> tuple[str, ...]:
@@ -126,8 +135,10 @@ class FileWriter:
         view = memoryview(data).cast("B")
         with self._lock:
             self._check_open()
+            self._written += len(view)
             try:
-                self._take(view)
+                with self._whole():
+                    self._take(view)
             except LeaseholdError as error:
                 self._broken = self._broken or error
                 raise
@@ -143,7 +154,8 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            self._push()
+            with self._whole():
+                self._push()
             if self._block.acknowledged < self._block.length:
                 self._confirm()
                 self._block.acknowledge()
@@ -159,7 +171,8 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            self._push()
+            with self._whole():
+                self._push()
             if min(self._block.durable, self._block.acknowledged) < self._block.length:
                 self._confirm()
                 self._block.sync()
@@ -178,6 +191,7 @@ class FileWriter:
             VolumeUnusable: what was not acknowledged could not be written; the rest is kept.
             StoreError: the journal did not answer.
         """
+        self._check_process()
         with self._lock:
             told, self._closing = self._closing, True
             if self._given_up and self._broken is not None:
@@ -210,6 +224,16 @@ class FileWriter:
             self._around.journal.discard(self._ticket)
             self._end()
 
+    def leave_behind(self) -> None:
+        """The namespace is being closed before the file: the file stays open in the journal."""
+        with self._lock:
+            if self._broken is None:
+                self._broken = UsageError(
+                    f"{self.path} was still open when its namespace was closed: its lease will "
+                    "run out and somebody will recover it; close files before the namespace"
+                )
+            self._block.close()
+
     def give_up(self, error: LeaseholdError) -> None:
         """Let every later call raise ``error``: the holder was not heard of for too long.
 
@@ -239,14 +263,26 @@ class FileWriter:
     def _completed(self) -> FileStatus:
         if isinstance(self._broken, LeaseLost | UnknownFile):
             raise self._broken
-        if self._broken is not None:  # the caller was told when it happened
-            return self._recover(self._ticket)
+        if self._broken is not None:
+            status = self._recover(self._ticket)
+            if self._untold and status.length < self._written:
+                # It happened in a close() that could only say that the journal was silent.
+                raise VolumeUnusable(
+                    f"{self.path}: {self._written} bytes were written and {status.length} are "
+                    "kept: append the rest again"
+                )
+            return status
         try:
             if self._sealed is None and self.length > self._start:
-                self._push()
-                self._sealed = self._block.seal()
+                with self._whole():
+                    self._push()
+                    self._sealed = self._block.seal()
         except VolumeUnusable:
+            self._untold = True
             self._recover(self._ticket)
+            raise
+        except BaseException:
+            self._untold = True
             raise
         return self._around.journal.complete(self._ticket, self._sealed)
 
@@ -283,7 +319,29 @@ class FileWriter:
             if self._block.length >= self._block_size:
                 self._roll()
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """If it ends with another error than ours, part of it may be done: stop for good then."""
+        try:
+            yield
+        except LeaseholdError:
+            raise
+        except BaseException as error:
+            self._broken = self._broken or VolumeUnusable(
+                f"{self.path}: a write was interrupted ({error!r}): what was acknowledged is kept; "
+                "close the file, then append to it"
+            )
+            raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError(
+                f"{self.path} was opened before this process was forked: only its parent writes "
+                "it; open another file in each process"
+            )
+
     def _check_open(self) -> None:
+        self._check_process()
         if self._broken is not None and not self._closing:
             raise self._broken
         if self._closed or self._closing:

@@ -74,6 +74,12 @@ class RecordingDisk(PassingDisk):
         super().rename(source, target, what=what)
         self.passed(f"after rename {what}")
 
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.passed(f"before link {what}")
+        super().link(source, target, what=what)
+        self.passed(f"after link {what}")
+
     def truncate(self, path: str, size: int, *, what: str) -> None:
         """See ``Disk``."""
         self.passed(f"before truncate {what}")
@@ -185,6 +191,11 @@ class FailingDisk(PassingDisk):
         """See ``Disk``."""
         self._meet(source, changes=True)
         super().rename(source, target, what=what)
+
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self._meet(source, changes=True)
+        super().link(source, target, what=what)
 
     def truncate(self, path: str, size: int, *, what: str) -> None:
         """See ``Disk``."""

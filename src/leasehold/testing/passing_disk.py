@@ -63,6 +63,10 @@ class PassingDisk:
         """See ``Disk``."""
         self.disk.rename(source, target, what=what)
 
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.link(source, target, what=what)
+
     def truncate(self, path: str, size: int, *, what: str) -> None:
         """See ``Disk``."""
         self.disk.truncate(path, size, what=what)

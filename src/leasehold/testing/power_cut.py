@@ -157,6 +157,12 @@ class PowerCutDisk(PassingDisk):
         super().rename(source, target, what=what)
         folder.change((name, None), (os.path.basename(target), folder.now[name]))  # noqa: PTH119
 
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        folder, name = self._at(source)
+        super().link(source, target, what=what)
+        folder.change((os.path.basename(target), folder.now[name]))  # noqa: PTH119
+
     def truncate(self, path: str, size: int, *, what: str) -> None:
         """See ``Disk``."""
         folder, name = self._at(path)

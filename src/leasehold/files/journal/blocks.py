@@ -61,7 +61,8 @@ def check_sealed(block: Block, sealed: Sealed) -> None:
     """
     if sealed.block_id != block.id:
         raise UsageError(
-            f"block {sealed.block_id:#x} is not the open one, which is {block.id:#x}: read the file again"
+            f"block {sealed.block_id:#x} is not the open one, which is {block.id:#x}: read the "
+            "file again"
         )
     check_keep(block, sealed.volumes)
     if sealed.length < 0:

@@ -10,9 +10,11 @@ itself fails, each of its steps is run in one of its own.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leasehold.errors import LeaseholdError, StoreError, StoreUnavailable
@@ -64,6 +66,8 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._queue: deque[_Call] = deque()
         self._led = False
+        self._helper: ThreadPoolExecutor | None = None
+        self._helper_pid = 0
 
     def run(self, name: str, step: Callable[[Books], T]) -> T:
         """Run ``step``, alone or together with others, and return its answer.
@@ -73,6 +77,25 @@ class GroupCommit:
             StoreUnavailable: no answer in time. It may or may not have been done.
             StoreUnusable: the store can not serve.
         """
+        if threading.current_thread() is threading.main_thread():
+            # Signals are for the main thread alone. An interrupt between any two lines here would
+            # leave everybody without a leader, or the database with a lock: so it only waits.
+            return self._away_from_signals().submit(self._run, name, step).result()
+        return self._run(name, step)
+
+    def _away_from_signals(self) -> ThreadPoolExecutor:
+        if self._helper is None or self._helper_pid != os.getpid():
+            self._helper_pid = os.getpid()
+            self._helper = ThreadPoolExecutor(1, "leasehold-journal")
+        return self._helper
+
+    def close(self) -> None:
+        """End the helper, if there is one."""
+        if self._helper is not None and self._helper_pid == os.getpid():
+            self._helper.shutdown()
+            self._helper = None
+
+    def _run(self, name: str, step: Callable[[Books], T]) -> T:
         call = _Call(name, step)
         with self._lock:
             self._queue.append(call)

@@ -94,6 +94,7 @@ class Journal:
 
     def close(self) -> None:
         """Give the database back. Again is harmless."""
+        self._group.close()
         self._database.close()
 
     # ----------------------------------------------------------- holders

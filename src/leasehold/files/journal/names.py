@@ -118,14 +118,16 @@ def rename(books: Books, source: str, target: str, *, overwrite: bool) -> int:
         raise refusals.unknown(source)
     # The file that is moved away is no obstacle above its own target; that was refused before.
     place.check_free()
-    if place.row is not None:
-        if not overwrite or origin.row is None:
-            raise refusals.exists(target)
-        remove_one(books, place.row, by="a rename")
+    if place.row is not None and (not overwrite or origin.row is None):
+        raise refusals.exists(target)
     low, high = paths.only(source) if origin.row is not None else paths.below(source)
     (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
     cut = len(source) + 1
+    (longest,) = books.tx.one("files_longest", low=low, high=high) or ("",)
+    paths.check_path(target + str(longest)[len(source) :])
     detail = f"from {source}"
+    if place.row is not None:
+        remove_one(books, place.row, by="a rename")
     books.note_range(
         "rename", low=low, high=high, target=target, cut=cut, count=count, detail=detail
     )

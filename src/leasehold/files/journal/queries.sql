@@ -156,6 +156,9 @@ LIMIT :most;
 -- name: files_count
 SELECT count(*) FROM fs_file WHERE path >= :low AND path < :high;
 
+-- name: files_longest
+SELECT path FROM fs_file WHERE path >= :low AND path < :high ORDER BY length(path) DESC LIMIT 1;
+
 -- name: file_add
 INSERT INTO fs_file (
     id, path, state, epoch, holder, length, replication, block_size, created_at, modified_at,
