@@ -9,7 +9,6 @@ import os
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Self
@@ -24,16 +23,14 @@ from leasehold.clock import (
 )
 from leasehold.core.ladder import Ladder
 from leasehold.errors import (
-    FileHeld,
     InvalidOptions,
     LeaseholdError,
-    LeaseLost,
     RecoveryInProgress,
-    StoreError,
     UnknownFile,
     UsageError,
 )
-from leasehold.files import monitor, recovery
+from leasehold.files import monitor
+from leasehold.files.desk import Desk
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
 from leasehold.files.model import FileState, Holder, Why
@@ -42,8 +39,7 @@ from leasehold.files.reader import FileReader
 from leasehold.files.recovery import Progress, Surroundings
 from leasehold.files.renewer import Renewer
 from leasehold.files.verify import Fault, verify
-from leasehold.files.volumes import DEFAULT_REPLICATION, Volumes
-from leasehold.files.writer import FileWriter
+from leasehold.files.volumes import Volumes
 from leasehold.names import holder_id, seconds_of
 
 if TYPE_CHECKING:
@@ -54,8 +50,9 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
-    from leasehold.files.model import Entry, FileStatus, HolderStatus, Opened, Ticket
+    from leasehold.files.model import Entry, FileStatus, HolderStatus, Opened
     from leasehold.files.volume import Volume
+    from leasehold.files.writer import FileWriter
 
 _SYNC_THREADS = 16
 _PAUSES = Ladder(base_s=0.05, most_s=2.0)
@@ -85,11 +82,17 @@ class Namespace:
         self._options = options
         self._clock = clock
         self._rng = system_random()
-        self._turns = count(self._rng.randrange(1 << 16))
         self._closing = threading.Event()
-        self._unanswered: dict[str, str] = {}
         self._renewer = Renewer(
             self._journal, holder, clock=clock, look_every_s=options.look_every.total_seconds()
+        )
+        self._desk = Desk(
+            around,
+            holder,
+            options=options,
+            renewer=self._renewer,
+            clock=clock,
+            rng=self._rng,
         )
         self.monitor = monitor.Monitor(
             around,
@@ -189,7 +192,7 @@ class Namespace:
         check_replication(replication)
         if block_size is not None:
             check_block_size(block_size)
-        wanted = replication or self._replication()
+        wanted = replication or self._desk.replication
 
         def step(volumes: tuple[str, ...], request: str) -> Opened:
             return self._journal.create(
@@ -202,7 +205,7 @@ class Namespace:
                 request=request,
             )
 
-        writer = self._opened(path, wanted, step)
+        writer = self._desk.opened(path, wanted, step)
         if overwrite:
             monitor.sweep(self._around)  # the writer of what was there is to hear of it
         return writer
@@ -224,7 +227,7 @@ class Namespace:
         def step(volumes: tuple[str, ...], request: str) -> Opened:
             return self._journal.append(path, self._holder, volumes=volumes, request=request)
 
-        return self._opened(path, wanted, step)
+        return self._desk.opened(path, wanted, step)
 
     # ----------------------------------------------------------- recovery
 
@@ -254,7 +257,7 @@ class Namespace:
         until = self._clock.boottime_s() + limit_s
         for failures in count(1):
             try:
-                return self._recover_now(
+                return self._desk.recover_now(
                     path, why=Why.ASKED, accept_loss=accept_loss, told=progress
                 )
             except UnknownFile:
@@ -396,101 +399,6 @@ class Namespace:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    # -------------------------------------------------------------- parts
-
-    def _replication(self) -> int:
-        volumes = len(self._around.volumes)
-        return self._options.replication or min(DEFAULT_REPLICATION, volumes)
-
-    def _chosen(self, replication: int) -> tuple[Volume, ...]:
-        least = min(self._options.least_replicas, replication)
-        return self._around.volumes.chosen(
-            replication=replication, least=least, turn=next(self._turns)
-        )
-
-    def _opened(
-        self, path: str, replication: int, step: Callable[[tuple[str, ...], str], Opened]
-    ) -> FileWriter:
-        volumes = tuple(volume.id for volume in self._chosen(replication))
-        heard_at = self._clock.boottime_s()
-        # After a lost answer the next call for this path goes under the same name: if the first
-        # one was carried out, it is found again, and not held against us.
-        request = self._unanswered.pop(path, None) or new_suffix()
-        try:
-            opened = self._asked(path, request, step, volumes)
-        except (FileHeld, RecoveryInProgress) as refusal:
-            ours = isinstance(refusal, FileHeld) and refusal.holder == self._holder.id
-            if refusal.retry_after_s > 0 or ours:
-                raise
-            # Its writer was silent for the soft limit, or an attempt to recover it has failed or
-            # had its time: nobody has to wait for it.
-            self._recover_now(path, why=Why.SOFT)
-            opened = self._asked(path, request, step, volumes)
-        try:
-            writer = FileWriter(
-                opened,
-                self._around,
-                volumes_for=self._chosen,
-                least_replicas=self._options.least_replicas,
-                new_request=new_suffix,
-                recover=self._ended,
-                forget=self._renewer.remove,
-            )
-        except BaseException:
-            # No volume took the block. Nothing was written: the file must not stay open for it.
-            with suppress(LeaseholdError):
-                self._journal.complete(opened.ticket, None)
-            raise
-        self._renewer.add(writer, heard_at=heard_at)
-        return writer
-
-    def _asked(
-        self,
-        path: str,
-        request: str,
-        step: Callable[[tuple[str, ...], str], Opened],
-        volumes: tuple[str, ...],
-    ) -> Opened:
-        try:
-            opened = step(volumes, request)
-        except StoreError:
-            self._unanswered[path] = request
-            raise
-        except LeaseholdError:
-            self._unanswered.pop(path, None)
-            raise
-        self._unanswered.pop(path, None)
-        return opened
-
-    def _ended(self, ticket: Ticket) -> FileStatus:
-        """Recover a file of our own after a failure, wherever it lies now."""
-        status = self._journal.status_of(ticket.file_id)
-        if status is None:
-            raise UnknownFile(f"{ticket.path} was deleted while it was written")
-        return self._recover_now(status.path, why=Why.CLOSE, ticket=ticket)
-
-    def _recover_now(
-        self,
-        path: str,
-        *,
-        why: Why,
-        ticket: Ticket | None = None,
-        accept_loss: bool = False,
-        told: Callable[[Progress], None] = lambda _: None,
-    ) -> FileStatus:
-        begun = self._journal.begin_recovery(path, self._holder, why=why, ticket=ticket)
-        if begun is None:
-            return self._journal.status(path)
-        try:
-            return recovery.carry_out(begun, self._around, accept_loss=accept_loss, told=told)
-        except (UnknownFile, RecoveryInProgress):
-            raise
-        except (LeaseholdError, OSError) as error:
-            pause_s = monitor.PAUSES.pause_s(begun.attempt, self._rng)
-            with suppress(LeaseLost, UnknownFile):  # a newer one has begun, or there is no file
-                self._journal.fail_recovery(begun, trouble=str(error), pause_s=pause_s)
-            raise
 
 
 def _named(name: str, address: str = "") -> Holder:
