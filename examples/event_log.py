@@ -2,6 +2,7 @@
 
     python examples/event_log.py
 
+with the project's environment active (``. .venv/bin/activate``).
 It makes a store and a volume in a temporary directory. In your own programs open the log in each
 process: any number of producers on one machine may share a stream.
 """

@@ -3,6 +3,8 @@
 Run it in two or three terminals, and stop one of them with Ctrl-C:
 
     python examples/share_partitions.py sqlite:///leases.db
+
+with the project's environment active (``. .venv/bin/activate``).
 """
 
 from __future__ import annotations

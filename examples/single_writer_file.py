@@ -2,6 +2,7 @@
 
     python examples/single_writer_file.py
 
+with the project's environment active (``. .venv/bin/activate``).
 It makes a store and two volumes in a temporary directory, and plays both parts itself.
 """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,3 +64,51 @@ def test_single_writer_file_prints_what_its_page_says() -> None:
 
 def test_event_log_prints_what_its_page_says() -> None:
     assert printed("event_log.py") == shown_in("log.md", "python examples/event_log.py")
+
+
+def in_a_shell(line: str, place: Path) -> str:
+    paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=place,
+        env={**os.environ, "PATH": paths, "LEASEHOLD_STORE": "sqlite:///leases.db"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    return done.stdout
+
+
+def page(name: str) -> str:
+    return (EXAMPLES.parent / name).read_text(encoding="utf-8")
+
+
+def python_after(text: str, heading: str) -> list[str]:
+    """The programs of one section."""
+    section = text.split(f"## {heading}\n", maxsplit=1)[1].split("\n## ", maxsplit=1)[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+def test_the_shell_and_the_group_of_the_log_page_work_as_printed(tmp_path: Path) -> None:
+    section = page("docs/log.md").split("## From a shell\n", maxsplit=1)[1]
+    lines = re.findall(r"^[$] (.*)$", section.split("\n```\n", maxsplit=2)[1], re.MULTILINE)
+    assert lines.pop().startswith("leasehold log tail")  # it never ends
+    said = [in_a_shell(line, tmp_path) for line in lines]
+    assert len(said[-2].splitlines()) == 11
+    assert '{"customer": "c7", "total": 7}' in said[-1]
+    [program] = python_after(page("docs/log.md"), "Read as a group, with checkpoints")
+    (tmp_path / "group.py").write_text(program, encoding="utf-8")
+    assert "1009 events" in in_a_shell("python group.py", tmp_path)
+    seen = in_a_shell("seq 5 | leasehold log append orders && python group.py", tmp_path)
+    assert "5 events" in seen.splitlines()
+
+
+def test_the_programs_of_the_pages_work_as_printed_and_twice(tmp_path: Path) -> None:
+    readme = python_after(page("README.md"), "Files with one writer")
+    writing = python_after(page("docs/files.md"), "Writing and reading")
+    for number, program in enumerate((*readme, *writing)):
+        (tmp_path / f"{number}.py").write_text(program, encoding="utf-8")
+        for _ in range(2):
+            in_a_shell(f"python {number}.py", tmp_path)
+    assert in_a_shell("leasehold files cat /orders/today", tmp_path) == "one\ntwo\ntwo\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from tests.support.command import CommandLine
 
 from leasehold.cli.app import exit_code
-from leasehold.cli.common import duration, shown_bytes, shown_seconds, size
+from leasehold.cli.common import duration, shown_bytes, shown_seconds, shown_size, size
 from leasehold.errors import (
     BufferFull,
     DataDamaged,
@@ -124,6 +125,10 @@ def test_sizes_and_durations_for_people() -> None:
     assert [shown_bytes(n) for n in sizes] == (
         ["0 B", "999 B", "1.0 kB", "12.3 kB", "1.0 MB", "10.0 MB", "3.0 TB"]
     )
+    given = [0, 64 << 20, 64_000_000, 10**10, 4096, 4097, 1500]
+    assert [shown_size(n) for n in given] == (
+        ["0 B", "64 MiB", "64 MB", "10 GB", "4 KiB", "4,097 B", "1,500 B"]
+    )
     seconds = [0.04, 9.4, 59.0, 119.0, 120.0, 7200.0, 100_000.0, 604_800.0]
     assert [shown_seconds(s) for s in seconds] == (
         ["0.0s", "9.4s", "59s", "119s", "2m", "2h", "28h", "7d"]
@@ -155,7 +160,7 @@ def test_memory_can_not_keep_files(leasehold: CommandLine) -> None:
     assert "sqlite:///" in done.err
 
 
-def test_ls_shows_open_and_closed_files_within_80_columns(
+def test_ls_shows_open_and_closed_files_and_never_breaks_a_path(
     leasehold: CommandLine, files: Namespace
 ) -> None:
     written(files, "/orders/[red]done", b"12345")
@@ -163,10 +168,12 @@ def test_ls_shows_open_and_closed_files_within_80_columns(
         writer.write(b"123")
         writer.flush()
         done = leasehold("files", "ls")
+        short = leasehold("files", "ls", "/orders/[red]done")
         rows = {row["path"]: row for row in leasehold("files", "ls", "-ojson").json}
     assert done.code == 0
-    assert done.widest <= 80
-    assert "/orders/[red]done" in done.out
+    assert LONG in done.out.split()
+    assert short.widest <= 80
+    assert "/orders/[red]done" in short.out.split()
     assert rows["/orders/[red]done"] == {
         "path": "/orders/[red]done",
         "state": "closed",
@@ -184,12 +191,33 @@ def test_ls_finds_open_files_by_silence(leasehold: CommandLine, files: Namespace
     written(files, "/done", b"1")
     with files.create("/orders/open"):
         found = leasehold("files", "ls", "--open", "-ojsonl").jsonl
-        silent = leasehold("files", "ls", "--older-than", "1ms", "-ojsonl").jsonl
-        old = leasehold("files", "ls", "--older-than", "1h", "-ojsonl").jsonl
+        silent = leasehold("files", "ls", "--silent-for", "1ms", "-ojsonl").jsonl
+        old = leasehold("files", "ls", "--silent-for", "1h", "-ojsonl").jsonl
         below = leasehold("files", "ls", "/other", "--open", "-ojsonl").jsonl
     assert [row["path"] for row in found] == ["/orders/open"]
     assert [row["path"] for row in silent] == ["/orders/open"]
     assert old == below == []
+
+
+def test_ls_where_nothing_is_says_so_on_stderr(leasehold: CommandLine, files: Namespace) -> None:
+    table = leasehold("files", "ls", "/nope")
+    assert (table.code, table.out) == (0, "")
+    assert "/nope" in table.err
+    assert leasehold("files", "ls", "/nope", "-ojson").json == []
+
+
+def test_away_from_a_terminal_nothing_is_broken(files: Namespace, store: str) -> None:
+    written(files, LONG, b"1")
+    command = str(Path(sys.executable).with_name("leasehold"))
+    plain = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(
+        [command, "files", "show", LONG, "--store", store],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=plain,
+    )
+    assert done.stdout.splitlines()[0].split() == ["path", LONG]
 
 
 def test_ls_goes_over_its_pages(
@@ -211,8 +239,10 @@ def test_show_tells_blocks_and_history(leasehold: CommandLine, files: Namespace)
         writer.flush()
         table = leasehold("files", "show", "/a")
         shown = leasehold("files", "show", "/a", "-ojson").json
-    assert table.widest <= 80
-    assert "history" in table.out
+    assert "history, newest first" in table.out
+    *_, last = table.out.splitlines()
+    assert last == f"    {shown['history'][-1]['detail']}"  # on a line of its own, whole
+    assert shown["failed_attempts"] == 0
     assert shown["length"] == 5000
     assert [(b["state"], b["length"]) for b in shown["blocks"]] == [
         ("complete", 4096),
@@ -223,10 +253,11 @@ def test_show_tells_blocks_and_history(leasehold: CommandLine, files: Namespace)
 
 
 def test_what_is_not_there_exits_with_3(leasehold: CommandLine, files: Namespace) -> None:
-    for command in ("show", "cat", "recover", "verify"):
+    for command in ("show", "cat", "recover", "verify", "rm"):
         done = leasehold("files", command, "/nowhere")
         assert (done.code, done.out) == (3, ""), command
         assert "/nowhere" in done.err
+        assert "`leasehold files ls`" in done.err
 
 
 @pytest.mark.spec("F7")
@@ -269,14 +300,67 @@ def test_verify_counts_and_finds_a_flipped_bit(
     written(files, "/a", b"x" * 1000)
     good = leasehold("files", "verify")
     assert (good.code, good.out) == (0, "")
-    assert "1 file, 1.0 kB, all replicas: 0 faults" in good.err
+    assert "1 file, 1.0 kB, all replicas: no faults" in good.err
     [data] = (tmp_path / "one").rglob("*.data")
     data.write_bytes(b"y" + data.read_bytes()[1:])
     bad = leasehold("files", "verify", "/a")
     assert bad.code == 1
     assert bad.out.startswith("/a: volume ")
     assert len(bad.out.splitlines()) == 1
-    assert [fault["path"] for fault in leasehold("files", "verify", "-ojson").json] == ["/a"]
+    assert "1 fault in 1 file; every block still has a replica without fault" in bad.err
+    [fault] = leasehold("files", "verify", "-ojson").json
+    assert fault.keys() == {"path", "volume", "what"}
+    assert fault["path"] == "/a"
+
+
+def test_verify_does_not_say_that_nothing_is_lost_if_all_replicas_are_damaged(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    written(files, "/a", b"x" * 1000)
+    for data in tmp_path.rglob("*.data"):
+        data.write_bytes(b"y" * 1000)
+    bad = leasehold("files", "verify")
+    assert bad.code == 1
+    assert "2 faults in 1 file" in bad.err
+    assert "without fault" not in bad.err
+
+
+def test_verify_names_no_volume_for_a_block_with_too_few(
+    leasehold: CommandLine, files: Namespace, tmp_path: Path
+) -> None:
+    (tmp_path / "two").rename(tmp_path / "away")
+    written(files, "/a", b"x")
+    (tmp_path / "away").rename(tmp_path / "two")
+    bad = leasehold("files", "verify")
+    assert bad.code == 1
+    assert bad.out.startswith("/a: block 0x")
+    assert "is on 1 of 2 volumes" in bad.out
+    assert "every block still has a replica without fault" in bad.err
+    assert [fault["volume"] for fault in leasehold("files", "verify", "-ojsonl").jsonl] == [None]
+
+
+def test_rm_says_what_it_would_remove_and_removes_it_when_told(
+    leasehold: CommandLine, files: Namespace
+) -> None:
+    written(files, "/a/1", b"12345")
+    written(files, "/a/2", b"12345")
+    written(files, "/b", b"1")
+    plan = leasehold("files", "rm", "/a", "--recursive", "-ojsonl")
+    assert (plan.code, [row["path"] for row in plan.jsonl]) == (0, ["/a/1", "/a/2"])
+    assert "nothing was removed; with --execute: 2 files, 10 B" in plan.err
+    assert len(files.list("/")) == 3
+    done = leasehold("files", "rm", "/a", "--recursive", "--execute")
+    assert (done.code, done.err) == (0, "removed: 2 files\n")
+    assert leasehold("files", "rm", "/b", "--execute").code == 0
+    assert not files.list("/")
+
+
+def test_rm_of_a_directory_has_to_be_told_so(leasehold: CommandLine, files: Namespace) -> None:
+    written(files, "/a/1", b"1")
+    done = leasehold("files", "rm", "/a", "--execute")
+    assert (done.code, done.out) == (4, "")
+    assert "--recursive" in done.err
+    assert files.is_closed("/a/1")
 
 
 def test_cat_writes_bytes_as_they_are(leasehold: CommandLine, files: Namespace) -> None:
@@ -320,7 +404,7 @@ def test_volumes_say_why_they_can_not_be_used(
     table = leasehold("files", "volumes")
     rows = {Path(row["path"]).name: row for row in leasehold("files", "volumes", "-ojson").json}
     assert table.code == 0
-    assert table.widest <= 80
+    assert "no VOLUME file: is it mounted?" in " ".join(table.out.split())
     assert (rows["one"]["usable"], rows["one"]["trouble"]) == (True, None)
     assert rows["one"]["free_bytes"] > 0
     assert (rows["two"]["usable"], rows["two"]["free_bytes"]) == (False, None)

@@ -99,8 +99,8 @@ def test_create_with_other_settings_is_refused(
         (("create", "x", "--keep-size", "7 days"), "--keep-size"),
         (("create", "x", "--partitions", "0"), "--partitions"),
         (("cat", "orders", "--from", "yesterday"), "earliest"),
-        (("cat", "orders", "--partition", "2"), "from 0 to 1"),
-        (("tail", "orders", "--partition", "2"), "from 0 to 1"),
+        (("cat", "orders", "--partition", "2"), "no partition 2"),
+        (("tail", "orders", "--partition", "2"), "no partition 2"),
         (("append", "orders", "/nowhere/at/all"), "/nowhere/at/all"),
         (("append", "orders", "x.txt", "--format", "xml"), "parquet"),
         (("trim", "orders"), "--older-than"),
@@ -116,7 +116,7 @@ def test_a_wrong_command_says_what_to_write_and_exits_with_2(
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("command", ["info", "cat", "tail", "append", "verify", "trim"])
+@pytest.mark.parametrize("command", ["info", "cat", "tail", "append", "verify", "trim", "delete"])
 def test_a_stream_that_is_not_there_exits_with_3_and_names_those_there_are(
     leasehold: CommandLine, orders: Done, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +134,7 @@ def test_only_create_makes_a_store(leasehold: CommandLine, tmp_path: Path) -> No
 def test_a_store_without_volumes_says_what_is_missing(leasehold: CommandLine) -> None:
     done = leasehold("log", "create", "orders")
     assert done.code == 2
-    assert "volume" in done.err
+    assert "`leasehold log create STREAM --volume DIR`" in done.err
 
 
 def test_append_says_what_went_where_and_cat_gives_it_back(
@@ -194,11 +194,66 @@ def test_a_record_that_is_refused_leaves_those_before_it_stored_and_counted(
 ) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\nnot json\n')
-    done = leasehold("log", "append", "orders", str(path), "--batch", "1", "-ojsonl")
+    done = leasehold("log", "append", "orders", str(path), "-ojsonl")
     assert done.code == 2
     assert "line 3 is not JSON" in done.err
     assert sum(row["events"] for row in done.jsonl) == 2
     assert len(leasehold("log", "cat", "orders", "-ojsonl").jsonl) == 2
+
+
+def test_append_of_nothing_prints_no_table(
+    leasehold: CommandLine, orders: Done, tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("not json\n")
+    refused = leasehold("log", "append", "orders", str(path))
+    assert (refused.code, refused.out) == (2, "")
+    path.write_text("")
+    empty = leasehold("log", "append", "orders", str(path))
+    assert (empty.code, empty.out) == (0, "")
+
+
+def test_an_error_names_the_partition_it_is_about(leasehold: CommandLine, log: Log) -> None:
+    with log.producer("orders") as producer:
+        producer.send([Event(body=b"x")] * 3, partition=0).result()
+    for command in ("cat", "tail"):
+        done = leasehold("log", command, "orders", "--from", "seq:2")
+        assert done.code == 2
+        assert "partition 1: there is no event 2" in done.err
+
+
+def test_cat_finds_by_key(leasehold: CommandLine, log: Log) -> None:
+    with log.producer("orders") as producer:
+        producer.send([Event(key=f"k{n % 3}", body=b"%d" % n) for n in range(9)]).result()
+        producer.send(Event(key="k1", body=b"9"), partition=0).result()
+        producer.send(Event(key="k1", body=b"10"), partition=1).result()
+    found = leasehold("log", "cat", "orders", "--key", "k1", "-oraw").raw.split()
+    assert sorted(map(int, found)) == [1, 4, 7, 9, 10]
+    some = leasehold("log", "cat", "orders", "--key", "k1", "--most", "2", "-ojsonl").jsonl
+    assert [event["key"] for event in some] == ["k1", "k1"]
+    assert leasehold("log", "cat", "orders", "--key", "other", "-oraw").raw == b""
+
+
+def test_delete_says_what_it_would_delete_and_deletes_it_when_told(
+    leasehold: CommandLine, orders: Done, tmp_path: Path
+) -> None:
+    leasehold("log", "append", "orders", lines(tmp_path, "a", "b"), "--partition", "0")
+    plan = leasehold("log", "delete", "orders", "-ojson")
+    assert (plan.code, [row["events"] for row in plan.json]) == (0, [2, 0])
+    assert plan.err.startswith("nothing was removed; with --execute: 1 segment, 2 events, ")
+    assert leasehold("log", "cat", "orders", "-oraw").raw == b"a\nb\n"
+    done = leasehold("log", "delete", "orders", "--execute")
+    assert (done.code, done.err.startswith("removed: 1 segment, 2 events, ")) == (0, True)
+    assert leasehold("log", "info", "orders").code == 3
+    assert leasehold("files", "ls").out == ""
+
+
+def test_settings_are_shown_as_they_were_given(leasehold: CommandLine, tmp_path: Path) -> None:
+    made = create(leasehold, tmp_path, "--keep-size", "10GB")
+    for shown in (made.out, leasehold("log", "info", "orders").out):
+        words = " ".join(shown.split())
+        assert "segment_bytes" not in words
+        assert "64 MiB keep for ever keep size 10 GB replication all, up to 3" in words
 
 
 def test_cat_begins_and_ends_where_it_is_told(leasehold: CommandLine, log: Log) -> None:
@@ -272,7 +327,14 @@ def test_verify_finds_a_flipped_bit(leasehold: CommandLine, orders: Done, tmp_pa
     data.write_bytes(whole)
     bad = leasehold("log", "verify", "orders", "-ojsonl")
     assert bad.code == 1
-    assert bad.jsonl
+    assert bad.jsonl[0].keys() == {"partition", "path", "volume", "what"}
+    assert {(each["partition"], each["path"]) for each in bad.jsonl} == {
+        (0, "/orders/0/00000000000000000000.seg")
+    }
+    assert bad.jsonl[0]["volume"] in {
+        row["id"] for row in leasehold("files", "volumes", "-ojsonl").jsonl
+    }
+    assert "in 1 file" in bad.err
     assert len(leasehold("log", "verify", "orders").out.splitlines()) == len(bad.jsonl)
 
 
@@ -320,7 +382,7 @@ def test_trim_says_which_group_holds_it_back(
     words = ("log", "trim", "orders", "--keep-size", "1kB", "-ojson")
     assert leasehold(*words).json[0]["held_back"] == "group billing is at 5"
     past = leasehold(*words, "--past-checkpoints").json[0]
-    assert past["held_back"] is None
+    assert past["held_back"] == "newest segment"
     assert past["events"] > 6
 
 

@@ -118,6 +118,28 @@ def test_a_line_that_is_no_event_is_refused_with_its_number(data: bytes, words: 
         events(data, Format.JSONL, key="user")
 
 
+def before_the_refusal(data: bytes, form: Format, words: str, **fields: str) -> int:
+    """How many events were handed on before a record was refused."""
+    found = tables(io.BytesIO(data), form, Fields(**fields), batch=100, read=lambda _: None)
+    counts: list[int] = []
+    with pytest.raises(UsageError, match=words):
+        counts.extend(sent_batch(table).num_rows for table in found)
+    return sum(counts)
+
+
+def test_records_before_a_bad_one_are_handed_on_first() -> None:
+    jsonl = b'{"a": 1}\n{"a": 2}\n[]\n{"a": 4}\n'
+    assert before_the_refusal(jsonl, Format.JSONL, "line 3") == 2
+    assert before_the_refusal(b'{"a": 1}\n{"b": 2}\n', Format.JSONL, "line 2", key="a") == 1
+    half = b'{"a": "x"}\n{"a": "\\ud800"}\n'
+    assert before_the_refusal(half, Format.JSONL, "line 2 can not be written", key="a") == 1
+    assert before_the_refusal(b"a,b\n1,2\n3,4\n5\n", Format.CSV, "row 4") == 2
+    assert before_the_refusal(b"a\n1\n2\n\xff\n", Format.CSV, "after row 3") == 2
+    assert before_the_refusal(b'a\n1\n"open\n', Format.CSV, "after row 2") == 1
+    rows = pa.table({"body": [b"1", b"2", None, b"4"]})
+    assert before_the_refusal(parquet(rows), Format.PARQUET, "row 3 has no body") == 2
+
+
 def test_the_numbers_of_lines_go_on_over_batches() -> None:
     data = b'{"a": 1}\n' * 7 + b"x\n"
     with pytest.raises(UsageError, match="line 8 is not JSON"):

@@ -50,7 +50,7 @@ _EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
 
 app = typer.Typer(
     name="leasehold",
-    help="One owner at a time for partitions, jobs and files.",
+    help="One owner at a time for partitions, files and event logs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -71,10 +71,16 @@ def _options(
     *,
     _version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which this is."),
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the version.",
+            metavar="",
+        ),
     ] = False,
 ) -> None:
-    """One owner at a time for partitions, jobs and files."""
+    """One owner at a time for partitions, files and event logs."""
 
 
 def exit_code(error: LeaseholdError) -> int:

@@ -1,7 +1,8 @@
 """What the commands share: the store, durations and sizes, tables and progress.
 
-Data goes to stdout and everything else to stderr. Tables fit into 80 columns. A value that nobody
-knows is ``-`` in a table and ``null`` in JSON.
+Data goes to stdout and everything else to stderr. A table fits into the terminal as far as its
+columns may fold; away from a terminal no line is broken. A value that nobody knows is ``-`` in a
+table and ``null`` in JSON.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import Annotated, Literal
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from leasehold.errors import InvalidDuration, UsageError
+from leasehold.errors import InvalidDuration, UnknownFile, UsageError
 
 # What is printed are names and bytes of other people: nothing in them is markup.
 out = Console(markup=False, highlight=False, emoji=False)
@@ -41,6 +43,9 @@ _BYTES: dict[str, int] = {
     **{f"{letter}ib": 1 << 10 * (power + 1) for power, letter in enumerate("kmgt")},
 }
 _SQLITE = "sqlite:///"
+_NO_LIMIT = 100_000  # columns, for whoever is no terminal
+_LEAST_FOLDED = 16
+_GAP = 2  # between two columns
 
 
 class Output(StrEnum):
@@ -64,6 +69,24 @@ StoreUrl = Annotated[
 Form = Annotated[
     Output, typer.Option("--output", "-o", help="table, json or jsonl.", metavar="FORM")
 ]
+
+
+@contextmanager
+def said_for_commands() -> Iterator[None]:
+    """What the library says to programs, said to those who type commands."""
+    try:
+        yield
+    except UnknownFile as error:
+        words = str(error).replace("look for the right path with list", "see `leasehold files ls`")
+        raise UnknownFile(words) from error
+    except UsageError as error:
+        if "has no volumes yet" not in str(error):
+            raise
+        begin = str(error).partition(": name ")[0]
+        raise UsageError(
+            f"{begin}: `leasehold log create STREAM --volume DIR` adds one; give --volume once for "
+            "each disk"
+        ) from error
 
 
 def store_url(given: str | None, *, make: bool = False) -> str:
@@ -131,6 +154,17 @@ def shown_bytes(number: int) -> str:
     return f"{number} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
+def shown_size(number: int) -> str:
+    """A size as it was given, exactly: ``64 MiB``, ``10 GB``, ``4,097 B``."""
+    found = [(number, "B")]
+    for power, letter in enumerate("kMGT", start=1):
+        for unit, name in ((1000**power, f"{letter}B"), (1024**power, f"{letter.upper()}iB")):
+            if number and number % unit == 0:
+                found.append((number // unit, name))
+    least, name = min(found, key=lambda each: each[0])
+    return f"{least:,} {name}"
+
+
 def shown_seconds(seconds: float) -> str:
     """For people: ``0.4s``, ``59s``, ``5m``, ``2h``, ``7d``: the unit that fits."""
     if seconds < 10:  # noqa: PLR2004
@@ -157,6 +191,11 @@ def bytes_cell(value: object) -> str:
     return shown_bytes(value) if isinstance(value, int) else str(value)
 
 
+def size_cell(value: object) -> str:
+    """A size in a table, as it was given."""
+    return shown_size(value) if isinstance(value, int) else str(value)
+
+
 def count_cell(value: object) -> str:
     """A number in a table."""
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -177,13 +216,17 @@ def time_cell(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table: the value it shows, and how. One that folds gives way to the others."""
+    """A column of a table: the value it shows, and how. Only one that folds is ever broken.
+
+    ``none`` stands for a value that is not there.
+    """
 
     name: str
     title: str = ""
     justify: Literal["left", "right"] = "left"
     shown: Callable[[object], str] = str
     fold: bool = False
+    none: str = "-"
 
 
 def print_rows(
@@ -196,13 +239,26 @@ def print_rows(
     elif form is Output.JSON:
         typer.echo(json.dumps(list(rows), indent=2))
     else:
-        out.print(table_of(rows, columns, title))
+        print_table(table_of(rows, columns, title))
+
+
+def line_width() -> int:
+    """How many columns a line may have: what is no terminal has no end, unless COLUMNS says so."""
+    return out.width if out.is_terminal or "COLUMNS" in os.environ else _NO_LIMIT
+
+
+def print_table(table: Table) -> None:
+    """Print a table: what must not be broken may be wider than the terminal."""
+    needed = sum((column.min_width or 0) + _GAP for column in table.columns)
+    width = line_width() if needed <= line_width() else _NO_LIMIT
+    # One of its own, since no console prints anything wider than itself.
+    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
 def table_of(
     rows: Iterable[Mapping[str, object]], columns: Iterable[Column], title: str = ""
 ) -> Table:
-    """A table in which long words fold, so that nothing is hidden."""
+    """A table in which nothing is hidden, and nothing is broken but in columns that fold."""
     table = Table(
         box=box.SIMPLE_HEAD,
         title=title or None,
@@ -212,15 +268,19 @@ def table_of(
         collapse_padding=True,
     )
     columns = list(columns)
-    for column in columns:
+    cells = [[cell(row[column.name], column) for column in columns] for row in rows]
+    for at, column in enumerate(columns):
+        title = column.title or column.name
+        width = max((cell_len(row[at]) for row in cells), default=0)
         table.add_column(
-            column.title or column.name,
+            title,
             justify=column.justify,
             overflow="fold",
             no_wrap=not column.fold,
+            min_width=max(min(width, _LEAST_FOLDED) if column.fold else width, len(title)),
         )
-    for row in rows:
-        table.add_row(*(_cell(row[column.name], column) for column in columns))
+    for row in cells:
+        table.add_row(*row)
     return table
 
 
@@ -234,7 +294,7 @@ def print_record(record: Mapping[str, object], form: Output) -> None:
     table.add_column(overflow="fold")
     for name, value in record.items():
         table.add_row(*_named(name, value))
-    out.print(table)
+    print_table(table)
 
 
 def _named(name: str, value: object) -> tuple[str, str]:
@@ -242,15 +302,16 @@ def _named(name: str, value: object) -> tuple[str, str]:
     for unit, shown in _UNITS.items():
         if name.endswith(unit):
             plain = name.removesuffix(unit).replace("_", " ")
-            return plain, _cell(value, Column(name=name, shown=shown))
-    return name.replace("_", " "), _cell(value, Column(name=name))
+            return plain, cell(value, Column(name=name, shown=shown))
+    return name.replace("_", " "), cell(value, Column(name=name))
 
 
-_UNITS = {"_bytes": bytes_cell, "_s": seconds_cell, "_at": time_cell}
+_UNITS = {"_bytes": size_cell, "_s": seconds_cell, "_at": time_cell}
 
 
-def _cell(value: object, column: Column) -> str:
-    return "-" if value is None or value == "" else column.shown(value)
+def cell(value: object, column: Column) -> str:
+    """A value as a column shows it."""
+    return column.none if value is None or value == "" else column.shown(value)
 
 
 @contextmanager

@@ -1,16 +1,17 @@
 """``leasehold files``: look at files, read them, close those whose writers are gone.
 
-Nothing here changes a file except ``recover``, and that only says what it would do while the
-writer may be alive, unless it is told to go on.
+Nothing here changes a file except ``recover`` and ``rm``. ``recover`` only says what it would do
+while the writer may be alive, and ``rm`` always does, unless they are told to go on.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -26,9 +27,10 @@ from leasehold.cli.common import (
     counted,
     duration,
     err,
-    out,
     print_record,
     print_rows,
+    print_table,
+    said_for_commands,
     seconds_cell,
     shown_bytes,
     shown_seconds,
@@ -37,7 +39,8 @@ from leasehold.cli.common import (
     time_cell,
     until_the_pipe_closes,
 )
-from leasehold.errors import InvalidName, LeaseholdError, UnknownFile
+from leasehold.cli.faults import Found, of_a_file, print_faults, summary
+from leasehold.errors import FileExists, InvalidName, LeaseholdError, UnknownFile
 from leasehold.files.model import BlockState, FileState, FileStatus
 from leasehold.files.namespace import Namespace
 from leasehold.files.options import FileOptions
@@ -55,27 +58,39 @@ Path = Annotated[str, typer.Argument(metavar="PATH", help="A file, such as /orde
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A file or a directory.")]
 
 
-@files_app.command("ls", epilog="leasehold files ls /orders --older-than 60s")
+@files_app.command("ls", epilog="leasehold files ls /orders --silent-for 60s")
 def ls(
     prefix: Prefix = "/",
     *,
-    only_open: Annotated[bool, typer.Option("--open", help="Only what is being written.")] = False,
-    older_than: Annotated[
+    only_open: Annotated[
+        bool, typer.Option("--open", help="Only what is being written.", metavar="")
+    ] = False,
+    silent_for: Annotated[
         str | None,
-        typer.Option(help="Only open files whose holder was silent so long: 60s.", metavar="TIME"),
+        typer.Option(
+            help="Only open files whose holder has not renewed for so long: 60s.", metavar="TIME"
+        ),
     ] = None,
     store: StoreUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
-    """List files: their state, length, and who writes them."""
-    silent = duration(older_than, option="--older-than") if older_than else None
+    """List files: their state, length, and who writes them.
+
+    "silent" is the time since the writer last renewed. One that is well renews every 30 s, so up to 30 s is nothing unusual.
+    """  # noqa: E501
+    silent = duration(silent_for, option="--silent-for") if silent_for else None
     with _opened(store) as files, until_the_pipe_closes():
         found = (
             _every_open(files, prefix, silent)
             if only_open or silent is not None
             else _every(files, prefix)
         )
-        print_rows((_row(files, status) for status in found), form, _LIST_COLUMNS)
+        first = next(found, None)
+        rows = (_row(files, status) for status in chain([first] if first else [], found))
+        if first is not None or form is Output.JSON:
+            print_rows(rows, form, _LIST_COLUMNS)
+        if first is None:
+            err.print(f"there is no such file at or below {prefix}")
 
 
 @files_app.command("show", epilog="leasehold files show /orders/today")
@@ -90,7 +105,8 @@ def show(path: Path, *, store: StoreUrl = None, form: Form = Output.TABLE) -> No
             "modified_at": status.modified_at,
             "opened_at": status.opened_at or None,
             "address": status.address or None,
-            "recovery_attempts": status.attempts,
+            # One that is under way, or was given up without a word, has not failed yet.
+            "failed_attempts": max(status.attempts - (0 if status.trouble else 1), 0),
             "next_attempt_s": status.next_attempt_s if status.trouble else None,
             "trouble": status.trouble or None,
         }
@@ -99,8 +115,15 @@ def show(path: Path, *, store: StoreUrl = None, form: Form = Output.TABLE) -> No
         print_record({**record, "blocks": blocks, "history": history}, form)
         return
     print_record({name: value for name, value in record.items() if value is not None}, form)
-    out.print("", table_of(blocks, _BLOCK_COLUMNS, "blocks"), sep="\n")
-    out.print("", table_of(history, _HISTORY_COLUMNS, "history, newest first"), sep="\n")
+    typer.echo("")
+    print_table(table_of(blocks, _BLOCK_COLUMNS, "blocks"))
+    typer.echo("\nhistory, newest first")
+    for entry in history:
+        typer.echo(
+            f"{time_cell(entry['at'])}  {entry['step']}, epoch {entry['epoch']}{_who(entry)}"
+        )
+        if entry["detail"]:
+            typer.echo(f"    {entry['detail']}")
 
 
 @files_app.command("recover", epilog="leasehold files recover /orders/today --timeout 60s")
@@ -111,7 +134,8 @@ def recover(
         str, typer.Option(help="How long to try, and to wait for others.", metavar="TIME")
     ] = "60s",
     execute: Annotated[
-        bool, typer.Option("--execute", help="Do it although the writer may be alive.")
+        bool,
+        typer.Option("--execute", help="Do it although the writer may be alive.", metavar=""),
     ] = False,
     store: StoreUrl = None,
     form: Form = Output.TABLE,
@@ -147,23 +171,17 @@ def verify(prefix: Prefix = "/", *, store: StoreUrl = None, form: Form = Output.
         found = list(_every(files, prefix))
         if not found and prefix != "/":
             raise UnknownFile(f"there is no file at or below {prefix}: see `leasehold files ls`")
-        faults: list[dict[str, object]] = []
+        faults: list[Found] = []
         total = sum(status.length * status.replication for status in found)
         with byte_progress("verifying", total) as tick:
             for status in found:
-                faults += [asdict(each) for each in files.verify(status.path, progress=tick)]
-    if form is Output.TABLE:
-        for fault in faults:
-            typer.echo(f"{fault['path']}: volume {fault['volume']}: {fault['what']}")
-    else:
-        print_rows(faults, form, ())
+                faults += map(of_a_file, files.verify(status.path, progress=tick))
+        told = summary(faults, files)
+    print_faults(faults, form)
     still_open = sum(status.state is not FileState.CLOSED for status in found)
     left_out = f" (not closed, and so without their last block: {still_open})" if still_open else ""
     length = shown_bytes(sum(status.length for status in found))
-    err.print(
-        f"{counted(len(found), 'file')}, {length}, all replicas: "
-        f"{counted(len(faults), 'fault')}{left_out}"
-    )
+    err.print(f"{counted(len(found), 'file')}, {length}, all replicas: {told}{left_out}")
     if faults:
         raise typer.Exit(1)
 
@@ -187,26 +205,60 @@ def cat(
         sys.stdout.buffer.flush()
 
 
+@files_app.command("rm", epilog="leasehold files rm /orders/today --execute")
+def rm(
+    path: Path,
+    *,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", help="A directory with all below it.", metavar="")
+    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Remove them.", metavar="")] = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Remove a file, or a directory with all below it.
+
+    Without --execute it only says what it would remove. A writer of such a file is refused from then on. Streams have their own command: leasehold log delete.
+    """  # noqa: E501
+    with _opened(store) as files, until_the_pipe_closes():
+        found = list(_every(files, path))
+        if not found:
+            raise UnknownFile(f"there is no file at or below {path}: see `leasehold files ls`")
+        if not recursive and (len(found) > 1 or found[0].path != path):
+            raise FileExists(
+                f"{path} is a directory with {counted(len(found), 'file')}: add --recursive to "
+                "remove all of them"
+            )
+        print_rows([_row(files, status) for status in found], form, _LIST_COLUMNS)
+        length = shown_bytes(sum(status.length for status in found))
+        if not execute:
+            err.print(
+                f"nothing was removed; with --execute: {counted(len(found), 'file')}, {length}"
+            )
+            return
+        err.print(f"removed: {counted(files.delete(path, recursive=recursive), 'file')}")
+
+
 @files_app.command("volumes", epilog="leasehold files volumes")
 def volumes(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List the volumes, whether they can be used, and how much room they have."""
     rows: list[dict[str, object]] = []
     with _opened(store) as files:
         for volume in files.volumes:
-            trouble: str | None = None
+            trouble = short = None
             free: int | None = None
             try:
                 volume.check()
                 free = volume.free_bytes()
             except (LeaseholdError, OSError) as error:
-                trouble = str(error)
+                trouble, short = str(error), _short(error)
             rows.append(
                 {
                     "id": volume.id,
                     "path": volume.root,
                     "usable": trouble is None,
                     "free_bytes": free,
-                    "trouble": trouble,
+                    "trouble": short if form is Output.TABLE else trouble,
                 }
             )
     print_rows(rows, form, _VOLUME_COLUMNS)
@@ -221,13 +273,27 @@ def _joined_cell(value: object) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
 
 
+def _who(entry: Mapping[str, object]) -> str:
+    return f", by {entry['holder']}" if entry["holder"] else ""
+
+
+def _short(error: Exception) -> str:
+    """Why a volume can not be used, in a few words; JSON has all of them."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.lower()
+    words = str(error)
+    if "there is no VOLUME file" in words:
+        return "no VOLUME file: is it mounted?"
+    return "another volume is there" if " is volume " in words else words
+
+
 _LIST_COLUMNS = (
-    Column(name="path", fold=True),
+    Column(name="path"),
     Column(name="state"),
     Column(name="length", justify="right", shown=count_cell),
     Column(name="epoch", justify="right"),
     Column(name="holder", fold=True),
-    Column(name="host", fold=True),
     Column(name="silent_s", title="silent", justify="right", shown=seconds_cell),
 )
 _BLOCK_COLUMNS = (
@@ -240,16 +306,9 @@ _BLOCK_COLUMNS = (
     Column(name="checksum"),
     Column(name="volumes", shown=_joined_cell, fold=True),
 )
-_HISTORY_COLUMNS = (
-    Column(name="at", shown=time_cell),
-    Column(name="step"),
-    Column(name="epoch", justify="right"),
-    Column(name="holder", fold=True),
-    Column(name="detail", fold=True),
-)
 _VOLUME_COLUMNS = (
     Column(name="id"),
-    Column(name="path", fold=True),
+    Column(name="path"),
     Column(name="usable", shown=lambda usable: "yes" if usable else "no"),
     Column(name="free_bytes", title="free", justify="right", shown=bytes_cell),
     Column(name="trouble", fold=True),
@@ -259,7 +318,8 @@ _VOLUME_COLUMNS = (
 @contextmanager
 def _opened(store: str | None) -> Iterator[Namespace]:
     """The namespace, to be looked at: without a monitor, which would recover files unasked."""
-    with Namespace.open(store_url(store), name="cli", run_monitor=False) as files:
+    url = store_url(store)
+    with said_for_commands(), Namespace.open(url, name="cli", run_monitor=False) as files:
         yield files
 
 
@@ -332,7 +392,7 @@ def _blocks(files: Namespace, path: str) -> Iterator[dict[str, object]]:
         complete = block.state is BlockState.COMPLETE
         yield {
             "index": block.index,
-            "id": f"{block.id:x}",
+            "id": f"{block.id:#x}",
             "state": block.state.value,
             "generation": block.generation,
             "start": block.start,

@@ -1,16 +1,13 @@
-"""``leasehold log``: make streams, append to them, read and follow them, check and trim them.
+"""``leasehold log``: make streams, look at them, check, trim and delete them.
 
-``trim`` says what it would remove, and removes it only when it is told to.
+``trim`` and ``delete`` say what they would remove, and remove it only when they are told to.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import typer
 
@@ -21,6 +18,7 @@ from leasehold.cli.common import (
     StoreUrl,
     byte_progress,
     bytes_cell,
+    cell,
     count_cell,
     counted,
     duration,
@@ -30,65 +28,60 @@ from leasehold.cli.common import (
     seconds_cell,
     shown_bytes,
     size,
-    store_url,
+    size_cell,
     time_cell,
-    until_the_pipe_closes,
 )
-from leasehold.cli.log_follow import followed
-from leasehold.cli.log_input import Fields, Format, format_of, tables
-from leasehold.cli.log_output import EventForm, print_batch, print_head
-from leasehold.cli.log_sent import Sent
-from leasehold.errors import UsageError
+from leasehold.cli.faults import of_a_stream, print_faults, summary
+from leasehold.cli.log_events import append, cat, tail
+from leasehold.cli.log_opened import Stream, opened
+from leasehold.clock import SystemClock
+from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.volumes import DEFAULT_REPLICATION
 from leasehold.log.log import Log
-from leasehold.log.options import LogOptions
 from leasehold.log.retention import PartitionTrim
-from leasehold.log.start import Start
-from leasehold.log.streams import PartitionInfo, StreamInfo
-
-_STDIN = Path("-")
+from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
 
 log_app = typer.Typer(
     name="log", help="An event log in streams and partitions, on files.", no_args_is_help=True
 )
 
-Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the stream.")]
-Partition = Annotated[
-    int | None, typer.Option(help="Only this one; by default all.", min=0, metavar="N")
-]
-StartOption = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        help="earliest, latest, seq:N, offset:N, or a time: 2026-01-31T12:00:00Z.",
-        metavar="PLACE",
-    ),
-]
-EventFormOption = Annotated[
-    EventForm, typer.Option("--output", "-o", help="table, jsonl or raw.", metavar="FORM")
-]
+Execute = Annotated[bool, typer.Option("--execute", help="Remove them.", metavar="")]
 
 
 @log_app.command("create", epilog="leasehold log create orders --partitions 4 --volume data")
 def create(
     stream: Stream,
     *,
-    partitions: Annotated[int, typer.Option(help="How many; for ever.", min=1, metavar="N")] = 4,
+    partitions: Annotated[
+        int,
+        typer.Option(help="Number of partitions; it can not be changed later.", min=1, metavar="N"),
+    ] = 4,
     volume: Annotated[
         list[Path] | None,
-        typer.Option(help="A directory to keep data in; several times.", metavar="DIR"),
+        typer.Option(
+            help="A directory to keep data in; give one for each disk. The directory above it must "
+            "exist. It is added to the whole store: all its files and streams use it.",
+            metavar="DIR",
+        ),
     ] = None,
     segment_size: Annotated[
         str, typer.Option(help="When a new segment begins.", metavar="SIZE")
     ] = "64MiB",
     keep: Annotated[
-        str | None, typer.Option(help="How long `trim` keeps events: 7d.", metavar="TIME")
+        str | None,
+        typer.Option(help="How long events are kept: 7d. \\[default: for ever]", metavar="TIME"),
     ] = None,
     keep_size: Annotated[
-        str | None, typer.Option(help="How much `trim` keeps of a partition: 10GB.", metavar="SIZE")
+        str | None,
+        typer.Option(
+            help="How much of a partition is kept: 10GB. \\[default: everything]", metavar="SIZE"
+        ),
     ] = None,
     replication: Annotated[
-        int, typer.Option(help="On how many volumes; 0: 3 or all.", min=0, metavar="N")
+        int,
+        typer.Option(
+            help="On how many volumes a segment lies; 0: on all, up to 3.", min=0, metavar="N"
+        ),
     ] = 0,
     store: StoreUrl = None,
     form: Form = Output.TABLE,
@@ -100,7 +93,7 @@ def create(
     segment_bytes = size(segment_size, option="--segment-size")
     retain_age = duration(keep, option="--keep") if keep else None
     retain_bytes = size(keep_size, option="--keep-size") if keep_size else 0
-    with _opened(store, make=True, volumes=volume or ()) as log:
+    with opened(store, make=True, volumes=volume or ()) as log:
         made = log.create(
             stream,
             partitions=partitions,
@@ -109,134 +102,33 @@ def create(
             retain_age=retain_age,
             retain_bytes=retain_bytes,
         )
-    print_record(_settings_row(made), form)
+    _print_settings(made, form)
 
 
 @log_app.command("ls", epilog="leasehold log ls -o jsonl")
 def ls(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List the streams and their settings."""
-    with _opened(store) as log:
+    with opened(store) as log:
         print_rows((_settings_row(each) for each in log.streams()), form, _STREAM_COLUMNS)
 
 
 @log_app.command("info", epilog="leasehold log info orders")
 def info(stream: Stream, *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
-    """Show the partitions of a stream: what they have, and who writes them."""
-    with _opened(store) as log:
+    """Show a stream: its settings, what its partitions have, and who writes them."""
+    with opened(store) as log:
         found = log.info(stream)
     rows = [_part_row(each) for each in found.parts]
     if form is Output.TABLE:
+        _print_settings(found, form)
+        typer.echo("")
         print_rows(rows, form, _PART_COLUMNS)
     else:
         print_record({**_settings_row(found), "parts": rows}, form)
 
 
-@log_app.command("append", epilog="leasehold log append orders events.jsonl --key customer")
-def append(
-    stream: Stream,
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The events; - or nothing is stdin.")
-    ] = _STDIN,
-    *,
-    file_format: Annotated[
-        Format | None,
-        typer.Option(
-            "--format",
-            help="lines, jsonl, csv or parquet; else as the name says.",
-            metavar="NAME",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="The field that is the key.", metavar="FIELD")
-    ] = None,
-    body: Annotated[
-        str | None,
-        typer.Option(
-            help="The field that is the body; the others become properties. "
-            "Else the body is the whole record.",
-            metavar="FIELD",
-        ),
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option(help="Where to; else by key, or in turn.", min=0, metavar="N")
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(help="So many events at once, at most.", min=1, metavar="N")
-    ] = 1000,
-    store: StoreUrl = None,
-    form: Form = Output.TABLE,
-) -> None:
-    """Append events, and say how many went to which partition. What is counted is durable."""
-    fields, sent = Fields(key=key, body=body), Sent()
-    with (
-        _source(source) as (data, total),
-        _opened(store) as log,
-        log.producer(stream) as producer,
-    ):
-        try:
-            with byte_progress("appending", total) as tick:
-                chosen = file_format or format_of(source)
-                for table in tables(data, chosen, fields, batch=batch, read=tick):
-                    if table.num_rows:
-                        sent.add(producer.send(table, partition=partition))
-                sent.wait()
-        finally:
-            # Also when a record was refused: those before it are stored.
-            sent.settle()
-            print_rows(sent.rows(), form, _SENT_COLUMNS)
-
-
-@log_app.command("cat", epilog="leasehold log cat orders --from seq:100 --most 10 -o jsonl")
-def cat(
-    stream: Stream,
-    *,
-    partition: Partition = None,
-    start: StartOption = "earliest",
-    most: Annotated[
-        int | None, typer.Option(help="So many events at most.", min=1, metavar="N")
-    ] = None,
-    store: StoreUrl = None,
-    form: EventFormOption = EventForm.TABLE,
-) -> None:
-    """Print the events there are now, one partition after the other."""
-    begin, left = Start.parse(start), most
-    with _opened(store) as log, until_the_pipe_closes():
-        for at, number in enumerate(_chosen(log, stream, partition)):
-            with log.reader(stream, number, start=begin) as reader:
-                if at == 0:  # not above an error
-                    print_head(form)
-                for batch in reader.batches():
-                    shown = batch if left is None else batch.slice(0, min(left, len(batch)))
-                    print_batch(shown, form)
-                    if left is not None:
-                        left -= len(shown)
-                        if not left:
-                            return
-
-
-@log_app.command("tail", epilog="leasehold log tail orders -o raw")
-def tail(
-    stream: Stream,
-    *,
-    partition: Partition = None,
-    start: StartOption = "latest",
-    store: StoreUrl = None,
-    form: EventFormOption = EventForm.TABLE,
-) -> None:
-    """Print events as they come, until Ctrl-C."""
-    begin = Start.parse(start)
-    with suppress(KeyboardInterrupt), ExitStack() as stack:
-        log = stack.enter_context(_opened(store))
-        stack.enter_context(until_the_pipe_closes())
-        readers = [
-            stack.enter_context(log.reader(stream, number, start=begin))
-            for number in _chosen(log, stream, partition)
-        ]
-        print_head(form)
-        with followed(readers) as batches:
-            err.print(f"following {counted(len(readers), 'partition')} of {stream}; Ctrl-C ends it")
-            for batch in batches:
-                print_batch(batch, form)
+log_app.command("append", epilog="leasehold log append orders events.jsonl --key customer")(append)
+log_app.command("cat", epilog="leasehold log cat orders --from seq:100 --most 10 -o jsonl")(cat)
+log_app.command("tail", epilog="leasehold log tail orders -o raw")(tail)
 
 
 @log_app.command("verify", epilog="leasehold log verify orders")
@@ -245,21 +137,19 @@ def verify(stream: Stream, *, store: StoreUrl = None, form: Form = Output.TABLE)
 
     Exit code 1 if something is wrong, with a line for each fault.
     """
-    with _opened(store) as log:
+    with opened(store) as log:
         found = log.info(stream)
         total = sum(each.bytes for each in found.parts)
         replicas = found.settings.replication or min(DEFAULT_REPLICATION, len(log.files.volumes))
         # Every replica is read, and then the frames once more.
         with byte_progress("verifying", total * (replicas + 1)) as tick:
-            faults = log.verify(stream, progress=tick)
-    if form is Output.JSON:
-        typer.echo(json.dumps(faults, indent=2))
-    else:
-        for fault in faults:
-            typer.echo(fault if form is Output.TABLE else json.dumps(fault))
+            words = log.verify(stream, progress=tick)
+        faults = [of_a_stream(stream, each) for each in words]
+        told = summary(faults, log.files)
+    print_faults(faults, form, partitions=True)
     events = counted(sum(each.events for each in found.parts), "event")
     parts = counted(found.partitions, "partition")
-    err.print(f"{parts}, {events}, {shown_bytes(total)}: {counted(len(faults), 'fault')}")
+    err.print(f"{parts}, {events}, {shown_bytes(total)}: {told}")
     if faults:
         raise typer.Exit(1)
 
@@ -277,9 +167,11 @@ def trim(
     ] = None,
     past_checkpoints: Annotated[
         bool,
-        typer.Option("--past-checkpoints", help="Also what a group has not worked on yet."),
+        typer.Option(
+            "--past-checkpoints", help="Also what a group has not worked on yet.", metavar=""
+        ),
     ] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+    execute: Execute = False,
     store: StoreUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
@@ -289,7 +181,8 @@ def trim(
     """
     age = duration(older_than, option="--older-than") if older_than is not None else None
     most = size(keep_size, option="--keep-size") if keep_size is not None else None
-    with _opened(store) as log:
+    with opened(store) as log:
+        found = _info_if_readable(log, stream)
         plan = log.trim(
             stream,
             execute=execute,
@@ -297,25 +190,55 @@ def trim(
             older_than=age,
             keep_bytes=most,
         )
-    print_rows((_trim_row(part) for part in plan.partitions), form, _TRIM_COLUMNS)
-    what = ", ".join(
-        (counted(plan.segments, "segment"), counted(plan.events, "event"), shown_bytes(plan.bytes))
+    limits = _limits(found.settings, age, most)
+    known = {part.number: part for part in found.parts}
+    rows = [_trim_row(part, known.get(part.partition), limits) for part in plan.partitions]
+    print_rows(rows, form, _TRIM_COLUMNS)
+    _say_removed(plan.segments, plan.events, plan.bytes, execute=execute)
+
+
+@log_app.command("delete", epilog="leasehold log delete orders --execute")
+def delete(
+    stream: Stream,
+    *,
+    execute: Execute = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Delete a stream with all its events.
+
+    Without --execute it only says what it would delete. Producers and readers of the stream are refused from then on.
+    """  # noqa: E501
+    with opened(store) as log:
+        found = _info_if_readable(log, stream)
+        if execute:
+            log.delete(stream)
+    parts = found.parts
+    print_rows((_part_row(each) for each in parts), form, _PART_COLUMNS)
+    _say_removed(
+        sum(each.segments for each in parts),
+        sum(each.events for each in parts),
+        sum(each.bytes for each in parts),
+        execute=execute,
     )
-    if execute:
-        err.print(f"removed: {what}")
-    else:
-        err.print(f"nothing was removed; with --execute: {what}")
 
 
 # --------------------------------------------------------------------------- parts
 
+_ALL = f"all, up to {DEFAULT_REPLICATION}"
 _STREAM_COLUMNS = (
     Column(name="stream", fold=True),
     Column(name="partitions", title="parts", justify="right"),
-    Column(name="segment_bytes", title="segment", justify="right", shown=bytes_cell),
-    Column(name="keep_age_s", title="keep", justify="right", shown=seconds_cell),
-    Column(name="keep_size_bytes", title="keep size", justify="right", shown=bytes_cell),
-    Column(name="replication", title="replicas", justify="right"),
+    Column(name="segment_bytes", title="segment", justify="right", shown=size_cell),
+    Column(name="keep_age_s", title="keep", justify="right", shown=seconds_cell, none="for ever"),
+    Column(
+        name="keep_size_bytes",
+        title="keep size",
+        justify="right",
+        shown=size_cell,
+        none="everything",
+    ),
+    Column(name="replication", title="replicas", justify="right", none=_ALL),
     Column(name="created_at", title="created", shown=time_cell),
 )
 _PART_COLUMNS = (
@@ -328,14 +251,6 @@ _PART_COLUMNS = (
     Column(name="writer", fold=True),
     Column(name="last_enqueued_at", title="last enqueued", shown=time_cell),
 )
-_SENT_COLUMNS = (
-    Column(name="partition", justify="right"),
-    Column(name="events", justify="right", shown=count_cell),
-    Column(name="first_sequence", title="first", justify="right"),
-    Column(name="last_sequence", title="last", justify="right"),
-)
-
-
 _TRIM_COLUMNS = (
     Column(name="partition", title="part", justify="right"),
     Column(name="segments", justify="right"),
@@ -346,36 +261,36 @@ _TRIM_COLUMNS = (
 )
 
 
-@contextmanager
-def _opened(
-    store: str | None, *, make: bool = False, volumes: Sequence[Path] = ()
-) -> Iterator[Log]:
-    """The log, without a monitor: a command that looks at things recovers nothing unasked."""
-    url, options = store_url(store, make=make), LogOptions(run_monitor=False)
-    with Log.open(url, volumes=volumes, name="cli", options=options) as log:
-        yield log
+def _print_settings(stream: StreamInfo, form: Output) -> None:
+    """One stream: its settings as they were given."""
+    row = _settings_row(stream)
+    if form is Output.TABLE:
+        shown = {column.name: column for column in _STREAM_COLUMNS}
+        titles = {"keep_age_s": "keep", "keep_size_bytes": "keep size"}
+        row = {titles.get(name, name): cell(value, shown[name]) for name, value in row.items()}
+    print_record(row, form)
 
 
-@contextmanager
-def _source(path: Path) -> Iterator[tuple[BinaryIO, int | None]]:
-    """The bytes to read, and how many there are, if that is known."""
-    if path == _STDIN:
-        yield sys.stdin.buffer, None
-        return
+def _info_if_readable(log: Log, stream: str) -> StreamInfo:
+    """The stream and its partitions; without these if a volume or a segment is beyond reading."""
     try:
-        data = path.open("rb")
-    except OSError as error:
-        raise UsageError(f"{path} can not be read: {error.strerror or error}") from error
-    with data:
-        yield data, path.stat().st_size or None
+        return log.info(stream)
+    except (DataDamaged, VolumeUnusable) as error:
+        err.print(f"how much there is can not be told: {error}")
+        return next(each for each in log.streams() if each.name == stream)
 
 
-def _chosen(log: Log, stream: str, partition: int | None) -> Sequence[int]:
-    """The partitions that are asked for. One that is not there is refused by its reader."""
-    if partition is not None:
-        return (partition,)
-    known = {each.name: each.partitions for each in log.streams()}
-    return range(known[stream] if stream in known else log.info(stream).partitions)
+def _say_removed(segments: int, events: int, size_bytes: int, *, execute: bool) -> None:
+    what = f"{counted(segments, 'segment')}, {counted(events, 'event')}, {shown_bytes(size_bytes)}"
+    err.print(f"removed: {what}" if execute else f"nothing was removed; with --execute: {what}")
+
+
+def _limits(settings: StreamSettings, age: timedelta | None, most: int | None) -> tuple[float, int]:
+    """How old and how big a partition may be: as typed, or the stream's own; 0 is no limit."""
+    return (
+        settings.retain_age_s if age is None else age.total_seconds(),
+        settings.retain_bytes if most is None else most,
+    )
 
 
 def _settings_row(stream: StreamInfo) -> dict[str, object]:
@@ -405,12 +320,21 @@ def _part_row(part: PartitionInfo) -> dict[str, object]:
     }
 
 
-def _trim_row(part: PartitionTrim) -> dict[str, object]:
+def _trim_row(
+    part: PartitionTrim, was: PartitionInfo | None, limits: tuple[float, int]
+) -> dict[str, object]:
+    held_back = part.held_back
+    if not held_back and was is not None and was.segments - len(part.segments) == 1:
+        age_s, most = limits
+        last = was.last_enqueued_at
+        old = age_s and last and (SystemClock().utc_now() - last).total_seconds() > age_s
+        if old or 0 < most < was.bytes - part.bytes:
+            held_back = "newest segment"
     return {
         "partition": part.partition,
         "segments": len(part.segments),
         "events": part.events,
         "bytes": part.bytes,
         "first_kept": part.first_kept,
-        "held_back": part.held_back or None,
+        "held_back": held_back or None,
     }

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from leasehold.cli.log_opened import about
 from leasehold.errors import LeaseholdError
 from leasehold.log.events import EventBatch
 from leasehold.log.reader import PartitionReader
@@ -53,8 +54,9 @@ def _batches(found: _Found) -> Iterator[EventBatch]:
 
 def _follow(reader: PartitionReader, found: _Found, stop: threading.Event) -> None:
     try:
-        for batch in reader.batches(follow=True):
-            _put(batch, found, stop)
+        with about(reader.partition):
+            for batch in reader.batches(follow=True):
+                _put(batch, found, stop)
     except LeaseholdError as error:
         _put(error, found, stop)
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,7 +74,7 @@ def tables(
     elif form is Format.JSONL:
         number = 0
         for lines in _lines(source, batch, read):
-            yield _table(_parsed(lines, number + 1), fields, "line")
+            yield from _tables(_parsed(lines, number + 1), fields, "line")
             number += len(lines)
     elif form is Format.CSV:
         yield from _csv(source, fields, batch, read)
@@ -112,29 +112,33 @@ def _parsed(lines: list[bytes], first: int) -> Iterator[_Numbered]:
 def _csv(
     source: BinaryIO, fields: Fields, batch: int, read: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")
+    records = _csv_records(source, read)
+    for first in records:
+        yield from _tables(chain([first], islice(records, batch - 1)), fields, "row")
 
-    def told() -> Iterator[str]:
-        for line in text:
-            read(len(line.encode()))
-            yield line
 
-    rows = csv.DictReader(told(), strict=True)
+def _csv_records(source: BinaryIO, read: Callable[[int], None]) -> Iterator[_Numbered]:
+    rows = csv.DictReader(_csv_lines(source, read), strict=True)
     number = 1  # the first row names the fields
     try:
-        while found := list(islice(rows, batch)):
-            for at, row in enumerate(found, start=number + 1):
-                if None in row or None in row.values():
-                    raise UsageError(
-                        f"row {at} of the CSV does not have the {len(rows.fieldnames or ())} "
-                        "fields that its first row names"
-                    )
-            yield _table(_numbered(found, number + 1), fields, "row")
-            number += len(found)
+        for number, row in enumerate(rows, start=2):
+            if None in row or None in row.values():
+                raise UsageError(
+                    f"row {number} of the CSV does not have the {len(rows.fieldnames or ())} "
+                    "fields that its first row names"
+                )
+            yield number, None, row
     except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"the CSV can not be read after row {number}: {error}") from error
-    finally:
-        text.detach()
+
+
+def _csv_lines(source: BinaryIO, read: Callable[[int], None]) -> Iterator[str]:
+    """Line by line, so that a byte that is no text takes nothing before it along."""
+    encoding = "utf-8-sig"
+    for line in source:
+        read(len(line))
+        yield from io.StringIO(line.decode(encoding), newline="")  # it also knows a lone \r
+        encoding = "utf-8"
 
 
 def _parquet(
@@ -154,9 +158,9 @@ def _parquet(
                 and "body" in rows.schema.names
                 and set(rows.schema.names) <= _OURS
             ):
-                yield pa.Table.from_batches([rows])
+                yield from _with_bodies(rows, number + 1)
             else:
-                yield _table(_numbered(rows.to_pylist(), number + 1), fields, "row")
+                yield from _tables(_numbered(rows.to_pylist(), number + 1), fields, "row")
             number += rows.num_rows
             now = total * number // max(parquet.metadata.num_rows, 1)
             read(now - done)
@@ -170,40 +174,67 @@ def _numbered(rows: Iterable[Mapping[str, object]], first: int) -> Iterator[_Num
         yield number, None, row
 
 
-def _table(records: Iterable[_Numbered], fields: Fields, what: str) -> pa.Table:
-    """One event for each record. With a body of its own, the other fields are properties."""
+def _with_bodies(rows: pa.RecordBatch, first: int) -> Iterator[pa.Table]:
+    """Events as they are, up to the first one without a body."""
+    bad = rows.column("body").is_null().index(pa.scalar(True)).as_py()
+    yield pa.Table.from_batches([rows if bad < 0 else rows.slice(0, bad)])
+    if bad >= 0:
+        raise UsageError(f"row {first + bad} has no body: it is null")
+
+
+def _tables(records: Iterable[_Numbered], fields: Fields, what: str) -> Iterator[pa.Table]:
+    """One table with an event for each record; if one is refused, first those before it."""
     keys: list[str | None] = []
     bodies: list[bytes] = []
     properties: list[list[tuple[str, str]] | None] = []
-    for number, raw, record in records:
-        for field in (fields.key, fields.body):
-            if field is not None and field not in record:
-                raise UsageError(
-                    f"{what} {number} has no field {field!r}: it has {_short(', '.join(record))}"
-                )
-        key = record[fields.key] if fields.key is not None else None
-        keys.append(None if key is None else _text(key))
-        if fields.body is None:
-            bodies.append(_dumped(record).encode() if raw is None else raw)
-            properties.append(None)
-        else:
-            value = record[fields.body]
-            bodies.append(value if isinstance(value, bytes) else _text(value).encode())
-            rest = record.keys() - {fields.key, fields.body}
-            properties.append(
-                [(name, _text(record[name])) for name in record if name in rest] or None
-            )
-    return pa.table(
+    refusal: UsageError | None = None
+    try:
+        for record in records:
+            key, body, rest = _event(record, fields, what)
+            keys.append(key)
+            bodies.append(body)
+            properties.append(rest)
+    except UsageError as error:
+        refusal = error
+    yield pa.table(
         {
             "key": pa.array(keys, pa.utf8()),
             "body": pa.array(bodies, pa.binary()),
             "properties": pa.array(properties, _MAP),
         }
     )
+    if refusal is not None:
+        raise refusal
+
+
+def _event(
+    numbered: _Numbered, fields: Fields, what: str
+) -> tuple[str | None, bytes, list[tuple[str, str]] | None]:
+    """Key, body and properties. With a body of its own, the other fields are properties."""
+    number, raw, record = numbered
+    for field in (fields.key, fields.body):
+        if field is not None and field not in record:
+            raise UsageError(
+                f"{what} {number} has no field {field!r}: it has {_short(', '.join(record))}"
+            )
+    try:
+        found = record[fields.key] if fields.key is not None else None
+        key = None if found is None else _text(found)
+        if fields.body is None:
+            return key, _dumped(record).encode() if raw is None else raw, None
+        value = record[fields.body]
+        body = value if isinstance(value, bytes) else _text(value).encode()
+        rest = record.keys() - {fields.key, fields.body}
+        pairs = [(_text(name), _text(record[name])) for name in record if name in rest]
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} {number} can not be written as UTF-8: {error.reason}") from error
+    return key, body, pairs or None
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else _dumped(value)
+    text = value if isinstance(value, str) else _dumped(value)
+    text.encode()  # half a character, as JSON can write it, is no text
+    return text
 
 
 def _dumped(value: object) -> str:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterable
 from enum import StrEnum
 
-from leasehold.cli.common import out
+from leasehold.cli.common import line_width
 from leasehold.log.events import Event, EventBatch
 
 _KEY_WIDTH = 12
 _LEAST_BODY_WIDTH = 16
+_WIDE = 200  # columns, in which a long key takes nothing away from a body
 
 
 class EventForm(StrEnum):
@@ -70,8 +71,10 @@ def _row(event: Event) -> bytes:
 
 
 def _line(partition: str, number: str, at: str, key: str, body: str) -> bytes:
-    head = f"{partition:>4} {number:>10} {at:<23} {_cut(key, _KEY_WIDTH):<{_KEY_WIDTH}} "
-    room = max(out.width - len(head), _LEAST_BODY_WIDTH)
+    width = line_width()
+    key = _cut(key, _KEY_WIDTH) if width <= _WIDE else key
+    head = f"{partition:>4} {number:>10} {at:<23} {key:<{_KEY_WIDTH}} "
+    room = max(width - len(head), _LEAST_BODY_WIDTH)
     return (head + _cut(body, room)).rstrip().encode()
 
 

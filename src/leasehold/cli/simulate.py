@@ -73,7 +73,7 @@ def simulate(
         ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Run every strategy on the same scenario.")
+        bool, typer.Option("--compare", help="Run every strategy on the same scenario.", metavar="")
     ] = False,
     seeds: Annotated[
         int | None,
@@ -84,7 +84,7 @@ def simulate(
         typer.Option(help="The (first) seed; alone, it repeats that bad day.", metavar="N"),
     ] = None,
     story: Annotated[
-        bool, typer.Option("--story", help="Tell a bad day (--seed) step by step.")
+        bool, typer.Option("--story", help="Tell a bad day (--seed) step by step.", metavar="")
     ] = False,
     output: Annotated[
         Output, typer.Option("--output", "-o", help="table or json.", metavar="FORM")

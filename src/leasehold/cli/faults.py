@@ -1,0 +1,108 @@
+"""The faults that ``verify`` finds: a line for people or an object for programs, and a summary.
+
+The summary says that nothing is lost only if every block has a replica without any fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import typer
+
+from leasehold.cli.common import Output, counted, print_rows
+from leasehold.errors import LeaseholdError
+from leasehold.files.model import BlockState
+from leasehold.files.namespace import Namespace
+from leasehold.files.verify import Fault
+from leasehold.log.streams import partition_directory
+
+_BLOCK = re.compile(r"\bblock (0x[0-9a-f]+)")
+_OF_A_LOG = re.compile(r", partition (\d+), (\d+\.seg): (?:volume (\S+): )?(.*)", re.DOTALL)
+_NO_VOLUME = {"", "-", None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One fault. What nobody can tell of it is None."""
+
+    what: str
+    path: str | None = None
+    volume: str | None = None
+    partition: int | None = None
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        volume = f"volume {self.volume}" if self.volume else ""
+        return ": ".join(part for part in (self.path, volume, self.what) if part)
+
+
+def of_a_file(fault: Fault) -> Found:
+    """A fault of a file."""
+    volume = None if fault.volume in _NO_VOLUME else fault.volume
+    return Found(path=fault.path, volume=volume, what=fault.what)
+
+
+def of_a_stream(stream: str, words: str) -> Found:
+    """A fault of a stream, out of the words that the log has for it."""
+    match = _OF_A_LOG.fullmatch(words.removeprefix(stream))
+    if match is None:
+        return Found(what=words)
+    number, name, volume, what = match.groups()
+    return Found(
+        partition=int(number),
+        path=f"{partition_directory(stream, int(number))}/{name}",
+        volume=None if volume in _NO_VOLUME else volume,
+        what=what,
+    )
+
+
+def print_faults(faults: Sequence[Found], form: Output, *, partitions: bool = False) -> None:
+    """All of them on stdout."""
+    if form is Output.TABLE:
+        for fault in faults:
+            typer.echo(fault.line)
+        return
+    rows: list[dict[str, object]] = [
+        {"path": each.path, "volume": each.volume, "what": each.what} for each in faults
+    ]
+    if partitions:
+        rows = [
+            {"partition": each.partition, **row} for each, row in zip(faults, rows, strict=True)
+        ]
+    print_rows(rows, form, ())
+
+
+def summary(faults: Sequence[Found], files: Namespace) -> str:
+    """``2 faults in 1 file; every block still has a replica without fault``, if that is so."""
+    if not faults:
+        return "no faults"
+    paths = {fault.path for fault in faults}
+    words = f"{counted(len(faults), 'fault')} in {counted(len(paths), 'file')}"
+    if all(path and _has_good_copies(files, path, faults) for path in paths):
+        words += "; every block still has a replica without fault"
+    return words
+
+
+def _has_good_copies(files: Namespace, path: str, faults: Iterable[Found]) -> bool:
+    """Whether that is certain."""
+    bad: set[tuple[int, str]] = set()
+    for fault in faults:
+        if fault.path == path:
+            match = _BLOCK.search(fault.what)
+            if match is None:
+                return False
+            # Without a volume: the block lies on too few of them, which is no damage.
+            if fault.volume:
+                bad.add((int(match[1], 16), fault.volume))
+    try:
+        blocks = files.read(path).blocks
+    except (LeaseholdError, OSError):
+        return False
+    return all(
+        any((block.id, volume) not in bad for volume in block.volumes)
+        for block in blocks
+        if block.state is BlockState.COMPLETE
+    )
