@@ -95,3 +95,6 @@ def run() -> None:
     except LeaseholdError as error:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(exit_code(error))
+    except OSError as error:  # such as a full disk below our output
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
+        sys.exit(1)

@@ -137,6 +137,14 @@ def recover(
         bool,
         typer.Option("--execute", help="Do it although the writer may be alive.", metavar=""),
     ] = False,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Volumes that do not answer are gone for good: end the file with what is left.",
+            metavar="",
+        ),
+    ] = False,
     store: StoreUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
@@ -156,7 +164,10 @@ def recover(
             raise typer.Exit(_HELD)
         with err.status("recovering") as spinner:
             status = files.recover(
-                path, timeout=limit, progress=lambda step: spinner.update(step.step)
+                path,
+                timeout=limit,
+                accept_loss=accept_loss,
+                progress=lambda step: spinner.update(step.step),
             )
         print_record(_row(files, status), form)
 

@@ -84,15 +84,20 @@ def tables(
 
 def _lines(source: BinaryIO, batch: int, read: Callable[[int], None]) -> Iterator[list[bytes]]:
     """Lines without their ends. What was there at one look is not held back for more."""
-    rest = b""
+    rest: list[bytes] = []  # the begin of a line that may be long: joined once
     more = getattr(source, "read1", source.read)
     while chunk := more(_CHUNK_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
         read(len(chunk))
+        first, *others = chunk.split(b"\n")
+        rest.append(first)
+        if not others:
+            continue
+        lines = [b"".join(rest), *others[:-1]]
+        rest = [others[-1]]
         for at in range(0, len(lines), batch):
             yield [line.removesuffix(b"\r") for line in lines[at : at + batch]]
-    if rest:
-        yield [rest.removesuffix(b"\r")]
+    if last := b"".join(rest):
+        yield [last.removesuffix(b"\r")]
 
 
 def _parsed(lines: list[bytes], first: int) -> Iterator[_Numbered]:
@@ -102,7 +107,7 @@ def _parsed(lines: list[bytes], first: int) -> Iterator[_Numbered]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"line {number} is not JSON ({error}): {_short(line)}") from error
         if not isinstance(record, dict):
             raise UsageError(f"line {number} is not a JSON object: {_short(line)}")
@@ -165,7 +170,7 @@ def _parquet(
             now = total * number // max(parquet.metadata.num_rows, 1)
             read(now - done)
             done = now
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise UsageError(f"this is no Parquet file that can be read: {error}") from error
 
 
