@@ -42,7 +42,7 @@ ASLEEP = {
     "amid the acknowledged lengths": ("after write acknowledged", 5, A + B, 1000),
     "at the seal": ("after write seal", 1, A + B + C, 1500),
     "before the sync of close": ("before sync block", 1, A + B + C, 1500),
-    "between the sync and the check of close": (
+    "before the journal hears of close": (
         "after sync_directory block",
         3,
         A + B + C,

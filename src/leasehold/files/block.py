@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from leasehold.errors import UsageError, VolumeUnusable
+from leasehold.errors import LeaseholdError, UsageError, VolumeUnusable
 from leasehold.files.meta import (
     PIECE_BYTES,
     Header,
@@ -246,8 +246,8 @@ class BlockWriter:
         self._broken = VolumeUnusable(_none_left(self.block_id, failed))
         try:
             self._on_failed(failed, tuple(replica.id for replica in left))
-        except BaseException as error:
-            self._broken = error
+        except LeaseholdError as error:
+            self._broken = error  # anything else, an interrupt, is not to be raised again
             raise
         if not left:
             raise self._broken

@@ -156,9 +156,9 @@ class FileWriter:
             self._check_open()
             with self._whole():
                 self._push()
-            if self._block.acknowledged < self._block.length:
-                self._confirm()
-                self._block.acknowledge()
+                if self._block.acknowledged < self._block.length:
+                    self._confirm()
+                    self._block.acknowledge()
             return self.acknowledged
 
     def sync(self) -> int:
@@ -173,9 +173,9 @@ class FileWriter:
             self._check_open()
             with self._whole():
                 self._push()
-            if min(self._block.durable, self._block.acknowledged) < self._block.length:
-                self._confirm()
-                self._block.sync()
+                if min(self._block.durable, self._block.acknowledged) < self._block.length:
+                    self._confirm()
+                    self._block.sync()
             return self.acknowledged
 
     def close(self) -> FileStatus | None:
@@ -240,10 +240,10 @@ class FileWriter:
         The file itself is given back in the background, as soon as the journal answers: a client
         that goes on to write other files must not keep this one by renewing its lease.
         """
-        with self._lock:
-            if self._broken is None:
-                self._broken = error
-                self._given_up = True
+        # Without the lock: its close may hang, and others must not wait for it.
+        if self._broken is None:
+            self._broken = error
+            self._given_up = True
 
     def __enter__(self) -> Self:
         return self

@@ -14,11 +14,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leasehold.errors import LeaseholdError, StoreError, StoreUnavailable
 from leasehold.files.journal.books import Books
+from leasehold.files.journal.helper import Helper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._queue: deque[_Call] = deque()
         self._led = False
-        self._helper: ThreadPoolExecutor | None = None
+        self._helper: Helper | None = None
         self._helper_pid = 0
 
     def run(self, name: str, step: Callable[[Books], T]) -> T:
@@ -80,19 +80,18 @@ class GroupCommit:
         if threading.current_thread() is threading.main_thread():
             # Signals are for the main thread alone. An interrupt between any two lines here would
             # leave everybody without a leader, or the database with a lock: so it only waits.
-            return self._away_from_signals().submit(self._run, name, step).result()
+            return cast("T", self._away_from_signals().run(lambda: self._run(name, step)))
         return self._run(name, step)
 
-    def _away_from_signals(self) -> ThreadPoolExecutor:
+    def _away_from_signals(self) -> Helper:
         if self._helper is None or self._helper_pid != os.getpid():
-            self._helper_pid = os.getpid()
-            self._helper = ThreadPoolExecutor(1, "leasehold-journal")
+            self._helper, self._helper_pid = Helper(), os.getpid()
         return self._helper
 
     def close(self) -> None:
         """End the helper, if there is one."""
         if self._helper is not None and self._helper_pid == os.getpid():
-            self._helper.shutdown()
+            self._helper.close()
             self._helper = None
 
     def _run(self, name: str, step: Callable[[Books], T]) -> T:
