@@ -59,6 +59,17 @@ def test_of_two_readers_with_the_same_epoch_the_newer_one_wins(place: Place) -> 
     assert second.read() is not None
 
 
+@pytest.mark.spec("E2")
+def test_of_two_readers_with_one_name_and_one_epoch_only_the_newer_one_reads(place: Place) -> None:
+    first = place.reader(group="billing", epoch=5, name="host1")
+    second = place.reader(group="billing", epoch=5, name="host1")
+
+    with pytest.raises(Stolen, match="by 'host1' with epoch 5") as stolen:
+        first.read()
+    assert stolen.value.now_held_by == "host1"
+    assert second.read() is not None
+
+
 def test_the_same_reader_may_open_again(place: Place) -> None:
     place.reader(group="billing", epoch=3, name="anna").close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -277,3 +278,18 @@ def test_sleeps_grow_up_to_a_second_and_begin_anew_when_woken(
     assert not watch.sleep(20.0)
     assert watch._pause_s == 0.02
     watch.close()
+
+
+def test_a_watch_that_nobody_closed_gives_its_descriptors_back(tmp_path: Path) -> None:
+    def bells() -> int:
+        every = Path("/proc/self/fd").iterdir()
+        targets = [str(each.readlink()) for each in every if each.is_symlink()]
+        return sum("eventfd" in target or "inotify" in target for target in targets)
+
+    before = bells()
+    watch = Watch()
+    watch.aim([str(tmp_path)])
+    assert bells() == before + 2
+    del watch
+    gc.collect()
+    assert bells() == before

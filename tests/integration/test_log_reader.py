@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.log_segments import Owner, Place, number_in, numbered, opened_place
@@ -387,3 +388,25 @@ def test_a_partition_on_three_volumes_is_read_when_two_are_gone(tmp_path: Path) 
 
     assert all_of(place.reader()) == list(range(5))
     place.close()
+
+
+def test_a_segment_seen_before_its_first_event_is_read_when_others_follow_it(place: Place) -> None:
+    owner, reader = place.owner(), place.reader()
+    owner.many(1)
+    owner.roll()
+    owner.add([numbered(1)], sync=False)  # the segment is there, and nothing in it is visible
+    assert [len(batch) for batch in reader.batches()] == [1]
+    assert reader.position == 1
+
+    owner.many(1)
+    owner.roll()
+    owner.many(1)
+
+    found = [number_in(event) for batch in reader.batches() for event in batch]
+    assert found == [1, 2, 3]
+
+
+@pytest.mark.parametrize("partition", [True, 0.0, "0", -1, 1])
+def test_what_is_no_partition_is_not_read(place: Place, partition: Any) -> None:
+    with pytest.raises(UsageError, match="there is no partition"):
+        place.reader(partition=partition)

@@ -236,3 +236,13 @@ def test_hashes_are_sorted_and_each_once() -> None:
     keys = [pa.array(["b", None, "a"]), pa.array(["a", "c"])]
     assert sorted_hashes(keys) == sorted(map(key_hash, "abc"))
     assert sorted_hashes([pa.array([None], pa.utf8())]) == sorted_hashes([]) == []
+
+
+def test_a_null_among_the_properties_counts_only_if_it_is_sent() -> None:
+    properties = pa.array(
+        [[("a", None)], [("a", "b")], None, [("c", None)]], pa.map_(pa.utf8(), pa.utf8())
+    )
+    table = pa.table({"body": [b"1", b"2", b"3", b"4"], "properties": properties})
+    assert sent_batch(table.slice(1, 2)).column("properties").to_pylist() == [[("a", "b")], None]
+    with pytest.raises(UsageError, match="a null among its values"):
+        sent_batch(table.slice(1, 3))

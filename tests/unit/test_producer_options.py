@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from leasehold.errors import InvalidDuration, InvalidOptions
-from leasehold.log import ProducerOptions, Receipt, StreamSettings
+from leasehold.log import LogOptions, ProducerOptions, Receipt, StreamSettings
 from leasehold.log.parcel import Stored, joined, receipts_of
 
 
@@ -93,3 +93,7 @@ def test_receipts_that_follow_each_other_become_one() -> None:
     assert joined(parts) == (receipt(0, 10), receipt(11, 1), receipt(12, 1, duplicate=True))
     unknown = [receipt(-1, 1, duplicate=True), receipt(0, 1, duplicate=True)]
     assert joined(unknown) == tuple(unknown)
+
+
+def test_by_default_a_dead_recoverer_does_not_outlast_the_deliver_limit() -> None:
+    assert LogOptions().files.attempt_limit * 2 < ProducerOptions().deliver_limit

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
+CLAIM_MARK = " #"  # in a claim, between the reader's name and what makes it its own
+
 
 class Catalog:
     """Made by ``Catalog.open``. Safe to use from several threads."""
@@ -83,6 +85,20 @@ class Catalog:
                 f"there is no stream {stream!r}; there are: {names}. Create it, or use one of these"
             )
         return _stream(row)
+
+    def same(self, stream: str, created_at: str) -> StreamInfo:
+        """The stream of this name, if it is still the one that was created then.
+
+        Raises:
+            UnknownStream: it was deleted; there may be another one of this name.
+        """
+        found = self.get(stream)
+        if found.created_at != created_at:
+            raise UnknownStream(
+                f"the stream {stream!r} of {created_at} was deleted, and made anew at "
+                f"{found.created_at}: open it again for the new one"
+            )
+        return found
 
     def list(self) -> list[StreamInfo]:
         """All streams, by name."""
@@ -186,11 +202,12 @@ def _stolen(
     stream: str, partition: int, group: str, epoch: int | None, *, by: tuple[int, str]
 ) -> Stolen:
     shown = "no epoch" if epoch is None else f"epoch {epoch}"
+    name = by[1].rpartition(CLAIM_MARK)[0] or by[1]  # as people know it
     return Stolen(
-        f"partition {partition} of {stream!r} is read for the group {group!r} by {by[1]!r} with "
+        f"partition {partition} of {stream!r} is read for the group {group!r} by {name!r} with "
         f"epoch {by[0]}; this reader has {shown}: stop, or claim it with a higher epoch",
         key=f"{stream}/{partition}",
         epoch=epoch or 0,
         reason="stolen",
-        now_held_by=by[1],
+        now_held_by=name,
     )

@@ -18,7 +18,7 @@ class Numbers:
         fenced: batches that were refused because the partition had been taken over.
         forwarded: batches that were handed to an owner in another process.
         taken: partitions that this process became the owner of.
-        recovered: of these, those whose owner was dead or silent.
+        recovered: of these, those whose owner was dead or silent and was shut out from here.
     """
 
     events: int = 0

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.errors import StoreUnavailable, StoreUnusable
+from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 from leasehold.log.door import SCHEME
 from leasehold.log.parcel import Moved, NobodyThere, Silent
 from leasehold.log.wire import Garbled, receive_reply, send_request
@@ -41,6 +41,7 @@ class Courier:
             Moved: it is not the owner, or the line broke.
             StoreUnavailable: it is alive and at work, and ``until_s`` has come.
             StoreUnusable: the socket belongs to another user.
+            UsageError: they can not be stored, now or later.
         """
         try:
             line = self._connected(to)
@@ -61,6 +62,8 @@ class Courier:
             reply = receive_reply(line)
             if reply.moved:
                 raise Moved(reply.moved)
+            if reply.refused:
+                raise UsageError(reply.refused)
             if reply.stored:
                 return reply.stored
             if self._clock.boottime_s() > until_s:

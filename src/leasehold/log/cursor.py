@@ -14,6 +14,8 @@ from leasehold.log.frame import SEGMENT_HEADER_BYTES, Kind
 from leasehold.log.mapped import MappedSegment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from leasehold.files.namespace import Namespace
     from leasehold.log.events import EventBatch
     from leasehold.log.frame import FrameHeader
@@ -23,19 +25,21 @@ if TYPE_CHECKING:
 class Cursor:
     """Before the event with the number ``sequence``. Not to be shared between threads."""
 
-    def __init__(self, files: Namespace, shelf: Shelf) -> None:
-        """At the very beginning."""
+    def __init__(
+        self, files: Namespace, shelf: Shelf, *, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """At the very beginning.
+
+        ``check`` is called when a segment was opened or has vanished, and raises if these are
+        not the segments of our stream any more.
+        """
+        self._check = check
         self._files = files
         self._shelf = shelf
         self._open: MappedSegment | None = None
         self._at = 0
         self._ended = False
         self.sequence = 0
-
-    @property
-    def homeless(self) -> bool:
-        """Whether there is no segment to read in, not even an empty one."""
-        return self._open is None
 
     def go(self, sequence: int) -> None:
         """Stand before this event. It is looked for at the next ``frame``."""
@@ -68,6 +72,7 @@ class Cursor:
                     return None
             except UnknownFile:  # trimmed, or empty and replaced by the next owner
                 self._open = None
+                self._check()
                 self._shelf.read()
 
     def read(self, header: FrameHeader, *, check: bool) -> EventBatch:
@@ -117,6 +122,8 @@ class Cursor:
                 self._open = None
             return False
         if place.base != self.sequence:
+            if opened.segment is None and opened.refresh() and opened.segment is not None:
+                return True  # it was seen before its first event; it has some since
             if opened.segment is None:  # of somebody who was too late, and found others had gone on
                 raise _trimmed(self.sequence, place.base)
             raise DataDamaged(
@@ -135,6 +142,7 @@ class Cursor:
         return found
 
     def _begin(self, opened: MappedSegment) -> None:
+        self._check()  # after it was opened: then it is one of those that were checked
         self._open, self._ended, self._at = opened, False, SEGMENT_HEADER_BYTES
         while opened.segment is not None and self.sequence > opened.place.base:
             try:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.errors import StoreUnusable
+from leasehold.errors import StoreUnusable, UsageError
 from leasehold.log.parcel import Moved
 from leasehold.log.wire import Garbled, Reply, receive_request, send_reply
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SCHEME = "unix:"
 _PRIVATE = 0o700
-_LONGEST_PATH_BYTES = 100  # the system has room for 108
+_LONGEST_PATH_BYTES = 100  # the system has room for 108, and the socket is made under a longer name
 _BACKLOG = 128
-_LEAST_BEAT_S = 0.01
+_PAUSE_S = 0.1
 
 
 def address_in(directory: str, *, name: str) -> str:
@@ -72,7 +72,7 @@ class Door:
         self._socket: socket.socket | None = None
         self._threads: set[threading.Thread] = set()
         self._lines: set[socket.socket] = set()
-        self._closed = False
+        self._closed = threading.Event()
 
     def open(self) -> None:
         """Listen, unless it does already.
@@ -81,12 +81,16 @@ class Door:
             StoreUnusable: the socket can not be made.
         """
         with self._lock:
-            if self._socket is not None or self._closed:
+            if self._socket is not None or self._closed.is_set():
                 return
+            path = Path(self._path)
+            _sweep(path.parent)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                listening.bind(self._path)
+                # Under its name it listens already: who finds it silent there may remove it.
+                listening.bind(f"{path}.new")
                 listening.listen(_BACKLOG)
+                Path(f"{path}.new").rename(path)
             except OSError as error:
                 listening.close()
                 raise StoreUnusable(f"{self._path} can not be listened on: {error}") from error
@@ -96,7 +100,7 @@ class Door:
     def close(self) -> None:
         """Hang up everywhere and end all threads."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
             if self._socket is None:
                 return
             with suppress(OSError):
@@ -131,10 +135,14 @@ class Door:
                 line.close()
 
     def _listen(self, listening: socket.socket) -> None:
-        while True:
-            line, _ = listening.accept()
+        while not self._closed.is_set():
+            try:
+                line, _ = listening.accept()
+            except OSError:  # no descriptor is free, for one: whoever knocks waits meanwhile
+                self._closed.wait(_PAUSE_S)
+                continue
             with self._lock:
-                if self._closed:
+                if self._closed.is_set():
                     line.close()
                     return
                 self._lines.add(line)
@@ -144,9 +152,25 @@ class Door:
         while (request := receive_request(line)) is not None:
             try:
                 answer = self._take(request)
-                while not wait((answer,), timeout=max(request.beat_s, _LEAST_BEAT_S)).done:
+                while not wait((answer,), timeout=request.beat_s).done:
                     send_reply(line, Reply())
                 reply = Reply(stored=answer.result())
             except Moved as error:
                 reply = Reply(moved=str(error))
+            except UsageError as error:
+                reply = Reply(refused=str(error))
             send_reply(line, reply)
+
+
+def _sweep(directory: Path) -> None:
+    """Remove the sockets of processes that are dead: nobody listens there."""
+    for path in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.setblocking(False)
+            try:
+                line.connect(str(path))
+            except ConnectionRefusedError:
+                with suppress(OSError):
+                    path.unlink()
+            except OSError:
+                continue  # alive and busy, or gone meanwhile

@@ -276,7 +276,9 @@ def _no_properties(count: int) -> pa.Array:
 
 
 def _no_null_items(properties: pa.Array) -> None:
-    if properties.items.null_count:
+    offsets = properties.offsets  # of a slice they tell which items are its own
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    if properties.items.slice(first, last - first).null_count:
         raise _unfit("properties", "a null among its values")
 
 

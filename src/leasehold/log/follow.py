@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class Watch:
     def __init__(self) -> None:
         """Nothing is watched yet, and no watch of the kernel is used up."""
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._hang_up = weakref.finalize(self, os.close, self._bell)  # also if nobody closes it
         self._kernel: INotify | None = None
         self._paths: tuple[str, ...] = ()
         self._numbers: list[int] = []
@@ -59,6 +61,7 @@ class Watch:
             with suppress(OSError):
                 if self._kernel is None:
                     self._kernel = INotify()
+                    weakref.finalize(self, self._kernel.close)  # again is harmless
                 self._numbers.append(self._kernel.add_watch(path, _EVENTS))
 
     def sleep(self, most_s: float) -> bool:
@@ -95,7 +98,7 @@ class Watch:
                 self._kernel.close()
                 self._kernel = None
             self._numbers = []
-            os.close(self._bell)
+            self._hang_up()
 
     def _hear(self) -> None:
         """Take what the kernel has told; a file that went away is watched no more."""

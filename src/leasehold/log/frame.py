@@ -35,6 +35,8 @@ _FRAME_CLOSE = b"RFHL"
 _SEGMENT = struct.Struct("<8sHHIqqqq12xI")
 _FRAME = struct.Struct("<4sB3xIIQqqqqq16sQQ24xI4s")
 _CRC_AT = FRAME_HEADER_BYTES - 8
+_STORED_BESIDE_BYTES = 33  # each event: its number, offset, time and epoch, and bits for nulls
+_STORED_AROUND_BYTES = 8192  # each batch: what Arrow says about its columns, and their padding
 _PADDING = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 _TIMES = pa.timestamp("us", "UTC")
 _INTEGERS = pa.int64()
@@ -178,6 +180,26 @@ def parse_segment_header(view: View) -> SegmentHeader:
         major=major,
         minor=minor,
     )
+
+
+def check_storable(batch: pa.RecordBatch, stamp: Stamp) -> None:
+    """Return if ``encode_events`` can make a frame of a batch, wherever it will lie.
+
+    Raises:
+        UsageError: it has more bytes than a frame can hold, or no producer that can be stored.
+    """
+    count = batch.num_rows
+    size = batch.nbytes + count * _STORED_BESIDE_BYTES + _STORED_AROUND_BYTES
+    if size > MAX_BODY_BYTES:
+        raise UsageError(
+            f"{count} events take about {size} bytes, and a frame holds {MAX_BODY_BYTES}: send "
+            "smaller ones, or fewer at once"
+        )
+    if len(stamp.producer) != len(NO_PRODUCER.producer) or not 0 <= stamp.sequence < 2**63 - count:
+        raise UsageError(
+            f"a producer has 16 bytes and numbers from 0 to 2^63, not {len(stamp.producer)} bytes "
+            f"and {stamp.sequence}: send by a producer of the log"
+        )
 
 
 def encode_events(

@@ -73,6 +73,7 @@ class Lane:
         self._done = 0
         self._urgent = 0  # items up to this number do not linger
         self._next_number = 0
+        self._inside: tuple[Item, ...] = ()  # taken from the queue, and not out of the gate yet
         self._closing = False
         name = f"leasehold-lane-{seat.partition.stream}-{seat.partition.number}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -83,7 +84,7 @@ class Lane:
         now = self._clock.boottime_s()
         with self._changed:
             if self._closing:
-                self._gate.leave(sum(size for _, size in parts))
+                self._gate.leave(sum(size for _, size in parts), parts=len(parts))
                 for _ in parts:
                     sending.failed(UsageError("the producer was closed: open another one"))
                 return
@@ -138,9 +139,11 @@ class Lane:
         with self._changed:
             self._closing = True
             left = [*(item for items in batches for item in items), *self._items]
+            self._inside += tuple(self._items)
             self._items.clear()
             self._done = self._put
             self._changed.notify_all()
+        self._leave()
         for item in left:
             item.sending.failed(RuntimeError(f"the lane has ended: {error!r}"))
 
@@ -151,7 +154,9 @@ class Lane:
                 if self._closing and not self._items:
                     return []
                 self._changed.wait(self._left_s())
-            return list(self._gathered())
+            batches = list(self._gathered())
+            self._inside = tuple(item for items in batches for item in items)
+            return batches
 
     def _is_full(self) -> bool:
         return (
@@ -213,7 +218,7 @@ class Lane:
     def _tell(
         self, batches: Sequence[Sequence[Item]], answer: tuple[Stored, ...] | Exception
     ) -> None:
-        self._gate.leave(sum(item.size for items in batches for item in items))
+        self._leave()
         if isinstance(answer, Exception):
             for items in batches:
                 for item in items:
@@ -226,6 +231,11 @@ class Lane:
                 receipts = receipts_of(stored, partition=number, start=start, count=item.count)
                 item.sending.stored(receipts)
                 start += item.count
+
+    def _leave(self) -> None:
+        """Let what was taken out of the gate, once."""
+        inside, self._inside = self._inside, ()
+        self._gate.leave(sum(item.size for item in inside), parts=len(inside))
 
 
 def _one(items: Sequence[Item]) -> pa.RecordBatch:

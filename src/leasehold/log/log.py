@@ -14,13 +14,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, new_suffix
-from leasehold.errors import UnknownFile, UsageError
+from leasehold.errors import DataDamaged, StoreUnusable, UnknownFile, UsageError, VolumeUnusable
 from leasehold.files.disk import SystemDisk
 from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
 from leasehold.log.catalog import Catalog
 from leasehold.log.counts import Counts
 from leasehold.log.door import Door, address_in
+from leasehold.log.home import Home
 from leasehold.log.inspection import verify
 from leasehold.log.mapped import MappedSegment
 from leasehold.log.options import LogOptions
@@ -76,6 +77,7 @@ class Log:
 
         ``ending`` is called when everything is closed.
         """
+        self._home = Home("the log")
         self._ending = ending
         self.files = files
         self._catalog = catalog
@@ -179,6 +181,8 @@ class Log:
     def info(self, stream: str) -> StreamInfo:
         """A stream and its partitions as they are now.
 
+        Of a partition whose last segment is damaged, its first event stands for the end.
+
         Raises:
             UnknownStream: there is none; the message names those there are.
         """
@@ -211,12 +215,14 @@ class Log:
 
         Raises:
             UnknownStream: there is none; the message names those there are.
+            UsageError: the log is closed, or this process was forked from the one that opened it.
         """
+        self._home.check()
         found = self._catalog.get(stream)
         made = Producer(
             found,
             options,
-            seat_of=lambda number: self._seat(Partition(stream=stream, number=number)),
+            seat_of=lambda number: self._seat(found, number),
             clock=self._clock,
         )
         with self._lock:
@@ -309,7 +315,12 @@ class Log:
     # -------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Send what waits, give all partitions back, and end all threads. Again is harmless."""
+        """Send what waits, give all partitions back, and end all threads. Again is harmless.
+
+        Raises:
+            UsageError: this process was forked from the one that opened it.
+        """
+        self._home.check()
         with self._lock:
             if self._closed:
                 return
@@ -343,11 +354,18 @@ class Log:
         for seat in seats:
             seat.close()
 
-    def _seat(self, partition: Partition) -> Seat:
+    def _seat(self, stream: StreamInfo, number: int) -> Seat:
+        partition = Partition(stream=stream.name, number=number)
+        made = Seat(partition, self._around, created_at=stream.created_at)
         with self._lock:
-            if partition not in self._seats:
-                self._seats[partition] = Seat(partition, self._around)
-            return self._seats[partition]
+            seat = self._seats.setdefault(partition, made)
+        if seat.created_at == stream.created_at:
+            return seat
+        self._catalog.same(stream.name, stream.created_at)  # else it is ours that is the old one
+        with self._lock:
+            self._seats[partition] = made
+        seat.close()
+        return made
 
     def _taken_in(self, request: Request) -> Answer:
         """Parcels from another process, for a partition that it thinks is ours."""
@@ -362,10 +380,15 @@ class Log:
         size = sum(status.length for _, status in listed if status.state is FileState.CLOSED)
         last_us, end = 0, listed[-1][0].base if listed else 0
         for place, status in reversed(listed):
-            segment = MappedSegment(place, self.files).segment
-            if segment is None:
-                continue
-            end, last_us = segment.next_sequence, max(segment.index.last_us, default=0)
+            try:
+                segment = MappedSegment(place, self.files).segment
+                if segment is None:
+                    continue
+                end, last_us = segment.next_sequence, max(segment.index.last_us, default=0)
+            except UnknownFile:
+                continue  # trimmed meanwhile
+            except (DataDamaged, StoreUnusable, VolumeUnusable):
+                break  # the name of the last segment tells the least that the end can be
             if status.state is not FileState.CLOSED:
                 size += len(segment)
             break

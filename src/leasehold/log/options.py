@@ -11,6 +11,7 @@ from leasehold.names import seconds_of
 
 _LONGEST_S = 24 * 3600.0
 _PRODUCER_ID_BYTES = 16
+_ATTEMPT_LIMIT = timedelta(seconds=15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +19,14 @@ class LogOptions:
     """How a log is opened.
 
     Attributes:
-        files: the settings of the files below it.
+        files: the settings of the files below it. Their ``attempt_limit`` is shorter than usual: a
+            segment is recovered quickly, and one who dies over it must not hold producers up.
         run_monitor: whether this process also recovers files that others left behind.
         socket_directory: where the socket lies on which other producers of this machine find us;
             by default the user's runtime directory, or else the one for temporary files.
     """
 
-    files: FileOptions = field(default_factory=FileOptions)
+    files: FileOptions = field(default_factory=lambda: FileOptions(attempt_limit=_ATTEMPT_LIMIT))
     run_monitor: bool = True
     socket_directory: str = ""
 
@@ -37,12 +39,15 @@ class ProducerOptions:
         linger: how long a small batch waits for more events.
         batch_events: a batch of so many events does not wait.
         batch_bytes: the same for bytes; what is bigger is stored in parts of this size.
-        most_waiting_bytes: when so much waits to be stored, ``send`` blocks.
+        most_waiting_bytes: when what waits to be stored takes so much memory, ``send`` blocks.
         send_limit: how long it blocks at most; then ``BufferFull``.
-        deliver_limit: how long a batch is tried; then its future fails.
+        deliver_limit: how long a batch is tried; then its future fails. Longer than the files'
+            ``attempt_limit``, or one that dies while it takes a partition over makes batches fail.
         answer_limit: after this time without a sign the owner of a partition counts as dead.
         durable: acknowledge what survives a power cut (sync), not only a kill (flush).
-        producer_id: 16 bytes, to go on as a former producer; by default a new one.
+        producer_id: 16 bytes, to send everything again that a former producer sent, from its first
+            event on, by the same calls; other events would be taken for the old ones and left out.
+            By default a new one.
 
     Raises:
         InvalidDuration: a duration lies outside its range.

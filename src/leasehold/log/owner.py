@@ -17,11 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from leasehold.errors import LeaseholdError, LeaseLost, UnknownFile
+from leasehold.errors import LeaseholdError, LeaseLost, UnknownFile, UsageError
 from leasehold.log.counts import Numbers
 from leasehold.log.frame import (
     SEGMENT_HEADER_BYTES,
     SegmentHeader,
+    check_storable,
     encode_events,
     encode_segment_header,
 )
@@ -142,6 +143,9 @@ class PartitionOwner:
             return jobs
 
     def _serve(self, jobs: list[_Job]) -> None:
+        jobs = [job for job in jobs if _storable(job)]
+        if not jobs:
+            return
         before = self._ledger.next_sequence
         answers = [tuple(self._store(parcel) for parcel in job.parcels) for job in jobs]
         if any(job.durable for job in jobs):
@@ -272,3 +276,14 @@ class PartitionOwner:
 
     def _now_us(self) -> int:
         return int(self._clock.utc_now().timestamp() * 1_000_000)
+
+
+def _storable(job: _Job) -> bool:
+    """Whether a job can be stored; if not, it alone is told so, before anything is written."""
+    try:
+        for parcel in job.parcels:
+            check_storable(parcel.batch, parcel.stamp)
+    except UsageError as error:
+        job.answer.set_exception(error)
+        return False
+    return True

@@ -16,12 +16,17 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from leasehold.clock import new_token, system_random
+from crc32c import crc32c
+
+from leasehold.clock import new_token
 from leasehold.errors import UsageError
 from leasehold.log.events import Event, partition_of, sent_batch, split_by_key
+from leasehold.log.frame import MAX_BODY_BYTES
+from leasehold.log.home import Home
 from leasehold.log.lane import Lane
 from leasehold.log.options import ProducerOptions
 from leasehold.log.sending import Gate, Sending, cut
+from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +43,8 @@ if TYPE_CHECKING:
 
 Sent: TypeAlias = "Future[tuple[Receipt, ...]]"
 _BYTES_AROUND = 16  # the offsets of an event in its columns
+_FRAME_ROOM_BYTES = 1 << 20  # of a frame, for what is stored beside its events
+_LONGEST_WAIT_S = 366 * 24 * 3600.0
 
 
 class Producer:
@@ -56,11 +63,18 @@ class Producer:
         self._options = options or ProducerOptions()
         self._id = self._options.producer_id or bytes.fromhex(new_token())
         # What is stored beside small events may take more room than they do.
-        self._most_bytes = min(self._options.batch_bytes, stream.settings.segment_bytes // 4)
+        self._most_bytes = min(
+            self._options.batch_bytes, stream.settings.segment_bytes // 4, MAX_BODY_BYTES // 8
+        )
+        self._most_event_bytes = min(
+            stream.settings.segment_bytes, MAX_BODY_BYTES - _FRAME_ROOM_BYTES
+        )
+        self._home = Home("the producer")
         self._seat_of = seat_of
         self._clock = clock
         self._gate = Gate(self._options.most_waiting_bytes, clock=clock)
-        self._turns = count(system_random().randrange(stream.partitions))
+        # The same for the same producer: what it sends again goes the way it went before.
+        self._turns = count(crc32c(self._id) % stream.partitions)
         self._lock = threading.Lock()
         self._lanes: dict[int, Lane] = {}
         self._closed = False
@@ -82,7 +96,7 @@ class Producer:
 
     @property
     def waiting_bytes(self) -> int:
-        """How many bytes wait to be stored."""
+        """How many bytes are taken by what waits to be stored."""
         return self._gate.inside_bytes
 
     def send(
@@ -101,7 +115,9 @@ class Producer:
         Raises:
             UsageError: it can not be sent, or the producer is closed.
             BufferFull: too much has been waiting for ``send_limit``.
+            UnknownStream: the stream was deleted.
         """
+        self._home.check()
         ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
         if isinstance(what, Event) and not what.properties:
             ways = {self._way(what, key, partition): [_alone(what, key)]}
@@ -115,13 +131,21 @@ class Producer:
         return self._put(ways)
 
     def flush(self, timeout: timedelta | None = None) -> bool:
-        """Wait until all that was sent before is stored or has failed; say whether it is.
+        """Wait for all that was sent before: True if all of it was stored or failed in time.
 
-        Without ``timeout`` that takes ``deliver_limit`` at most.
+        Which of the two, the futures tell. Without ``timeout`` that takes ``deliver_limit`` at
+        most.
+
+        Raises:
+            InvalidDuration: ``timeout`` is no timedelta, or below zero.
         """
+        self._home.check()
+        until = None
+        if timeout is not None:
+            limit_s = seconds_of(timeout, what="timeout", least_s=0.0, most_s=_LONGEST_WAIT_S)
+            until = self._clock.boottime_s() + limit_s
         with self._lock:
             lanes = tuple(self._lanes.values())
-        until = None if timeout is None else self._clock.boottime_s() + timeout.total_seconds()
         marks = [(lane, lane.hurry()) for lane in lanes]
         return all(
             lane.wait(
@@ -132,7 +156,12 @@ class Producer:
         )
 
     def close(self) -> None:
-        """Send what waits, wait for the answers, and end all threads. Again is harmless."""
+        """Send what waits, wait for the answers, and end all threads. Again is harmless.
+
+        Raises:
+            UsageError: this process was forked from the one that opened it.
+        """
+        self._home.check()
         with self._lock:
             self._closed = True
             lanes = tuple(self._lanes.values())
@@ -158,9 +187,9 @@ class Producer:
         if not ways:
             sending.future.set_result(())
             return sending.future
-        size = sum(size for parts in ways.values() for _, size in parts)
+        sizes = [size for parts in ways.values() for _, size in parts]
         limit_s = self._options.send_limit.total_seconds()
-        self._gate.enter(size, limit_s=limit_s, hurry=self._hurry)
+        self._gate.enter(sum(sizes), parts=len(sizes), limit_s=limit_s, hurry=self._hurry)
         for lane, parts in zip(lanes, ways.values(), strict=True):
             lane.put(parts, sending)
         return sending.future
@@ -169,26 +198,17 @@ class Producer:
         """The partition of a single event."""
         key = key if event.key is None else event.key
         by_key = None if key is None else partition_of(key, self._stream.partitions)
-        if len(event.body) > self._stream.settings.segment_bytes:
-            raise self._too_big(len(event.body))
+        if len(event.body) + len(key or "") > self._most_event_bytes:
+            raise self._too_big(len(event.body) + len(key or ""))
         if partition is not None:
-            return self._checked(partition)
+            return self._stream.checked(partition)
         return next(self._turns) % self._stream.partitions if by_key is None else by_key
-
-    def _checked(self, partition: int) -> int:
-        partitions = self._stream.partitions
-        if not 0 <= partition < partitions:
-            raise UsageError(
-                f"there is no partition {partition}: {self._stream.name!r} has {partitions}, "
-                "numbered from 0"
-            )
-        return partition
 
     def _split(self, batch: pa.RecordBatch, partition: int | None) -> dict[int, pa.RecordBatch]:
         """The events by partition."""
         partitions = self._stream.partitions
         if partition is not None:
-            partition = self._checked(partition)
+            partition = self._stream.checked(partition)
         if not batch.num_rows:
             return {}
         if partition is not None or partitions == 1:
@@ -200,18 +220,17 @@ class Producer:
         return split_by_key(batch, partitions, keyless=keyless)
 
     def _cut(self, batch: pa.RecordBatch) -> Sequence[tuple[pa.RecordBatch, int]]:
-        segment_bytes = self._stream.settings.segment_bytes
         parts = tuple(cut(batch, self._most_bytes))
         biggest = max(size for _, size in parts)
-        if biggest > segment_bytes:
+        if biggest > self._most_event_bytes:
             raise self._too_big(biggest)
         return parts
 
     def _too_big(self, size: int) -> UsageError:
         return UsageError(
-            f"an event has {size} bytes, and a segment of {self._stream.name!r} "
-            f"{self._stream.settings.segment_bytes}: send smaller events, or use a stream with "
-            "bigger segments"
+            f"an event has {size} bytes, and one of {self._stream.name!r} may have "
+            f"{self._most_event_bytes} (a segment has {self._stream.settings.segment_bytes}): send "
+            "smaller events, or use a stream with bigger segments"
         )
 
     def _lane(self, number: int) -> Lane:

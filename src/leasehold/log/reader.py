@@ -20,7 +20,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import new_suffix
-from leasehold.errors import UsageError
+from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
+from leasehold.log.catalog import CLAIM_MARK
 from leasehold.log.cursor import Cursor
 from leasehold.log.finding import Finder
 from leasehold.log.follow import SHORTEST_S, Watch
@@ -69,18 +70,18 @@ class PartitionReader:
             Stolen: a reader of the group has a higher epoch.
             Trimmed: retention has removed the event at ``start``.
         """
-        if not 0 <= partition < stream.partitions:
-            raise UsageError(
-                f"{stream.name!r} has no partition {partition}: it has those from 0 to "
-                f"{stream.partitions - 1}"
-            )
+        partition = stream.checked(partition)
         if epoch is not None and epoch < 0:
             raise UsageError(f"an epoch is 0 or more, not {epoch}")
         self.stream = stream.name
         self.partition = partition
         self.group = group
         self.epoch = epoch
-        self.name = name or f"{files.holder}-{new_suffix()}"
+        self.name = name or files.holder
+        # Two readers may have one name and one epoch: only one of them has the claim.
+        self._claim = f"{self.name}{CLAIM_MARK}{new_suffix()}"
+        self._created_at = stream.created_at
+        self._is_gone = False
         self.looks = 0
         self._catalog = catalog
         self._clock = clock
@@ -91,9 +92,9 @@ class PartitionReader:
         self._shown: tuple[FrameHeader, EventBatch] | None = None
         shelf = Shelf(files, partition_directory(stream.name, partition))
         self._finder = Finder(files, shelf)
-        self._cursor = Cursor(files, shelf)
+        self._cursor = Cursor(files, shelf, check=self._check_stream)
         if epoch is not None:
-            catalog.claim_reader(stream.name, partition, group, epoch, self.name)
+            catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
         self._ask()
         self._cursor.go(self._finder.sequence_of(start))
         self._watch = Watch()
@@ -109,9 +110,11 @@ class PartitionReader:
         Raises:
             UsageError: it lies beyond the end.
             Trimmed: retention has removed the event.
+            UnknownStream: the stream was deleted.
         """
         with self._lock:
             self._check_open()
+            self._check_stream()
             self._cursor.go(self._finder.sequence_of(start))
 
     def read(
@@ -202,8 +205,10 @@ class PartitionReader:
             Stolen: another reader of the group has claimed the partition.
             Trimmed: retention has removed the events at the position.
             DataDamaged: an event is damaged on all volumes.
+            UnknownStream: the stream was deleted.
         """
         self._check_open()
+        self._check_stream()
         for batch in self._finder.with_key(key, self.position, check=self._verify):
             self._ask()
             yield batch
@@ -239,18 +244,30 @@ class PartitionReader:
         self.looks += 1
         now = self._clock.boottime_s()
         fresh = fresh or now - self._fresh_at >= SHORTEST_S
-        found = self._cursor.frame(fresh=fresh)
+        try:
+            found = self._cursor.frame(fresh=fresh)
+        except (Trimmed, DataDamaged):
+            self._check_stream()  # what is missing may be that of another stream
+            raise
         if found is None and fresh:
             self._fresh_at = now
-            if self._cursor.homeless:
-                self._catalog.get(self.stream)
+            if not self._cursor.watched():  # no open segment, whose end would tell
+                self._check_stream()
         return found
+
+    def _check_stream(self) -> None:
+        """Ask whether this is still the stream that was opened. If not, it never is again."""
+        try:
+            self._catalog.same(self.stream, self._created_at)
+        except UnknownStream:
+            self._is_gone = True
+            raise
 
     def _ask(self) -> None:
         """Ask whether this reader may still read."""
         if self.group or self.epoch is not None:
             self._catalog.check_reader(
-                self.stream, self.partition, self.group, self.epoch, self.name
+                self.stream, self.partition, self.group, self.epoch, self._claim
             )
 
     def _check_open(self) -> None:
@@ -259,3 +276,5 @@ class PartitionReader:
                 f"the reader of partition {self.partition} of {self.stream!r} is closed: open "
                 "another one"
             )
+        if self._is_gone:
+            self._check_stream()

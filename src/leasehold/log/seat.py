@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from leasehold.log.counts import Counts
     from leasehold.log.courier import Courier
     from leasehold.log.parcel import Parcel, Partition, Stored
+    from leasehold.log.streams import StreamInfo, StreamSettings
 
 log = logging.getLogger("leasehold.log")
 
@@ -81,14 +82,16 @@ class Surroundings:
 class Seat:
     """One partition. Safe to use from several threads."""
 
-    def __init__(self, partition: Partition, around: Surroundings) -> None:
-        """Look at nothing yet."""
+    def __init__(self, partition: Partition, around: Surroundings, *, created_at: str) -> None:
+        """Look at nothing yet. ``created_at`` tells the stream from another of its name."""
         self.partition = partition
+        self.created_at = created_at
         self._around = around
         self._lock = threading.Lock()
         self._owner: PartitionOwner | None = None
         self._known: FileStatus | None = None  # the segment that another process writes
         self._from_base = 0
+        self._has_recovered = False
         self._rng = system_random()
         self._closed = threading.Event()
 
@@ -106,13 +109,16 @@ class Seat:
         Raises:
             StoreUnavailable: nobody could store them in time; the last trouble is its cause.
             FileHeld: the owner runs on another machine.
-            UnknownStream: the stream was deleted.
+            UnknownStream: the stream was deleted; there may be another one of its name.
+            UsageError: they can never be stored.
             StoreUnusable: it can not be done here.
         """
         for failures in count(1):
             try:
                 return self._handed_over(parcels, durable=durable, courier=courier, until_s=until_s)
             except _PASSES_BY as error:
+                if self._closed.is_set():
+                    self._stream()  # closed because it was deleted?
                 left_s = until_s - self._around.clock.boottime_s()
                 if left_s <= 0 or self._closed.is_set():
                     raise StoreUnavailable(
@@ -167,15 +173,16 @@ class Seat:
                 return self.owner, self._known
             if self._owner is not None:
                 self._owner.close()  # it has ended; its segment is closed or somebody else's
+            settings = self._stream().settings
             last = newest(self._around.files, self.partition, from_base=self._from_base)
             if last is not None:
                 self._from_base = base_of(last.path) or 0
             if last is not None and last.state is not FileState.CLOSED:
                 if self._is_reachable(last):
-                    self._known = last
+                    self._known, self._has_recovered = last, False
                     return None, last
                 self._recover(last, until_s)
-            self._owner = self._become()
+            self._owner = self._become(settings)
             return self._owner, None
 
     def _is_reachable(self, last: FileStatus) -> bool:
@@ -199,12 +206,15 @@ class Seat:
             address=last.address,
         )
 
-    def _become(self) -> PartitionOwner:
-        settings = self._around.catalog.get(self.partition.stream).settings
+    def _stream(self) -> StreamInfo:
+        return self._around.catalog.same(self.partition.stream, self.created_at)
+
+    def _become(self, settings: StreamSettings) -> PartitionOwner:
         self._around.open_door()
         opening = take(self._around.files, self.partition, settings, from_base=self._from_base)
         self._from_base = opening.ledger.next_sequence
-        self._around.counts.add(Numbers(taken=1))
+        self._around.counts.add(Numbers(taken=1, recovered=int(self._has_recovered)))
+        self._has_recovered = False
         log.info("%s is written here from %d on", self.partition, self._from_base)
         return PartitionOwner(
             self.partition,
@@ -219,7 +229,7 @@ class Seat:
     def _retire(self) -> None:
         """Remove what the stream no longer keeps of this partition; if not now, then next time."""
         try:
-            stream = self._around.catalog.get(self.partition.stream)
+            stream = self._stream()
             if stream.settings.retain_age_s or stream.settings.retain_bytes:
                 trim(
                     stream,
@@ -245,7 +255,7 @@ class Seat:
     def _recover(self, last: FileStatus, until_s: float) -> None:
         left_s = max(until_s - self._around.clock.boottime_s(), 0.0)
         self._around.files.recover(last.path, timeout=timedelta(seconds=left_s))
-        self._around.counts.add(Numbers(recovered=1))
+        self._has_recovered = True
 
     def _forget(self, known: FileStatus) -> None:
         with self._lock:

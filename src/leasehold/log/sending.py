@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from leasehold.log.parcel import Receipt
 
 
+_PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its places
+
+
 class Sending:
     """Parts of what was sent, on their way to one partition or several."""
 
@@ -49,7 +52,10 @@ class Sending:
 
 
 class Gate:
-    """Lets in as many bytes as may wait; who comes when it is full waits at the gate."""
+    """Lets in as many bytes as may wait; who comes when it is full waits at the gate.
+
+    Each part counts with what it takes in memory, which is more than an event of a few bytes.
+    """
 
     def __init__(self, most_bytes: int, *, clock: Clock) -> None:
         """Empty."""
@@ -60,15 +66,16 @@ class Gate:
 
     @property
     def inside_bytes(self) -> int:
-        """How many bytes wait to be stored."""
+        """How many bytes are taken by what waits to be stored."""
         return self._inside_bytes
 
-    def enter(self, size: int, *, limit_s: float, hurry: Callable[[], None]) -> None:
-        """Wait until there is room. What is bigger than all room there is may enter alone.
+    def enter(self, size: int, *, parts: int, limit_s: float, hurry: Callable[[], None]) -> None:
+        """Wait until there is room for these parts. What is bigger than all room may enter alone.
 
         Raises:
             BufferFull: there was no room for ``limit_s``.
         """
+        size += parts * _PART_BYTES
         with self._changed:
             if self._has_room(size):
                 self._inside_bytes += size
@@ -87,10 +94,10 @@ class Gate:
                 self._changed.wait(left_s)
             self._inside_bytes += size
 
-    def leave(self, size: int) -> None:
+    def leave(self, size: int, *, parts: int) -> None:
         """Make room."""
         with self._changed:
-            self._inside_bytes -= size
+            self._inside_bytes -= size + parts * _PART_BYTES
             self._changed.notify_all()
 
     def _has_room(self, size: int) -> bool:

@@ -7,11 +7,12 @@ as in a key. A segment is one block, so that it can be mapped as one piece.
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.errors import InvalidOptions
+from leasehold.errors import InvalidOptions, UsageError
 from leasehold.files.model import FileState
 from leasehold.names import partition_group
 
@@ -109,6 +110,23 @@ class StreamInfo:
     def partitions(self) -> int:
         """How many partitions it has."""
         return self.settings.partitions
+
+    def checked(self, partition: object) -> int:
+        """The number of a partition as a plain int.
+
+        Raises:
+            UsageError: it is no whole number, or the stream has no such partition.
+        """
+        try:
+            number = -1 if isinstance(partition, bool) else operator.index(partition)  # type: ignore[arg-type]
+        except TypeError:
+            number = -1
+        if not 0 <= number < self.partitions:
+            raise UsageError(
+                f"there is no partition {partition!r}: {self.name!r} has {self.partitions}, whole "
+                "numbers from 0 on"
+            )
+        return number
 
 
 def stream_directory(stream: str) -> str:

@@ -8,6 +8,7 @@ machine as one user; whoever says something else is hung up on.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ _HEAD = struct.Struct("<8sIQ")
 _MAGIC = b"LHPARCL1"
 _MOST_WORDS_BYTES = 1 << 20
 _MOST_LOAD_BYTES = 1 << 31
+_GROWTH_BYTES = 1 << 20
+_BEATS_S = (0.01, 60.0)
+_PRODUCER_ID_BYTES = 16
+_MOST_NUMBERS = 1 << 63
 
 
 class Garbled(Exception):
@@ -44,10 +49,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """``stored``, or why not: ``moved``; neither: still at work on it."""
+    """``stored``, or why not: ``moved``, or ``refused`` for good; nothing: still at work on it."""
 
     stored: tuple[Stored, ...] = ()
     moved: str = ""
+    refused: str = ""
 
 
 def send_request(line: socket.socket, request: Request) -> None:
@@ -77,23 +83,42 @@ def receive_request(line: socket.socket) -> Request | None:
         for producer, sequence, size in words["parcels"]:
             batch = pa.ipc.read_record_batch(pa.py_buffer(load[at : at + size]), SENT_SCHEMA)
             batch.validate()
-            stamp = Stamp(producer=bytes.fromhex(producer), sequence=int(sequence))
-            parcels.append(Parcel(stamp=stamp, batch=batch))
+            parcels.append(Parcel(stamp=_stamp(producer, sequence, batch.num_rows), batch=batch))
             at += size
+        if not parcels:
+            raise Garbled("no request: there is no parcel in it")
         return Request(
             partition=Partition(stream=str(words["stream"]), number=int(words["partition"])),
             parcels=parcels,
             durable=bool(words["durable"]),
-            beat_s=float(words["beat_s"]),
+            beat_s=_beat_s(words["beat_s"]),
         )
-    except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, OSError, pa.ArrowException) as error:
         raise Garbled(f"no request: {error}") from error
+
+
+def _stamp(producer: Any, sequence: Any, count: int) -> Stamp:
+    """Who sent a parcel. Raises ``Garbled`` where it could not be stored, and errors of types."""
+    stamp = Stamp(producer=bytes.fromhex(producer), sequence=int(sequence))
+    if len(stamp.producer) != _PRODUCER_ID_BYTES:
+        raise Garbled(f"a producer's id has {_PRODUCER_ID_BYTES} bytes, not {len(stamp.producer)}")
+    if not 0 <= stamp.sequence < _MOST_NUMBERS - count:
+        raise Garbled(f"a producer's number lies between 0 and 2^63, not at {stamp.sequence}")
+    return stamp
+
+
+def _beat_s(value: Any) -> float:
+    beat_s = float(value)
+    if not math.isfinite(beat_s):
+        raise Garbled(f"a sign of life every {beat_s} s can not be given")
+    least_s, most_s = _BEATS_S
+    return min(max(beat_s, least_s), most_s)
 
 
 def send_reply(line: socket.socket, reply: Reply) -> None:
     """Say it. Raises ``OSError``."""
     stored = [[each.first_sequence, each.skipped, each.stored_as] for each in reply.stored]
-    _send(line, {"stored": stored, "moved": reply.moved}, [])
+    _send(line, {"stored": stored, "moved": reply.moved, "refused": reply.refused}, [])
 
 
 def receive_reply(line: socket.socket) -> Reply:
@@ -106,7 +131,8 @@ def receive_reply(line: socket.socket) -> Reply:
             Stored(first_sequence=int(first), skipped=int(skipped), stored_as=int(stored_as))
             for first, skipped, stored_as in message[0]["stored"]
         )
-        return Reply(stored=stored, moved=str(message[0]["moved"]))
+        moved, refused = str(message[0]["moved"]), str(message[0]["refused"])
+        return Reply(stored=stored, moved=moved, refused=refused)
     except (KeyError, TypeError, ValueError) as error:
         raise Garbled(f"no reply: {error}") from error
 
@@ -131,7 +157,7 @@ def _receive(line: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
         raise Garbled("the message was cut short")
     try:
         words = json.loads(bytes(text))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Garbled(f"the words are no JSON: {error}") from error
     if not isinstance(words, dict):
         raise Garbled("the words are no object")
@@ -139,12 +165,17 @@ def _receive(line: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
 
 
 def _exactly(line: socket.socket, size: int) -> memoryview:
-    """So many bytes, or none if the other side hung up. Raises ``OSError``."""
-    room = memoryview(bytearray(size))
-    at = 0
+    """So many bytes, or none if the other side hung up. Raises ``OSError``.
+
+    Room is made as they come: whoever only says that there will be many costs nothing.
+    """
+    room, at = bytearray(min(size, _GROWTH_BYTES)), 0
     while at < size:
-        got = line.recv_into(room[at:])
+        if at == len(room):
+            room.extend(bytes(min(size - at, at)))
+        with memoryview(room)[at:] as free:
+            got = line.recv_into(free)
         if not got:
-            return room[:0]
+            return memoryview(b"")
         at += got
-    return room
+    return memoryview(room)

@@ -1,0 +1,99 @@
+"""A stream that was deleted and made anew is another one: nobody slips from the old into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from leasehold.errors import UnknownStream
+from leasehold.log import Event, Log, Start
+
+pytestmark = pytest.mark.timeout(60)
+
+SOON_S = 20
+SOON = timedelta(seconds=SOON_S)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Log]:
+    with Log.open(f"sqlite:///{tmp_path}/log.db", volumes=[tmp_path / "a"]) as log:
+        yield log
+
+
+@pytest.fixture
+def there(tmp_path: Path, here: Log) -> Iterator[Log]:
+    """The same log, as another process sees it."""
+    with Log.open(here.files.url) as log:
+        yield log
+
+
+def make_anew(log: Log, *, partitions: int = 1, events: int = 0) -> None:
+    log.delete("orders")
+    log.create("orders", partitions=partitions)
+    with log.producer("orders") as producer:
+        producer.send([Event(body=b"new")] * events, partition=0).result(SOON_S)
+
+
+def test_a_producer_does_not_write_into_the_new_stream(here: Log, there: Log) -> None:
+    here.create("orders", partitions=3)
+    with there.producer("orders") as old:
+        old.send(Event(body=b"old"), partition=2).result(SOON_S)
+        old.send(Event(body=b"old"), partition=0).result(SOON_S)
+        make_anew(here, partitions=1, events=2)
+        for partition in (2, 0):
+            with pytest.raises(UnknownStream, match="made anew"):
+                old.send(Event(body=b"lost"), partition=partition).result(SOON_S)
+        with there.producer("orders") as new:
+            new.send(Event(body=b"new")).result(SOON_S)
+        with pytest.raises(UnknownStream, match="made anew"):
+            old.send(Event(body=b"lost"), partition=0).result(SOON_S)
+    assert {each.path.split("/")[2] for each in here.files.list("/orders")} == {"0"}
+    with here.reader("orders", 0) as reader:
+        assert [event.body for batch in reader.batches() for event in batch] == [b"new"] * 3
+
+
+def test_a_producer_whose_own_process_deletes_the_stream_is_told_so(here: Log) -> None:
+    here.create("orders", partitions=2)
+    with here.producer("orders") as producer:
+        producer.send(Event(body=b"a"), partition=0).result(SOON_S)
+        here.delete("orders")
+        for partition in (0, 1):
+            with pytest.raises(UnknownStream, match="there is no stream 'orders'"):
+                producer.send(Event(body=b"b"), partition=partition).result(SOON_S)
+        here.create("orders", partitions=2)
+        with pytest.raises(UnknownStream, match="made anew"):
+            producer.send(Event(body=b"c"), partition=0).result(SOON_S)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_reader_does_not_go_on_in_the_new_stream(here: Log, there: Log, *, closed: bool) -> None:
+    here.create("orders", partitions=1)
+    owner = Log.open(here.files.url) if closed else here
+    with owner.producer("orders") as producer:
+        producer.send([Event(body=b"old")] * 5).result(SOON_S)
+    if closed:
+        owner.close()
+    with there.reader("orders", 0) as reader:
+        assert len(list(reader.batches())) == 1
+        make_anew(here, events=8)
+        with pytest.raises(UnknownStream, match="made anew"):
+            reader.wait(SOON)
+        for _ in range(2):
+            with pytest.raises(UnknownStream, match="made anew"):
+                reader.read()
+        with pytest.raises(UnknownStream, match="made anew"):
+            reader.seek(Start.earliest())
+
+
+def test_a_reader_that_found_nothing_does_not_begin_in_the_new_stream(
+    here: Log, there: Log
+) -> None:
+    here.create("orders", partitions=1)
+    with there.reader("orders", 0) as reader:
+        assert reader.read() is None
+        make_anew(here, events=1)
+        with pytest.raises(UnknownStream, match="made anew"):
+            reader.wait(SOON)
