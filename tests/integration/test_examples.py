@@ -68,10 +68,11 @@ def test_event_log_prints_what_its_page_says() -> None:
 
 def in_a_shell(line: str, place: Path) -> str:
     paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    plain = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     done = subprocess.run(
         ["bash", "-c", line],
         cwd=place,
-        env={**os.environ, "PATH": paths, "LEASEHOLD_STORE": "sqlite:///leases.db"},
+        env={**plain, "PATH": paths, "LEASEHOLD_STORE": "sqlite:///leases.db"},
         capture_output=True,
         text=True,
         check=False,
