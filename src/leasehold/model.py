@@ -48,6 +48,7 @@ class EndReason(Enum):
     EXPIRED = "expired"
     STOLEN = "stolen"
     BROKEN = "broken"
+    RESET = "reset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,11 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A member as the others see it. ``alive`` is the store's word, not a guess by clock."""
+    """A member as the others see it. ``alive`` is the store's word, not a guess by clock.
+
+    ``duration_s`` is the length of its lease, so it renewed ``duration_s - remaining_s`` ago.
+    ``dismissed`` means that an operator has asked it to leave.
+    """
 
     holder: str
     group: str
@@ -133,11 +138,16 @@ class Peer:
     alive: bool
     version: int
     remaining_s: float = 0.0
+    duration_s: float = 0.0
+    dismissed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One ownership from its start to its end; ``ended_at`` is None while it lasts."""
+    """One ownership from its start to its end; ``ended_at`` is None while it lasts.
+
+    A reset of the checkpoint is a term too, of no length: its holder is ``operator``.
+    """
 
     key: str
     epoch: int

@@ -7,8 +7,8 @@ Guarantees of every method of ``Store``
    taken, now or a little later. Every method may therefore be called again with the same
    arguments, and the second call changes nothing that the first one did.
 3. **A refusal changes nothing.** Not getting something is an answer, not an error.
-4. **Epochs** rise by one at each change of owner and never fall: not by release, not when a key
-   is forgotten and declared again, not when the store restarts.
+4. **Epochs** rise by one at each change of owner and each reset, and never fall: not by release,
+   not when a key is forgotten and declared again, not when the store restarts.
 5. **A dead token stays dead**: a lease that has ended, by time, revocation or break, can not be
    renewed, and nothing can be claimed or written with it.
 6. **Versions** order all changes of owners and members: what a watcher is told at version *v*
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         MemberInfo,
         Ownership,
         Peer,
+        Position,
         Resource,
         Term,
         Wanted,
@@ -160,6 +161,55 @@ class Store(Protocol):
         ``FENCED``: the ownership has ended or a newer epoch exists. ``BEHIND``: the stored
         position is ahead. The same position again is no refusal. Fenced writes are counted.
         """
+        ...
+
+    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+        """Ask the owner of ``key`` in ``epoch`` to hand it over to ``to``; say whether that stands.
+
+        For operators, who have no lease. The owner finds it in its next renewal, exactly as after
+        ``ask``: ``asked_by`` is ``to``. It does not stand if that epoch is not held, if ``to`` is
+        the owner itself, or if it is no living member of the key's group, or one that is draining
+        or was dismissed.
+
+        Raises:
+            InvalidName: ``key`` is no key, or ``to`` no name of a holder.
+            UsageError: ``epoch`` is no epoch.
+        """
+        ...
+
+    async def dismiss(self, holder: str) -> bool:
+        """Ask a member to leave in good order; False if there is no such living member.
+
+        For operators. It finds its own ``Peer`` with ``dismissed`` in its next renewal, and so do
+        all others. That lasts as long as its lease. Nothing is taken from it: what it does about
+        it is up to the member. A holder of no group is no member: it would never hear of it.
+
+        Raises:
+            InvalidName: that is no name of a holder.
+        """
+        ...
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """Put checkpoints anywhere, also back; None removes one. All of them, or none.
+
+        For operators, and only for keys that nobody owns, by the store's clock. Returns the keys
+        that are owned, with their holder; if there is one, nothing is changed. A key that is kept
+        for a receiver counts as owned by it for as long as that lasts.
+
+        Each epoch rises by one, so no write of a former owner and no claim that is under way
+        comes through any more. The history gets a term of that epoch, begun and ended now, with
+        the holder ``operator`` and the reason ``RESET``. A key that was reset to this very
+        position, and that nobody has owned since, is left as it is: the call is a repetition.
+
+        Raises:
+            UnknownResource: one of the keys is not declared, or is forgotten.
+            InvalidName: one of the keys is no key.
+            UsageError: one of the positions is none, or is too big or too odd to be kept.
+        """
+        ...
+
+    async def groups(self) -> Sequence[str]:
+        """All groups that have keys which are shared out, sorted. Reads only."""
         ...
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:

@@ -38,6 +38,7 @@ KEYS = ("p/a/0", "p/a/1", "p/a/2", "p/b/0", "job/x")
 GROUPS = sorted({*map(group_of, KEYS), ""})
 OFTEN = ("claim", "renew", "pass_time", "break_", "hand_over", "grant")
 SELDOM = ("release", "ask", "checkpoint", "declare", "forget", "revoke")
+OPERATORS = ("suggest", "dismiss", "reset")
 SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 900_000.0)
 SOME, LEASES = st.integers(0, 4), range(5)
 
@@ -56,7 +57,7 @@ class Step(NamedTuple):
 
 STEPS = st.builds(
     Step,
-    call=st.sampled_from(2 * OFTEN + SELDOM),
+    call=st.sampled_from(2 * OFTEN + SELDOM + OPERATORS),
     me=SOME,
     other=SOME,
     keys=st.lists(SOME, min_size=1, max_size=4),
@@ -102,6 +103,11 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
         "release": lambda: store.release(owned),
         "break_": lambda: store.break_(keys[0], epoch=wanted[0].seen_epoch, after=within),
         "checkpoint": lambda: store.checkpoint([Mark(ownership=o, position=at) for o in owned]),
+        "suggest": lambda: store.suggest(
+            keys[0], epoch=max(0, wanted[0].seen_epoch), to=f"h{step.other}"
+        ),
+        "dismiss": lambda: store.dismiss(f"h{step.other}"),
+        "reset": lambda: store.reset(dict.fromkeys(keys, None if step.odd else at)),
     }
     return await calls[step.call]()
 
@@ -118,7 +124,7 @@ def _owned(seen: Resource | None, key: str, me: Lease, step: Step) -> Ownership:
 async def look(store: Store) -> Any:
     reads = (store.resources, store.peers, store.checkpoints, store.fenced_writes)
     found: list[Any] = [await read(group) for group in GROUPS for read in reads]
-    return [*found, *[await store.history(key) for key in KEYS]]
+    return [*found, await store.groups(), *[await store.history(key) for key in KEYS]]
 
 
 def plain(answer: Any) -> Any:

@@ -14,11 +14,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib import import_module
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from leasehold.clock import Clock, SystemClock
-from leasehold.errors import UnknownStore
+from leasehold.errors import UnknownStore, UsageError
 from leasehold.ports import Store
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from leasehold.stores.postgres.transactions import Transactions
 
 Opener = Callable[[str, Clock], Awaitable[Store]]
 
@@ -29,6 +35,10 @@ _MODULES = {
     "postgres": "leasehold.stores.postgres",
 }
 _EXTRAS = {"postgresql": "postgres", "postgres": "postgres"}
+_TRANSACTIONS = {
+    "postgresql": "leasehold.stores.postgres.transactions",
+    "postgres": "leasehold.stores.postgres.transactions",
+}
 _EXAMPLES = "memory://, sqlite:///path/to/leases.db or postgresql://user@host/database"
 
 
@@ -48,20 +58,52 @@ async def open_store(url: str, *, clock: Clock | None = None) -> AsyncIterator[S
         await store.close()
 
 
+def open_transactions(
+    url: str, *, clock: Clock | None = None, most_connections: int = 8
+) -> Transactions:
+    """Transactions in the store's own database: a caller's statements and its checkpoint as one.
+
+    Connects to nothing yet.
+
+    Raises:
+        UsageError: this store can not do it; the message says what to do instead.
+        UnknownStore: the URL names no store; the message says what to write instead.
+    """
+    scheme = _scheme(url)
+    if scheme not in _TRANSACTIONS:
+        raise UsageError(
+            f"the {scheme} store has no transactions for statements of your own: keep the leases "
+            "in the PostgreSQL database that you write to (postgresql://…), or store the epoch "
+            "and the position with your data, as docs/exactly-once.md shows"
+        )
+    made: Transactions = _loaded(_TRANSACTIONS[scheme], scheme).Transactions.of(
+        url, clock=clock or SystemClock(), most_connections=most_connections
+    )
+    return made
+
+
 async def _connected(url: object, clock: Clock | None) -> Store:
+    scheme = _scheme(url)
+    opener: Opener = _loaded(_MODULES[scheme], scheme).open_url
+    return await opener(str(url), clock or SystemClock())
+
+
+def _scheme(url: object) -> str:
     scheme = urlsplit(url).scheme.lower() if isinstance(url, str) else ""
     if scheme not in _MODULES:
         raise UnknownStore(f"{_without_secrets(url)!r} names no store: write {_EXAMPLES}")
+    return scheme
+
+
+def _loaded(module: str, scheme: str) -> ModuleType:
     # A store is imported when it is asked for: its driver may not be installed.
     try:
-        module = import_module(_MODULES[scheme])
+        return import_module(module)
     except ImportError as error:
         raise UnknownStore(
             f"the {scheme} store needs the package {error.name!r}: "
             f"pip install 'leasehold[{_EXTRAS[scheme]}]'"
         ) from error
-    opener: Opener = module.open_url
-    return await opener(str(url), clock or SystemClock())
 
 
 def _without_secrets(url: object) -> object:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import UnknownStore
+from leasehold.names import check_name
 from leasehold.stores.registry import Registry
-from leasehold.stores.shared import checked_keys, checked_lease, limit_s
+from leasehold.stores.shared import (
+    check_suggestion,
+    checked_keys,
+    checked_lease,
+    checked_positions,
+    limit_s,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime, timedelta
 
     from leasehold.clock import Clock
     from leasehold.model import (
@@ -23,18 +31,26 @@ if TYPE_CHECKING:
         MemberInfo,
         Ownership,
         Peer,
+        Position,
         Resource,
         Term,
         Wanted,
     )
 
+T = TypeVar("T")
+
 
 class MemoryStore:
-    """A ``Store`` in this process. Its clock is the one handed in."""
+    """A ``Store`` in this process. Its clock is the one handed in.
+
+    Safe to use from several threads and event loops: one step at a time, and no call waits for
+    longer than the steps of the others take.
+    """
 
     def __init__(self, clock: Clock) -> None:
         """An empty store."""
         self._clock = clock
+        self._lock = threading.Lock()
         self.registry = Registry()
 
     @property
@@ -44,84 +60,108 @@ class MemoryStore:
 
     async def declare(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
-        return self.registry.declare(checked_keys(keys))
+        checked = checked_keys(keys)
+        return self._step(lambda r, _now, _wall: r.declare(checked))
 
     async def forget(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
-        return self.registry.forget(checked_keys(keys), self._now(), self._clock.utc_now())
+        checked = checked_keys(keys)
+        return self._step(lambda r, now, wall: r.forget(checked, now, wall))
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
         """See ``Store``."""
         lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
-        return self.registry.grant(lease, info, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.grant(lease, info, now, wall))
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
         """See ``Store``."""
-        return self.registry.renew(lease, since, info, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.renew(lease, since, info, now, wall))
 
     async def revoke(self, lease: Lease) -> None:
         """See ``Store``."""
-        self.registry.revoke(lease, self._now(), self._clock.utc_now())
+        self._step(lambda r, now, wall: r.revoke(lease, now, wall))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
-        return self.registry.claim(
-            lease, wanted, force=force, now=self._now(), wall=self._clock.utc_now()
+        return self._step(
+            lambda r, now, wall: r.claim(lease, wanted, force=force, now=now, wall=wall)
         )
 
     async def ask(self, lease: Lease, wanted: Wanted) -> bool:
         """See ``Store``."""
-        return self.registry.ask(lease, wanted, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.ask(lease, wanted, now, wall))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
         """See ``Store``."""
         kept_s = limit_s(limit, what="hand-over limit")
-        return self.registry.hand_over(hand_overs, kept_s, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.hand_over(hand_overs, kept_s, now, wall))
 
     async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
         """See ``Store``."""
-        return self.registry.release(ownerships, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.release(ownerships, now, wall))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """See ``Store``."""
         after_s = limit_s(after, what="break period")
-        return self.registry.break_(key, epoch, after_s, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.break_(key, epoch, after_s, now, wall))
 
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
         """See ``Store``."""
-        return self.registry.checkpoint(marks, self._now(), self._clock.utc_now())
+        return self._step(lambda r, now, wall: r.checkpoint(marks, now, wall))
+
+    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+        """See ``Store``."""
+        check_suggestion(key, epoch=epoch, to=to)
+        return self._step(lambda r, now, wall: r.suggest(key, epoch, to, now, wall))
+
+    async def dismiss(self, holder: str) -> bool:
+        """See ``Store``."""
+        check_name(holder, what="holder")
+        return self._step(lambda r, now, wall: r.dismiss(holder, now, wall))
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """See ``Store``."""
+        checked = checked_positions(positions)
+        return self._step(lambda r, now, wall: r.reset(checked, now, wall))
+
+    async def groups(self) -> Sequence[str]:
+        """See ``Store``."""
+        return self._step(lambda r, _now, _wall: r.groups())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""
-        return self.registry.checkpoints(group)
+        return self._step(lambda r, _now, _wall: r.checkpoints(group))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
         """See ``Store``."""
-        return self.registry.resources(group, self._now())
+        return self._step(lambda r, now, _wall: r.resources(group, now))
 
     async def peers(self, group: str) -> Mapping[str, Peer]:
         """See ``Store``."""
-        return self.registry.peers(group, self._now())
+        return self._step(lambda r, now, _wall: r.peers(group, now))
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
-        return self.registry.history(key, limit)
+        return self._step(lambda r, _now, _wall: r.history(key, limit))
 
     async def fenced_writes(self, group: str) -> int:
         """See ``Store``."""
-        return self.registry.fenced_writes(group)
+        return self._step(lambda r, _now, _wall: r.fenced_writes(group))
 
     async def close(self) -> None:
         """See ``Store``."""
 
-    def _now(self) -> float:
-        return self._clock.boottime_s()
+    def _step(self, step: Callable[[Registry, float, datetime], T]) -> T:
+        # The clock is read under the lock: a step that had to wait is judged by the time it is
+        # taken at, and time never goes back from one step to the next.
+        with self._lock:
+            return step(self.registry, self._clock.boottime_s(), self._clock.utc_now())
 
 
 async def open_url(url: str, clock: Clock) -> MemoryStore:

@@ -1,4 +1,4 @@
-"""The store's whole state and every step on it, in plain Python: what the memory store runs.
+"""Every call of a store as one step, in plain Python: what the memory store runs.
 
 Time is handed in with each step. A step either happens whole or raises before it has changed
 anything; the lease rules are asked, not repeated. The SQL stores say the same in SQL.
@@ -10,42 +10,36 @@ seen as held, and what time has ended keeps that reason in the history.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leasehold.core.lease_rules import Move, break_moment, judge, state_of
-from leasehold.errors import UnknownResource
-from leasehold.model import (
-    Changes,
-    Checkpoint,
-    EndReason,
-    MarkRefusal,
-    Ownership,
-    Resource,
-    State,
-    Term,
-)
+from leasehold.core.lease_rules import Move, break_moment, judge
+from leasehold.model import Checkpoint, EndReason, MarkRefusal, State
 from leasehold.names import group_of
-from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, newer, peer_of
-from leasehold.stores.shared import HISTORY_LIMIT, RELEASED_BY, lost_lease, purge_after_s
+from leasehold.stores.ledger import Ledger
+from leasehold.stores.rows import LeaseRow, ResourceRow, peer_of
+from leasehold.stores.shared import RELEASED_BY, same_place, unknown_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Peer, Wanted
+    from leasehold.model import (
+        Changes,
+        HandOver,
+        Lease,
+        Mark,
+        MemberInfo,
+        Ownership,
+        Peer,
+        Position,
+        Resource,
+        Term,
+        Wanted,
+    )
 
 
-class Registry:
-    """All leases, resources, checkpoints and terms of one store."""
-
-    def __init__(self) -> None:
-        """An empty store at version 0."""
-        self._version = 0
-        self._leases: dict[str, LeaseRow] = {}
-        self._resources: dict[str, ResourceRow] = {}
-        self._groups: dict[str, GroupRow] = {}
-        self._checkpoints: dict[str, Checkpoint] = {}
+class Registry(Ledger):
+    """Every call of the contract as one step on the ledger."""
 
     # ---------------------------------------------------------------- keys
 
@@ -139,16 +133,7 @@ class Registry:
     def ask(self, lease: Lease, wanted: Wanted, now: float, wall: datetime) -> bool:
         """See ``Store.ask``."""
         asker = self._live(lease, now, wall)
-        self._settle_keys([wanted.key], now, wall)
-        row = self._resources.get(wanted.key)
-        if row is None or row.holder is None or row.epoch != wanted.seen_epoch:
-            return False
-        if row.holder == asker.lease.holder:
-            return False
-        if row.asked_by != lease.holder:
-            row.asked_by = lease.holder
-            self._touch(row)
-        return True
+        return self._put_question(wanted.key, wanted.seen_epoch, asker.lease.holder, now, wall)
 
     def hand_over(
         self, hand_overs: Sequence[HandOver], limit_s: float, now: float, wall: datetime
@@ -180,9 +165,7 @@ class Registry:
         self, key: str, epoch: int, after_s: float, now: float, wall: datetime
     ) -> Resource | None:
         """See ``Store.break_``."""
-        row = self._resources.get(key)
-        if row is None or row.forgotten:
-            raise UnknownResource(f"{key} is not declared in this store")
+        row = self._declared(key)
         if row.epoch != epoch:
             return None
         state = self._state(row, now)
@@ -225,7 +208,52 @@ class Registry:
                 )
         return refused
 
+    # ----------------------------------------------------------- operators
+
+    def suggest(self, key: str, epoch: int, to: str, now: float, wall: datetime) -> bool:
+        """See ``Store.suggest``."""
+        receiver = self._living(to, now, wall)
+        if receiver is None or receiver.lease.group != group_of(key):
+            return False
+        if receiver.info.draining or receiver.dismissed:
+            return False
+        return self._put_question(key, epoch, to, now, wall)
+
+    def dismiss(self, holder: str, now: float, wall: datetime) -> bool:
+        """See ``Store.dismiss``."""
+        row = self._living(holder, now, wall)
+        if row is None or not row.lease.group:
+            return False
+        if not row.dismissed:
+            row.dismissed = True
+            self._touch_member(row)
+        return True
+
+    def reset(
+        self, positions: Mapping[str, Position | None], now: float, wall: datetime
+    ) -> Mapping[str, str]:
+        """See ``Store.reset``."""
+        rows = [self._declared(key) for key in positions]
+        self._settle_keys(positions, now, wall)
+        refused = {}
+        for row in rows:
+            owner = row.holder or row.handed_to
+            if owner is not None:
+                refused[row.key] = owner
+        if not refused:
+            for row in rows:
+                self._put_checkpoint(row, positions[row.key], wall)
+        return refused
+
     # --------------------------------------------------------------- reads
+
+    def groups(self) -> Sequence[str]:
+        """See ``Store.groups``."""
+        return sorted(
+            name
+            for name, group in self._groups.items()
+            if not all(row.forgotten for row in group.resources.values())
+        )
 
     def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store.checkpoints``."""
@@ -254,39 +282,37 @@ class Registry:
         """See ``Store.fenced_writes``."""
         return self._group(group).fenced
 
-    # ------------------------------------------------------------ settling
+    # --------------------------------------------------------------- parts
 
-    def _settle_group(self, group: GroupRow, now: float, wall: datetime) -> None:
-        leases = [*group.members.values(), *group.guests.values()]
-        for lease in [each for each in leases if each.ended is None and each.ends_at <= now]:
-            self._end_lease(lease, EndReason.EXPIRED, now, wall)
-        for row in list(group.timed.values()):
-            self._settle(row, now, wall)
+    def _declared(self, key: str) -> ResourceRow:
+        row = self._resources.get(key)
+        if row is None or row.forgotten:
+            raise unknown_key(key)
+        return row
 
-    def _settle_keys(self, keys: Iterable[str], now: float, wall: datetime) -> None:
-        for key in keys:
-            row = self._resources.get(key)
-            if row is not None:
-                self._settle(row, now, wall)
-
-    def _settle(self, row: ResourceRow, now: float, wall: datetime) -> None:
-        state = self._state(row, now)
-        if state is State.EXPIRED and row.holder is not None:
-            self._end_lease(self._leases[row.holder], EndReason.EXPIRED, now, wall)
-        elif state is State.BROKEN:
-            self.end_term(row, EndReason.BROKEN, wall)
-        elif row.handed_to is not None and self._lapsed(row, now):
-            row.handed_to = None
+    def _put_question(self, key: str, epoch: int, asker: str, now: float, wall: datetime) -> bool:
+        self._settle_keys([key], now, wall)
+        row = self._resources.get(key)
+        if row is None or row.holder in (None, asker) or row.epoch != epoch:
+            return False
+        if row.asked_by != asker:
+            row.asked_by = asker
             self._touch(row)
-        if row.handed_to is None and row.break_at is None:
-            self._group(row.group).timed.pop(row.key, None)
+        return True
 
-    def _lapsed(self, row: ResourceRow, now: float) -> bool:
-        receiver = self._leases.get(row.handed_to or "")
-        gone = receiver is None or receiver.ended is not None or receiver.ends_at <= now
-        return gone or row.handed_until <= now
-
-    # ------------------------------------------------------------- parts
+    def _put_checkpoint(self, row: ResourceRow, position: Position | None, wall: datetime) -> None:
+        """Put the checkpoint of a key that nobody owns there, in a new epoch."""
+        stored = self._checkpoints.get(row.key)
+        was_reset = bool(row.terms) and row.terms[-1].reason is EndReason.RESET
+        if was_reset and same_place(stored.position if stored else None, position):
+            return
+        self.reset_term(row, wall)
+        if position is None:
+            self._checkpoints.pop(row.key, None)
+        else:
+            self._checkpoints[row.key] = Checkpoint(
+                key=row.key, epoch=row.epoch, position=position, updated_at=wall
+            )
 
     def _already_taken(self, row: ResourceRow, want: Wanted, claimer: LeaseRow, now: float) -> bool:
         mine = row.holder == claimer.lease.holder and row.epoch - want.seen_epoch in (0, 1)
@@ -336,142 +362,3 @@ class Registry:
         self._touch(row)
         self._settle(row, now, wall)
         return True
-
-    def begin_term(self, row: ResourceRow, claimer: LeaseRow, wall: datetime) -> None:
-        """Make ``claimer`` the owner, in a new epoch. Every change of owner passes here."""
-        row.epoch += 1
-        row.holder, row.handed_to, row.handed_by = claimer.lease.holder, None, None
-        if claimer.lease.group != row.group:
-            self._group(row.group).guests[claimer.lease.holder] = claimer
-            claimer.abroad[row.key] = row
-        row.terms.append(
-            Term(key=row.key, epoch=row.epoch, holder=claimer.lease.holder, started_at=wall)
-        )
-        del row.terms[:-HISTORY_LIMIT]
-        claimer.owned[row.key] = row
-        self._touch(row)
-
-    def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
-        """Leave the key without an owner. Every end of a term passes here."""
-        if row.holder is None:
-            return
-        owner = self._leases[row.holder]
-        owner.owned.pop(row.key, None)
-        owner.abroad.pop(row.key, None)
-        row.terms[-1] = replace(row.terms[-1], ended_at=wall, reason=reason)
-        row.holder = row.asked_by = row.break_at = None
-        self._touch(row)
-        owner.ended_terms.append((row.version, row.terms[-1]))
-
-    def _end_lease(self, row: LeaseRow, reason: EndReason, now: float, wall: datetime) -> None:
-        row.ended, row.ends_at = reason, min(row.ends_at, now)
-        for owned in list(row.owned.values()):
-            broken = owned.break_at is not None and owned.break_at <= row.ends_at
-            self.end_term(owned, EndReason.BROKEN if broken else reason, wall)
-        self._touch_member(row)
-
-    def _live(self, lease: Lease, now: float, wall: datetime) -> LeaseRow:
-        row = self._leases.get(lease.holder)
-        if row is None:
-            raise lost_lease(lease.holder, "unknown")
-        if row.lease.token != lease.token:
-            raise lost_lease(lease.holder, "another token is in use")
-        if row.ended is None and row.ends_at <= now:
-            self._end_lease(row, EndReason.EXPIRED, now, wall)
-        if row.ended is not None:
-            raise lost_lease(lease.holder, row.ended.value)
-        return row
-
-    def _may_write(self, ownership: Ownership, now: float) -> bool:
-        row = self._resources.get(ownership.key)
-        if row is None:
-            return False
-        move = Move.WRITE if self._proves(row, ownership) else Move.WRITE_OTHER
-        return judge(self._state(row, now), move).granted
-
-    def _proves(self, row: ResourceRow, ownership: Ownership) -> bool:
-        if row.holder != ownership.holder or row.epoch != ownership.epoch:
-            return False
-        return self._leases[ownership.holder].lease.token == ownership.token
-
-    def _kept_for(self, row: ResourceRow, ownership: Ownership, now: float) -> bool:
-        """Whether the key was handed to this holder, which did not claim it yet."""
-        if row.holder is not None or row.epoch != ownership.epoch:
-            return False
-        waiting = row.handed_to == ownership.holder and not self._lapsed(row, now)
-        return waiting and self._known(ownership)
-
-    def _known(self, ownership: Ownership) -> bool:
-        lease = self._leases.get(ownership.holder)
-        return lease is not None and lease.lease.token == ownership.token
-
-    def _ended_by(self, row: ResourceRow, ownership: Ownership, *reasons: EndReason) -> bool:
-        """Whether this very ownership was ended so before: the call is a repetition."""
-        return self._known(ownership) and any(
-            term.epoch == ownership.epoch
-            and term.holder == ownership.holder
-            and term.reason in reasons
-            for term in row.terms
-        )
-
-    def _state(self, row: ResourceRow, now: float) -> State:
-        ends_at = 0.0 if row.holder is None else self._leases[row.holder].ends_at
-        return state_of(
-            held=row.holder is not None, lease_ends_at=ends_at, break_at=row.break_at, now=now
-        )
-
-    def _ownership(self, row: ResourceRow, lease: Lease) -> Ownership:
-        return Ownership(key=row.key, epoch=row.epoch, holder=lease.holder, token=lease.token)
-
-    def _shown(self, row: ResourceRow, now: float) -> Resource:
-        return Resource(
-            key=row.key,
-            epoch=row.epoch,
-            state=self._state(row, now),
-            version=row.version,
-            holder=row.holder,
-            handed_to=None if row.handed_to and self._lapsed(row, now) else row.handed_to,
-            asked_by=row.asked_by,
-            breaking_s=None if row.break_at is None else max(0.0, row.break_at - now),
-            forgotten=row.forgotten,
-        )
-
-    def _changes(self, mine: LeaseRow, since: int, now: float) -> Changes:
-        # A holder without a group watches nobody: it only hears of what is its own.
-        group = self._group(mine.lease.group) if mine.lease.group else GroupRow()
-        resources = [self._shown(row, now) for row in newer(group.resources.values(), since)]
-        resources += [self._shown(row, now) for row in mine.abroad.values() if row.version > since]
-        mine.ended_terms = [each for each in mine.ended_terms if each[0] > since]
-        return Changes(
-            version=self._version,
-            resources=tuple(resources),
-            peers=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
-            ended=tuple(term for _, term in mine.ended_terms),
-        )
-
-    def _group(self, name: str) -> GroupRow:
-        return self._groups.setdefault(name, GroupRow())
-
-    def _touch(self, row: ResourceRow) -> None:
-        self._version += 1
-        row.version = self._version
-        group = self._group(row.group)
-        group.resources[row.key] = row
-        group.resources.move_to_end(row.key)
-
-    def _touch_member(self, row: LeaseRow) -> None:
-        self._version += 1
-        row.version = self._version
-        self._group(row.lease.group).members.move_to_end(row.lease.holder)
-
-    def _purge(self, now: float) -> None:
-        old = [
-            row
-            for row in self._leases.values()
-            if row.ended is not None and row.ends_at + purge_after_s(row.lease.group) < now
-        ]
-        for row in old:
-            del self._leases[row.lease.holder]
-            for group in self._groups.values():
-                group.members.pop(row.lease.holder, None)
-                group.guests.pop(row.lease.holder, None)

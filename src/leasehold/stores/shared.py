@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
-from leasehold.errors import InvalidName, LeaseLost
-from leasehold.model import EndReason, Lease
+from leasehold.errors import InvalidName, LeaseLost, UnknownResource, UsageError
+from leasehold.model import EndReason, Lease, Position
 from leasehold.names import check_group, check_key, check_name, seconds_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 HISTORY_LIMIT = 100
 # A release finds its wish fulfilled if it was released before, or if time was faster.
 RELEASED_BY = (EndReason.RELEASED, EndReason.EXPIRED, EndReason.BROKEN)
+# Whose term a reset is in the history.
+OPERATOR = "operator"
 _HOUR_S = 3600.0
+_BIGGEST_NUMBER = 2**63 - 1
 
 
 def purge_after_s(group: str) -> float:
@@ -55,6 +59,61 @@ def checked_lease(*, holder: str, token: str, group: str, duration: timedelta) -
     return Lease(holder=holder, token=token, group=group, duration_s=duration_s)
 
 
+def check_suggestion(key: str, *, epoch: object, to: str) -> None:
+    """Say nothing if ``Store.suggest`` can be asked this.
+
+    Raises:
+        InvalidName: the key is no key, or the receiver has no proper name.
+        UsageError: the epoch is no whole number from 0 up, or has more than 64 bits.
+    """
+    check_key(key)
+    check_name(to, what="holder")
+    if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch <= _BIGGEST_NUMBER:
+        raise UsageError(
+            f"epoch must be a whole number from 0 to 2**63 - 1, as the key shows it, not {epoch!r}"
+        )
+
+
+def checked_positions(positions: object) -> dict[str, Position | None]:
+    """The positions by key, each of them such that every store can keep it.
+
+    Raises:
+        InvalidName: one of the keys is no key.
+        UsageError: it is no mapping, or one of the values is neither None nor such a position.
+    """
+    if not isinstance(positions, Mapping):
+        raise UsageError(f"give positions by key, such as {{key: position}}, not {positions!r}")
+    return {check_key(key): _checked_position(key, each) for key, each in positions.items()}
+
+
+def _checked_position(key: str, position: object) -> Position | None:
+    if position is None:
+        return None
+    if not isinstance(position, Position):
+        raise UsageError(f"{key}: a position is Position(sequence_number=…), not {position!r}")
+    if position.sequence_number > _BIGGEST_NUMBER:
+        raise UsageError(f"{key}: sequence_number may be 2**63 - 1 at most: {position!r}")
+    offset: object = position.offset
+    if not isinstance(offset, str) or "\0" in offset or not _is_unicode(offset):
+        raise UsageError(f"{key}: offset must be text without NUL and lone surrogates: {offset!r}")
+    return position
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def same_place(one: Position | None, other: Position | None) -> bool:
+    """Whether two positions are the same to the letter; ``==`` leaves the offset out."""
+    if one is None or other is None:
+        return one is other
+    return (one.sequence_number, one.offset) == (other.sequence_number, other.offset)
+
+
 def limit_s(limit: timedelta, *, what: str) -> float:
     """A waiting time in seconds: zero up to the longest lease."""
     return seconds_of(limit, what=what, least_s=0.0, most_s=MOST_LEASE_S)
@@ -68,3 +127,8 @@ def lost_lease(holder: str, reason: str) -> LeaseLost:
         key=holder,
         reason=reason,
     )
+
+
+def unknown_key(key: str) -> UnknownResource:
+    """The error for a key that nobody has declared, or that was forgotten."""
+    return UnknownResource(f"{key} is not declared in this store")

@@ -28,8 +28,11 @@ CHANGING = (
     "release",
     "break_",
     "checkpoint",
+    "suggest",
+    "dismiss",
+    "reset",
 )
-READING = ("checkpoints", "resources", "peers", "history", "fenced_writes")
+READING = ("groups", "checkpoints", "resources", "peers", "history", "fenced_writes")
 
 
 class Lost(Enum):

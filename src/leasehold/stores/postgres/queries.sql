@@ -22,7 +22,7 @@ select lost, grp, duration_s from leasehold.grant_1(
 );
 
 -- name: renew
-select lost, version, resources, peers, ended from leasehold.renew_1(
+select lost, version, resources, peers, ended from leasehold.renew_2(
     %(holder)s::text, %(token)s::text, %(since)s::bigint, %(info)s::jsonb
 );
 
@@ -63,6 +63,20 @@ select places, refusals from leasehold.checkpoint_1(
     %(sequences)s::bigint[], %(offsets)s::text[]
 );
 
+-- name: suggest
+select leasehold.suggest_1(%(key)s::text, %(epoch)s::bigint, %(to)s::text);
+
+-- name: dismiss
+select leasehold.dismiss_1(%(holder)s::text);
+
+-- name: reset
+select unknown, places, holders from leasehold.reset_1(
+    %(keys)s::text[], %(sequences)s::bigint[], %(offsets)s::text[], %(keep)s::integer
+);
+
+-- name: groups
+select leasehold.groups_1();
+
 -- name: checkpoints
 select leasehold.checkpoints_1(%(group)s::text);
 
@@ -70,7 +84,7 @@ select leasehold.checkpoints_1(%(group)s::text);
 select leasehold.resources_1(%(group)s::text);
 
 -- name: peers
-select leasehold.peers_1(%(group)s::text);
+select leasehold.peers_2(%(group)s::text);
 
 -- name: history
 select leasehold.history_1(%(key)s::text, %(limit)s::integer);

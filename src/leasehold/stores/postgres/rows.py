@@ -84,7 +84,8 @@ def to_peer(row: Row) -> Peer:
     info = row["info"]
     loads = {key: _parsed(load) for key, load in info["loads"].items()}
     info |= {"weight": _parsed(info["weight"]), "loads": loads}
-    return Peer(**row | {"info": MemberInfo(**info), "remaining_s": float(row["remaining_s"])})
+    times = {name: float(row[name]) for name in ("remaining_s", "duration_s")}
+    return Peer(**row | {"info": MemberInfo(**info)} | times)
 
 
 def to_term(row: Row) -> Term:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from leasehold.errors import UnknownResource
 from leasehold.model import Lease, MarkRefusal, Ownership
+from leasehold.names import check_name
 from leasehold.stores.postgres import migrate
 from leasehold.stores.postgres import rows as to
 from leasehold.stores.postgres.address import Address
@@ -18,11 +18,14 @@ from leasehold.stores.postgres.trouble import explained
 from leasehold.stores.shared import (
     HISTORY_LIMIT,
     RELEASED_BY,
+    check_suggestion,
     checked_keys,
     checked_lease,
+    checked_positions,
     limit_s,
     lost_lease,
     purge_after_s,
+    unknown_key,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
         Mark,
         MemberInfo,
         Peer,
+        Position,
         Resource,
         Term,
         Wanted,
@@ -161,7 +165,7 @@ class PostgresStore:
         after_s = limit_s(after, what="break period")
         known, shown = await self._ask("break", key=id_of_key(key), epoch=epoch, after_s=after_s)
         if not known:
-            raise UnknownResource(f"{key} is not declared in this store")
+            raise unknown_key(key)
         return None if shown is None else to.to_resource(shown)
 
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
@@ -176,6 +180,40 @@ class PostgresStore:
             marks[place - 1].ownership.key: MarkRefusal(refusal)
             for place, refusal in zip(places or (), refusals or (), strict=True)
         }
+
+    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+        """See ``Store``."""
+        check_suggestion(key, epoch=epoch, to=to)
+        (stands,) = await self._ask("suggest", key=id_of_key(key), epoch=epoch, to=to)
+        return bool(stands)
+
+    async def dismiss(self, holder: str) -> bool:
+        """See ``Store``."""
+        (told,) = await self._ask("dismiss", holder=check_name(holder, what="holder"))
+        return bool(told)
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """See ``Store``."""
+        checked = checked_positions(positions)
+        keys = list(checked)
+        unknown, places, holders = await self._ask(
+            "reset",
+            keys=[id_of_key(key) for key in keys],
+            sequences=[each.sequence_number if each else None for each in checked.values()],
+            offsets=[each.offset if each else None for each in checked.values()],
+            keep=HISTORY_LIMIT,
+        )
+        if unknown:
+            raise unknown_key(keys[unknown[0] - 1])
+        return {
+            keys[place - 1]: holder
+            for place, holder in zip(places or (), holders or (), strict=True)
+        }
+
+    async def groups(self) -> Sequence[str]:
+        """See ``Store``."""
+        (found,) = await self._ask("groups")
+        return sorted(found or ())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, judge
 from leasehold.model import EndReason, State
-from leasehold.stores.shared import HISTORY_LIMIT, lost_lease
+from leasehold.stores.shared import HISTORY_LIMIT, OPERATOR, lost_lease
 from leasehold.stores.sqlite.rows import LeaseRow, ResourceRow
 
 if TYPE_CHECKING:
@@ -66,6 +66,13 @@ class Books:
         if row.ended is not None:
             raise lost_lease(lease.holder, row.ended)
         return row
+
+    def living(self, holder: str) -> LeaseRow | None:
+        """The lease of a holder whose token is not known, if it runs."""
+        row = self.lease(holder)
+        if row is not None and row.ended is None and row.ends_at <= self.now:
+            self.end_lease(holder, EndReason.EXPIRED)
+        return None if row is None or row.ended is not None else row
 
     def rows(self, keys: Iterable[str]) -> Mapping[str, ResourceRow]:
         """The resources that have been asked for so far, these included, by key."""
@@ -124,6 +131,17 @@ class Books:
         self._begin_term(row, claimer)
         return True
 
+    def put_question(self, key: str, epoch: int, asker: str) -> bool:
+        """Note that ``asker`` would like to have the key; say whether the question stands."""
+        self.settle_keys([key])
+        row = self.rows([key]).get(key)
+        if row is None or row.holder in {None, asker} or row.epoch != epoch:
+            return False
+        if row.asked_by != asker:
+            row.asked_by = asker
+            self.touch(row)
+        return True
+
     def pass_on(self, row: ResourceRow, each: HandOver, limit_s: float) -> bool:
         """Keep the key for the one it is handed to; say whether it was passed, now or before."""
         ownership = each.ownership
@@ -174,15 +192,7 @@ class Books:
             return
         self._free(row)
         self.touch(row)
-        self._ended.append(
-            {
-                "key": row.key,
-                "epoch": row.epoch,
-                "wall": self.wall,
-                "reason": reason.value,
-                "version": self._next,
-            }
-        )
+        self._note_end(row, reason)
 
     def end_lease(self, holder: str, reason: EndReason) -> None:
         """End a lease and all that it covers, in as many statements for one key as for many."""
@@ -210,6 +220,18 @@ class Books:
         self.tx.run("lease_end_resources", holder=holder, version=self._next)
         self.tx.run("guest_drop", holder=holder)
 
+    def reset_terms(self, rows: Iterable[ResourceRow]) -> None:
+        """Raise the epochs of keys that nobody owns: terms of the operator, of no length."""
+        rows = list(rows)
+        for row in rows:
+            row.epoch += 1
+            row.handed_by = None
+            self.touch(row)
+            self._note_begin(row, OPERATOR)
+        self.flush()  # ends are written before beginnings, and these come after
+        for row in rows:
+            self._note_end(row, EndReason.RESET)
+
     @staticmethod
     def _free(row: ResourceRow) -> None:
         row.holder = row.asked_by = row.break_at = row.lease_token = None
@@ -223,8 +245,22 @@ class Books:
         if claimer.group != row.group:
             self._guests.add((row.group, claimer.holder))
         self.touch(row)
+        self._note_begin(row, claimer.holder)
+
+    def _note_begin(self, row: ResourceRow, holder: str) -> None:
         self._begun.append(
-            {"key": row.key, "epoch": row.epoch, "holder": claimer.holder, "wall": self.wall}
+            {"key": row.key, "epoch": row.epoch, "holder": holder, "wall": self.wall}
+        )
+
+    def _note_end(self, row: ResourceRow, reason: EndReason) -> None:
+        self._ended.append(
+            {
+                "key": row.key,
+                "epoch": row.epoch,
+                "wall": self.wall,
+                "reason": reason.value,
+                "version": self._next,
+            }
         )
 
     # ------------------------------------------------------------- writing

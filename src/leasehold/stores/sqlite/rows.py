@@ -38,6 +38,7 @@ class LeaseRow:
     ends_at: float
     heard: int
     ended: str | None
+    dismissed: int
 
     def lease(self) -> Lease:
         """The lease as it was granted."""
@@ -136,7 +137,7 @@ def info_of(text: str) -> MemberInfo:
 
 def peer_of(row: tuple[Any, ...], now: float) -> Peer:
     """A row of the queries on peers."""
-    holder, group, info, ends_at, ended, version = row
+    holder, group, info, ends_at, ended, version, duration_s, dismissed = row
     return Peer(
         holder=holder,
         group=group,
@@ -144,6 +145,8 @@ def peer_of(row: tuple[Any, ...], now: float) -> Peer:
         alive=ended is None and ends_at > now,
         version=version,
         remaining_s=max(0.0, ends_at - now),
+        duration_s=duration_s,
+        dismissed=bool(dismissed),
     )
 
 

@@ -7,10 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, break_moment, judge
-from leasehold.errors import UnknownResource
 from leasehold.model import Changes, EndReason, MarkRefusal, Ownership, State
 from leasehold.names import group_of
-from leasehold.stores.shared import RELEASED_BY, purge_after_s
+from leasehold.stores.shared import RELEASED_BY, purge_after_s, unknown_key
 from leasehold.stores.sqlite.rows import ResourceRow, info_of, info_text, peer_of, term_of
 
 if TYPE_CHECKING:
@@ -116,16 +115,7 @@ def claim(
 def ask(books: Books, lease: Lease, wanted: Wanted) -> bool:
     """See ``Store.ask``."""
     asker = books.live(lease)
-    books.settle_keys([wanted.key])
-    row = books.rows([wanted.key]).get(wanted.key)
-    if row is None or row.holder is None or row.epoch != wanted.seen_epoch:
-        return False
-    if row.holder == asker.holder:
-        return False
-    if row.asked_by != asker.holder:
-        row.asked_by = asker.holder
-        books.touch(row)
-    return True
+    return books.put_question(wanted.key, wanted.seen_epoch, asker.holder)
 
 
 def hand_over(books: Books, hand_overs: Sequence[HandOver], limit_s: float) -> Sequence[str]:
@@ -167,7 +157,7 @@ def break_(books: Books, key: str, epoch: int, after_s: float) -> Resource | Non
     """
     row = books.rows([key]).get(key)
     if row is None or row.forgotten:
-        raise UnknownResource(f"{key} is not declared in this store")
+        raise unknown_key(key)
     if row.epoch != epoch:
         return None
     state = row.state(books.now)

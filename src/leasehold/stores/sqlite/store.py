@@ -11,8 +11,16 @@ from urllib.parse import quote
 from anyio import CancelScope, CapacityLimiter, to_thread
 
 from leasehold.errors import LeaseLost, StoreUnusable
-from leasehold.stores.shared import HISTORY_LIMIT, checked_keys, checked_lease, limit_s
-from leasehold.stores.sqlite import steps
+from leasehold.names import check_name
+from leasehold.stores.shared import (
+    HISTORY_LIMIT,
+    check_suggestion,
+    checked_keys,
+    checked_lease,
+    checked_positions,
+    limit_s,
+)
+from leasehold.stores.sqlite import operators, steps
 from leasehold.stores.sqlite.books import Books
 from leasehold.stores.sqlite.place import (
     BUSY_LIMIT_S,
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
         MemberInfo,
         Ownership,
         Peer,
+        Position,
         Resource,
         Term,
         Wanted,
@@ -155,7 +164,27 @@ class SqliteStore:
         """See ``Store``."""
         return await self._step(lambda books: steps.checkpoint(books, marks))
 
+    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+        """See ``Store``."""
+        check_suggestion(key, epoch=epoch, to=to)
+        return await self._step(lambda books: operators.suggest(books, key, epoch, to))
+
+    async def dismiss(self, holder: str) -> bool:
+        """See ``Store``."""
+        check_name(holder, what="holder")
+        return await self._step(lambda books: operators.dismiss(books, holder))
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """See ``Store``."""
+        checked = checked_positions(positions)
+        return await self._step(lambda books: operators.reset(books, checked))
+
     # ------------------------------------------------------------- reads
+
+    async def groups(self) -> Sequence[str]:
+        """See ``Store``."""
+        rows = await self._look(lambda tx, _: tx.all("groups"))
+        return sorted(group for (group,) in rows)
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""

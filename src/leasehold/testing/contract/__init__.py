@@ -25,8 +25,10 @@ _TOPICS = (
     "lease_table",
     "leases",
     "lost_answers",
+    "operators",
     "ownership",
     "races",
+    "resets",
     "scene",
     "watching",
 )

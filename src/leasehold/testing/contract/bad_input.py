@@ -14,7 +14,7 @@ from leasehold.names import LONGEST_KEY, LONGEST_NAME, group_of, last_part, part
 from leasehold.testing.contract.scene import ContractBase, Scene, assert_unchanged
 
 # Of four bytes each in UTF-8, and in no order that could be compressed.
-_WIDE = "".join(chr(0x20000 + Random(7 + n).randrange(0xA000)) for n in range(LONGEST_KEY))
+WIDE = "".join(chr(0x20000 + Random(7 + n).randrange(0xA000)) for n in range(LONGEST_KEY))
 
 ODD_PARTS = (
     "with space",
@@ -92,7 +92,7 @@ class OddNameContract(ContractBase):
         for key in keys:
             assert list(await scene.store.resources(group_of(key))) == [key]
 
-    @pytest.mark.parametrize("letters", ["x" * LONGEST_KEY, _WIDE], ids=["narrow", "wide"])
+    @pytest.mark.parametrize("letters", ["x" * LONGEST_KEY, WIDE], ids=["narrow", "wide"])
     async def test_the_longest_key_works(self, scene: Scene, letters: str) -> None:
         """In all characters that can be printed."""
         key = f"{scene.group}/{letters}"[:LONGEST_KEY]
@@ -104,17 +104,17 @@ class OddNameContract(ContractBase):
 
     async def test_the_longest_names_work(self, scene: Scene) -> None:
         """Of holders, tokens and groups."""
-        holder = (scene.suffix + _WIDE)[:LONGEST_NAME]
-        group = f"{scene.group}/{_WIDE}"[: LONGEST_KEY - 2]
+        holder = (scene.suffix + WIDE)[:LONGEST_NAME]
+        group = f"{scene.group}/{WIDE}"[: LONGEST_KEY - 2]
         lease = await scene.store.grant(
             holder=holder,
-            token=_WIDE[:LONGEST_NAME],
+            token=WIDE[:LONGEST_NAME],
             group=group,
             duration=scene.units(10),
-            info=MemberInfo(host=_WIDE, loads={_WIDE: 0.1}),
+            info=MemberInfo(host=WIDE, loads={WIDE: 0.1}),
         )
         peer = (await scene.store.peers(group))[holder]
-        assert peer.info == MemberInfo(host=_WIDE, loads={_WIDE: 0.1})
+        assert peer.info == MemberInfo(host=WIDE, loads={WIDE: 0.1})
         assert await scene.store.declare([f"{group}/k"]) == 1
         assert (await scene.own(lease, f"{group}/k")).holder == holder
 

@@ -108,6 +108,18 @@ async def _checkpoint(store: Store, stage: _Stage) -> object:
     )
 
 
+async def _suggest(store: Store, stage: _Stage) -> object:
+    return await store.suggest(stage.mine.key, epoch=1, to=stage.b.holder)
+
+
+async def _dismiss(store: Store, stage: _Stage) -> object:
+    return await store.dismiss(stage.a.holder)
+
+
+async def _reset(store: Store, stage: _Stage) -> object:
+    return await store.reset({stage.free: Position(sequence_number=3, offset="there")})
+
+
 STEPS: MappingProxyType[str, _Step] = MappingProxyType(
     {
         "declare": _declare,
@@ -125,6 +137,9 @@ STEPS: MappingProxyType[str, _Step] = MappingProxyType(
         "break_": _break_now,
         "break_ later": _break_later,
         "checkpoint": _checkpoint,
+        "suggest": _suggest,
+        "dismiss": _dismiss,
+        "reset": _reset,
     }
 )
 _COUNTING = {"declare", "forget"}  # their answer is how much was new: nothing, the second time

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from leasehold.errors import LeaseLost, UnknownResource
-from leasehold.model import MemberInfo, Ownership, Wanted
+from leasehold.model import MemberInfo, Ownership, Position, Wanted
 
 if TYPE_CHECKING:
     from random import Random
@@ -32,6 +32,9 @@ _WEIGHTS = {
     "declare": 1,
     "forget": 1,
     "checkpoint": 2,
+    "suggest": 2,
+    "dismiss": 1,
+    "reset": 1,
     "wait": 3,
 }
 
@@ -115,6 +118,18 @@ class Life:
     async def _checkpoint(self) -> None:
         for ownership in self._some_ownerships():
             await self.scene.mark(ownership, self.rng.randrange(10))
+
+    async def _suggest(self) -> None:
+        for each in await self._some_keys():
+            to = self._somebody().holder
+            await self.scene.store.suggest(each.key, epoch=each.epoch, to=to)
+
+    async def _dismiss(self) -> None:
+        await self.scene.store.dismiss(self._somebody().holder)
+
+    async def _reset(self) -> None:
+        position = self.rng.choice([None, Position(sequence_number=self.rng.randrange(10))])
+        await self.scene.store.reset({each.key: position for each in await self._some_keys()})
 
     async def _wait(self) -> None:
         await self.scene.wait(self.rng.choice([0.1, 0.5]))

@@ -16,8 +16,18 @@ from leasehold.testing.contract.known_faults import (
 from leasehold.testing.contract.lease_table import LeaseTableContract
 from leasehold.testing.contract.leases import LeaseContract
 from leasehold.testing.contract.lost_answers import LostAnswerContract
+from leasehold.testing.contract.operators import (
+    DismissContract,
+    GroupContract,
+    SuggestContract,
+)
 from leasehold.testing.contract.ownership import ClaimContract, DeclareContract, ReleaseContract
 from leasehold.testing.contract.races import RaceContract
+from leasehold.testing.contract.resets import (
+    ResetContract,
+    ResetFenceContract,
+    ResetRefusalContract,
+)
 from leasehold.testing.contract.watching import WatchContract
 
 
@@ -40,6 +50,12 @@ class StoreContract(
     DeadTokenContract,
     EpochContract,
     LostAnswerContract,
+    GroupContract,
+    SuggestContract,
+    DismissContract,
+    ResetContract,
+    ResetRefusalContract,
+    ResetFenceContract,
     OddNameContract,
     BadInputContract,
 ):

@@ -40,7 +40,9 @@ class Checks:
         """Nothing has happened yet."""
         self.broken: list[str] = []
         self.changes: list[Change] = []
+        self.term_began: Callable[[str, int], None] = lambda _key, _epoch: None
         self.term_ended: Callable[[str], None] = lambda _key: None
+        self.accepted: Callable[[Mark], None] = lambda _mark: None
         self.writes_accepted = 0
         self.writes_refused = 0
         self.double_s = 0.0
@@ -107,6 +109,11 @@ class Checks:
             self.broken.append(f"{key}: epoch {epoch} follows epoch {last}")
         self._epochs[key] = epoch
 
+    def epoch_reset(self, key: str, epoch: int) -> None:
+        """A reset is an epoch of its own, and the one way back for a checkpoint."""
+        self.epoch_begins(key, epoch)
+        self._written.pop(key, None)
+
     def write_accepted(self, mark: Mark) -> None:
         """No write by an older epoch is accepted once there was a newer one, and none goes back."""
         key, epoch, position = mark.ownership.key, mark.ownership.epoch, mark.position
@@ -117,6 +124,7 @@ class Checks:
             self.broken.append(f"{key}: the checkpoint went back to {position.sequence_number}")
         self._written[key] = position
         self.writes_accepted += 1
+        self.accepted(mark)
 
 
 class CheckedRegistry(Registry):
@@ -132,7 +140,13 @@ class CheckedRegistry(Registry):
         """Begin a term, and note it."""
         super().begin_term(row, claimer, wall)
         self.checks.epoch_begins(row.key, row.epoch)
+        self.checks.term_began(row.key, row.epoch)
         self._note(row)
+
+    def reset_term(self, row: ResourceRow, wall: datetime) -> None:
+        """Reset a key, and note it."""
+        super().reset_term(row, wall)
+        self.checks.epoch_reset(row.key, row.epoch)
 
     def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
         """End a term, and note it."""
@@ -144,6 +158,11 @@ class CheckedRegistry(Registry):
         """The lease of a holder, token and all: a simulation may act in anybody's name."""
         row = self._leases.get(holder)
         return row.lease if row else None
+
+    def stored(self, key: str) -> int:
+        """The last event that the checkpoint of a key says is done; -1: none."""
+        checkpoint = self._checkpoints.get(key)
+        return -1 if checkpoint is None else checkpoint.position.sequence_number
 
     def backs(self, ownership: Ownership, now: float) -> bool:
         """Whether this ownership is in force."""

@@ -11,7 +11,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leasehold.errors import LeaseholdError, StoreUnavailable
-from leasehold.stores.shared import checked_keys, checked_lease, limit_s
+from leasehold.names import check_name
+from leasehold.stores.shared import (
+    check_suggestion,
+    checked_keys,
+    checked_lease,
+    checked_positions,
+    limit_s,
+)
 from leasehold.testing.sim.faults import draw_fate
 from leasehold.testing.sim.host import START
 
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
         MemberInfo,
         Ownership,
         Peer,
+        Position,
         Resource,
         Term,
         Wanted,
@@ -136,6 +144,27 @@ class SimStore:
         """See ``Store``."""
         server = self._server
         return await self._send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
+
+    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+        """See ``Store``."""
+        check_suggestion(key, epoch=epoch, to=to)
+        server = self._server
+        return await self._send(lambda r: r.suggest(key, epoch, to, server.now(), server.wall()))
+
+    async def dismiss(self, holder: str) -> bool:
+        """See ``Store``."""
+        check_name(holder, what="holder")
+        server = self._server
+        return await self._send(lambda r: r.dismiss(holder, server.now(), server.wall()))
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """See ``Store``."""
+        checked, server = checked_positions(positions), self._server
+        return await self._send(lambda r: r.reset(checked, server.now(), server.wall()))
+
+    async def groups(self) -> Sequence[str]:
+        """See ``Store``."""
+        return await self._send(lambda r: r.groups())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""

@@ -52,7 +52,9 @@ WHERE state = 'recovering';
 -- Leases
 
 -- name: lease
-SELECT holder, token, grp, duration_s, ends_at, heard, ended FROM lease WHERE holder = :holder;
+SELECT holder, token, grp, duration_s, ends_at, heard, ended, dismissed
+FROM lease
+WHERE holder = :holder;
 
 -- name: lease_add
 INSERT INTO lease (holder, token, grp, duration_s, granted_at, ends_at, heard, version)
@@ -63,6 +65,9 @@ UPDATE lease SET ends_at = :ends_at, heard = max(heard, :heard) WHERE holder = :
 
 -- name: lease_touch
 UPDATE lease SET version = :version WHERE holder = :holder;
+
+-- name: lease_dismiss
+UPDATE lease SET dismissed = 1, version = :version WHERE holder = :holder;
 
 -- name: lease_end
 UPDATE lease
@@ -129,13 +134,17 @@ ON CONFLICT (holder) DO UPDATE SET info = excluded.info;
 DELETE FROM member WHERE holder = :holder;
 
 -- name: peers_changed
-SELECT lease.holder, lease.grp, member.info, lease.ends_at, lease.ended, lease.version
+SELECT
+    lease.holder, lease.grp, member.info, lease.ends_at, lease.ended, lease.version,
+    lease.duration_s, lease.dismissed
 FROM lease INNER JOIN member ON member.holder = lease.holder
 WHERE lease.grp = :grp AND lease.version > :since
 ORDER BY lease.version, lease.holder;
 
 -- name: peers_live
-SELECT lease.holder, lease.grp, member.info, lease.ends_at, lease.ended, lease.version
+SELECT
+    lease.holder, lease.grp, member.info, lease.ends_at, lease.ended, lease.version,
+    lease.duration_s, lease.dismissed
 FROM lease INNER JOIN member ON member.holder = lease.holder
 WHERE lease.grp = :grp AND lease.ended IS NULL AND lease.ends_at > :now
 ORDER BY lease.holder;
@@ -151,6 +160,20 @@ VALUES (
 )
 ON CONFLICT (key) DO UPDATE SET forgotten = 0, version = excluded.version
 WHERE resource.forgotten = 1;
+
+-- name: groups
+-- From one group to the next by the index: a group of ten thousand keys costs one look.
+WITH RECURSIVE step (grp) AS (
+    SELECT min(resource.grp) FROM resource
+    UNION ALL
+    SELECT (SELECT min(resource.grp) FROM resource WHERE resource.grp > step.grp)
+    FROM step
+    WHERE step.grp IS NOT NULL
+)
+
+SELECT step.grp
+FROM step
+WHERE EXISTS (SELECT 1 FROM resource WHERE resource.grp = step.grp AND resource.forgotten = 0);
 
 -- name: resources_by_key
 SELECT * FROM resource_seen WHERE key IN (SELECT value FROM json_each(:keys));
@@ -220,7 +243,7 @@ WHERE
 -- name: terms_ended
 SELECT key, epoch, holder, started_at, ended_at, reason
 FROM term
-WHERE holder = :holder AND version > :since
+WHERE holder = :holder AND version > :since AND reason <> 'reset'
 ORDER BY version, key;
 
 -- name: history
@@ -243,6 +266,18 @@ ON CONFLICT (key) DO UPDATE
 SET
     epoch = excluded.epoch, sequence_number = excluded.sequence_number,
     stream_offset = excluded.stream_offset, updated_at = excluded.updated_at;
+
+-- name: checkpoint_remove
+DELETE FROM checkpoint WHERE key = :key;
+
+-- name: checkpoints_reset
+-- Of these keys those that nobody has owned since their last reset, and where that put them.
+SELECT resource.key, checkpoint.sequence_number, checkpoint.stream_offset
+FROM json_each(:keys) AS wanted
+CROSS JOIN resource ON resource.key = wanted.value
+CROSS JOIN term ON term.key = resource.key AND term.epoch = resource.epoch
+LEFT JOIN checkpoint ON checkpoint.key = resource.key
+WHERE term.reason = 'reset';
 
 -- name: checkpoints
 SELECT key, epoch, sequence_number, stream_offset, updated_at
