@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import threading
@@ -81,18 +82,24 @@ def holder(name: str) -> Holder:
 
 
 def small_files(sizes: Sizes) -> Sequence[Row]:
-    """The same work with shared commits, and with each operation made durable by itself."""
+    """The same work with shared commits, and with each operation made durable by itself.
+
+    How much sharing is worth hangs on what a sync costs beside the work for a file: both are shown.
+    A run soon after another is slower on both sides: before ext4 makes a file it looks at each one
+    that was removed near it in the last minutes.
+    """
     with namespace(volumes=1) as shared, namespace(volumes=1, group_commit=False) as alone:
         lock = threading.Lock()
-        rates = [
+        turns = [
             (
-                _files_per_s(shared, sizes.small_files, f"/{turn}"),
-                _files_per_s(alone, sizes.small_files, f"/{turn}", each_alone=lock),
+                _turn(shared, sizes.small_files, f"/{turn}"),
+                _turn(alone, sizes.small_files, f"/{turn}", each_alone=lock),
+                _sync_ms(Path(shared.volumes[0].root)),
             )
             for turn in range(sizes.rounds)
         ]
-    ours, peer = median(rate for rate, _ in rates), median(rate for _, rate in rates)
-    ratio = median(one / other for one, other in rates)
+    ours, peer = median(one.per_s for one, *_ in turns), median(two.per_s for _, two, _ in turns)
+    ratio = median(one.per_s / two.per_s for one, two, _ in turns)
     return [
         Row(
             what=f"create + write + close of 1 kB files/s, {_WRITERS} writers; peer: each "
@@ -103,13 +110,25 @@ def small_files(sizes: Sizes) -> Sequence[Row]:
             bar=_FIVE_TIMES.words,
             met=_FIVE_TIMES.met(ratio),
         ),
+        cost(
+            "the same: CPU ms for each file",
+            median(one.cpu_ms for one, *_ in turns),
+            median(two.cpu_ms for _, two, _ in turns),
+        ),
+        cost("one small write and its sync, alone: ms", median(ms for *_, ms in turns)),
         *_commits(sizes),
     ]
 
 
-def _files_per_s(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    per_s: float
+    cpu_ms: float
+
+
+def _turn(
     files: Namespace, count: int, root: str, *, each_alone: threading.Lock | None = None
-) -> float:
+) -> Turn:
     """``each_alone``: every operation is synced before the next one of anybody begins."""
     data = bytes(1_000)
     turn: AbstractContextManager[object] = each_alone or nullcontext()
@@ -125,10 +144,21 @@ def _files_per_s(
             with turn:
                 file.close()
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(_WRITERS) as threads:
         list(threads.map(work, range(_WRITERS)))
-    return count * _WRITERS / (time.perf_counter() - began)
+    took_s, used_s = time.perf_counter() - began, time.process_time() - used
+    return Turn(per_s=count * _WRITERS / took_s, cpu_ms=used_s * 1e3 / (count * _WRITERS))
+
+
+def _sync_ms(folder: Path, times: int = 50) -> float:
+    """What the disk alone asks for one small operation."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began = time.perf_counter()
+        for _ in range(times):
+            file.write(bytes(1_000))
+            os.fdatasync(file.fileno())
+        return (time.perf_counter() - began) * 1e3 / times
 
 
 def _commits(sizes: Sizes) -> Sequence[Row]:

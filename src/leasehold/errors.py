@@ -23,6 +23,8 @@
     │   ├── FencedWrite           a write that came under an ended lease or an older epoch
     │   └── Stolen                a reader with a higher epoch has taken the partition
     ├── CheckpointBehind          a checkpoint that would go back
+    ├── HandlerTimeout            a handler took too long (TimeoutError)
+    ├── PositionLost              the place to go on reading does not exist
     └── StoreError                the store, not you
         ├── StoreUnavailable      no answer in time: what was asked may or may not have happened
         └── StoreUnusable         it answers, and can not serve: read-only, full, damaged, too new
@@ -212,3 +214,11 @@ class StoreUnavailable(StoreError):
 
 class StoreUnusable(StoreError):
     """The store answers and can not serve: read-only, full, damaged, or of a newer version."""
+
+
+class HandlerTimeout(LeaseholdError, TimeoutError):
+    """A handler took longer than ``handler_limit`` and was cancelled."""
+
+
+class PositionLost(LeaseholdError):
+    """The place where a partition is to go on does not exist in it, and nobody said what to do."""

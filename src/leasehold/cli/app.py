@@ -22,8 +22,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from leasehold.cli.checkpoints import checkpoints_app
 from leasehold.cli.files import files_app
+from leasehold.cli.groups import groups_app
+from leasehold.cli.leases import leases_app
 from leasehold.cli.log import log_app
+from leasehold.cli.members import members_app
+from leasehold.cli.partitions import partitions_app
+from leasehold.cli.process import EXAMPLE, process
 from leasehold.cli.simulate import EXAMPLES, simulate
 from leasehold.errors import (
     FileExists,
@@ -55,9 +61,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command(epilog=EXAMPLE)(process)
 app.command(epilog=EXAMPLES)(simulate)
-app.add_typer(files_app)
-app.add_typer(log_app)
+for each in (
+    groups_app,
+    members_app,
+    leases_app,
+    partitions_app,
+    checkpoints_app,
+    files_app,
+    log_app,
+):
+    app.add_typer(each)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001

@@ -11,13 +11,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from enum import StrEnum
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -68,6 +68,13 @@ StoreUrl = Annotated[
 ]
 Form = Annotated[
     Output, typer.Option("--output", "-o", help="table, json or jsonl.", metavar="FORM")
+]
+
+StreamName = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the stream.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.")]
+PartitionId = Annotated[str, typer.Argument(metavar="PARTITION", help="The id of the partition.")]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Do it; else only say what would be done.", metavar="")
 ]
 
 
@@ -218,7 +225,8 @@ def time_cell(value: object) -> str:
 class Column:
     """A column of a table: the value it shows, and how. Only one that folds is ever broken.
 
-    ``none`` stands for a value that is not there.
+    ``none`` stands for a value that is not there. ``least`` is how narrow a column that folds may
+    become.
     """
 
     name: str
@@ -227,6 +235,7 @@ class Column:
     shown: Callable[[object], str] = str
     fold: bool = False
     none: str = "-"
+    least: int = _LEAST_FOLDED
 
 
 def print_rows(
@@ -249,10 +258,44 @@ def line_width() -> int:
 
 def print_table(table: Table) -> None:
     """Print a table: what must not be broken may be wider than the terminal."""
-    needed = sum((column.min_width or 0) + _GAP for column in table.columns)
-    width = line_width() if needed <= line_width() else _NO_LIMIT
+    width = line_width() if _fits(table) else _NO_LIMIT
     # One of its own, since no console prints anything wider than itself.
-    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+    _PipeConsole(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+class _PipeConsole(Console):
+    """A console that leaves it to the command what the end of its pipe means."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - called while the error is being handled
+
+
+def fitting_table(
+    rows: Iterable[Mapping[str, object]], layouts: Sequence[Sequence[Column]], title: str = ""
+) -> Table:
+    """The table with the first of the layouts that needs no folding, or else with the last."""
+    rows, endless = list(rows), Console(width=_NO_LIMIT)
+    tables = [table_of(rows, each, title) for each in layouts]
+    width = line_width()
+    return next((each for each in tables if endless.measure(each).maximum <= width), tables[-1])
+
+
+def _fits(table: Table) -> bool:
+    needed = sum((column.min_width or 0) + _GAP for column in table.columns)
+    return needed <= line_width()
+
+
+def row_of(record: Any) -> dict[str, object]:
+    """A frozen record as a row: what it has, in values that JSON knows."""
+    return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def table_of(
@@ -277,7 +320,7 @@ def table_of(
             justify=column.justify,
             overflow="fold",
             no_wrap=not column.fold,
-            min_width=max(min(width, _LEAST_FOLDED) if column.fold else width, len(title)),
+            min_width=max(min(width, column.least) if column.fold else width, len(title)),
         )
     for row in cells:
         table.add_row(*row)
@@ -289,12 +332,17 @@ def print_record(record: Mapping[str, object], form: Output) -> None:
     if form is not Output.TABLE:
         typer.echo(json.dumps(record, indent=2 if form is Output.JSON else None))
         return
+    print_table(record_table(record))
+
+
+def record_table(record: Mapping[str, object]) -> Table:
+    """One thing, a line for each of its values."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in record.items():
         table.add_row(*_named(name, value))
-    print_table(table)
+    return table
 
 
 def _named(name: str, value: object) -> tuple[str, str]:

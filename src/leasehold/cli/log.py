@@ -54,7 +54,7 @@ def create(
     *,
     partitions: Annotated[
         int,
-        typer.Option(help="Number of partitions; it can not be changed later.", min=1, metavar="N"),
+        typer.Option(help="Number of partitions; later it can only grow.", min=1, metavar="N"),
     ] = 4,
     volume: Annotated[
         list[Path] | None,
@@ -103,6 +103,30 @@ def create(
             retain_bytes=retain_bytes,
         )
     _print_settings(made, form)
+
+
+@log_app.command("grow", epilog="leasehold log grow orders --partitions 8")
+def grow(
+    stream: Stream,
+    *,
+    partitions: Annotated[
+        int, typer.Option(help="How many it is to have; never fewer.", min=1, metavar="N")
+    ],
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Give a stream more partitions, while it is in use.
+
+    Producers and readers find out by themselves. Most keys go to other partitions from then on. Again with the same number is harmless.
+    """  # noqa: E501
+    with opened(store) as log:
+        had = log.stream(stream).partitions
+        grown = log.grow(stream, partitions=partitions)
+    _print_settings(grown, form)
+    if grown.partitions == had:
+        err.print(f"it had {counted(had, 'partition')} already: nothing was changed")
+    else:
+        err.print(f"{had} -> {grown.partitions} partitions: most keys go to others than before")
 
 
 @log_app.command("ls", epilog="leasehold log ls -o jsonl")

@@ -9,5 +9,9 @@ module             decides
 ``view``           what a member knows of its group, from the changes it was told
 ``balance``        who should own what: the strategies
 ``pace``           when the next cycle begins
+``checkpointing``  when a position is written down
+``poison``         what becomes of an event that its handler can not take
+``stall``          whether a partition that does not move is stuck
+``meter``          how much there is per second, as it was lately
 =================  ====================================================================
 """

@@ -129,20 +129,21 @@ class BlockWriter:
             VolumeUnusable: no volume is left.
         """
         self._ready()
-        if not 0 < len(data) <= PIECE_BYTES:
-            raise UsageError(
-                f"a piece has 1 to {PIECE_BYTES} bytes, this one {len(data)}. Split what you write."
-            )
+        _check_piece(data)
+        encoded = self._take(data)
+        self._each(lambda replica: replica.append(encoded))
+        if self._length - self._durable >= SYNC_EVERY_BYTES:
+            self._make_durable()
+
+    def _take(self, data: Bytes) -> bytes:
+        """Write the bytes of a piece; the record that has to follow."""
         start = self._length
         end = start + len(data)
         record = Record(kind=Kind.DATA, crc=crc32c(data), end=end, durable=self._durable)
-        encoded = encode_record(record, salted=self._salt)
         self._each(lambda replica: replica.write_data(data, start))
-        self._each(lambda replica: replica.append(encoded))
         self._length = end
         self._checksum = add_to_checksum(self._checksum, record)
-        if end - self._durable >= SYNC_EVERY_BYTES:
-            self._make_durable()
+        return encode_record(record, salted=self._salt)
 
     def acknowledge(self) -> None:
         """Let readers see what was written (a flush). It survives the end of every process.
@@ -165,19 +166,24 @@ class BlockWriter:
         self._make_durable()
         self._check_and_tell()
 
-    def seal(self) -> Sealed:
+    def seal(self, last: Bytes = b"") -> Sealed:
         """End the block: durable, with a seal; the caller then tells the journal.
+
+        ``last`` is one more piece; its record and the seal are written at once.
 
         Raises:
             LeaseLost: the block is no longer ours.
             VolumeUnusable: no volume is left.
         """
         self._ready()
+        if last:
+            _check_piece(last)
+        encoded = self._take(last) if last else b""
         # A seal says that all of it is durable. It goes out with the bytes, in one sync: if a
         # power cut tears them apart, the check of the tail finds a seal without its bytes.
         end = self._length
         record = Record(kind=Kind.SEAL, crc=self._checksum, end=end, durable=self._durable)
-        encoded = encode_record(record, salted=self._salt)
+        encoded += encode_record(record, salted=self._salt)
         self._each(lambda replica: replica.append(encoded, what="seal"))
         # Told before it is synced, as by a flush: so that what was told is as durable as the rest.
         self._check_and_tell()
@@ -256,6 +262,13 @@ class BlockWriter:
             if replica.id in failed:
                 replica.close()
         self._replicas = left
+
+
+def _check_piece(data: Bytes) -> None:
+    if not 0 < len(data) <= PIECE_BYTES:
+        raise UsageError(
+            f"a piece has 1 to {PIECE_BYTES} bytes, this one {len(data)}. Split what you write."
+        )
 
 
 def _none_left(block_id: int, failed: Mapping[str, OSError]) -> str:

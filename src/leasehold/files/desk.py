@@ -6,7 +6,6 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
 
-from leasehold.clock import new_suffix
 from leasehold.errors import (
     FileHeld,
     LeaseholdError,
@@ -54,6 +53,8 @@ class Desk:
         self._clock = clock
         self._rng = rng
         self._turns = count(rng.randrange(1 << 16))
+        # A request has to be told from others of this very holder, and no more.
+        self._requests = count(rng.randrange(1 << 64))
         self._unanswered: dict[str, str] = {}
 
     @property
@@ -61,6 +62,9 @@ class Desk:
         """On how many volumes a block lies unless it is said otherwise."""
         volumes = len(self._around.volumes)
         return self._options.replication or min(DEFAULT_REPLICATION, volumes)
+
+    def _new_request(self) -> str:
+        return f"{next(self._requests):x}"
 
     def _chosen(self, replication: int) -> tuple[Volume, ...]:
         least = min(self._options.least_replicas, replication)
@@ -83,7 +87,7 @@ class Desk:
         heard_at = self._clock.boottime_s()
         # After a lost answer the next call for this path goes under the same name: if the first
         # one was carried out, it is found again, and not held against us.
-        request = self._unanswered.pop(path, None) or new_suffix()
+        request = self._unanswered.pop(path, None) or self._new_request()
         try:
             opened = self._asked(path, request, step, volumes)
         except (FileHeld, RecoveryInProgress) as refusal:
@@ -100,7 +104,7 @@ class Desk:
                 self._around,
                 volumes_for=self._chosen,
                 least_replicas=self._options.least_replicas,
-                new_request=new_suffix,
+                new_request=self._new_request,
                 recover=self._ended,
                 forget=self._renewer.remove,
             )

@@ -322,6 +322,16 @@ class Namespace:
             limit=limit,
         )
 
+    def changes(
+        self, prefix: str = "/", *, after: int | None = None
+    ) -> tuple[int, frozenset[str] | None]:
+        """The number of the journal's last line, and the paths with lines after ``after``.
+
+        Only those below the directory ``prefix``. None for the paths: they can not be told, since
+        ``after`` was not given or is too old. Bytes that are added to a file have no line.
+        """
+        return self._journal.changes(prefix, after=after)
+
     def holders(self, *, limit: int = 1000) -> Sequence[HolderStatus]:
         """Who has files open, the most silent first."""
         return self._journal.holders(limit=limit)

@@ -45,11 +45,11 @@ class OpenReplica:
         """Put the bytes of a piece where they belong."""
         self._disk.write_at(self.data, piece, offset, what="data")
 
-    def append(self, record: bytes, *, what: str = "record") -> None:
-        """Add one record."""
+    def append(self, records: bytes, *, what: str = "record") -> None:
+        """Add one record or more."""
         at = HEADER_BYTES + RECORD_BYTES * self._records
-        self._disk.write_at(self.meta, record, at, what=what)
-        self._records += 1
+        self._disk.write_at(self.meta, records, at, what=what)
+        self._records += len(records) // RECORD_BYTES
 
     def check(self) -> None:
         """Return if the meta file still has its name: nobody has fenced us here.

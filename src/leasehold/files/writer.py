@@ -275,8 +275,8 @@ class FileWriter:
         try:
             if self._sealed is None and self.length > self._start:
                 with self._whole():
-                    self._push()
-                    self._sealed = self._block.seal()
+                    last, self._waiting = self._waiting, bytearray()
+                    self._sealed = self._block.seal(last)
         except VolumeUnusable:
             self._untold = True
             self._recover(self._ticket)

@@ -5,12 +5,12 @@ Every call is one transaction of the store's database. Events are not touched he
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
-from leasehold.errors import InvalidOptions, Stolen, UnknownStream
+from leasehold.errors import InvalidOptions, Stolen, UnknownStream, UsageError
 from leasehold.log.streams import StreamInfo, StreamSettings
 from leasehold.names import check_name, group_of, last_part, partition_group
 from leasehold.stores.blocking import named_queries, open_blocking
@@ -97,6 +97,29 @@ class Catalog:
             raise UnknownStream(
                 f"the stream {stream!r} of {created_at} was deleted, and made anew at "
                 f"{found.created_at}: open it again for the new one"
+            )
+        return found
+
+    def grow(self, stream: str, partitions: int) -> StreamInfo:
+        """Give a stream this many partitions. Again with the same number is harmless.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+            UsageError: it has more.
+            InvalidOptions: no stream can have so many.
+        """
+        replace(self.get(stream).settings, partitions=partitions)  # refuses what could not work
+
+        def step(tx: Tx) -> StreamInfo | None:
+            tx.run("stream_grow", stream=stream, partitions=partitions)
+            row = tx.one("stream_get", stream=stream)
+            return None if row is None else _stream(row)
+
+        found = self._database.write(step) or self.get(stream)  # deleted meanwhile: that says so
+        if found.partitions > partitions:
+            raise UsageError(
+                f"{stream!r} has {found.partitions} partitions and can not have fewer, since there "
+                f"may be events in them: give {found.partitions} or more, not {partitions}"
             )
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leasehold.errors import DataDamaged, Trimmed, UnknownFile
+from leasehold.log.ahead import Ahead
 from leasehold.log.frame import SEGMENT_HEADER_BYTES, Kind
 from leasehold.log.mapped import MappedSegment
 
@@ -37,6 +38,7 @@ class Cursor:
         self._files = files
         self._shelf = shelf
         self._open: MappedSegment | None = None
+        self._ahead = Ahead()
         self._at = 0
         self._ended = False
         self.sequence = 0
@@ -45,10 +47,16 @@ class Cursor:
         """Stand before this event. It is looked for at the next ``frame``."""
         self.sequence = sequence
         self._open = None
+        self._ahead.jump()
 
     def watched(self) -> tuple[str, ...]:
         """The files that change when there is more in the segment at hand."""
         return self._open.watched() if self._open is not None and not self._ended else ()
+
+    @property
+    def written_elsewhere(self) -> bool:
+        """Whether another machine writes the segment at hand."""
+        return self._open is not None and self._open.written_elsewhere
 
     def frame(self, *, fresh: bool = False) -> FrameHeader | None:
         """The frame with the next event; None if it has yet to come.
@@ -78,6 +86,8 @@ class Cursor:
     def read(self, header: FrameHeader, *, check: bool) -> EventBatch:
         """All events of a frame that ``frame`` has just returned.
 
+        ``check`` compares its checksum, unless it was compared ahead.
+
         Raises:
             DataDamaged: they are damaged on all volumes.
             VolumeUnusable: no volume that has them answers.
@@ -85,9 +95,15 @@ class Cursor:
         opened = self._mapped()
         while True:
             try:
-                return opened.whole.read(header, check=check)
+                segment = opened.whole
+                known = check and self._ahead.is_sound(segment.view, header)
+                return segment.read(header, check=check and not known)
             except DataDamaged as damage:
                 opened.repair(damage)
+
+    def close(self) -> None:
+        """Compare nothing ahead any more; what was handed out stays valid."""
+        self._ahead.close()
 
     def passed(self, header: FrameHeader, sequence: int) -> None:
         """Stand before ``sequence``, in this frame or at its end."""

@@ -56,6 +56,7 @@ class Kind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+_EVENTS = Kind.EVENTS  # looked up for each frame, and a global is the fastest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +116,13 @@ class FrameHeader(NamedTuple):
     @property
     def end(self) -> int:
         """Where the next frame begins."""
-        return self.position + FRAME_HEADER_BYTES + padded(self.body_bytes)
+        body_bytes = (self.body_bytes + ALIGNMENT_BYTES - 1) & -ALIGNMENT_BYTES  # as padded() does
+        return self.position + FRAME_HEADER_BYTES + body_bytes
 
     @property
     def next_sequence(self) -> int:
         """The sequence number after the last event in it."""
-        return self.base_sequence + (self.count if self.kind is Kind.EVENTS else 0)
+        return self.base_sequence + (self.count if self.kind is _EVENTS else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,18 +304,18 @@ def parse_header(view: View, position: int) -> FrameHeader:
     """
     if position < 0 or len(view) < position + FRAME_HEADER_BYTES:
         raise DataDamaged(f"no frame fits at byte {position}: the segment ends at {len(view)}")
-    magic, kind, body_crc, count, body_bytes, *others, crc, close = _FRAME.unpack_from(
-        view, position
-    )
-    if magic != FRAME_MAGIC or close != _FRAME_CLOSE:
+    fields = _FRAME.unpack_from(view, position)
+    if fields[0] != FRAME_MAGIC or fields[-1] != _FRAME_CLOSE:
         raise DataDamaged(f"there is no frame at byte {position}: its marks are missing")
-    if crc != crc32c(memoryview(view)[position : position + _CRC_AT]):
+    if fields[-2] != crc32c(memoryview(view)[position : position + _CRC_AT]):
         raise DataDamaged(f"the header of the frame at byte {position} has changed since written")
-    if kind not in _KINDS or body_bytes > MAX_BODY_BYTES or position % ALIGNMENT_BYTES:
+    kind, body_bytes = _KINDS.get(fields[1]), fields[4]
+    if kind is None or body_bytes > MAX_BODY_BYTES or position % ALIGNMENT_BYTES:
         raise DataDamaged(f"the frame at byte {position} is not one that Leasehold writes")
-    if kind == Kind.EVENTS and not count:
+    if kind is _EVENTS and not fields[3]:
         raise DataDamaged(f"the frame at byte {position} has no events")
-    return FrameHeader(position, _KINDS[kind], body_crc, count, body_bytes, *others)
+    # Past its own __new__, which takes each field by name: there is one of these for each frame.
+    return tuple.__new__(FrameHeader, (position, kind, *fields[2:-2]))
 
 
 def read_body(view: View, header: FrameHeader, *, verify: bool = True) -> memoryview:
@@ -322,9 +324,9 @@ def read_body(view: View, header: FrameHeader, *, verify: bool = True) -> memory
     Raises:
         DataDamaged: it is cut short, or a bit of it or of its padding has changed.
     """
-    start = header.position + FRAME_HEADER_BYTES
-    whole = memoryview(view)[start : header.end]
-    if len(whole) != header.end - start:
+    start, end = header.position + FRAME_HEADER_BYTES, header.end
+    whole = memoryview(view)[start:end]
+    if len(whole) != end - start:
         raise DataDamaged(f"the frame at byte {header.position} is cut short at {len(view)}")
     if verify and crc32c(whole) != header.body_crc:
         raise DataDamaged(
@@ -342,7 +344,7 @@ def read_events(view: View, header: FrameHeader, *, verify: bool = True) -> pa.R
     Raises:
         DataDamaged: the bytes are not those that were written.
     """
-    if header.kind is not Kind.EVENTS:
+    if header.kind is not _EVENTS:
         raise DataDamaged(f"the frame at byte {header.position} holds no events")
     body = read_body(view, header, verify=verify)
     try:

@@ -43,7 +43,7 @@ from leasehold.log.streams import (
 from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -174,23 +174,45 @@ class Log:
         )
         return self._catalog.create(stream, settings)
 
+    def grow(self, stream: str, *, partitions: int) -> StreamInfo:
+        """Give a stream more partitions, while it is in use. Again with the same is harmless.
+
+        Producers and readers everywhere find out within a second or so. From then on most keys go
+        to other partitions than before: their order holds before and after, not across.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+            UsageError: it has more than that already.
+            InvalidOptions: no stream can have so many.
+        """
+        return self._catalog.grow(stream, partitions)
+
     def streams(self) -> list[StreamInfo]:
         """All streams, by name."""
         return self._catalog.list()
 
-    def info(self, stream: str) -> StreamInfo:
-        """A stream and its partitions as they are now.
+    def stream(self, name: str) -> StreamInfo:
+        """A stream and its settings, without its partitions: no segment is looked at.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+        """
+        return self._catalog.get(name)
+
+    def info(self, stream: str, *, partitions: Iterable[int] | None = None) -> StreamInfo:
+        """A stream and its partitions as they are now: all, or those that are named.
 
         Of a partition whose last segment is damaged, its first event stands for the end.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
+            UsageError: it has no such partition.
         """
         found = self._catalog.get(stream)
-        parts = tuple(self._partition(stream, number) for number in range(found.partitions))
-        return StreamInfo(
-            name=found.name, settings=found.settings, created_at=found.created_at, parts=parts
-        )
+        wanted = range(found.partitions) if partitions is None else partitions
+        numbers = [found.checked(number) for number in wanted]
+        parts = tuple(self._partition(stream, number) for number in numbers)
+        return replace(found, parts=parts)
 
     def delete(self, stream: str) -> int:
         """Delete a stream and all its events; return how many segments there were.
@@ -223,6 +245,7 @@ class Log:
             found,
             options,
             seat_of=lambda number: self._seat(found, number),
+            look=lambda: self._catalog.same(found.name, found.created_at),
             clock=self._clock,
         )
         with self._lock:

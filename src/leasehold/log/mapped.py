@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
-from leasehold.clock import boot_id
+from leasehold.clock import boot_id, host_name
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files import block_reader
 from leasehold.files.model import BlockState, FileState
@@ -37,7 +37,6 @@ class MappedSegment:
         """
         self.place = place
         self._volumes = {volume.id: volume for volume in files.volumes}
-        self._boot_id = uuid.UUID(boot_id()).bytes
         self._sound: set[str] = set()
         self._bad: set[str] = set()
         self._volume = ""
@@ -69,6 +68,11 @@ class MappedSegment:
             raise DataDamaged(f"{self.place.path} has lost its header: verify the stream")
         return self._segment
 
+    @property
+    def written_elsewhere(self) -> bool:
+        """Whether its writer runs on another machine, or ran there."""
+        return self._file.status.host not in {"", host_name()}
+
     def watched(self) -> tuple[str, ...]:
         """The file that changes when more is acknowledged; none if that can not happen."""
         block = self._open_block()
@@ -92,8 +96,14 @@ class MappedSegment:
         if block is None:
             return not self.final and self.refresh()
         volumes = [self._volumes[each] for each in block.volumes if each in self._volumes]
+        if not volumes:
+            return self.refresh()
         length = block.start + block_reader.visible_length(
-            block, volumes, disk=volumes[0].disk, boot_id=self._boot_id
+            block,
+            volumes,
+            disk=volumes[0].disk,
+            boot_id=uuid.UUID(boot_id()).bytes,
+            written_elsewhere=self.written_elsewhere,
         )
         if length > self._length:
             self._length = length

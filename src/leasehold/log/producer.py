@@ -7,6 +7,7 @@ Guarantees:
 * Events of one producer to one partition are stored in the order they were sent in; so are those
   with one key.
 * What is tried again, after a lost answer or a change of owner, is not stored twice.
+* While it sends, it looks every second whether the stream has more partitions, and uses them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from leasehold.clock import new_token
 from leasehold.errors import UsageError
 from leasehold.log.events import Event, partition_of, sent_batch, split_by_key
 from leasehold.log.frame import MAX_BODY_BYTES
+from leasehold.log.growth import Growth
 from leasehold.log.home import Home
 from leasehold.log.lane import Lane
 from leasehold.log.options import ProducerOptions
@@ -56,10 +58,11 @@ class Producer:
         options: ProducerOptions | None,
         *,
         seat_of: Callable[[int], Seat],
+        look: Callable[[], StreamInfo],
         clock: Clock,
     ) -> None:
-        """Start nothing yet: the first event for a partition does."""
-        self._stream = stream
+        """Start nothing yet: the first event for a partition does. ``look`` finds the stream."""
+        self._growth = Growth(stream, look, clock=clock)
         self._options = options or ProducerOptions()
         self._id = self._options.producer_id or bytes.fromhex(new_token())
         # What is stored beside small events may take more room than they do.
@@ -86,8 +89,8 @@ class Producer:
 
     @property
     def stream(self) -> StreamInfo:
-        """The stream it sends to."""
-        return self._stream
+        """The stream it sends to, as it was when this producer last looked."""
+        return self._growth.stream
 
     @property
     def closed(self) -> bool:
@@ -118,16 +121,17 @@ class Producer:
             UnknownStream: the stream was deleted.
         """
         self._home.check()
+        self._growth.look_now_and_then()
+        stream = self._growth.found(partition)
         ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
         if isinstance(what, Event) and not what.properties:
-            ways = {self._way(what, key, partition): [_alone(what, key)]}
+            ways = {self._way(stream, what, key, partition): [_alone(what, key)]}
         else:
             batch = sent_batch(what)
             if key is not None:
                 batch = _with_key(batch, key)
-            ways = {
-                number: self._cut(part) for number, part in self._split(batch, partition).items()
-            }
+            parts = self._split(stream, batch, partition)
+            ways = {number: self._cut(part) for number, part in parts.items()}
         return self._put(ways)
 
     def flush(self, timeout: timedelta | None = None) -> bool:
@@ -168,6 +172,7 @@ class Producer:
         self._hurry()
         for lane in lanes:
             lane.close()
+        self._growth.close()
 
     def __enter__(self) -> Self:
         return self
@@ -194,21 +199,23 @@ class Producer:
             lane.put(parts, sending)
         return sending.future
 
-    def _way(self, event: Event, key: str | None, partition: int | None) -> int:
+    def _way(self, stream: StreamInfo, event: Event, key: str | None, partition: int | None) -> int:
         """The partition of a single event."""
         key = key if event.key is None else event.key
-        by_key = None if key is None else partition_of(key, self._stream.partitions)
+        by_key = None if key is None else partition_of(key, stream.partitions)
         if len(event.body) + len(key or "") > self._most_event_bytes:
             raise self._too_big(len(event.body) + len(key or ""))
         if partition is not None:
-            return self._stream.checked(partition)
-        return next(self._turns) % self._stream.partitions if by_key is None else by_key
+            return stream.checked(partition)
+        return next(self._turns) % stream.partitions if by_key is None else by_key
 
-    def _split(self, batch: pa.RecordBatch, partition: int | None) -> dict[int, pa.RecordBatch]:
+    def _split(
+        self, stream: StreamInfo, batch: pa.RecordBatch, partition: int | None
+    ) -> dict[int, pa.RecordBatch]:
         """The events by partition."""
-        partitions = self._stream.partitions
+        partitions = stream.partitions
         if partition is not None:
-            partition = self._stream.checked(partition)
+            partition = stream.checked(partition)
         if not batch.num_rows:
             return {}
         if partition is not None or partitions == 1:
@@ -228,8 +235,8 @@ class Producer:
 
     def _too_big(self, size: int) -> UsageError:
         return UsageError(
-            f"an event has {size} bytes, and one of {self._stream.name!r} may have "
-            f"{self._most_event_bytes} (a segment has {self._stream.settings.segment_bytes}): send "
+            f"an event has {size} bytes, and one of {self.stream.name!r} may have "
+            f"{self._most_event_bytes} (a segment has {self.stream.settings.segment_bytes}): send "
             "smaller events, or use a stream with bigger segments"
         )
 

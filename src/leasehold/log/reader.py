@@ -117,12 +117,30 @@ class PartitionReader:
             self._check_stream()
             self._cursor.go(self._finder.sequence_of(start))
 
+    def watched(self) -> tuple[str, ...]:
+        """The files that change when there is more in the segment at hand; none if none is open.
+
+        Who waits for them by other means than ``wait`` looks once more after it began to watch.
+        """
+        with self._lock:
+            return self._cursor.watched()
+
+    @property
+    def written_elsewhere(self) -> bool:
+        """Whether the writer is on another machine: then this kernel sees no change of a file."""
+        return self._cursor.written_elsewhere
+
     def read(
-        self, *, most_events: int = _MOST_EVENTS, most_bytes: int = _MOST_BYTES
+        self,
+        *,
+        most_events: int = _MOST_EVENTS,
+        most_bytes: int = _MOST_BYTES,
+        fresh: bool = False,
     ) -> EventBatch | None:
         """The next events that are there now, one frame at most; None if there is nothing new.
 
-        ``most_bytes`` is kept on average; at least one event is returned.
+        ``most_bytes`` is kept on average; at least one event is returned. ``fresh`` asks the
+        journal before it says None, which is else done now and then.
 
         Raises:
             Stolen: another reader of the group has claimed the partition.
@@ -133,15 +151,17 @@ class PartitionReader:
         """
         with self._lock:
             self._check_open()
-            header = self._next()
+            header = self._next(fresh=fresh)
             if header is None:
                 return None
             if self._shown is None or self._shown[0] != header:
                 self._shown = (header, self._cursor.read(header, check=self._verify))
             batch = self._shown[1]
             first = self._cursor.sequence - header.base_sequence
-            by_bytes = max(most_bytes * header.count // header.length, 1)
-            count = min(header.count - first, max(most_events, 1), by_bytes)
+            count = header.count - first
+            if count > most_events or header.length > most_bytes:
+                by_bytes = max(most_bytes * header.count // header.length, 1)
+                count = min(count, max(most_events, 1), by_bytes)
             self._ask()
             self._cursor.passed(header, self._cursor.sequence + count)
             if first + count == header.count:
@@ -226,6 +246,7 @@ class PartitionReader:
             self._watch.wake()
             with self._lock:
                 self._watch.close()
+                self._cursor.close()
                 self._shown = None
 
     def __enter__(self) -> Self:

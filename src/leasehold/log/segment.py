@@ -74,6 +74,11 @@ class Segment:
         return len(self._view)
 
     @property
+    def view(self) -> memoryview:
+        """The bytes that are looked at. Always the same object, until there are others."""
+        return self._view
+
+    @property
     def index(self) -> Index:
         """The index, loaded or walked when it is first asked for, and up to date."""
         if self._index is None:
@@ -104,18 +109,19 @@ class Segment:
 
     def frames(self, start: int = SEGMENT_HEADER_BYTES) -> Iterator[FrameHeader]:
         """The headers of all whole frames from the one at ``start`` on."""
-        position, length = start, len(self._view)
+        view, base, position = self._view, self.header.base_offset, start
+        length = len(view)
         while position + FRAME_HEADER_BYTES <= length:
-            header = parse_header(self._view, position)
-            if header.offset != self.header.base_offset + position:
+            header = parse_header(view, position)
+            if header.offset != base + position:
                 raise DataDamaged(
                     f"the frame at byte {position} was written for another place: "
-                    f"offset {header.offset} instead of {self.header.base_offset + position}"
+                    f"offset {header.offset} instead of {base + position}"
                 )
-            if header.end > length:
+            position = header.end
+            if position > length:
                 return
             yield header
-            position = header.end
 
     def read(self, header: FrameHeader, *, check: bool = True) -> EventBatch:
         """The events of one frame. ``check=False`` leaves its checksum aside."""

@@ -35,7 +35,8 @@ class StreamSettings:
     """What is agreed on when a stream is created.
 
     Attributes:
-        partitions: how many; it never changes, since it decides where a key goes.
+        partitions: how many; it decides where a key goes. It may grow (``Log.grow``), and never
+            falls.
         segment_bytes: a segment that has so many bytes is closed and the next one begins.
         segment_age_s: the same, so many seconds after its first event.
         replication: on how many volumes a segment lies; 0: as the files room decides.

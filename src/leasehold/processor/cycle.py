@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,14 +17,20 @@ from leasehold.core.balance import Plan
 from leasehold.core.ladder import Ladder
 from leasehold.core.timing import CLOCK_RATE_ERROR
 from leasehold.core.view import View
-from leasehold.errors import LeaseLost, StoreError, StoreUnavailable, StoreUnusable
+from leasehold.errors import (
+    LeaseholdError,
+    LeaseLost,
+    StoreError,
+    StoreUnavailable,
+    StoreUnusable,
+)
 from leasehold.model import HandOver, Lease, MemberInfo, Ownership, Resource, State
 from leasehold.names import holder_id
 from leasehold.processor.holdings import Holdings
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from leasehold.clock import Clock
     from leasehold.model import Changes, Wanted
@@ -34,8 +40,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WAIT_FOR_OTHERS = 0.1
+_WAIT_FOR_WORD = 0.1
 
 log = logging.getLogger("leasehold.member")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleReport:
+    """One cycle: how long it took, what is held after it, which calls were made, what failed."""
+
+    elapsed_s: float
+    held: int
+    calls: Counter[str]
+    error: LeaseholdError | None = None
 
 
 class Cycle:
@@ -50,11 +67,13 @@ class Cycle:
         clock: Clock | None = None,
         rng: random.Random | None = None,
         identity: Callable[[], tuple[str, str]] | None = None,
+        told: Callable[[CycleReport], None] | None = None,
     ) -> None:
         """Know nothing yet: the first step joins the group.
 
         ``keeper`` does the work on what is owned. ``clock``, ``rng`` and ``identity`` (which
         gives the suffix of a new holder id and a new token) are the machine's, unless handed in.
+        ``told`` hears of every cycle.
         """
         self.options = options
         self.calls: Counter[str] = Counter()
@@ -79,6 +98,9 @@ class Cycle:
         self._failures = 0
         self._running = False
         self._joined_once = False
+        self._told = told
+        self._reported: Counter[str] = Counter()
+        self._passed_on: dict[str, str] = {}
 
     # ----------------------------------------------------------- the cycle
 
@@ -98,6 +120,7 @@ class Cycle:
         try:
             plan = await self._cycle()
         except StoreError as trouble:
+            self._report(started, trouble)
             if isinstance(trouble, StoreUnusable) and not self._joined_once:
                 raise  # it never worked: somebody has to mend it first
             self._failures += 1
@@ -111,16 +134,29 @@ class Cycle:
             return self._ladder.pause_s(self._failures, self._rng)
         except LeaseLost as lost:
             self._lose_lease(lost.reason)
+            self._report(started, lost)
             self._failures += 1
             return 0.0 if self._failures == 1 else self._ladder.pause_s(self._failures, self._rng)
         self._failures = 0
-        return pace.pause_s(
+        self._report(started)
+        pause_s = pace.pause_s(
             interval_s=self.options.timing.renew_s,
             elapsed_s=self._clock.boottime_s() - started,
             stable=plan.stable,
             hurries=self.options.strategy.hurries,
             expecting=bool(plan.expecting or plan.steal),
         )
+        if self._info.draining and self._holdings.empty:
+            # All is given up; only the store's word for it is waited for.
+            pause_s = min(pause_s, self.options.timing.renew_s * _WAIT_FOR_WORD)
+        return pause_s
+
+    def _report(self, started_s: float, error: LeaseholdError | None = None) -> None:
+        if self._told is not None:
+            calls, self._reported = self.calls - self._reported, self.calls.copy()
+            elapsed_s = self._clock.boottime_s() - started_s
+            held = len(self._holdings.held)
+            self._told(CycleReport(elapsed_s=elapsed_s, held=held, calls=calls, error=error))
 
     async def _end(self) -> None:
         self._holdings.close_all(reason="shutdown")
@@ -140,6 +176,7 @@ class Cycle:
         announced = self._published(lease)
         changes, sent_s = await self._renew(lease)
         different = self._take_in(lease, changes, sent_s)
+        self._uncap_if_alone(lease)
         if (
             self._info.draining
             and not (announced and announced.draining)
@@ -215,8 +252,17 @@ class Cycle:
         takers = (h for h, peer in self._view.peers.items() if not peer.info.draining)
         return not self._holdings.empty and any(holder != lease.holder for holder in takers)
 
+    def _uncap_if_alone(self, lease: Lease) -> None:
+        """What is stuck here had to go elsewhere; without anybody else there is no elsewhere."""
+        others = (p for holder, p in self._view.peers.items() if holder != lease.holder)
+        if self._info.most != self.options.most and all(peer.info.draining for peer in others):
+            self._info = replace(self._info, most=self.options.most)
+            self._last_plan = None
+
     def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
         different = self._view.apply(changes)
+        if any(peer.holder == lease.holder and peer.dismissed for peer in changes.peers):
+            self._info = replace(self._info, draining=True)
         for term in changes.ended:
             ownership = self._holdings.held.get(term.key)
             if ownership is not None and ownership.epoch == term.epoch:
@@ -247,9 +293,25 @@ class Cycle:
     def _plan(self, lease: Lease) -> Plan:
         members = {holder: peer.info for holder, peer in self._view.peers.items()}
         snapshot = balance.Snapshot(
-            members={**members, lease.holder: self._info}, resources=self._view.resources
+            members={**members, lease.holder: self._info}, resources=self._without_passed_on()
         )
         return balance.plan(self.options.strategy, snapshot, lease.holder, self._rng)
+
+    def _without_passed_on(self) -> Mapping[str, Resource]:
+        """The resources of the view, with what is on its way to another member counted there.
+
+        Else the plan would see one key too many here, and give away a healthy one as well.
+        """
+        leaving = self._holdings.leaving
+        self._passed_on = {key: to for key, to in self._passed_on.items() if key in leaving}
+        if not self._passed_on:
+            return self._view.resources
+        moved = {
+            key: replace(self._view.resources[key], holder=None, handed_to=to)
+            for key, to in self._passed_on.items()
+            if key in self._view.resources
+        }
+        return {**self._view.resources, **moved}
 
     async def _act(self, lease: Lease, plan: Plan) -> None:
         for wanted, force in ((plan.claim, False), (plan.steal, True)):

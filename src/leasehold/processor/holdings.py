@@ -138,11 +138,12 @@ class Holdings:
     def all_believed(self, now_s: float) -> list[Ownership]:
         """All ownerships but those whose time to stop is over."""
         late = set(self.overdue(now_s))
-        return [each for key, each in self._held.items() if key not in late]
+        return [each for key, each in list(self._held.items()) if key not in late]
 
     def overdue(self, now_s: float) -> list[str]:
         """Keys whose work did not stop in time."""
-        return [key for key, drain in self._drains.items() if drain.until_s <= now_s]
+        # Asked from other threads too: the list is made in one step.
+        return [key for key, drain in list(self._drains.items()) if drain.until_s <= now_s]
 
     def force_overdue(self, now_s: float) -> None:
         """Stop by force what did not stop in time, and give it up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from leasehold.model import Mark, MarkRefusal, Ownership, Position
 from leasehold.processor.cycle import Cycle
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from leasehold.core.view import View
 
@@ -54,6 +55,38 @@ class Member(Cycle):
         """Tell the group, with the next renewal, how heavy the keys held here are."""
         self._info = replace(self._info, loads=dict(loads))
 
+    def pass_on(self, ownership: Ownership, *, reason: str) -> bool:
+        """Close a key at once whose work is stuck, and hand it to the member with the fewest keys.
+
+        From then on this member takes no more keys than it has now, until ``recovered``: else the
+        balance would bring the key back. False, and nothing is changed, if the key is not held
+        or nobody else could take it.
+        """
+        key = ownership.key
+        heirs = [
+            holder
+            for holder, peer in self._view.peers.items()
+            if holder != self.holder and peer.alive and not peer.info.draining
+        ]
+        if not heirs or self._holdings.held.get(key) != ownership:
+            return False
+        owners = Counter(resource.holder for resource in self._view.resources.values())
+        heir = min(heirs, key=lambda holder: (owners[holder], holder))
+        self._holdings.close(key, reason=reason)
+        self._holdings.give_up(ownership, to=heir)
+        self._passed_on[key] = heir
+        self._info = replace(self._info, most=len(self._holdings.held))
+        self._last_plan = None
+        self._wake.set()
+        return True
+
+    def recovered(self) -> None:
+        """Take a full share again."""
+        if self._info.most != self.options.most:
+            self._info = replace(self._info, most=self.options.most)
+            self._last_plan = None
+            self._wake.set()
+
     def drain(self) -> None:
         """Begin to leave: hand everything over to the others, then end the lease."""
         self._info = replace(self._info, draining=True)
@@ -63,6 +96,23 @@ class Member(Cycle):
         """The keeper's answer to ``drain``: the work under this ownership has stopped."""
         self._holdings.drained(ownership)
         self._wake.set()
+
+    def trusted_for_s(self) -> float:
+        """How long belief lasts if no renewal succeeds any more."""
+        return max(0.0, self._trusted_until_s - self._clock.boottime_s()) if self._trusts() else 0.0
+
+    async def mark(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """Write positions in one call; return the refused ones. What was fenced is closed.
+
+        Raises:
+            LeaseLost: trust ended while waiting for the answer: they may have been written.
+            StoreUnavailable: unknown whether they were written; the same call may be repeated.
+        """
+        refused = await self._call("checkpoint", self._store.checkpoint(marks))
+        for mark in marks:
+            if refused.get(mark.ownership.key) is MarkRefusal.FENCED:
+                self.fenced(mark.ownership)
+        return refused
 
     async def checkpoint(self, positions: Mapping[str, Position]) -> None:
         """Write positions under the ownerships held here, in one call.
@@ -76,10 +126,8 @@ class Member(Cycle):
             StoreUnavailable: unknown whether it was written; the same call may be repeated.
         """
         marks = [Mark(ownership=self._must_hold(k), position=p) for k, p in positions.items()]
-        refused = await self._call("checkpoint", self._store.checkpoint(marks))
+        refused = await self.mark(marks)
         fenced = [m for m in marks if refused.get(m.ownership.key) is MarkRefusal.FENCED]
-        for mark in fenced:
-            self._close_fenced(mark.ownership)
         if fenced:
             raise _fenced_write([mark.ownership for mark in fenced])
         if refused:
@@ -88,7 +136,8 @@ class Member(Cycle):
                 "it stays where it is; write positions in order"
             )
 
-    def _close_fenced(self, ownership: Ownership) -> None:
+    def fenced(self, ownership: Ownership) -> None:
+        """A write under this ownership was refused by the store: close it, if it is held."""
         known = self._holdings.held.get(ownership.key)
         if known is not None and known.epoch == ownership.epoch:
             self._holdings.close(ownership.key, reason="fenced")

@@ -5,8 +5,10 @@ With two of them a reader does not wait while a commit waits for the disk.
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import StoreUnusable
 from leasehold.stores.sqlite.database import Database
@@ -22,35 +24,39 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from leasehold.clock import Clock
-    from leasehold.stores.blocking import Params, Value
+    from leasehold.stores.blocking import Params
     from leasehold.stores.sqlite.database import Transaction
 
 T = TypeVar("T")
+
+_ROWS = "_rows"
+_NO_CHARACTER = "\\u0000"  # SQLite ends a text of JSON there
+_NEVER = threading.Event()  # nobody gives up a call that blocks
 
 
 class SqliteTx:
     """See ``Tx``."""
 
-    def __init__(self, tx: Transaction, clock: Clock) -> None:
+    def __init__(self, tx: Transaction, queries: Mapping[str, str], clock: Clock) -> None:
         """Over a transaction that has its lock: the clock is read now."""
-        self._tx = tx
+        self._tx = tx.using(queries)
+        self._queries = queries
+        self.one = self._tx.one
+        self.all = self._tx.all
+        self.run = self._tx.run
         self.now = clock.boottime_s()
         self.wall = clock.utc_now().isoformat(timespec="microseconds")
 
-    def one(self, name: str, **params: Value) -> Any | None:
-        """See ``Tx``."""
-        return self._tx.one(name, **params)
-
-    def all(self, name: str, **params: Value) -> list[Any]:
-        """See ``Tx``."""
-        return self._tx.all(name, **params)
-
-    def run(self, name: str, **params: Value) -> int:
-        """See ``Tx``."""
-        return self._tx.run(name, **params)
-
     def many(self, name: str, params: Sequence[Params]) -> None:
-        """See ``Tx``."""
+        """See ``Tx``. One statement for all, where there is one: the interpreter waits once."""
+        if len(params) == 1:
+            self.run(name, **params[0])
+            return
+        if params and name + _ROWS in self._queries:
+            rows = json.dumps(params, ensure_ascii=False)
+            if _NO_CHARACTER not in rows:
+                self.run(name + _ROWS, rows=rows)
+                return
         self._tx.many(name, params)
 
 
@@ -77,11 +83,11 @@ class BlockingSqlite:
 
     def write(self, work: Callable[[SqliteTx], T]) -> T:
         """See ``BlockingDatabase``."""
-        return self._writer.write(lambda tx: work(self._checked(tx)))
+        return self._writer.write(lambda tx: work(self._checked(tx)), _NEVER)
 
     def read(self, work: Callable[[SqliteTx], T]) -> T:
         """See ``BlockingDatabase``."""
-        return self._reader.read(lambda tx: work(self._checked(tx)))
+        return self._reader.read(lambda tx: work(self._checked(tx)), _NEVER)
 
     def close(self) -> None:
         """See ``BlockingDatabase``."""
@@ -96,7 +102,7 @@ class BlockingSqlite:
                 "this one: its times mean nothing here; SQLite serves one machine, and "
                 "PostgreSQL several"
             )
-        return SqliteTx(tx.using(self._queries), self._clock)
+        return SqliteTx(tx, self._queries, self._clock)
 
 
 def open_url(

@@ -27,7 +27,7 @@ class Held:
 
 def held(books: Books, file_id: int) -> Held | None:
     """The file of this id, in one question."""
-    rows = books.tx.all("held", id=file_id)
+    rows = books.held(file_id)
     if not rows:
         return None
     found = blocks_of(row[FILE_COLUMNS:] for row in rows)
@@ -107,17 +107,15 @@ def begin(
         checksum=0,
         volumes=volumes,
     )
-    books.tx.run(
-        "block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start
-    )
-    books.tx.run("replicas_add", block_id=block.id, volumes=listed(volumes))
+    books.later("block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start)
+    books.later("replicas_add", block_id=block.id, volumes=listed(volumes))
     return block
 
 
 def seal(books: Books, block: Block, sealed: Sealed, *, generation: int) -> None:
     """Complete the open block; volumes that do not have all of it lose their replica."""
     keep_only(books, block, sealed.volumes)
-    books.tx.run(
+    books.later(
         "block_seal",
         id=block.id,
         generation=generation,

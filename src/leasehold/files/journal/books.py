@@ -1,21 +1,27 @@
-"""The journal's books during one transaction: numbers drawn in memory, lines written together.
+"""The journal's books during one transaction: what many steps ask or write is done at once.
 
 Many steps may share one transaction. What they all need is read once and written once: the
-counters of the namespace, and the lines of the history.
+counters of the namespace, and the lines of the history. What several of them are known to ask is
+asked in one question before they run, and rows that they add or end are written together. Each
+step sees exactly what it would see if those before it had written at once: whoever takes ``tx``
+finds everything written, and nothing is answered from what was read before that.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import LeaseLost
+from leasehold.files.paths import ancestors, below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from leasehold.files.model import Holder, Limits
-    from leasehold.stores.blocking import Params, Tx
+    from leasehold.stores.blocking import Params, Tx, Value
+
+    Rows = list[tuple[Any, ...]]
 
 KEPT_LINES = 100_000
 # Old lines go in ranges of this size: one statement in so many, and by the primary key.
@@ -27,7 +33,7 @@ class Books:
 
     def __init__(self, tx: Tx, limits: Limits) -> None:
         """Open them; nothing is read before it is needed."""
-        self.tx = tx
+        self._tx = tx
         self.limits = limits
         self.now = tx.now
         self.wall = tx.wall
@@ -35,6 +41,76 @@ class Books:
         self._first_line = 0
         self._lines: list[Params] = []
         self._enlisted: dict[str, str] = {}
+        self._later: dict[str, list[Params]] = {}
+        self._leaving: set[str] = set()
+        self._looked: dict[str, Rows] = {}
+        self._held: dict[int, Rows] = {}
+        self._made: set[str] = set()
+
+    @property
+    def tx(self) -> Tx:
+        """The transaction itself, with all that was written before; what was foreseen is void."""
+        self._settle()
+        self._looked.clear()
+        self._held.clear()
+        return self._tx
+
+    # --------------------------------------------------------- questions
+
+    def foresee(self, *, paths: Collection[str], file_ids: Collection[int]) -> None:
+        """Ask at once what is at these paths, and for these files with their open blocks."""
+        if paths:
+            self._look_at(paths)
+        if file_ids:
+            self._held = {file_id: [] for file_id in file_ids}
+            for row in self._tx.all("helds", ids=json.dumps(list(self._held))):
+                self._held[row[0]].append(row)
+
+    def _look_at(self, paths: Collection[str]) -> None:
+        near = {path: [path, *ancestors(path)] for path in paths}
+        every = {each for one in near.values() for each in one}
+        lows = [below(path)[0] for path in near]
+        rows = self._tx.all("looks", paths=listed(every), lows=listed(lows))
+        self._looked = {path: _near(path, one, rows) if rows else [] for path, one in near.items()}
+
+    def look(self, path: str) -> Rows:
+        """The file at a path, those where its directories should be, and the first below it."""
+        near = [path, *ancestors(path)]
+        found = self._looked.get(path)
+        # A file that was made since is not in what was foreseen, whether above or below this one.
+        if found is not None and path not in self._made and not self._taken(near):
+            return found
+        low, high = below(path)
+        return self.tx.all("look", paths=listed(near), low=low, high=high)
+
+    def _taken(self, near: Iterable[str]) -> bool:
+        return bool(self._made) and any(f"{each}/" in self._made for each in near)
+
+    def held(self, file_id: int) -> Rows:
+        """A file with its open block, one row for each volume."""
+        found = self._held.pop(file_id, None)  # once: whoever asked is about to change it
+        return self.tx.all("held", id=file_id) if found is None else found
+
+    # ----------------------------------------------------------- changes
+
+    def add_file(self, path: str, **values: Value) -> None:
+        """A new file at a path that was looked at and is free."""
+        # With a slash: the file itself, so that nothing comes below it. Without: a directory, or
+        # the file again, so that no other file takes its place.
+        self._made.update((f"{path}/", path, *ancestors(path)))
+        self.later("file_add", path=path, **values)
+
+    def later(self, name: str, **values: Value) -> None:
+        """Run a statement together with those of other steps, before anybody could miss it."""
+        self._later.setdefault(name, []).append(values)
+
+    def _settle(self) -> None:
+        if self._later:
+            waiting, self._later = self._later, {}
+            for name, rows in waiting.items():
+                self._tx.many(name, rows)
+        while self._leaving:
+            self._tx.run("holder_drop", id=self._leaving.pop())
 
     # ----------------------------------------------------------- numbers
 
@@ -56,7 +132,7 @@ class Books:
 
     def _draw(self, which: int, count: int = 1) -> int:
         if self._numbers is None:
-            self._numbers = list(self.tx.one("meta") or (0, 0, 0, 0, 0))
+            self._numbers = list(self._tx.one("meta") or (0, 0, 0, 0, 0))
             self._first_line = self._numbers[3]
         self._numbers[which] += count
         return self._numbers[which]
@@ -98,7 +174,7 @@ class Books:
 
     def flush_lines(self) -> None:
         """Write the lines so far, so that queries see them."""
-        self.tx.many("line", self._lines)
+        self._tx.many("line", self._lines)
         self._lines = []
 
     # ----------------------------------------------------------- holders
@@ -111,7 +187,9 @@ class Books:
         """
         if self._enlisted.get(holder.id) == holder.token:
             return
-        changed = self.tx.run(
+        if holder.id in self._leaving:
+            self._settle()
+        changed = self._tx.run(
             "holder_enlist",
             id=holder.id,
             token=holder.token,
@@ -133,19 +211,20 @@ class Books:
     def drop_idle(self, holder_id: str) -> None:
         """End the lease of a holder that has no file open; one that has keeps it."""
         self._enlisted.pop(holder_id, None)
-        self.tx.run("holder_drop", id=holder_id)
+        self._leaving.add(holder_id)
 
     # ----------------------------------------------------------- the end
 
     def finish(self) -> None:
         """Write what was collected."""
+        self._settle()
         if self._numbers is None:
             return
         file_id, block_id, epoch, line, refused = self._numbers
         self.flush_lines()
         if line // _PRUNE_EVERY != self._first_line // _PRUNE_EVERY and line > KEPT_LINES:
-            self.tx.run("lines_prune", oldest=line - KEPT_LINES)
-        self.tx.run(
+            self._tx.run("lines_prune", oldest=line - KEPT_LINES)
+        self._tx.run(
             "meta_write",
             file_id=file_id,
             block_id=block_id,
@@ -153,6 +232,11 @@ class Books:
             line=line,
             refused=refused,
         )
+
+
+def _near(path: str, near: Collection[str], rows: Rows) -> Rows:
+    low, high = below(path)
+    return [row for row in rows if row[1] in near or low <= row[1] < high]
 
 
 def listed(values: Iterable[str]) -> str:

@@ -4,6 +4,9 @@ A caller queues its step. If nobody leads, it leads: it takes what is queued, ru
 transaction and wakes the others; meanwhile the next group gathers. There is no thread for it, and a
 caller that is alone waits for nobody.
 
+Steps of a group are not in any order: all of their callers are still waiting. So those that say
+beforehand what they will ask come first, and are asked for together.
+
 A step that refuses has changed nothing, and its refusal is its caller's alone. If the transaction
 itself fails, each of its steps is run in one of its own.
 """
@@ -14,6 +17,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leasehold.errors import LeaseholdError, StoreError, StoreUnavailable
@@ -33,16 +37,30 @@ Hook = Callable[[str, str], None]
 MOST_TOGETHER = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a step will ask first: what is at a path, or for a file with its open block."""
+
+    path: str | None = None
+    file_id: int | None = None
+
+
+_NONE = Question()
+
+
 class _Call:
     """One step, and what became of it."""
 
-    __slots__ = ("answer", "error", "leads", "name", "step", "wake")
+    __slots__ = ("answer", "asks", "error", "leads", "name", "step", "wake")
 
-    def __init__(self, name: str, step: Step) -> None:
+    def __init__(self, name: str, step: Step, asks: Question) -> None:
         self.name = name
         self.step = step
+        self.asks = asks
         self.leads = False
-        self.wake = threading.Event()
+        # Taken: who takes it again waits until it is given back. Much cheaper than an event.
+        self.wake = threading.Lock()
+        self.wake.acquire()
         self.answer: Any = None
         self.error: BaseException | None = None
 
@@ -69,8 +87,10 @@ class GroupCommit:
         self._helper: Helper | None = None
         self._helper_pid = 0
 
-    def run(self, name: str, step: Callable[[Books], T]) -> T:
+    def run(self, name: str, step: Callable[[Books], T], *, asks: Question = _NONE) -> T:
         """Run ``step``, alone or together with others, and return its answer.
+
+        ``asks`` is what it will ask first, if that is known.
 
         Raises:
             LeaseholdError: the step refused, and nothing was changed.
@@ -80,8 +100,8 @@ class GroupCommit:
         if threading.current_thread() is threading.main_thread():
             # Signals are for the main thread alone. An interrupt between any two lines here would
             # leave everybody without a leader, or the database with a lock: so it only waits.
-            return cast("T", self._away_from_signals().run(lambda: self._run(name, step)))
-        return self._run(name, step)
+            return cast("T", self._away_from_signals().run(lambda: self._run(name, step, asks)))
+        return self._run(name, step, asks)
 
     def _away_from_signals(self) -> Helper:
         if self._helper is None or self._helper_pid != os.getpid():
@@ -94,8 +114,8 @@ class GroupCommit:
             self._helper.close()
             self._helper = None
 
-    def _run(self, name: str, step: Callable[[Books], T]) -> T:
-        call = _Call(name, step)
+    def _run(self, name: str, step: Callable[[Books], T], asks: Question) -> T:
+        call = _Call(name, step, asks)
         with self._lock:
             self._queue.append(call)
             call.leads, self._led = not self._led, True
@@ -109,7 +129,7 @@ class GroupCommit:
 
     def _wait(self, call: _Call) -> None:
         try:
-            call.wake.wait()
+            call.wake.acquire()
         except BaseException:
             # Interrupted: nobody is to wait for a leader that has gone.
             with self._lock:
@@ -122,6 +142,8 @@ class GroupCommit:
     def _lead(self, call: _Call) -> None:
         with self._lock:
             group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
+        if len(group) > 1:
+            group.sort(key=_rank)
         try:
             self._commit(group)
         except BaseException as error:
@@ -138,13 +160,14 @@ class GroupCommit:
             with self._lock:
                 self._choose_leader()
             for other in group:
-                other.wake.set()
+                if other is not call:
+                    other.wake.release()
 
     def _choose_leader(self) -> None:
         self._led = bool(self._queue)
         if self._queue:
             self._queue[0].leads = True
-            self._queue[0].wake.set()
+            self._queue[0].wake.release()
 
     def _commit(self, group: Sequence[_Call]) -> None:
         try:
@@ -170,6 +193,12 @@ class GroupCommit:
 
     def _outcomes(self, tx: Tx, group: Sequence[_Call]) -> list[tuple[Any, LeaseholdError | None]]:
         books = Books(tx, self._limits)
+        if len(group) > 1:
+            asked = [call.asks for call in group]
+            books.foresee(
+                paths=[each.path for each in asked if each.path is not None],
+                file_ids=[each.file_id for each in asked if each.file_id is not None],
+            )
         outcomes = [_outcome(books, call.step) for call in group]
         books.finish()
         self._tell(group, "before")
@@ -179,6 +208,12 @@ class GroupCommit:
         if self._hook is not None:
             for call in group:
                 self._hook(call.name, moment)
+
+
+def _rank(call: _Call) -> int:
+    """Files that are made come first: a holder that closes its last one meanwhile goes on."""
+    asks = call.asks
+    return 0 if asks.path is not None else 1 if asks.file_id is not None else 2
 
 
 def _outcome(books: Books, step: Step) -> tuple[Any, LeaseholdError | None]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import blocks, holders, names, opening, recovering, writing
-from leasehold.files.journal.books import Books, listed
-from leasehold.files.journal.group import MOST_TOGETHER, GroupCommit
+from leasehold.files.journal.books import KEPT_LINES, Books, listed
+from leasehold.files.journal.group import MOST_TOGETHER, GroupCommit, Question
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
 from leasehold.files.paths import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
@@ -175,7 +175,9 @@ class Journal:
             block_size=block_size,
             overwrite=overwrite,
         )
-        return self._group.run("create", lambda books: opening.create(books, wish))
+        return self._group.run(
+            "create", lambda books: opening.create(books, wish), asks=Question(path=wish.path)
+        )
 
     def append(
         self, path: str, holder: Holder, *, volumes: tuple[str, ...], request: str
@@ -235,7 +237,11 @@ class Journal:
             UnknownFile: the file was deleted.
             FencedWrite: the file is closed, recovered or taken over.
         """
-        return self._group.run("close", lambda books: writing.complete(books, ticket, sealed))
+        return self._group.run(
+            "close",
+            lambda books: writing.complete(books, ticket, sealed),
+            asks=Question(file_id=ticket.file_id),
+        )
 
     def discard(self, ticket: Ticket) -> None:
         """Delete the file, while it is the ticket's.
@@ -253,8 +259,13 @@ class Journal:
             UnknownFile: the file was deleted.
             FencedWrite: the file is closed, recovered or taken over.
         """
-        # A step that writes: a refusal is counted. It is asked only when a volume has failed.
-        self._group.run("check", lambda books: writing.check(books, ticket))
+        # A step that writes: a refusal is counted. It is asked once for each block, and when a
+        # volume has failed.
+        self._group.run(
+            "check",
+            lambda books: writing.check(books, ticket),
+            asks=Question(file_id=ticket.file_id),
+        )
 
     def refused(self) -> int:
         """How many steps were refused to those whose lease had ended, ever."""
@@ -409,6 +420,27 @@ class Journal:
         def work(books: Books) -> builtins.list[Entry]:
             file_id = names.file_at(books, checked).id
             return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
+
+        return self._read(work)
+
+    def changes(
+        self, prefix: str = "/", *, after: int | None = None
+    ) -> tuple[int, frozenset[str] | None]:
+        """The number of the last line, and the paths below a directory with lines after ``after``.
+
+        None for the paths: they can not be told, since ``after`` was not given or is too old.
+        While nothing is done this is one query, however many files there are.
+        """
+        low, high = below(check_directory(prefix))
+
+        def work(books: Books) -> tuple[int, frozenset[str] | None]:
+            last = int((books.tx.one("last_line") or (0,))[0])
+            if after is None or not last - KEPT_LINES <= after <= last:
+                return last, None
+            if after == last:
+                return last, frozenset()
+            rows = books.tx.all("paths_changed", after=after, low=low, high=high)
+            return last, frozenset(path for (path,) in rows)
 
         return self._read(work)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from leasehold.errors import FileExists, UsageError
 from leasehold.files import paths
 from leasehold.files.journal import refusals
-from leasehold.files.journal.books import listed
 from leasehold.files.journal.rows import FileRow
 
 if TYPE_CHECKING:
@@ -38,9 +37,7 @@ class Place:
 
 def look(books: Books, path: str) -> Place:
     """What is at a path, in one question."""
-    low, high = paths.below(path)
-    candidates = listed([path, *paths.ancestors(path)])
-    found = [FileRow(*row) for row in books.tx.all("look", paths=candidates, low=low, high=high)]
+    found = [FileRow(*row) for row in books.look(path)]
     return Place(
         path=path,
         row=next((row for row in found if row.path == path), None),

@@ -50,10 +50,9 @@ def create(books: Books, wish: Wish) -> Opened:
     if row is not None:
         names.remove_one(books, row, by=wish.holder.id)
     file_id, epoch = books.draw_file_id(), books.draw_epoch()
-    books.tx.run(
-        "file_add",
+    books.add_file(
+        wish.path,
         id=file_id,
-        path=wish.path,
         epoch=epoch,
         holder=wish.holder.id,
         replication=wish.replication,

@@ -1,5 +1,7 @@
 -- Every statement of the journal, each under its name, for SQLite and for PostgreSQL. Lists are given
 -- as JSON; PostgreSQL has a json_each of ours in the schema leasehold, chosen by the cast to TEXT.
+-- Those named *_rows do the same as the ones without for many rows at once, for SQLite only: there each
+-- statement costs a turn of the interpreter's lock. PostgreSQL is sent the others in one pipeline.
 -- Those that return whole files return the columns of the view fs_seen, in its order.
 
 -- name: guard
@@ -29,6 +31,14 @@ UPDATE fs_meta SET namespace = :namespace WHERE id = 1 AND namespace = '';
 INSERT INTO fs_journal (number, at, step, file_id, path, epoch, holder, detail)
 VALUES (:number, :at, :step, :file_id, :path, :epoch, :holder, :detail);
 
+-- name: line_rows
+INSERT INTO fs_journal (number, at, step, file_id, path, epoch, holder, detail)
+SELECT
+    json_extract(value, '$.number'), json_extract(value, '$.at'), json_extract(value, '$.step'),
+    json_extract(value, '$.file_id'), json_extract(value, '$.path'), json_extract(value, '$.epoch'),
+    json_extract(value, '$.holder'), json_extract(value, '$.detail')
+FROM json_each(:rows);
+
 -- name: lines_of_range
 -- One line for each file of a range, before it is renamed or deleted.
 INSERT INTO fs_journal (number, at, step, file_id, path, epoch, holder, detail)
@@ -43,6 +53,13 @@ SELECT
     CAST(:detail AS TEXT)
 FROM fs_file
 WHERE fs_file.path >= :low AND fs_file.path < :high;
+
+-- name: last_line
+SELECT last_line FROM fs_meta WHERE id = 1;
+
+-- name: paths_changed
+-- By the primary key: only what came after the last line that was looked at.
+SELECT DISTINCT path FROM fs_journal WHERE number > :after AND path >= :low AND path < :high;
 
 -- name: lines_prune
 DELETE FROM fs_journal WHERE number <= :oldest;
@@ -135,6 +152,19 @@ SELECT * FROM (
     SELECT * FROM fs_seen WHERE path >= :low AND path < :high ORDER BY path LIMIT 1
 ) AS first_below;
 
+-- name: looks
+-- The same for several paths, each with the beginning of what lies below it, a slash at its end.
+SELECT * FROM fs_seen WHERE path IN (SELECT value FROM json_each(CAST(:paths AS TEXT)))
+UNION ALL
+SELECT fs_seen.*
+FROM json_each(CAST(:lows AS TEXT)) AS low
+INNER JOIN fs_seen ON fs_seen.path = (
+    SELECT min(fs_file.path) FROM fs_file
+    WHERE
+        fs_file.path >= low.value
+        AND fs_file.path < substr(low.value, 1, length(low.value) - 1) || '0'
+);
+
 -- name: file_at
 SELECT * FROM fs_seen WHERE path = :path;
 
@@ -168,6 +198,19 @@ VALUES (
     :id, :path, 'open', :epoch, :holder, 0, :replication, :block_size, :wall, :wall, :wall, :request
 );
 
+-- name: file_add_rows
+INSERT INTO fs_file (
+    id, path, state, epoch, holder, length, replication, block_size, created_at, modified_at,
+    opened_at, request
+)
+SELECT
+    json_extract(value, '$.id'), json_extract(value, '$.path'), 'open',
+    json_extract(value, '$.epoch'), json_extract(value, '$.holder'), 0,
+    json_extract(value, '$.replication'), json_extract(value, '$.block_size'),
+    json_extract(value, '$.wall'), json_extract(value, '$.wall'), json_extract(value, '$.wall'),
+    json_extract(value, '$.request')
+FROM json_each(:rows);
+
 -- name: file_open
 UPDATE fs_file
 SET
@@ -184,6 +227,16 @@ SET
     state = 'closed', length = length + :grown, modified_at = :wall, recovered = :recovered,
     attempts = 0, attempt_until_s = 0.0, next_attempt_s = 0.0, trouble = ''
 WHERE id = :id;
+
+-- name: file_close_rows
+UPDATE fs_file
+SET
+    state = 'closed', length = length + json_extract(closed.value, '$.grown'),
+    modified_at = json_extract(closed.value, '$.wall'),
+    recovered = json_extract(closed.value, '$.recovered'),
+    attempts = 0, attempt_until_s = 0.0, next_attempt_s = 0.0, trouble = ''
+FROM json_each(:rows) AS closed
+WHERE fs_file.id = json_extract(closed.value, '$.id');
 
 -- name: file_recovering
 UPDATE fs_file
@@ -238,6 +291,19 @@ LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
 WHERE fs_seen.id = :id
 ORDER BY fs_replica.volume_id;
 
+-- name: helds
+-- The same for several files.
+SELECT
+    fs_seen.*,
+    fs_block.id AS block_id, fs_block.file_id, fs_block.idx, fs_block.generation,
+    fs_block.state AS block_state, fs_block.start, fs_block.length AS block_length,
+    fs_block.checksum, fs_replica.volume_id
+FROM fs_seen
+LEFT JOIN fs_block ON fs_block.file_id = fs_seen.id AND fs_block.state = 'open'
+LEFT JOIN fs_replica ON fs_replica.block_id = fs_block.id
+WHERE fs_seen.id IN (SELECT CAST(value AS BIGINT) FROM json_each(CAST(:ids AS TEXT)))
+ORDER BY fs_seen.id, fs_replica.volume_id;
+
 -- name: block
 SELECT
     fs_block.id, fs_block.file_id, fs_block.idx, fs_block.generation, fs_block.state,
@@ -261,10 +327,26 @@ SELECT coalesce(max(idx), -1) + 1 FROM fs_block WHERE file_id = :file_id;
 INSERT INTO fs_block (id, file_id, idx, generation, state, start, length, checksum)
 VALUES (:id, :file_id, :idx, :generation, 'open', :start, 0, 0);
 
+-- name: block_add_rows
+INSERT INTO fs_block (id, file_id, idx, generation, state, start, length, checksum)
+SELECT
+    json_extract(value, '$.id'), json_extract(value, '$.file_id'), json_extract(value, '$.idx'),
+    json_extract(value, '$.generation'), 'open', json_extract(value, '$.start'), 0, 0
+FROM json_each(:rows);
+
 -- name: block_seal
 UPDATE fs_block
 SET state = 'complete', generation = :generation, length = :length, checksum = :checksum
 WHERE id = :id;
+
+-- name: block_seal_rows
+UPDATE fs_block
+SET
+    state = 'complete', generation = json_extract(sealed.value, '$.generation'),
+    length = json_extract(sealed.value, '$.length'),
+    checksum = json_extract(sealed.value, '$.checksum')
+FROM json_each(:rows) AS sealed
+WHERE fs_block.id = json_extract(sealed.value, '$.id');
 
 -- name: block_drop
 DELETE FROM fs_block WHERE id = :id;
@@ -279,6 +361,12 @@ WHERE file_id IN (SELECT fs_file.id FROM fs_file WHERE fs_file.path >= :low AND 
 -- name: replicas_add
 INSERT INTO fs_replica (block_id, volume_id)
 SELECT CAST(:block_id AS BIGINT), value FROM json_each(CAST(:volumes AS TEXT));
+
+-- name: replicas_add_rows
+INSERT INTO fs_replica (block_id, volume_id)
+SELECT json_extract(block.value, '$.block_id'), volume.value
+FROM json_each(:rows) AS block
+CROSS JOIN json_each(json_extract(block.value, '$.volumes')) AS volume;
 
 -- name: replicas_trash
 -- Those of a block that are not on the volumes to keep.

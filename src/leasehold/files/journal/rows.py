@@ -79,6 +79,20 @@ class FileRow:
             trouble=self.trouble,
         )
 
+    def closed_status(self, *, length: int, modified_at: str) -> FileStatus:
+        """What the file is once it is closed with this length."""
+        return FileStatus(
+            id=self.id,
+            path=self.path,
+            state=FileState.CLOSED,
+            epoch=self.epoch,
+            length=length,
+            replication=self.replication,
+            block_size=self.block_size,
+            created_at=self.created_at,
+            modified_at=modified_at,
+        )
+
 
 FILE_COLUMNS = len(fields(FileRow))
 

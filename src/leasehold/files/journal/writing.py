@@ -6,12 +6,10 @@ epoch. A step that finds itself done already gives the same answer.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError
 from leasehold.files.journal import blocks, names, refusals
-from leasehold.files.model import FileState
 
 if TYPE_CHECKING:
     from leasehold.files.journal.blocks import Held
@@ -137,22 +135,14 @@ def close(
         blocks.drop(books, block)
     grown = 0 if tail is None else tail.length
     recovered = row.recovered if step == "close" else generation
-    books.tx.run("file_close", id=row.id, grown=grown, wall=books.wall, recovered=recovered)
+    books.later("file_close", id=row.id, grown=grown, wall=books.wall, recovered=recovered)
     books.drop_idle(row.holder)
-    closed = replace(
-        row,
-        state=FileState.CLOSED.value,
-        length=row.length + grown,
-        modified_at=books.wall,
-        recovered=recovered,
-        attempts=0,
-        trouble="",
-    )
-    words = f"{closed.length} bytes"
+    length = row.length + grown
+    words = f"{length} bytes"
     if block is not None and tail is None:
         words += f"; block {block.id:#x} dropped"
     _note(books, step, held, words)
-    return closed.status(books.now)
+    return row.closed_status(length=length, modified_at=books.wall)
 
 
 def _completed_before(books: Books, held: Held, ticket: Ticket, sealed: Sealed | None) -> bool:

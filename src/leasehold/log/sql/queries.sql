@@ -29,6 +29,10 @@ SELECT
 FROM log_stream
 ORDER BY name;
 
+-- name: stream_grow
+-- Never fewer: somebody may have grown it further at the same moment.
+UPDATE log_stream SET partitions = :partitions WHERE name = :stream AND partitions < :partitions;
+
 -- name: stream_delete
 DELETE FROM log_stream WHERE name = :stream;
 

@@ -1,0 +1,49 @@
+"""Share a stream between processes. Run it in several terminals, and append events in another one:
+
+    seq 1000 | leasehold log append orders --store sqlite:///leases.db
+
+Stop one with Ctrl-C and its partitions move to the others, without an event coming twice. Kill one
+with ``kill -9`` and they move when its lease has ended.
+"""
+
+import sys
+from pathlib import Path
+
+from leasehold.errors import LeaseholdError
+from leasehold.log import Log
+from leasehold.processor import BlockingContext, CloseReason, EventProcessor
+from leasehold.sources import Event, LogSource
+
+
+def handle(context: BlockingContext, event: Event) -> None:
+    print(f"{context.partition}/{event.sequence_number}: {event.body.decode()}", flush=True)
+
+
+def opened(context: BlockingContext) -> None:
+    print(f"mine: partition {context.partition}, epoch {context.epoch}", flush=True)
+
+
+def closed(context: BlockingContext, reason: CloseReason) -> None:
+    print(f"gone: partition {context.partition} ({reason.value})", flush=True)
+
+
+def main(url: str) -> None:
+    volume = Path(url.removeprefix("sqlite:///")).parent / "events"
+    with Log.open(url, volumes=[volume]) as log:
+        log.create("orders", partitions=4)  # again is harmless
+        processor = EventProcessor(
+            LogSource(log, "orders"),
+            url,
+            "billing",
+            on_event=handle,
+            on_partition_open=opened,
+            on_partition_close=closed,
+        )
+        processor.run()  # until Ctrl-C or SIGTERM
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///leases.db")
+    except LeaseholdError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,167 @@
+"""``leasehold checkpoints``: how far a group is, and putting it back or forward.
+
+A reset says first what comes again and what is skipped. It is refused, whole, while somebody owns
+one of the partitions: their owner would go on from where it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from leasehold.cli.common import (
+    Column,
+    Execute,
+    Form,
+    GroupName,
+    Output,
+    StoreUrl,
+    StreamName,
+    count_cell,
+    counted,
+    err,
+    fitting_table,
+    row_of,
+    seconds_cell,
+    store_url,
+    time_cell,
+)
+from leasehold.cli.groups import said
+from leasehold.cli.watching import Page, Watch, Watching, print_page, show
+from leasehold.errors import LeaseLost, UsageError
+from leasehold.insight import Desk, PartitionView, ResetPlan, open_desk, plan_reset
+from leasehold.log.start import Start
+from leasehold.names import last_part
+
+checkpoints_app = typer.Typer(
+    name="checkpoints", help="How far a group is in its stream.", no_args_is_help=True
+)
+
+
+@checkpoints_app.command("ls", cls=Watching, epilog="leasehold checkpoints ls orders billing")
+def ls(
+    stream: StreamName,
+    group: GroupName,
+    *,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """List the checkpoints of a group: the last event that is done, and how many wait."""
+
+    async def look(desk: Desk) -> Page:
+        view = await desk.group(stream, group)
+        rows = [_row(each) for each in view.partitions]
+        return Page(data=rows, blocks=[fitting_table(rows, _LAYOUTS)], notes=said(desk))
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@checkpoints_app.command(
+    "reset", epilog="leasehold checkpoints reset orders billing --to 2026-01-31T12:00:00Z --execute"
+)
+def reset(
+    stream: StreamName,
+    group: GroupName,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="The next event: earliest, latest, seq:N, offset:N, or a time: "
+            "2026-01-31T12:00:00Z.",
+            metavar="PLACE",
+        ),
+    ] = None,
+    remove: Annotated[
+        bool,
+        typer.Option(
+            "--remove", help="Have none: a processor begins at its own --start.", metavar=""
+        ),
+    ] = False,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this one; give it once for each.", metavar="PARTITION"),
+    ] = None,
+    execute: Execute = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Put the checkpoints of a group to another place, also back, or remove them.
+
+    Says for each partition which event is next now and then, and how many come again or are skipped. Nobody may own the partitions meanwhile: drain the members first.
+    """  # noqa: E501
+    if (to is None) == (not remove):
+        raise UsageError("where to? Give either --to PLACE or --remove")
+    start = Start.parse(to) if to is not None else None
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            view = await desk.group(stream, group)
+            places = await desk.places(stream)
+            plan = await plan_reset(view, to=start, places=places, partitions=partition or ())
+            rows = [row_of(each) for each in plan.partitions]
+            print_page(
+                Page(data=rows, blocks=[fitting_table(rows, _RESET_LAYOUTS)], notes=said(desk)),
+                form,
+            )
+            await _reset(desk, plan, execute=execute)
+
+    anyio.run(run)
+
+
+# --------------------------------------------------------------------------- parts
+
+_PART = Column(name="partition", title="part", justify="right")
+_DONE = (
+    Column(name="checkpoint", justify="right"),
+    Column(name="head", justify="right"),
+    Column(name="lag_events", title="lag", justify="right", shown=count_cell),
+    Column(name="lag_s", title="waits", justify="right", shown=seconds_cell),
+    Column(name="checkpoint_epoch", title="epoch", justify="right"),
+    Column(name="checkpointed_at", title="written", shown=time_cell),
+)
+_LAYOUTS = ((_PART, *_DONE),)
+_RESET_LAYOUTS = (
+    (
+        _PART,
+        Column(name="now", title="next now", justify="right"),
+        Column(name="then", title="next then", justify="right"),
+        Column(name="again", justify="right", shown=count_cell),
+        Column(name="skipped", justify="right", shown=count_cell),
+        Column(name="held_by", title="owned by", fold=True),
+    ),
+)
+
+
+def _row(part: PartitionView) -> dict[str, object]:
+    row = row_of(part)
+    names = [column.name for column in (_PART, *_DONE)]
+    return {name: row[name] for name in ("key", "first", "missed_events", *names)}
+
+
+async def _reset(desk: Desk, plan: ResetPlan, *, execute: bool) -> None:
+    what = counted(len(plan.partitions), "checkpoint")
+    if not execute:
+        if plan.held:
+            err.print(f"it would be refused now: {_held({e.key: e.held_by for e in plan.held})}")
+        err.print(f"nothing was done; with --execute: {what} changed")
+        return
+    refused = await desk.store.reset(plan.positions)
+    if refused:
+        raise LeaseLost(f"nothing was changed: {_held(dict(refused))}")
+    err.print(f"done: {what} changed")
+
+
+def _held(holders: dict[str, str | None]) -> str:
+    """Who owns what, and how that ends."""
+    key, holder = next(iter(holders.items()))
+    more = len(holders) - 1
+    others = f" (and {counted(more, 'other partition')} owned)" if more else ""
+    drains = "; ".join(
+        f"`leasehold members drain {each} --execute`"
+        for each in sorted(filter(None, set(holders.values())))
+    )
+    whose = f"partition {last_part(key)} is owned by {holder}{others}"
+    return f"{whose}. Have the owners leave first: {drains}"

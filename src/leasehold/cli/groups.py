@@ -1,0 +1,168 @@
+"""``leasehold groups``: who works on which stream, and how far they are."""
+
+from __future__ import annotations
+
+from textwrap import fill
+
+import typer
+from rich.table import Table
+
+from leasehold.cli.common import (
+    Column,
+    Form,
+    GroupName,
+    Output,
+    StoreUrl,
+    StreamName,
+    count_cell,
+    counted,
+    fitting_table,
+    line_width,
+    row_of,
+    seconds_cell,
+    shown_seconds,
+)
+from leasehold.cli.members import MEMBER_LAYOUTS, member_row
+from leasehold.cli.watching import Page, Watch, Watching, show
+from leasehold.insight import Desk, GroupView, PartitionView
+
+groups_app = typer.Typer(
+    name="groups", help="Groups that share the partitions of a stream.", no_args_is_help=True
+)
+
+
+@groups_app.command("ls", cls=Watching, epilog="leasehold groups ls --watch")
+def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+    """List all groups: partitions, how many are owned, members, and how many events wait."""
+
+    async def look(desk: Desk) -> Page:
+        rows = [group_row(each) for each in await desk.groups()]
+        return Page(data=rows, blocks=[fitting_table(rows, _GROUP_LAYOUTS)], notes=said(desk))
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@groups_app.command("describe", cls=Watching, epilog="leasehold groups describe orders billing")
+def describe(
+    stream: StreamName,
+    group: GroupName,
+    *,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Show a group: its members, and for each partition its owner, checkpoint, head and lag."""
+
+    async def look(desk: Desk) -> Page:
+        view = await desk.group(stream, group)
+        members = [member_row(each) for each in view.members]
+        parts = [row_of(each) for each in view.partitions]
+        tables = [fitting_table(parts, PARTITION_LAYOUTS)]
+        if members:
+            tables.insert(0, fitting_table(members, MEMBER_LAYOUTS))
+        return Page(
+            data={
+                **group_row(view),
+                "lag_s": _rounded(view.lag_s),
+                "peers": members,
+                "parts": parts,
+            },
+            blocks=[_summary(view), "", *_spaced(tables)],
+            notes=[*said(desk), *_oddities(view)],
+        )
+
+    show(look, store=store, form=form, watch=watch)
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def group_row(view: GroupView) -> dict[str, object]:
+    """A group in one row."""
+    return {
+        "stream": view.stream,
+        "group": view.group,
+        "partitions": len(view.partitions),
+        "owned": view.owned,
+        "members": len(view.members),
+        "spread": view.spread,
+        "lag_events": view.lag_events,
+        "fenced_writes": view.fenced_writes,
+    }
+
+
+def said(desk: Desk) -> list[str]:
+    """Why heads and lags are not known, where that is a surprise."""
+    return [f"heads and lags are not known: {desk.trouble}"] if desk.trouble else []
+
+
+_GROUP_LAYOUTS = (
+    (
+        Column(name="stream", fold=True),
+        Column(name="group", fold=True),
+        Column(name="partitions", title="parts", justify="right"),
+        Column(name="owned", justify="right"),
+        Column(name="members", justify="right"),
+        Column(name="spread", justify="right"),
+        Column(name="lag_events", title="lag", justify="right", shown=count_cell),
+        Column(name="fenced_writes", title="fenced", justify="right", shown=count_cell),
+    ),
+)
+_PART = Column(name="partition", title="part", justify="right")
+_STATE = Column(name="state")
+_OWNER = Column(name="owner", fold=True, least=8)
+_HOST = Column(name="host", fold=True)
+_EPOCH = Column(name="epoch", justify="right")
+_RENEWED = Column(name="renewed_ago_s", title="renewed", justify="right", shown=seconds_cell)
+_LEFT = Column(name="time_left_s", title="left", justify="right", shown=seconds_cell)
+_POSITIONS = (
+    Column(name="checkpoint", justify="right"),
+    Column(name="head", justify="right"),
+    Column(name="lag_events", title="lag", justify="right", shown=count_cell),
+    Column(name="lag_s", title="waits", justify="right", shown=seconds_cell),
+)
+# In a narrow terminal the host and its lease are in the table of the members, above.
+PARTITION_LAYOUTS = (
+    (_PART, _STATE, _OWNER, _HOST, _EPOCH, _RENEWED, _LEFT, *_POSITIONS),
+    (_PART, _STATE, _OWNER, _EPOCH, *_POSITIONS),
+)
+
+
+def _summary(view: GroupView) -> str:
+    parts = counted(len(view.partitions), "partition")
+    members = counted(len(view.members), "member")
+    waits = ""
+    if view.lag_events is not None:
+        waits = f"; {counted(view.lag_events, 'event')} waiting"
+        if view.lag_events and view.lag_s is not None:
+            waits += f" for {shown_seconds(view.lag_s)}"
+    fenced = counted(view.fenced_writes, "fenced write")
+    spread = "" if view.spread is None else f", spread {view.spread}"
+    owned = f"{view.stream} {view.group}: {parts}, {view.owned} owned"
+    return fill(f"{owned}; {members}{spread}{waits}; {fenced}", width=line_width())
+
+
+def _spaced(tables: list[Table]) -> list[Table | str]:
+    return [each for table in tables for each in (table, "")][:-1]
+
+
+def _oddities(view: GroupView) -> list[str]:
+    """What a table of numbers does not say by itself."""
+    return [words for each in view.partitions for words in _oddity(each)]
+
+
+def _oddity(part: PartitionView) -> list[str]:
+    if part.missed_events:
+        events = counted(part.missed_events, "event")
+        return [
+            f"partition {part.partition}: retention has removed {events} that nobody had worked on"
+        ]
+    if part.astray:
+        words = f"its checkpoint {part.checkpoint} lies beyond the newest event"
+        advice = "was the stream made anew? `leasehold checkpoints reset` puts it right"
+        return [f"partition {part.partition}: {words}; {advice}"]
+    return []
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,260 @@
+"""``leasehold leases``: who holds a partition, who held it, and ending that by force.
+
+``break`` names the epoch it means: an ownership that began since is never touched.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import anyio
+import typer
+
+from leasehold.cli.common import (
+    Column,
+    Execute,
+    Form,
+    GroupName,
+    Output,
+    PartitionId,
+    StoreUrl,
+    StreamName,
+    duration,
+    err,
+    fitting_table,
+    record_table,
+    row_of,
+    seconds_cell,
+    shown_seconds,
+    store_url,
+    time_cell,
+)
+from leasehold.cli.watching import Page, Watch, Watching, print_page, show
+from leasehold.errors import LeaseLost, UsageError
+from leasehold.insight import Desk, PartitionView, open_desk
+from leasehold.model import Term
+
+leases_app = typer.Typer(
+    name="leases", help="Who holds what, and who held it before.", no_args_is_help=True
+)
+
+
+@leases_app.command("show", cls=Watching, epilog="leasehold leases show orders billing 3")
+def show_leases(
+    stream: StreamName,
+    group: GroupName,
+    partition: Annotated[
+        str | None, typer.Argument(metavar="[PARTITION]", help="Only this one, with all details.")
+    ] = None,
+    *,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Show who holds each partition, in which epoch, for how long, and what is under way."""
+
+    async def look(desk: Desk) -> Page:
+        view = await desk.group(stream, group, lags=partition is not None)
+        if partition is not None:
+            row = row_of(view.partition(partition))
+            return Page(data=row, blocks=[record_table(row)])
+        rows = [lease_row(each) for each in view.partitions]
+        return Page(data=rows, blocks=[fitting_table(rows, _LEASE_LAYOUTS)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@leases_app.command("history", cls=Watching, epilog="leasehold leases history orders billing 3")
+def history(
+    stream: StreamName,
+    group: GroupName,
+    partition: PartitionId,
+    *,
+    limit: Annotated[
+        int, typer.Option("-n", help="The last N terms.", min=1, max=100, metavar="N")
+    ] = 10,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """List who held a partition, newest first, and why each term ended."""
+
+    async def look(desk: Desk) -> Page:
+        key = (await desk.group(stream, group, lags=False)).partition(partition).key
+        rows = [_term_row(each) for each in await desk.store.history(key, limit=limit)]
+        return Page(data=rows, blocks=[fitting_table(rows, _TERM_LAYOUTS)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@leases_app.command("break", epilog="leasehold leases break orders billing 3 --epoch 7 --execute")
+def break_lease(
+    stream: StreamName,
+    group: GroupName,
+    partition: PartitionId,
+    *,
+    epoch: Annotated[
+        int, typer.Option(help="The epoch you mean, as `leases show` shows it.", min=1, metavar="N")
+    ],
+    after: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave the owner so much time to stop: 10s. \\[default: the length of its lease, "
+            "which is safe]",
+            metavar="TIME",
+        ),
+    ] = None,
+    execute: Execute = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """End one ownership of a partition by force, at once or after a while.
+
+    Exit code 4 if that epoch is over; then nothing is changed.
+    """
+    given = duration(after, option="--after") if after is not None else None
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            part = (await desk.group(stream, group, lags=False)).partition(partition)
+            _check_epoch(part, epoch)
+            lease_s = _lease_s(part)
+            wait_s = lease_s if given is None else given.total_seconds()
+            if wait_s is None:
+                raise UsageError(
+                    f"how long the lease of {part.owner} is can not be told: say --after TIME"
+                )
+            _print(part, form)
+            _say_risk(part, wait_s, lease_s)
+            if not execute:
+                when = f"after {shown_seconds(wait_s)}" if wait_s else "at once"
+                err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
+                return
+            done = await desk.store.break_(part.key, epoch=epoch, after=timedelta(seconds=wait_s))
+            now = (await desk.group(stream, group, lags=False)).partition(partition)
+            if done is None:
+                _check_epoch(now, epoch)
+                raise LeaseLost(f"epoch {epoch} is not held any more: {now_there(now)}")
+            ends = f"ends in {shown_seconds(done.breaking_s)}" if done.breaking_s else "has ended"
+            err.print(f"done: epoch {epoch} {ends}")
+
+    anyio.run(run)
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def now_there(part: PartitionView) -> str:
+    """In words: what a partition is now."""
+    if part.keeper is None:
+        return f"now nobody has it, and its last epoch is {part.epoch} ({part.state.value})"
+    if part.handed_to is not None:
+        return f"now it is kept for {part.handed_to} (epoch {part.epoch} was handed over)"
+    left = "" if part.time_left_s is None else f", {shown_seconds(part.time_left_s)} left"
+    return f"now {part.owner} has it in epoch {part.epoch} ({part.state.value}{left})"
+
+
+def lease_row(part: PartitionView) -> dict[str, object]:
+    """The part of a partition that is about its lease, and what is under way with it."""
+    names = (
+        "partition",
+        "key",
+        "state",
+        "owner",
+        "host",
+        "pid",
+        "epoch",
+        "renewed_ago_s",
+        "time_left_s",
+        "breaking_s",
+        "handed_to",
+        "asked_by",
+    )
+    row = row_of(part)
+    return {**{name: row[name] for name in names}, "under_way": _under_way(part)}
+
+
+def _under_way(part: PartitionView) -> str | None:
+    if part.breaking_s is not None:
+        return f"ends in {shown_seconds(part.breaking_s)}"
+    if part.handed_to is not None:
+        return f"kept for {part.handed_to}"
+    return None if part.asked_by is None else f"asked by {part.asked_by}"
+
+
+_HAIR_S = 0.01  # two numbers of the store were added up
+_PART = Column(name="partition", title="part", justify="right")
+_STATE = Column(name="state")
+_OWNER = Column(name="owner", fold=True)
+_EPOCH = Column(name="epoch", justify="right")
+_TIMES = (
+    Column(name="renewed_ago_s", title="renewed", justify="right", shown=seconds_cell),
+    Column(name="time_left_s", title="left", justify="right", shown=seconds_cell),
+)
+_UNDER_WAY = Column(name="under_way", title="under way", fold=True)
+_LEASE_LAYOUTS = (
+    (_PART, _STATE, _OWNER, Column(name="host", fold=True), _EPOCH, *_TIMES, _UNDER_WAY),
+    (_PART, _STATE, _OWNER, _EPOCH, *_TIMES, _UNDER_WAY),
+)
+_HELD = (_EPOCH, Column(name="holder", fold=True))
+_BEGAN = Column(name="started_at", title="started", shown=time_cell)
+_ENDED = (
+    Column(name="lasted_s", title="lasted", justify="right", shown=seconds_cell),
+    Column(name="reason"),
+)
+_TERM_LAYOUTS = (
+    (*_HELD, _BEGAN, Column(name="ended_at", title="ended", shown=time_cell), *_ENDED),
+    (*_HELD, _BEGAN, *_ENDED),
+)
+
+
+def _term_row(term: Term) -> dict[str, object]:
+    lasted = None if term.ended_at is None else (term.ended_at - term.started_at).total_seconds()
+    row = row_of(term)
+    return {
+        "epoch": row["epoch"],
+        "holder": row["holder"],
+        "started_at": row["started_at"],
+        "ended_at": row["ended_at"],
+        "lasted_s": lasted,
+        "reason": row["reason"],
+    }
+
+
+def _check_epoch(part: PartitionView, epoch: int) -> None:
+    """Refuse to break another ownership than the one that is meant.
+
+    Raises:
+        LeaseLost: with what is there now.
+    """
+    if part.epoch != epoch or part.keeper is None or part.handed_to is not None:
+        raise LeaseLost(
+            f"epoch {epoch} of partition {part.partition} is not held: {now_there(part)}",
+            key=part.key,
+            epoch=epoch,
+            reason="not held",
+            now_held_by=part.owner,
+        )
+
+
+def _lease_s(part: PartitionView) -> float | None:
+    """How long the owner's lease is; ``None`` if nobody can tell."""
+    if part.time_left_s is None or part.renewed_ago_s is None:
+        return None
+    return part.time_left_s + part.renewed_ago_s
+
+
+def _print(part: PartitionView, form: Output) -> None:
+    row = lease_row(part)
+    print_page(Page(data=row, blocks=[fitting_table([row], _LEASE_LAYOUTS)]), form)
+
+
+def _say_risk(part: PartitionView, wait_s: float, lease_s: float | None) -> None:
+    if lease_s is None or wait_s < lease_s - _HAIR_S:
+        long = "" if lease_s is None else f" of {shown_seconds(lease_s)}"
+        err.print(
+            f"careful: {shown_seconds(wait_s)} is less than its lease{long}: {part.owner} may "
+            "still be at work when the next owner begins. Its checkpoints would be refused, its "
+            "other effects not"
+        )

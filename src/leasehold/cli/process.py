@@ -1,0 +1,272 @@
+"""``leasehold process``: run a handler on the events of a stream, as one host of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from typing import Annotated
+
+import anyio
+import typer
+
+from leasehold.cli.common import (
+    StoreUrl,
+    counted,
+    duration,
+    said_for_commands,
+    store_url,
+)
+from leasehold.cli.process_handler import load_handler
+from leasehold.cli.process_words import Words, heard, status_lines
+from leasehold.clock import SystemClock
+from leasehold.core.balance import Strategy
+from leasehold.core.timing import Timing
+from leasehold.errors import UsageError
+from leasehold.log.log import Log
+from leasehold.log.options import LogOptions
+from leasehold.log.start import Start
+from leasehold.processor import CheckpointPolicy, EventProcessor, Options, PoisonPolicy
+from leasehold.sources.dead_letters import LogDeadLetters
+from leasehold.sources.opening import open_source
+from leasehold.sources.port import EventSource
+
+EXAMPLE = "leasehold process billing:handle --source orders --group billing"
+_STATUS_EVERY_S = 15.0
+_RETRIES = 3
+_DEAD_LETTER = "dead-letter="
+
+Handler = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:HANDLER", help="`def handle(context, event)`, sync or async."),
+]
+Source = Annotated[
+    str, typer.Option(help="The stream of the log in the store: orders.", metavar="STREAM")
+]
+Group = Annotated[
+    str, typer.Option(help="Who shares the partitions; made when it is new.", metavar="GROUP")
+]
+Batch = Annotated[
+    bool,
+    typer.Option("--batch", help="The handler takes batches: (context, batch).", metavar=""),
+]
+Name = Annotated[str, typer.Option(help="Begins the id of this member.", metavar="NAME")]
+LeaseTime = Annotated[
+    str, typer.Option("--lease", help="After it without a sign others take over.", metavar="TIME")
+]
+StartPlace = Annotated[
+    str,
+    typer.Option(
+        "--start",
+        help="Where to begin without a checkpoint: earliest, latest, seq:N, or a time.",
+        metavar="PLACE",
+    ),
+]
+CheckpointWhen = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        help="When the position is noted: batch (after each), manual (only by the handler), 1000 "
+        "(after so many events) or 5s.",
+        metavar="WHEN",
+    ),
+]
+Most = Annotated[
+    int | None, typer.Option(help="Take no more partitions than this.", min=0, metavar="N")
+]
+StrategyName = Annotated[
+    Strategy,
+    typer.Option(
+        help="How partitions are shared out: even, by_load, balanced, greedy, one_steal or "
+        "biggest_owner.",
+        metavar="NAME",
+    ),
+]
+Poison = Annotated[
+    str,
+    typer.Option(
+        help="If an event fails again and again: retry (for ever), skip, stop (the partition), or "
+        "dead-letter=STREAM.",
+        metavar="WHAT",
+    ),
+]
+Retries = Annotated[
+    int | None,
+    typer.Option(help=f"Before that, so many retries. \\[default: {_RETRIES}]", min=0, metavar="N"),
+]
+HandlerLimit = Annotated[
+    str | None, typer.Option(help="How long one call may take: 30s.", metavar="TIME")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(help="Serve metrics for Prometheus there.", min=1, max=65535, metavar="PORT"),
+]
+
+
+def process(
+    handler: Handler,
+    *,
+    source: Source,
+    group: Group,
+    batch: Batch = False,
+    name: Name = "host",
+    lease: LeaseTime = "10s",
+    start: StartPlace = "earliest",
+    checkpoint: CheckpointWhen = "1s",
+    most: Most = None,
+    strategy: StrategyName = Strategy.EVEN,
+    poison: Poison = "retry",
+    retries: Retries = None,
+    handler_limit: HandlerLimit = None,
+    metrics_port: MetricsPort = None,
+    store: StoreUrl = None,
+) -> None:
+    """Run a handler on the events of a stream; start it several times to share the work.
+
+    Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one ends it at once.
+    """  # noqa: E501
+    options = partial(
+        Options,
+        strategy=strategy,
+        timing=Timing.of(lease=duration(lease, option="--lease")),
+        start=Start.parse(start),
+        checkpoint=_checkpoint(checkpoint),
+        most_partitions=most,
+        handler_limit=_optional(handler_limit, "--handler-limit"),
+    )
+    policy, dead_stream = _poison(poison, retries)
+    url = store_url(store)
+    if dead_stream and dead_stream == source.removeprefix("log:"):
+        raise UsageError(
+            f"dead letters of {dead_stream!r} can not go into {dead_stream!r} itself: they would "
+            "come again; make a stream for them with `leasehold log create`"
+        )
+    function = load_handler(handler, batch=batch)
+    words = Words(SystemClock(), name=name)
+    with ExitStack() as stack:
+        stack.enter_context(said_for_commands())
+        stack.enter_context(heard(words))
+        dead = stack.enter_context(_dead_letters(url, dead_stream))
+        events = stack.enter_context(_opened(source, url, name))
+        processor = EventProcessor(
+            events,
+            url,
+            group,
+            on_batch=function if batch else None,
+            on_event=None if batch else function,
+            options=options(poison=policy, dead_letters=dead),
+            hooks=[words.hook],
+            name=name,
+        )
+        if metrics_port is not None:
+            stack.enter_context(_metrics(processor, metrics_port, words))
+        what = "batches" if batch else "events"
+        words.say(f"{handler} takes the {what} of {events.name} for {group}; Ctrl-C ends it")
+        with status_lines(processor, words, every_s=_STATUS_EVERY_S):
+            processor.run()
+        words.say(f"left in good order: {counted(processor.counts().events_handled, 'event')}")
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def _optional(text: str | None, option: str) -> timedelta | None:
+    return None if text is None else duration(text, option=option)
+
+
+def _checkpoint(text: str) -> CheckpointPolicy:
+    """``batch``, ``manual``, ``1000`` or ``5s``.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    word = text.strip()
+    if word == "batch":
+        return CheckpointPolicy.after_each_batch()
+    if word == "manual":
+        return CheckpointPolicy.manual()
+    if word.isascii() and word.isdigit():
+        return CheckpointPolicy.every(events=int(word))
+    if not word[:1].isdigit():
+        raise UsageError(
+            f"--checkpoint {text!r} says no time: write batch, manual, a number of events such as "
+            "1000, or a duration such as 5s"
+        )
+    return CheckpointPolicy.every(interval=duration(word, option="--checkpoint"))
+
+
+def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
+    """The policy, and the stream for dead letters, if there is one.
+
+    Raises:
+        UsageError: it is none that we know.
+    """
+    if text == "retry":
+        if retries is not None:
+            raise UsageError(
+                "--poison retry goes on for ever: leave --retries out, or say what comes after "
+                "them with --poison skip, stop or dead-letter=STREAM"
+            )
+        return PoisonPolicy.retry(), ""
+    times = _RETRIES if retries is None else retries
+    if text == "skip":
+        return PoisonPolicy.skip(retries=times), ""
+    if text == "stop":
+        return PoisonPolicy.stop(retries=times), ""
+    stream = text.removeprefix(_DEAD_LETTER)
+    if stream == text or not stream:
+        raise UsageError(
+            f"--poison {text!r} is not known: write retry, skip, stop or dead-letter=STREAM"
+        )
+    return PoisonPolicy.dead_letter(retries=times), stream
+
+
+@contextmanager
+def _opened(text: str, url: str, name: str) -> Iterator[EventSource]:
+    source = open_source(text, store_url=url, name=name)
+    try:
+        yield source
+    finally:
+        anyio.run(source.close)
+
+
+@contextmanager
+def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
+    if not stream:
+        yield None
+        return
+    with Log.open(url, name="dead-letters", options=LogOptions(run_monitor=False)) as log:
+        letters = LogDeadLetters(log, stream)
+        try:
+            yield letters
+        finally:
+            anyio.run(letters.close)
+
+
+@contextmanager
+def _metrics(processor: EventProcessor, port: int, words: Words) -> Iterator[None]:
+    """Serve the metrics while the processor runs.
+
+    Raises:
+        UsageError: the extra is not installed, or the port can not be had.
+    """
+    # An extra: our own module says what is missing, so it is the first to be asked.
+    metrics_of = import_module("leasehold.processor.metrics").ProcessorMetrics
+    prometheus = import_module("prometheus_client")
+    try:
+        server, thread = prometheus.start_http_server(port)
+    except OSError as error:
+        raise UsageError(
+            f"--metrics-port {port} can not be had: {error.strerror or error}; choose another one"
+        ) from error
+    metrics = metrics_of(processor)
+    words.say(f"metrics at http://localhost:{port}/metrics")
+    try:
+        yield
+    finally:
+        metrics.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()

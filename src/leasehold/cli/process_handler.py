@@ -1,0 +1,117 @@
+"""Find the handler that ``MODULE:HANDLER`` names, or say which part of that is wrong.
+
+The current directory is looked at first, as with ``python -m``. A module that fails while it is
+imported is shown with its own traceback, without the lines of the import itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from leasehold.cli.common import err
+from leasehold.errors import LeaseholdError, UsageError
+
+_HOW = "write MODULE:HANDLER, such as billing.events:handle for `def handle` in billing/events.py"
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
+    """The function that ``text`` names; it takes a context and an event, or a batch of them.
+
+    Raises:
+        UsageError: there is no such thing, or it is no handler; the message says what is wrong.
+        LeaseholdError: the module failed while it was imported; its traceback was printed.
+    """
+    module_name, colon, name = text.partition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(f"{text!r} names no handler: {_HOW}")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise UsageError(f"{module_name!r} is a file, and a module is wanted: {_HOW}")
+    if not _NAME.fullmatch(module_name) or not _NAME.fullmatch(name):
+        raise UsageError(f"{text!r} can not be the name of a handler: {_HOW}")
+    found: Any = _imported(module_name)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise _missing(found, part, module_name)
+        found = getattr(found, part)
+    _check(found, text, batch=batch)
+    return found  # type: ignore[no-any-return]
+
+
+def _imported(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        # Its own name, or that of a package it lies in: else the module itself misses something.
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"there is no module {error.name!r} here ({here}) or where Python looks: change "
+                f"into the directory it lies in, or set PYTHONPATH; {_HOW}"
+            ) from error
+        raise _broken(name, error) from error
+    except SystemExit as error:
+        raise LeaseholdError(
+            f"module {name!r} ended the program while it was imported: put what it should do as a "
+            'program under `if __name__ == "__main__":`'
+        ) from error
+    except Exception as error:
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> LeaseholdError:
+    """Show where the module failed, and name the error."""
+    steps = traceback.TracebackException.from_exception(error)
+    ours = (__file__, "<frozen importlib", import_module.__code__.co_filename)
+    own = [step for step in steps.stack if not step.filename.startswith(ours)]
+    steps.stack = traceback.StackSummary.from_list(own)
+    err.print("".join(steps.format()).rstrip())
+    return LeaseholdError(
+        f"module {name!r} can not be imported: {type(error).__name__}: {error}. Its traceback is "
+        "above"
+    )
+
+
+def _missing(owner: object, name: str, module: str) -> UsageError:
+    there = [each for each in vars(owner) if not each.startswith("_")]
+    functions = [each for each in there if inspect.isroutine(getattr(owner, each, None))]
+    close = difflib.get_close_matches(name, there, n=1) or functions[:5]
+    hint = f": did you mean {' or '.join(close)}?" if close else ": it defines no function"
+    return UsageError(f"module {module!r} has no {name!r}{hint}")
+
+
+def _check(found: object, text: str, *, batch: bool) -> None:
+    """Refuse what would fail at the first event, or do nothing at all.
+
+    Raises:
+        UsageError: with what a handler looks like.
+    """
+    wanted = f"def handle(context, {'batch' if batch else 'event'})"
+    if not callable(found):
+        raise UsageError(f"{text} is {type(found).__name__}, and no function: write `{wanted}`")
+    if isinstance(found, type):
+        raise UsageError(f"{text} is a class: name a function of yours, such as `{wanted}`")
+    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
+        raise UsageError(f"{text} is a generator, which nobody would run: use no yield in it")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        return  # some functions in C do not tell
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        flag = "with --batch " if batch else ""
+        raise UsageError(
+            f"{text}{signature} can not be called with two arguments: {flag}a handler is `{wanted}`"
+        ) from error

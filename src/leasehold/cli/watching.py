@@ -1,0 +1,196 @@
+"""Pages: what a list shows, printed once or, with ``--watch``, again and again until Ctrl-C.
+
+A terminal is painted over. Into a pipe go one page after the other: a table, one line of JSON
+(``-o json``), or one line for each row (``-o jsonl``). Trouble with the store at the first look
+ends the command; later it is said, and looked again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+import anyio
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
+
+from leasehold.cli.common import (
+    Output,
+    duration,
+    err,
+    out,
+    print_table,
+    shown_seconds,
+    store_url,
+    until_the_pipe_closes,
+)
+from leasehold.errors import InvalidDuration, StoreUnavailable
+from leasehold.insight import Desk, open_desk
+
+_OPTION = "--watch"
+_EVERY = "2s"
+_LEAST_S, _MOST_S = 0.1, 86400.0
+_LOOK_EVERY_S = 0.25
+
+Watch = Annotated[
+    str | None,
+    typer.Option(
+        _OPTION,
+        help="Look again every 2s, or as often as you say: --watch=10s. Ctrl-C ends it.",
+        metavar="[=TIME]",
+        show_default=False,
+    ),
+]
+
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Ask, and do not wait until it is done.", metavar="")
+]
+Timeout = Annotated[str, typer.Option(help="How long to wait.", metavar="TIME")]
+
+
+class Watching(TyperCommand):
+    """A command whose ``--watch`` may stand alone: its value is only what follows a ``=``."""
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]
+        """Give a bare ``--watch`` its value, so that it does not take the next word for it."""
+        end = args.index("--") if "--" in args else len(args)
+        options = [f"{_OPTION}={_EVERY}" if each == _OPTION else each for each in args[:end]]
+        return super().parse_args(ctx, options + args[end:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One look: ``data`` for programs, ``blocks`` for people, ``notes`` for stderr."""
+
+    data: Sequence[Mapping[str, object]] | Mapping[str, object]
+    blocks: Sequence[Table | str]
+    notes: Sequence[str] = ()
+
+
+Look = Callable[[Desk], Awaitable[Page]]
+
+
+def show(look: Look, *, store: str | None, form: Output, watch: str | None = None) -> None:
+    """Print a page; with ``watch`` again after each such time, until Ctrl-C.
+
+    Raises:
+        InvalidDuration: ``watch`` is no duration from 100 ms to a day.
+    """
+    url = store_url(store)
+    if watch is None:
+        with until_the_pipe_closes():
+            print_page(anyio.run(_once, url, look), form)
+        return
+    every_s = duration(watch, option=_OPTION).total_seconds()
+    if not _LEAST_S <= every_s <= _MOST_S:
+        raise InvalidDuration(f"{_OPTION} {watch!r} must lie between 100ms and 1d")
+    with suppress(KeyboardInterrupt), until_the_pipe_closes():
+        anyio.run(_again, url, look, form, every_s)
+
+
+def print_page(page: Page, form: Output) -> None:
+    """Print a page that is looked at once."""
+    _say(page.notes)
+    if form is Output.TABLE:
+        _print_blocks(page.blocks)
+    elif form is Output.JSON:
+        typer.echo(json.dumps(page.data, indent=2))
+    else:
+        _print_lines(page)
+
+
+async def _once(url: str, look: Look) -> Page:
+    async with open_desk(url) as desk:
+        return await look(desk)
+
+
+async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
+    painted = form is Output.TABLE and out.is_terminal
+    async with open_desk(url) as desk:
+        page = await look(desk)
+        if painted:
+            await _paint(desk, look, page, every_s)
+        said: Sequence[str] = ()
+        while True:
+            if page.notes != said:
+                _say(page.notes)
+            said = page.notes
+            if form is Output.JSON:
+                typer.echo(json.dumps(page.data))
+            elif form is Output.JSONL:
+                _print_lines(page)
+            else:
+                _print_blocks(page.blocks)
+                typer.echo("")
+            await desk.clock.sleep(every_s)
+            page = await _next(desk, look, page)
+
+
+async def _paint(desk: Desk, look: Look, page: Page, every_s: float) -> None:
+    with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        while True:
+            at = desk.clock.utc_now().strftime("%H:%M:%SZ")
+            foot = Text(f"\n{at}, again every {shown_seconds(every_s)}; Ctrl-C ends it", "dim")
+            notes = [Text(each, "yellow") for each in page.notes]
+            live.update(Group(*page.blocks, *notes, foot), refresh=True)
+            await desk.clock.sleep(every_s)
+            page = await _next(desk, look, page)
+
+
+async def _next(desk: Desk, look: Look, before: Page) -> Page:
+    """Look again; while the store is away, the page of before with the reason."""
+    try:
+        return await look(desk)
+    except StoreUnavailable as error:
+        return Page(data=before.data, blocks=before.blocks, notes=(f"not as it is now: {error}",))
+
+
+async def wait_until_done(
+    desk: Desk, step: Callable[[], Awaitable[str | None]], *, limit_s: float
+) -> bool:
+    """Look until ``step`` returns None, and tell what it says until then; False: out of time.
+
+    A store that is away for a while ends nothing: what was asked for is under way without us.
+    """
+    until_s, said = desk.clock.boottime_s() + limit_s, ""
+    with err.status("…") if err.is_terminal else nullcontext() as status:
+        while True:
+            try:
+                words = await step()
+            except StoreUnavailable as error:
+                words = f"the store does not answer: {error}"
+            if words is None:
+                return True
+            if status is not None:
+                status.update(Text(words))
+            elif words != said:
+                err.print(words)
+            said = words
+            if desk.clock.boottime_s() >= until_s:
+                return False
+            await desk.clock.sleep(_LOOK_EVERY_S)
+
+
+def _print_blocks(blocks: Sequence[Table | str]) -> None:
+    for block in blocks:
+        if isinstance(block, str):
+            typer.echo(block)
+        else:
+            print_table(block)
+
+
+def _print_lines(page: Page) -> None:
+    for row in [page.data] if isinstance(page.data, Mapping) else page.data:
+        typer.echo(json.dumps(row))
+
+
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        err.print(note)

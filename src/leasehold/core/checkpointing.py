@@ -1,0 +1,72 @@
+"""When a position is written down (C4).
+
+A policy answers one question after each batch: must the position be known to the store at once,
+within a while, or only when the handler says so?
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from leasehold.errors import InvalidOptions
+from leasehold.names import seconds_of
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+_LONGEST_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPolicy:
+    """Made by one of its class methods. Whatever the policy, an orderly end writes the position.
+
+    Except ``manual``: there the handler alone knows what is done, so nothing is ever written for
+    it, not even at the end.
+    """
+
+    events: int | None = None
+    interval_s: float | None = None
+    automatic: bool = True
+
+    @classmethod
+    def every(cls, *, events: int | None = None, interval: timedelta | None = None) -> Self:
+        """After so many events, or so long after the first one that is not written yet.
+
+        With both, whatever comes first. Positions of all partitions that are due within the same
+        interval share one call to the store.
+
+        Raises:
+            InvalidOptions: neither is given, or not at least 1 event.
+            InvalidDuration: the interval is negative or longer than a day.
+        """
+        if events is None and interval is None:
+            raise InvalidOptions("every() needs events or interval: every(events=1000)")
+        if events is not None and events < 1:
+            raise InvalidOptions(f"events >= 1 does not hold ({events})")
+        interval_s = None
+        if interval is not None:
+            interval_s = seconds_of(
+                interval, what="checkpoint interval", least_s=0.0, most_s=_LONGEST_S
+            )
+        return cls(events=events, interval_s=interval_s)
+
+    @classmethod
+    def after_each_batch(cls) -> Self:
+        """At once. While a call to the store is under way the furthest position waits for it."""
+        return cls(events=1)
+
+    @classmethod
+    def manual(cls) -> Self:
+        """Only when the handler says so."""
+        return cls(automatic=False)
+
+    def within_s(self, events: int) -> float:
+        """How long the position may wait after ``events`` that are not written; inf: for ever."""
+        if not self.automatic:
+            return math.inf
+        if self.events is not None and events >= self.events:
+            return 0.0
+        return math.inf if self.interval_s is None else self.interval_s

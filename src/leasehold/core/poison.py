@@ -1,0 +1,67 @@
+"""What becomes of an event that its handler can not take (B6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Self
+
+from leasehold.core.ladder import Ladder
+from leasehold.errors import InvalidOptions
+
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
+
+
+class Then(Enum):
+    """What happens when the last attempt has failed."""
+
+    SKIP = "skip"
+    DEAD_LETTER = "dead letter"
+    STOP = "stop"
+
+
+def _pauses() -> Ladder:
+    return Ladder(base_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonPolicy:
+    """Made by one of its class methods: retry with growing pauses, then do as it says.
+
+    ``retries`` None: retry for ever. Nothing is lost then, and nothing goes on either: the
+    partition waits, and every failure is reported.
+    """
+
+    retries: int | None = None
+    then: Then = Then.STOP
+    pauses: Ladder = field(default_factory=_pauses)
+
+    def __post_init__(self) -> None:
+        """Refuse a negative number."""
+        if self.retries is not None and self.retries < 0:
+            raise InvalidOptions(f"retries >= 0 does not hold ({self.retries})")
+
+    @classmethod
+    def retry(cls, *, pauses: Ladder | None = None) -> Self:
+        """Until the handler takes it."""
+        return cls(pauses=pauses or _pauses())
+
+    @classmethod
+    def skip(cls, *, retries: int = 3, pauses: Ladder | None = None) -> Self:
+        """Report it and go on with the next event. It is lost to this group."""
+        return cls(retries=retries, then=Then.SKIP, pauses=pauses or _pauses())
+
+    @classmethod
+    def dead_letter(cls, *, retries: int = 3, pauses: Ladder | None = None) -> Self:
+        """Put it into another stream, with reason and traceback, and go on when it is there."""
+        return cls(retries=retries, then=Then.DEAD_LETTER, pauses=pauses or _pauses())
+
+    @classmethod
+    def stop(cls, *, retries: int = 3, pauses: Ladder | None = None) -> Self:
+        """Stop the partition: it stays owned, and nothing after the event is handled."""
+        return cls(retries=retries, then=Then.STOP, pauses=pauses or _pauses())
+
+    def exhausted(self, failures: int) -> bool:
+        """Whether there is no other attempt after so many failures."""
+        return self.retries is not None and failures > self.retries

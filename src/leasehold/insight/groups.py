@@ -1,0 +1,195 @@
+"""A group of consumers as people see it: its members, its partitions, and how far they are.
+
+The store is asked a few times in a row: what changes in between may show in one part and not yet in
+another. Nothing is changed, and no reader of the stream notices.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from leasehold.errors import UnknownResource
+from leasehold.insight.members import MemberView, member_view
+from leasehold.insight.partitions import PartitionView, in_order, partition_view, waiting
+from leasehold.model import State
+from leasehold.names import last_part, partition_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from leasehold.insight.places import Ends, Peek
+    from leasehold.model import Checkpoint
+    from leasehold.ports import Store
+    from leasehold.sources.port import PartitionEnds
+
+_PARTS_OF_A_GROUP = 3  # partition/<stream>/<group>
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A group; members by holder, partitions in the order of their numbers.
+
+    ``fenced_writes``: how many writes under an old epoch were refused, ever.
+    """
+
+    stream: str
+    group: str
+    members: tuple[MemberView, ...]
+    partitions: tuple[PartitionView, ...]
+    fenced_writes: int
+
+    @property
+    def owned(self) -> int:
+        """How many partitions somebody owns at this moment."""
+        return sum(each.state in (State.LEASED, State.BREAKING) for each in self.partitions)
+
+    @property
+    def spread(self) -> int | None:
+        """The most partitions that a member has, less the fewest; of members that stay."""
+        counts = [each.keys for each in self.members if not each.leaving]
+        return max(counts) - min(counts) if counts else None
+
+    @property
+    def lag_events(self) -> int | None:
+        """How many events wait in all; ``None`` if it is not known of every partition."""
+        known = [each.lag_events for each in self.partitions if each.lag_events is not None]
+        return sum(known) if len(known) == len(self.partitions) else None
+
+    @property
+    def lag_s(self) -> float | None:
+        """How long the oldest event waits; ``None`` if it is not known of every partition."""
+        known = [each.lag_s for each in self.partitions if each.lag_s is not None]
+        return max(known, default=None) if len(known) == len(self.partitions) else None
+
+    def partition(self, partition: str) -> PartitionView:
+        """One of its partitions.
+
+        Raises:
+            UnknownResource: it has no such partition; the message names some that it has.
+        """
+        for each in self.partitions:
+            if each.partition == partition:
+                return each
+        raise UnknownResource(
+            f"group {self.group!r} of {self.stream!r} has no partition {partition!r}: it has "
+            f"{_some([each.partition for each in self.partitions])}"
+        )
+
+    def member(self, holder: str) -> MemberView:
+        """One of its members.
+
+        Raises:
+            UnknownResource: there is no such member now; the message names some that there are.
+        """
+        for each in self.members:
+            if each.holder == holder:
+                return each
+        raise UnknownResource(
+            f"{holder!r} is no living member of group {self.group!r} of {self.stream!r}: its "
+            f"members are {_some([each.holder for each in self.members])}"
+        )
+
+
+async def group_view(
+    store: Store,
+    stream: str,
+    group: str,
+    *,
+    now: datetime,
+    source: Ends | None = None,
+    peek: Peek | None = None,
+) -> GroupView:
+    """A group as it is now.
+
+    Without ``source`` head and lag are not known; without ``peek`` how long events wait is not.
+    ``now`` is the wall clock, and only says how old an event is.
+
+    Raises:
+        UnknownResource: the store knows no such group; the message names those it knows.
+        InvalidName: stream or group is no name.
+    """
+    name = partition_group(stream, group)
+    resources = await store.resources(name)
+    if not resources:
+        raise UnknownResource(
+            f"there is no group {group!r} of stream {stream!r} in this store: it has "
+            f"{_some([f'{s!r} {g!r}' for s, g in await known_groups(store)])}. A group appears "
+            "when its first processor starts"
+        )
+    peers = await store.peers(name)
+    checkpoints = await store.checkpoints(name)
+    ids = [last_part(key) for key in resources]
+    ends = await source.ends(ids) if source is not None else {}
+    since = await peek.enqueued_at(_oldest(checkpoints, ends)) if peek is not None else {}
+    owned = Counter(
+        each.holder for each in resources.values() if each.state in (State.LEASED, State.BREAKING)
+    )
+    partitions = [
+        partition_view(
+            resource,
+            owner=peers.get(resource.holder or ""),
+            checkpoint=checkpoints.get(resource.key),
+            ends=ends.get(last_part(resource.key)),
+            waits_since=since.get(last_part(resource.key)),
+            now=now,
+        )
+        for resource in resources.values()
+    ]
+    return GroupView(
+        stream=stream,
+        group=group,
+        members=tuple(member_view(peers[holder], keys=owned[holder]) for holder in sorted(peers)),
+        partitions=tuple(sorted(partitions, key=lambda each: in_order(each.partition))),
+        fenced_writes=await store.fenced_writes(name),
+    )
+
+
+async def known_groups(store: Store) -> Sequence[tuple[str, str]]:
+    """Stream and name of every group that shares partitions, sorted; jobs and files are none."""
+    found = []
+    for name in await store.groups():
+        parts = name.split("/")
+        if len(parts) == _PARTS_OF_A_GROUP and parts[0] == "partition":
+            found.append((unquote(parts[1]), unquote(parts[2])))
+    return sorted(found)
+
+
+async def group_views(
+    store: Store, *, now: datetime, sources: Mapping[str, Ends] | None = None
+) -> Sequence[GroupView]:
+    """All groups that share partitions; ``sources`` by the name of the stream."""
+    views = []
+    for stream, group in await known_groups(store):
+        source = (sources or {}).get(stream)
+        try:
+            views.append(await group_view(store, stream, group, now=now, source=source))
+        except UnknownResource:
+            continue  # forgotten, or the stream deleted, since it was listed
+    return views
+
+
+def _oldest(
+    checkpoints: Mapping[str, Checkpoint], ends: Mapping[str, PartitionEnds]
+) -> Mapping[str, int]:
+    """The oldest event that waits, of each partition where one does."""
+    found = {}
+    for key, checkpoint in checkpoints.items():
+        number = waiting(checkpoint, ends.get(last_part(key))).next_number
+        if number is not None:
+            found[last_part(key)] = number
+    return found
+
+
+_MOST_NAMED = 8
+
+
+def _some(names: Sequence[str]) -> str:
+    """A few names for a message."""
+    if not names:
+        return "none"
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

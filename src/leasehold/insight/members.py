@@ -1,0 +1,57 @@
+"""One member of a group as people see it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.insight.partitions import renewed_ago_s
+
+if TYPE_CHECKING:
+    from leasehold.model import Peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    """A member whose lease has not ended.
+
+    ``keys`` is how many partitions it owns, ``most`` how many it would take, ``load`` the sum of
+    what it measured on them (``None``: nothing). ``draining``: it gives everything away.
+    ``dismissed``: an operator asked it to.
+    """
+
+    holder: str
+    host: str | None
+    pid: int | None
+    keys: int
+    weight: float
+    most: int | None
+    draining: bool
+    dismissed: bool
+    renewed_ago_s: float | None
+    time_left_s: float
+    load: float | None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it takes nothing more, and gives away what it has."""
+        return self.draining or self.dismissed
+
+
+def member_view(peer: Peer, *, keys: int) -> MemberView:
+    """A member, and how many keys it owns."""
+    info = peer.info
+    return MemberView(
+        holder=peer.holder,
+        host=info.host or None,
+        pid=info.pid or None,
+        keys=keys,
+        weight=info.weight,
+        most=info.most,
+        draining=info.draining,
+        dismissed=peer.dismissed,
+        renewed_ago_s=renewed_ago_s(peer),
+        time_left_s=peer.remaining_s,
+        load=math.fsum(info.loads.values()) if info.loads else None,
+    )

@@ -1,0 +1,113 @@
+"""Open what a command or a page looks at: the store, and beside it the log, if there is one.
+
+A store need not have a log, and a stream need not be one of it: then only heads and lags are not
+known. Nothing is claimed, recovered or made, but the tables that a log begins with.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from leasehold.clock import SystemClock
+from leasehold.errors import StoreUnusable, UnknownStream, UsageError, VolumeUnusable
+from leasehold.insight.groups import GroupView, group_view, group_views, known_groups
+from leasehold.insight.places import LogPlaces, RememberedEnds
+from leasehold.log.log import Log
+from leasehold.log.options import LogOptions
+from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.ports import Store
+
+
+class Desk:
+    """Made by ``open_desk``: a store, and the log in the same database where there is one.
+
+    ``trouble`` says why heads and lags can not be told though there is a log; else it is empty.
+    """
+
+    def __init__(self, store: Store, *, url: str, clock: Clock) -> None:
+        """The log is opened when it is first asked for."""
+        self.store = store
+        self.clock = clock
+        self.trouble = ""
+        self._url = url
+        self._log: Log | None = None
+        self._asked = False
+
+    async def places(self, stream: str) -> LogPlaces | None:
+        """The places of a stream; ``None`` if it is no stream of the embedded log."""
+        if not self._asked:
+            self._asked = True
+            self._log = await anyio.to_thread.run_sync(self._opened)
+        if self._log is None:
+            return None
+        known = await anyio.to_thread.run_sync(self._log.streams)
+        if all(each.name != stream for each in known):
+            return None
+        return LogPlaces(self._log, stream)
+
+    async def group(self, stream: str, group: str, *, lags: bool = True) -> GroupView:
+        """One group, with all that can be known of it; without ``lags`` the log is not looked at.
+
+        Raises:
+            UnknownResource: the store knows no such group.
+        """
+        places = await self.places(stream) if lags else None
+        now = self.clock.utc_now()
+        try:
+            view = await group_view(self.store, stream, group, now=now, source=places, peek=places)
+        except UnknownStream:  # deleted since we asked
+            return await group_view(self.store, stream, group, now=now)
+        if places is not None:
+            self.trouble = places.trouble
+        return view
+
+    async def groups(self) -> Sequence[GroupView]:
+        """All groups; how long events wait is not looked up."""
+        streams = {stream for stream, _ in await known_groups(self.store)}
+        found = [(each, await self.places(each)) for each in sorted(streams)]
+        places = {stream: each for stream, each in found if each is not None}
+        sources = {stream: RememberedEnds(each) for stream, each in places.items()}
+        views = await group_views(self.store, now=self.clock.utc_now(), sources=sources)
+        if places:
+            self.trouble = next((each.trouble for each in places.values() if each.trouble), "")
+        return views
+
+    async def close(self) -> None:
+        """Close the log; the store belongs to whoever opened it."""
+        if self._log is not None:
+            await anyio.to_thread.run_sync(self._log.close)
+
+    def _opened(self) -> Log | None:
+        try:
+            return Log.open(self._url, name="look", options=LogOptions(run_monitor=False))
+        except UsageError:
+            return None  # no database that can keep a log, or one without a volume
+        except (StoreUnusable, VolumeUnusable) as error:
+            self.trouble = str(error)
+            return None
+
+
+@asynccontextmanager
+async def open_desk(url: str, *, clock: Clock | None = None) -> AsyncIterator[Desk]:
+    """Open the store that ``url`` names, to look at it.
+
+    Raises:
+        UnknownStore: the URL names no store.
+        StoreUnavailable, StoreUnusable: it does not answer, or can not serve.
+    """
+    clock = clock or SystemClock()
+    async with open_store(url, clock=clock) as store:
+        desk = Desk(store, url=url, clock=clock)
+        try:
+            yield desk
+        finally:
+            with anyio.CancelScope(shield=True):
+                await desk.close()

@@ -1,0 +1,153 @@
+"""One partition of a group as people see it: its owner, its checkpoint, and what waits for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.model import State
+from leasehold.names import last_part
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from leasehold.model import Checkpoint, Peer, Resource
+    from leasehold.sources.port import PartitionEnds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionView:
+    """A partition; what is not known is ``None``.
+
+    Attributes:
+        owner: who has it, or had it last if its lease has ended (``state`` is expired).
+        renewed_ago_s, time_left_s: of the owner's lease, by the store's clock.
+        breaking_s: until a break takes effect.
+        checkpoint: the number of the last event that is done.
+        first, head: the numbers of the oldest event that is kept and of the newest one.
+        lag_events: how many events wait; not known without a checkpoint, unless there is no event,
+            nor if the checkpoint is astray.
+        lag_s: how long the oldest of them has waited; 0 if none does.
+        missed_events: how many events retention has removed before they were done.
+        astray: the checkpoint lies beyond the head, as after a stream was deleted and made anew.
+        handed_to: for whom a free key is kept. asked_by: who would like to have it.
+    """
+
+    partition: str
+    key: str
+    state: State
+    owner: str | None
+    host: str | None
+    pid: int | None
+    epoch: int
+    renewed_ago_s: float | None
+    time_left_s: float | None
+    breaking_s: float | None
+    checkpoint: int | None
+    checkpoint_epoch: int | None
+    checkpointed_at: datetime | None
+    first: int | None
+    head: int | None
+    lag_events: int | None
+    lag_s: float | None
+    missed_events: int | None
+    astray: bool
+    handed_to: str | None
+    asked_by: str | None
+
+    @property
+    def keeper(self) -> str | None:
+        """Who owns it, or for whom it is kept; ``None`` if it is free."""
+        if self.state in (State.LEASED, State.BREAKING):
+            return self.owner
+        return self.handed_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """What can be told of the events of a partition, from its checkpoint and its ends."""
+
+    lag_events: int | None = None
+    missed_events: int | None = None
+    next_number: int | None = None  # the oldest event that waits, if one does
+    astray: bool = False
+
+
+def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Waiting:
+    """How many events wait, and which is the oldest of them."""
+    if ends is None:
+        return Waiting()
+    if checkpoint is None:
+        # Where a processor would begin is its own affair; but without events nothing waits.
+        return Waiting(lag_events=0) if ends.next == ends.first else Waiting()
+    resumes_at = checkpoint.resumes_at
+    if resumes_at > ends.next:
+        return Waiting(astray=True)
+    oldest = max(resumes_at, ends.first)
+    return Waiting(
+        lag_events=ends.next - oldest,
+        missed_events=oldest - resumes_at,
+        next_number=oldest if oldest < ends.next else None,
+    )
+
+
+def partition_view(
+    resource: Resource,
+    *,
+    owner: Peer | None,
+    checkpoint: Checkpoint | None,
+    ends: PartitionEnds | None,
+    waits_since: datetime | None,
+    now: datetime,
+) -> PartitionView:
+    """Put together what the store and the source say of one partition."""
+    wait = waiting(checkpoint, ends)
+    return PartitionView(
+        partition=last_part(resource.key),
+        key=resource.key,
+        state=resource.state,
+        owner=resource.holder,
+        host=(owner.info.host or None) if owner else None,
+        pid=(owner.info.pid or None) if owner else None,
+        epoch=resource.epoch,
+        renewed_ago_s=renewed_ago_s(owner) if owner else None,
+        time_left_s=_time_left_s(resource, owner),
+        breaking_s=resource.breaking_s,
+        checkpoint=checkpoint.position.sequence_number if checkpoint else None,
+        checkpoint_epoch=checkpoint.epoch if checkpoint else None,
+        checkpointed_at=checkpoint.updated_at if checkpoint else None,
+        first=ends.first if ends and ends.next > ends.first else None,
+        head=ends.next - 1 if ends and ends.next else None,
+        lag_events=wait.lag_events,
+        lag_s=_lag_s(wait, waits_since, now),
+        missed_events=wait.missed_events,
+        astray=wait.astray,
+        handed_to=resource.handed_to,
+        asked_by=resource.asked_by,
+    )
+
+
+def renewed_ago_s(peer: Peer) -> float | None:
+    """How long ago a member was heard of; ``None`` if the store does not say."""
+    return max(0.0, peer.duration_s - peer.remaining_s) if peer.duration_s else None
+
+
+def in_order(partition: str) -> tuple[bool, int, str]:
+    """The order of partitions for people: numbers as numbers, then all other names."""
+    is_number = partition.isascii() and partition.isdigit()
+    return (not is_number, int(partition) if is_number else 0, partition)
+
+
+def _time_left_s(resource: Resource, owner: Peer | None) -> float | None:
+    if resource.state is State.EXPIRED:
+        return 0.0
+    return owner.remaining_s if owner else None
+
+
+def _lag_s(wait: Waiting, waits_since: datetime | None, now: datetime) -> float | None:
+    if wait.lag_events == 0:
+        return 0.0
+    if waits_since is None or wait.next_number is None:
+        return None
+    # Two machines' clocks: an event that seems to come from the future has just come.
+    return max(0.0, (now - waits_since).total_seconds())

@@ -1,0 +1,209 @@
+"""What a handler is given beside its events: who it works as, and how to write down what is done.
+
+Async handlers get a ``PartitionContext``. Handlers in threads get a ``BlockingContext``: the same,
+with calls that block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import contextmanager as blocking_manager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from leasehold.errors import UsageError
+from leasehold.log.events import Event, EventBatch
+from leasehold.model import Position
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from concurrent.futures import Future
+
+    from leasehold.model import Ownership
+    from leasehold.processor.tenure import Tenure
+
+At = Event | EventBatch | Position | int | None
+
+
+class Transacting(Protocol):
+    """A store whose database takes the handler's own statements and the checkpoint together."""
+
+    def begin(
+        self, ownership: Ownership, position: Callable[[], Position]
+    ) -> AbstractAsyncContextManager[Any]:
+        """A transaction that ends with the checkpoint."""
+        ...
+
+    def begin_blocking(
+        self, ownership: Ownership, position: Callable[[], Position]
+    ) -> AbstractContextManager[Any]:
+        """The same for a thread."""
+        ...
+
+
+class Desk(Protocol):
+    """What a context needs of its pump."""
+
+    tenure: Tenure
+
+    @property
+    def transactions(self) -> Transacting | None:
+        """Transactions to share, if the store has them."""
+        ...
+
+    @property
+    def delivered(self) -> Position:
+        """The last event that the handler was given so far."""
+        ...
+
+    def write(self, position: Position) -> Future[None]:
+        """Have the position stored; done when it is. From any thread."""
+        ...
+
+    def stored(self, position: Position) -> None:
+        """The position was stored by other means."""
+        ...
+
+    def unsure(self) -> None:
+        """It is not known whether a position was stored: ask the store before going on."""
+        ...
+
+
+class _Context:
+    """What both kinds have."""
+
+    def __init__(self, desk: Desk, *, stream: str, group: str) -> None:
+        """Made by the pump, one for each ownership."""
+        self._desk = desk
+        self.stream = stream
+        self.group = group
+        ownership = desk.tenure.ownership
+        self.partition = desk.tenure.partition
+        self.holder = ownership.holder
+        self.epoch = ownership.epoch
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.stream}/{self.partition} epoch {self.epoch}>"
+
+    @property
+    def position(self) -> Position:
+        """The last event that was delivered so far; -1: none."""
+        return self._desk.delivered
+
+    @property
+    def lost(self) -> bool:
+        """Whether the partition is somebody else's by now: whatever is done now is for nothing."""
+        return not self._desk.tenure.valid
+
+    @property
+    def remaining_s(self) -> float:
+        """How long the ownership is certain to last. It is usually prolonged before that."""
+        return self._desk.tenure.remaining_s()
+
+    def check(self) -> None:
+        """Return if the partition is still owned here: to be asked before an effect elsewhere.
+
+        Raises:
+            LeaseLost: it is not.
+        """
+        self._desk.tenure.check()
+
+    def _claimed(self, at: At) -> Position:
+        """Where a checkpoint goes; after a loss any place, because it is refused and counted."""
+        delivered = self._desk.delivered  # looked at first: a pump that ended forgets it
+        return _place(at, delivered) if self.lost else self._position(at)
+
+    def _position(self, at: At) -> Position:
+        delivered = self._desk.delivered
+        position = _place(at, delivered)
+        if position.sequence_number < 0:
+            raise UsageError("there is nothing to checkpoint: no event was received yet")
+        if position > delivered:
+            raise UsageError(
+                f"event {position.sequence_number} of partition {self.partition} was not "
+                f"delivered yet, the last one was {delivered.sequence_number}: a checkpoint never "
+                "passes an event that nobody has seen"
+            )
+        return position
+
+    def _transactions(self) -> Transacting:
+        transactions = self._desk.transactions
+        if transactions is None:
+            raise UsageError(
+                "this store has no transactions to share: context.transaction() needs a "
+                "PostgreSQL store, given by its URL"
+            )
+        return transactions
+
+
+class PartitionContext(_Context):
+    """For async handlers."""
+
+    async def checkpoint(self, at: At = None) -> None:
+        """Write down that all is done up to ``at``, by default all that was delivered so far.
+
+        Raises:
+            LeaseLost: the partition is somebody else's; nothing was written.
+            CheckpointBehind: the stored one is further.
+            UsageError: ``at`` lies beyond what was delivered.
+        """
+        await asyncio.wrap_future(self._desk.write(self._claimed(at)))
+
+    @asynccontextmanager
+    async def transaction(self, at: At = None) -> AsyncIterator[Any]:
+        """A connection whose transaction is committed together with the checkpoint, or not at all.
+
+        ``at``: as in ``checkpoint``. The connection is a ``psycopg.AsyncConnection``.
+
+        Raises:
+            FencedWrite: the partition is somebody else's; nothing was committed.
+            StoreUnavailable: nothing was committed; or the answer to the commit was lost. The
+                events come again only if it was not committed.
+            UsageError: the store is not PostgreSQL.
+        """
+        desk = self._desk
+        desk.unsure()
+        async with self._transactions().begin(
+            desk.tenure.ownership, lambda: self._position(at)
+        ) as connection:
+            yield connection
+        desk.stored(self._position(at))
+
+
+class BlockingContext(_Context):
+    """For handlers that run in a thread."""
+
+    def checkpoint(self, at: At = None) -> None:
+        """As ``PartitionContext.checkpoint``: returns when the position is stored."""
+        self._desk.write(self._claimed(at)).result()
+
+    @blocking_manager
+    def transaction(self, at: At = None) -> Iterator[Any]:
+        """As ``PartitionContext.transaction``, with a ``psycopg.Connection``."""
+        desk = self._desk
+        desk.unsure()
+        with self._transactions().begin_blocking(
+            desk.tenure.ownership, lambda: self._position(at)
+        ) as connection:
+            yield connection
+        desk.stored(self._position(at))
+
+
+def _place(at: At, delivered: Position) -> Position:
+    match at:
+        case None:
+            return delivered
+        case Position():
+            return at
+        case Event():
+            return Position(sequence_number=at.sequence_number, offset=str(at.offset))
+        case EventBatch():
+            return last_position(at)
+        case _:
+            return Position(sequence_number=at)
+
+
+def last_position(batch: EventBatch) -> Position:
+    """The place of the last event of a batch."""
+    offset = batch.arrow.column(1)[len(batch) - 1].as_py()
+    return Position(sequence_number=batch.last_sequence, offset=str(offset))

@@ -1,0 +1,254 @@
+"""One batch to its handler, and what becomes of it when the handler fails (B6).
+
+A batch is tried again with growing pauses. When ``on_batch`` has failed for the last time, the
+batch is cut in halves until the event is found that can not be taken: it alone is skipped or put
+into the dead letters. So a handler may see an event more than once after it has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from bisect import bisect_left
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.core.poison import Then
+from leasehold.errors import LeaseLost, UsageError
+from leasehold.processor.handlers import Call
+from leasehold.processor.hooks import HandlerFailed, Poisoned
+from leasehold.sources.dead_letters import DeadLetter
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from leasehold.clock import Clock
+    from leasehold.log.events import EventBatch
+    from leasehold.processor.context import BlockingContext, PartitionContext
+    from leasehold.processor.handlers import Handlers
+    from leasehold.processor.hooks import Board
+    from leasehold.processor.settings import Options
+    from leasehold.processor.tenure import Tenure
+
+log = logging.getLogger("leasehold.processor")
+
+
+class Stopped(Exception):
+    """The poison policy says: stop the partition. ``done`` events of the batch came before."""
+
+    def __init__(self, done: int) -> None:
+        """Counted from the front of the batch."""
+        super().__init__()
+        self.done = done
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Where in the batch we are, how much is tried at once, and how often it failed."""
+
+    start: int
+    size: int
+    failures: int = 0
+    narrowed: bool = False
+
+
+class Delivery:
+    """For one pump. One batch at a time."""
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        tenure: Tenure,
+        contexts: tuple[PartitionContext, BlockingContext],
+        *,
+        options: Options,
+        board: Board,
+        clock: Clock,
+        rng: random.Random,
+        on_error: Callable[[BaseException], Awaitable[None]],
+        settle: Callable[[], Awaitable[int]],
+        late: Callable[[], None],
+    ) -> None:
+        """``settle`` tells the number of the next event to handle, by the store if need be.
+
+        ``late`` is called when a handler in a thread is over its limit, and goes on.
+        """
+        self._handlers = handlers
+        self._tenure = tenure
+        self._contexts = contexts
+        self._options = options
+        self._board = board
+        self._clock = clock
+        self._rng = rng
+        self._on_error = on_error
+        self._settle = settle
+        self._late = late
+        self.stopped = anyio.Event()
+        self.call: Call | None = None
+        self.last_call: Call | None = None
+        self.in_hand: EventBatch | None = None
+        self.pausing = False
+
+    def stop(self) -> None:
+        """Begin nothing new: ``deliver`` returns as soon as what is under way is done."""
+        self.stopped.set()
+        if self.call is not None:
+            self.call.stopping = True
+
+    async def deliver(self, batch: EventBatch) -> int:
+        """Hand over the batch; return how many of its events are done with, from the front.
+
+        Fewer than all only after ``stop``.
+
+        Raises:
+            LeaseLost: the partition is somebody else's.
+            Stopped: an event can not be taken, and the policy says to stop there.
+        """
+        turn = _Turn(start=0, size=len(batch))
+        while turn.start < len(batch) and not self.stopped.is_set():
+            part = batch.slice(turn.start, turn.size)
+            self._tenure.check()
+            error = await self._attempt(turn, part)
+            if error is not None:
+                await self._failed(turn, batch, error)
+        return turn.start
+
+    async def _attempt(self, turn: _Turn, part: EventBatch) -> Exception | None:
+        """One call of the handler; the error that it raised, if it is the handler's own."""
+        call = self.call = self.last_call = Call(began_s=self._clock.boottime_s())
+        self.in_hand = part
+        error: Exception | None = None
+        try:
+            await self._handlers.handle(call, self._contexts, part, self._clock, self._late)
+        except LeaseLost as lost:
+            self._tenure.check()  # the handler was told that this partition is lost: it ends here
+            if (lost.key, lost.epoch) == (self._tenure.ownership.key, self._tenure.ownership.epoch):
+                raise  # the store knows it before the member does
+            error = lost  # another one, of its own
+        except Exception as raised:  # noqa: BLE001
+            error = raised
+        except asyncio.CancelledError as cancelled:
+            if _is_cancelled():
+                raise
+            error = UsageError("the handler let the cancellation of a task of its own get out")
+            error.__cause__ = cancelled
+        finally:
+            self.call = None
+            self._count(part.slice(0, call.done))
+            turn.start += call.done
+        if call.done:
+            turn.failures = 0
+        if error is None and turn.narrowed:
+            turn.size *= 2
+        return error
+
+    async def _failed(self, turn: _Turn, batch: EventBatch, error: Exception) -> None:
+        """Wait and try again, look closer, or give the event up."""
+        sequence = batch.slice(turn.start, 1).first_sequence
+        turn.failures += 1
+        policy = self._options.poison
+        tenure = self._tenure
+        self._board.tell(
+            HandlerFailed(
+                holder=tenure.ownership.holder,
+                partition=tenure.partition,
+                epoch=tenure.ownership.epoch,
+                sequence_number=sequence,
+                attempt=turn.failures,
+                error=error,
+            )
+        )
+        await self._on_error(error)
+        turn.start = max(turn.start, _events_before(batch, await self._settle()))
+        if turn.start >= len(batch):
+            return
+        looking = turn.narrowed and turn.size > 1  # halves are tried once, to find the event
+        if not looking and not policy.exhausted(turn.failures):
+            await self._pause(policy.pauses.pause_s(turn.failures, self._rng))
+        elif turn.size > 1 and self._handlers.on_batch is not None:
+            turn.size, turn.narrowed, turn.failures = turn.size // 2, True, 0
+        else:
+            await self._give_up(turn, batch, error)
+
+    async def _pause(self, seconds: float) -> None:
+        self.pausing = True
+        try:
+            with suppress(TimeoutError):
+                await self._clock.bounded(self.stopped.wait(), seconds=seconds)
+        finally:
+            self.pausing = False
+
+    async def _give_up(self, turn: _Turn, batch: EventBatch, error: Exception) -> None:
+        event = batch.slice(turn.start, 1)
+        then, tenure = self._options.poison.then, self._tenure
+        poisoned = Poisoned(
+            holder=tenure.ownership.holder,
+            partition=tenure.partition,
+            epoch=tenure.ownership.epoch,
+            sequence_number=event.first_sequence,
+            action=then.value,
+            error=error,
+        )
+        if then is Then.STOP:
+            self._board.tell(poisoned)
+            raise Stopped(turn.start) from error
+        if then is Then.DEAD_LETTER:
+            if not await self._buried(event, turn, error):
+                return
+            self._board.add(events_dead_lettered=1)
+        else:
+            self._board.add(events_skipped=1)
+        self._board.tell(poisoned)
+        turn.start += 1
+        turn.failures = 0
+
+    async def _buried(self, batch: EventBatch, turn: _Turn, error: Exception) -> bool:
+        """Put the event into the dead letters; False if that was not to be had before the stop."""
+        dead_letters, tenure = self._options.dead_letters, self._tenure
+        if dead_letters is None:  # Options refuse that
+            raise Stopped(turn.start) from error
+        letter = DeadLetter(
+            event=next(batch.events()),
+            stream=self._contexts[0].stream,
+            group=self._contexts[0].group,
+            partition=tenure.partition,
+            epoch=tenure.ownership.epoch,
+            attempts=turn.failures,
+            reason=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+            failed_at=self._clock.utc_now(),
+        )
+        failures = 0
+        while not self.stopped.is_set():
+            tenure.check()
+            try:
+                await dead_letters.send([letter])
+            except Exception as trouble:  # noqa: BLE001
+                failures += 1
+                await self._on_error(trouble)
+                await self._pause(self._options.poison.pauses.pause_s(failures, self._rng))
+            else:
+                return True
+        return False
+
+    def _count(self, done: EventBatch) -> None:
+        if len(done):
+            size = done.arrow.nbytes
+            self._board.add(events_handled=len(done), bytes_handled=size, batches_handled=1)
+
+
+def _is_cancelled() -> bool:
+    """Whether it is us who are to stop, and not a task that the handler had waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _events_before(batch: EventBatch, sequence: int) -> int:
+    """How many events of the batch come before this number."""
+    numbers = batch.arrow.column(0).to_pylist()
+    return bisect_left(numbers, sequence)

@@ -1,0 +1,249 @@
+"""The user's functions, called in one way: async ones in the loop, the others in threads.
+
+A function in a thread can not be stopped. When its time is over, or its partition is lost, nobody
+waits for it any more; it is told by ``context.lost`` and by every call of its context.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from leasehold.errors import HandlerTimeout, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from leasehold.clock import Clock
+    from leasehold.log.events import Event, EventBatch
+    from leasehold.processor.context import BlockingContext, PartitionContext
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await."""
+    function = inspect.unwrap(_bare(function))
+    call = getattr(type(function), "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or (
+        not inspect.isroutine(function) and inspect.iscoroutinefunction(call)
+    )
+
+
+def _not_async(function: Callable[..., Any], answer: object) -> None:
+    """Refuse a function that only looks as if it were not async: its work was never done."""
+    if inspect.iscoroutine(answer):
+        answer.close()
+        raise UsageError(
+            f"{function!r} has returned a coroutine, and nothing was done: make it async def, "
+            "and await there what it calls"
+        )
+
+
+def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
+    while hasattr(function, "func") and callable(function.func):
+        function = function.func
+    return function
+
+
+class Withdrawn(Exception):
+    """Nobody had begun with the batch, and the partition is to be given up: it is left undone."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call under way, looked at by the watchdog. Written by whoever runs the handler.
+
+    ``done`` counts the events of the batch that are handled; ``began_s`` is the time at which the
+    present one was begun. ``running``: a thread is in it. ``late``: it is over its limit.
+    """
+
+    began_s: float
+    done: int = 0
+    stopping: bool = False
+    running: bool = False
+    late: bool = False
+    event: Event | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handlers:
+    """The functions of one processor.
+
+    Exactly one of ``on_batch`` and ``on_event`` is there. ``on_drain`` is told, in the loop, that
+    a partition is to be given up.
+    """
+
+    on_batch: Callable[..., Any] | None = None
+    on_event: Callable[..., Any] | None = None
+    on_error: Callable[..., Any] | None = None
+    on_partition_open: Callable[..., Any] | None = None
+    on_partition_close: Callable[..., Any] | None = None
+    on_drain: Callable[[PartitionContext], None] | None = None
+    limit_s: float | None = None
+    threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(math.inf))
+
+    def __post_init__(self) -> None:
+        """Refuse what can not be called."""
+        for name in ("on_batch", "on_event", "on_error", "on_partition_open", "on_partition_close"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise UsageError(f"{name} must be a function, not {function!r}")
+        if self.on_batch is not None and self.on_event is not None:
+            raise UsageError("give on_batch or on_event, not both: each event is handled once")
+
+    async def handle(
+        self,
+        call: Call,
+        contexts: tuple[PartitionContext, BlockingContext],
+        batch: EventBatch,
+        clock: Clock,
+        late: Callable[[], None],
+    ) -> None:
+        """Hand the batch to the handler; ``call.done`` says how many events it is done with.
+
+        With ``on_event`` it ends early, between two events, when ``call.stopping`` is set or the
+        partition is lost.
+
+        A handler in a thread that takes too long goes on; ``late`` is called once for it.
+
+        Raises:
+            HandlerTimeout: an async handler took too long; it was cancelled.
+            Exception: whatever the handler raised.
+        """
+        function = self.on_batch or self.on_event
+        if function is None:  # __init__ of the processor refuses that
+            raise UsageError("there is no handler")
+        if not is_async(function):
+            await self._in_thread(function, call, contexts[1], batch, clock, late)
+        elif self.on_batch is not None:
+            with suppress(Withdrawn):
+                await self._limited(clock, function(contexts[0], batch))
+                call.done = len(batch)
+        else:
+            for event in batch:
+                if call.stopping or contexts[0].lost:
+                    return
+                call.event, call.began_s = event, clock.boottime_s()
+                await self._limited(clock, function(contexts[0], event))
+                call.done += 1
+
+    async def tell(
+        self,
+        function: Callable[..., Any] | None,
+        contexts: tuple[object, object],
+        *values: object,
+    ) -> None:
+        """Call one of the others: with the async context, or in a thread with the blocking one."""
+        if function is None:
+            return
+        if is_async(function):
+            await function(contexts[0], *values)
+        else:
+            answer = await anyio.to_thread.run_sync(
+                function, contexts[1], *values, abandon_on_cancel=True, limiter=self.threads
+            )
+            _not_async(function, answer)
+
+    async def _limited(self, clock: Clock, answer: Any) -> None:
+        if self.limit_s is None:
+            await answer
+            return
+        expired = False
+        try:
+            await clock.bounded(_unless_late(answer), seconds=self.limit_s)
+        except TimeoutError as error:
+            if isinstance(error.__cause__, _OwnTimeout):
+                raise error.__cause__.error from None
+            expired = True
+        if expired:
+            raise HandlerTimeout(
+                f"the handler took longer than handler_limit ({self.limit_s:g} s) and was "
+                "cancelled: make it faster, or allow it more time"
+            )
+
+    async def _in_thread(
+        self,
+        function: Callable[..., Any],
+        call: Call,
+        context: BlockingContext,
+        batch: EventBatch,
+        clock: Clock,
+        late: Callable[[], None],
+    ) -> None:
+        def run() -> None:
+            call.running = True
+            try:
+                work()
+            finally:
+                call.running = False
+
+        def work() -> None:
+            if self.on_batch is not None:
+                _not_async(function, function(context, batch))
+                call.done = len(batch)
+                return
+            for event in batch:
+                if call.stopping or context.lost:
+                    return
+                call.event, call.began_s = event, clock.boottime_s()
+                _not_async(function, function(context, event))
+                call.done += 1
+
+        if self.limit_s is None:
+            await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self.threads)
+        else:
+            await self._watched(run, call, clock, self.limit_s, late)
+
+    async def _watched(
+        self,
+        run: Callable[[], None],
+        call: Call,
+        clock: Clock,
+        limit_s: float,
+        late: Callable[[], None],
+    ) -> None:
+        """The same with a look at the clock whenever the present event could be over its time."""
+        errors: list[BaseException] = []
+        ended = anyio.Event()
+
+        async def work() -> None:
+            try:
+                await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self.threads)
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+            ended.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            while not ended.is_set():
+                began_s = call.began_s
+                left_s = began_s + limit_s - clock.boottime_s()
+                if left_s <= 0 and not call.late:
+                    call.late = True
+                    late()
+                try:
+                    await clock.bounded(ended.wait(), seconds=max(left_s, limit_s / 4))
+                except TimeoutError:
+                    call.late = call.late and call.began_s == began_s
+        if errors:
+            raise errors[0]
+
+
+class _OwnTimeout(Exception):
+    """Carries a TimeoutError of the handler's own past the one that means: too late."""
+
+    def __init__(self, error: TimeoutError) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def _unless_late(answer: Any) -> None:
+    try:
+        await answer
+    except TimeoutError as error:
+        raise TimeoutError from _OwnTimeout(error)

@@ -1,0 +1,183 @@
+"""The lease side: the member, what it is told to do, and the checkpoints that it writes.
+
+Everything here runs in one event loop in which no handler ever runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from leasehold.core.balance import Strategy
+from leasehold.errors import StoreUnavailable
+from leasehold.model import EndReason
+from leasehold.names import partition_group
+from leasehold.processor.hooks import CycleDone
+from leasehold.processor.marks import Marks
+from leasehold.processor.member import Member
+from leasehold.processor.tenure import Tenure
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.model import Checkpoint, Ownership
+    from leasehold.ports import Store
+    from leasehold.processor.bridge import Bridge
+    from leasehold.processor.cycle import CycleReport
+    from leasehold.processor.floor import Floor
+    from leasehold.processor.hooks import Board
+    from leasehold.processor.settings import Options
+
+T = TypeVar("T")
+
+_IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESET))
+
+
+class LeaseSide:
+    """The member of one processor, and its keeper. ``floor`` is set before ``run``."""
+
+    floor: Floor
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        stream: str,
+        group: str,
+        name: str,
+        options: Options,
+        bridge: Bridge,
+        board: Board,
+        clock: Clock,
+        rng: random.Random,
+        identity: Callable[[], tuple[str, str]] | None = None,
+        member: type[Member] = Member,
+        marks: type[Marks] = Marks,
+    ) -> None:
+        """Not joined yet."""
+        self.store = store
+        self.keys_group = partition_group(stream, group)
+        self._options = options
+        self._bridge = bridge
+        self._board = board
+        self._clock = clock
+        self._tenures: dict[str, Tenure] = {}
+        self.member = member(
+            store,
+            options.member(group=self.keys_group, name=name),
+            keeper=self,
+            clock=clock,
+            rng=rng,
+            identity=identity,
+            told=self._cycle_done,
+        )
+        self.marks = marks(self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease)
+
+    async def run(self) -> None:
+        """Keep the lease until ``Member.drain`` was carried out. Cancelling closes all at once.
+
+        Raises:
+            Exception: what has ended it, by itself and not in a group.
+        """
+        errors: list[Exception] = []
+
+        async def ending(work: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001
+                errors.append(error)
+            finally:
+                self.marks.close()
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ending, self.marks.run)
+            await ending(self.member.run)
+        if errors:
+            raise errors[0]
+
+    # --------------------------------------------------- told by the member
+
+    def opened(self, ownership: Ownership) -> None:
+        """See ``Keeper``."""
+        tenure = self._tenures[ownership.key] = Tenure(ownership=ownership, member=self.member)
+        self._bridge.to_work(lambda: self.floor.open(tenure))
+
+    def drain(self, ownership: Ownership) -> bool:
+        """See ``Keeper``."""
+        self._bridge.to_work(lambda: self.floor.drain(ownership))
+        return False
+
+    def closed(self, ownership: Ownership, reason: str) -> None:
+        """See ``Keeper``."""
+        tenure = self._tenures.get(ownership.key)
+        if tenure is not None and tenure.ownership == ownership:
+            tenure.ended = reason
+            del self._tenures[ownership.key]
+        self.marks.drop(ownership)
+        self._bridge.to_work(lambda: self.floor.close(ownership, reason))
+
+    # ------------------------------------------------ asked by the work side
+
+    def drained(self, ownership: Ownership) -> None:
+        """The work under this ownership has stopped in good order."""
+        self.member.drained(ownership)
+
+    def fenced(self, ownership: Ownership) -> None:
+        """The store has refused a write under this ownership: it has ended."""
+        self.member.fenced(ownership)
+
+    def give_up(self, ownership: Ownership, reason: str) -> None:
+        """Pass a partition on whose work is stuck, if there is anybody who could take it."""
+        if not self.member.pass_on(ownership, reason=reason):
+            self._bridge.to_work(lambda: self.floor.kept(ownership))
+
+    def recovered(self) -> None:
+        """Nothing is stuck any more: this host may take its full share again."""
+        self.member.recovered()
+
+    async def declare(self, keys: Sequence[str]) -> None:
+        """Make the keys known to the store."""
+        await self._bounded("declare", self.store.declare(keys))
+
+    async def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """All checkpoints of the group."""
+        return await self._bounded("checkpoints", self.store.checkpoints(self.keys_group))
+
+    async def follows_order(self, tenure: Tenure) -> bool:
+        """Whether the term before this one ended in good order, or there was none."""
+        key, epoch = tenure.ownership.key, tenure.ownership.epoch
+        terms = await self._bounded("history", self.store.history(key, limit=5))
+        before = [term for term in terms if term.epoch < epoch]
+        return not before or before[0].reason in _IN_ORDER
+
+    async def _bounded(self, name: str, answer: Awaitable[T]) -> T:
+        self.member.calls[name] += 1
+        limit_s = self._options.timing.call_s
+        try:
+            return await self._clock.bounded(answer, seconds=limit_s)
+        except TimeoutError as late:
+            raise StoreUnavailable(f"{name}: no answer within {limit_s:g} s") from late
+
+    def _cycle_done(self, report: CycleReport) -> None:
+        self._board.tell(
+            CycleDone(
+                holder=self.member.holder or self.member.options.name,
+                elapsed_s=report.elapsed_s,
+                held=report.held,
+                calls=dict(report.calls),
+                error=report.error,
+            )
+        )
+        if report.error is not None:
+            error = report.error
+            self._bridge.to_work(lambda: self.floor.trouble(error))
+        if self._options.strategy is Strategy.BY_LOAD:
+            self._bridge.to_work(self._weigh)
+
+    def _weigh(self) -> None:
+        loads = self.floor.loads()
+        self._bridge.to_lease(lambda: self.member.report_loads(loads))

@@ -1,0 +1,254 @@
+"""Checkpoints of all partitions of a host, written together: one call at a time.
+
+A position that waits is replaced by a later one of the same ownership. One that may wait is
+written with the first that may not; so a host with hundreds of partitions writes once per
+interval. A call without an answer is repeated for as long as the lease is trusted: the store
+takes the same position twice without harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.core.ladder import Ladder
+from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreError
+from leasehold.model import Mark, MarkRefusal
+from leasehold.names import last_part
+from leasehold.processor.hooks import CheckpointRefused, CheckpointWritten
+
+if TYPE_CHECKING:
+    import random
+
+    from leasehold.clock import Clock
+    from leasehold.model import Ownership, Position
+    from leasehold.processor.hooks import Board
+    from leasehold.processor.member import Member
+
+Told = Callable[[LeaseholdError | None], None]
+
+log = logging.getLogger("leasehold.processor")
+
+_PAUSES = Ladder(base_s=0.05, most_s=1.0)
+_LONGEST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    mark: Mark
+    due_s: float
+    told: list[Told] = field(default_factory=list)
+
+    def with_(self, other: _Waiting) -> _Waiting:
+        """Both in one: the later position, the earlier time, and all who want to know."""
+        return _Waiting(
+            mark=max(self.mark, other.mark, key=lambda mark: mark.position),
+            due_s=min(self.due_s, other.due_s),
+            told=[*self.told, *other.told],
+        )
+
+
+class Marks:
+    """Written by ``run`` in the member's loop. ``put`` is safe from any thread."""
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        board: Board,
+        wake: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``wake`` runs a function in the member's loop, soon."""
+        self._member = member
+        self._clock = clock
+        self._rng = rng
+        self._board = board
+        self._wake = wake
+        self._lock = Lock()
+        self._waiting: dict[str, _Waiting] = {}
+        self._next_s = math.inf
+        self._changed = anyio.Event()
+        self._closed = False
+
+    def put(
+        self,
+        ownership: Ownership,
+        position: Position,
+        *,
+        within_s: float = 0.0,
+        told: Told | None = None,
+    ) -> None:
+        """Have the position written within that time; ``told`` hears how it went, in any thread.
+
+        A position behind one that waits counts as written with that one.
+        """
+        self._enqueue(
+            _Waiting(
+                mark=Mark(ownership=ownership, position=position),
+                due_s=self._clock.boottime_s() + within_s,
+                told=[] if told is None else [told],
+            )
+        )
+
+    def drop(self, ownership: Ownership) -> None:
+        """Forget what waits for an ownership that has ended; who waits is told."""
+        with self._lock:
+            waiting = self._waiting.get(ownership.key)
+            if waiting is None or waiting.mark.ownership != ownership:
+                return
+            del self._waiting[ownership.key]
+        if waiting.told:
+            self._refuse(waiting, "not held")
+
+    def close(self) -> None:
+        """Refuse all that waits, and all that still comes."""
+        with self._lock:
+            self._closed = True
+        for each in self._take():
+            self._refuse(each, "shutdown")
+
+    async def run(self) -> None:
+        """Write what is due, until cancelled."""
+        failures = 0
+        while True:
+            await self._until_due(_PAUSES.pause_s(failures, self._rng) if failures else 0.0)
+            batch = self._take()
+            if batch:
+                failures = 0 if await self._write(batch) else failures + 1
+
+    # ----------------------------------------------------------------- parts
+
+    async def _until_due(self, least_s: float) -> None:
+        if least_s:
+            await self._clock.sleep(least_s)
+        while True:
+            changed = self._changed
+            with self._lock:
+                left_s = self._next_s - self._clock.boottime_s()
+            if left_s <= 0:
+                return
+            with suppress(TimeoutError):
+                await self._clock.bounded(changed.wait(), seconds=min(left_s, _LONGEST_S))
+
+    def _ring(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _take(self) -> list[_Waiting]:
+        with self._lock:
+            batch = list(self._waiting.values())
+            self._waiting = {}
+            self._next_s = math.inf
+        return batch
+
+    async def _write(self, batch: list[_Waiting]) -> bool:
+        """Send them in one call; False if there was no answer, and they wait again."""
+        held = self._still_held(batch)
+        if not held:
+            return True
+        self._board.add(checkpoint_calls=1)
+        try:
+            refused = await self._member.mark([each.mark for each in held])
+        except StoreError as trouble:
+            log.warning("checkpoint of %d partitions not written yet: %s", len(held), trouble)
+            for each in held:
+                self._enqueue(each)
+            return False
+        except LeaseLost as lost:
+            for each in held:
+                self._refuse(each, lost.reason)
+            return True
+        except BaseException:
+            for each in held:  # a thread may be waiting for the answer: it must not wait for ever
+                self._refuse(each, "shutdown")
+            raise
+        for each in held:
+            self._settle(each, refused.get(each.mark.ownership.key))
+        return True
+
+    def _still_held(self, batch: list[_Waiting]) -> list[_Waiting]:
+        """Those whose ownership lasts; the others are refused."""
+        held: list[_Waiting] = []
+        for each in batch:
+            if self._member.holds(each.mark.ownership.key) == each.mark.ownership:
+                held.append(each)
+            else:
+                self._refuse(each, "not held")
+        return held
+
+    def _enqueue(self, new: _Waiting) -> None:
+        """Let it wait, together with what waits for the same ownership."""
+        key, epoch = new.mark.ownership.key, new.mark.ownership.epoch
+        stale: _Waiting | None = None
+        sooner = False
+        with self._lock:
+            known = self._waiting.get(key)
+            if self._closed or (known is not None and known.mark.ownership.epoch > epoch):
+                stale = new
+            elif known is not None and known.mark.ownership.epoch < epoch:
+                stale, self._waiting[key] = known, new
+            elif known is not None:
+                self._waiting[key] = known.with_(new)
+            else:
+                self._waiting[key] = new
+            if stale is not new:
+                due_s = self._waiting[key].due_s
+                sooner = due_s < self._next_s
+                self._next_s = min(self._next_s, due_s)
+        if stale is not None:
+            self._refuse(stale, "not held")
+        if sooner:
+            self._wake(self._ring)
+
+    def _settle(self, each: _Waiting, refusal: MarkRefusal | None) -> None:
+        if refusal is MarkRefusal.FENCED:
+            self._refuse(each, "fenced")
+            return
+        mark = each.mark
+        if refusal is None:
+            self._board.tell(
+                CheckpointWritten(
+                    holder=mark.ownership.holder,
+                    partition=last_part(mark.ownership.key),
+                    epoch=mark.ownership.epoch,
+                    sequence_number=mark.position.sequence_number,
+                )
+            )
+        behind = None
+        if refusal is MarkRefusal.BEHIND:
+            behind = CheckpointBehind(
+                f"the checkpoint {mark.position.sequence_number} of {mark.ownership.key} lies "
+                "before the one that is stored: it stays where it is"
+            )
+        for told in each.told:
+            told(behind)
+
+    def _refuse(self, each: _Waiting, why: str) -> None:
+        ownership, position = each.mark.ownership, each.mark.position
+        self._board.tell(
+            CheckpointRefused(
+                holder=ownership.holder,
+                partition=last_part(ownership.key),
+                epoch=ownership.epoch,
+                sequence_number=position.sequence_number,
+                why=why,
+            )
+        )
+        error = LeaseLost(
+            f"the checkpoint {position.sequence_number} of {ownership.key} was refused: the "
+            f"ownership (epoch {ownership.epoch}) has ended ({why}); stop the work on it",
+            key=ownership.key,
+            epoch=ownership.epoch,
+            reason=why,
+        )
+        for told in each.told:
+            told(error)

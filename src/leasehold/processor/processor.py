@@ -1,0 +1,345 @@
+"""``EventProcessor``: the partitions of a stream, shared by all processors of a group.
+
+Two sides, which never wait for each other: the *lease side* in a thread of its own renews, claims,
+hands over and writes checkpoints; the *work side*, in the loop that started the processor,
+receives events and calls the handlers. The package's docstring has the design.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import AsyncExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio.from_thread
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.errors import UsageError
+from leasehold.names import check_name, partition_group
+from leasehold.processor.bridge import TwoLoops
+from leasehold.processor.floor import Floor
+from leasehold.processor.handlers import Handlers
+from leasehold.processor.hooks import Board
+from leasehold.processor.lease_side import LeaseSide
+from leasehold.processor.pull import Pull
+from leasehold.processor.settings import Options
+from leasehold.stores import open_store, open_transactions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from leasehold.clock import Clock
+    from leasehold.model import Ownership
+    from leasehold.ports import Store
+    from leasehold.processor.hooks import Counts, Hook
+    from leasehold.processor.pull import PartitionClient
+    from leasehold.processor.status import PartitionStatus
+    from leasehold.sources.port import EventSource
+    from leasehold.stores.postgres.transactions import Transactions
+
+log = logging.getLogger("leasehold.processor")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class EventProcessor:
+    """One host of a group. It can be started once.
+
+    Guarantees: each event of the stream is handed to a handler of the group at least once, in the
+    order of its partition, and before any checkpoint passes it. After an orderly end or hand-over
+    none comes again. A partition is handled here only while no other host believes to own it;
+    whatever was begun here before that moment is fenced by its epoch.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        store: str | Store,
+        group: str,
+        *,
+        on_batch: Callable[..., Any] | None = None,
+        on_event: Callable[..., Any] | None = None,
+        on_error: Callable[..., Any] | None = None,
+        on_partition_open: Callable[..., Any] | None = None,
+        on_partition_close: Callable[..., Any] | None = None,
+        options: Options | None = None,
+        hooks: Sequence[Hook] = (),
+        name: str = "host",
+        clock: Clock | None = None,
+    ) -> None:
+        """Nothing is done yet. Without ``on_batch`` and ``on_event``: use ``partitions``.
+
+        ``store``: its URL, or a store, which then is used in the thread of the leases and not
+        closed. Handlers are called as ``on_batch(context, batch)``, ``on_event(context, event)``,
+        ``on_error(context, error)`` (None for what belongs to no partition),
+        ``on_partition_open(context)`` and ``on_partition_close(context, reason)``; async ones in
+        the loop, others in threads.
+
+        Raises:
+            UsageError, InvalidName: with what is wrong.
+        """
+        self.source = source
+        self.group = check_name(group, what="group")
+        self.name = check_name(name, what="processor name")
+        self.options = options or Options()
+        partition_group(source.name, group)
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._board = Board(hooks)
+        self._pull = Pull() if on_batch is None and on_event is None else None
+        if self._pull is not None and (on_partition_open or on_partition_close):
+            raise UsageError("the pull style has no callbacks: partitions() tells all of it")
+        pull = self._pull
+        self._handlers = Handlers(
+            on_batch=pull.handle if pull else on_batch,
+            on_event=on_event,
+            on_error=on_error,
+            on_partition_open=pull.opened if pull else on_partition_open,
+            on_partition_close=pull.closed if pull else on_partition_close,
+            on_drain=pull.drains if pull else None,
+            limit_s=self.options.handler_limit_s,
+        )
+        self._bridge: TwoLoops | None = None
+        self._lease_side: LeaseSide | None = None
+        self._floor: Floor | None = None
+        self._transactions: Transactions | None = None
+        self._on_lease: AsyncExitStack | None = None
+        self._leases: Future[None] | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._stopped: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+
+    def __repr__(self) -> str:
+        held = len(self.held())
+        return f"<EventProcessor {self.name} of {self.source.name}/{self.group} holding {held}>"
+
+    # -------------------------------------------------------------- asking
+
+    @property
+    def holder(self) -> str | None:
+        """The id under which the group knows this host; None until it has joined."""
+        return self._lease_side.member.holder if self._lease_side else None
+
+    def held(self) -> list[Ownership]:
+        """What is owned here at this very moment."""
+        return self._lease_side.member.held() if self._lease_side else []
+
+    def counts(self) -> Counts:
+        """The sums since the start."""
+        return self._board.counts()
+
+    def status(self) -> list[PartitionStatus]:
+        """Each partition that is worked on here."""
+        pumps = self._floor.pumps if self._floor else []
+        return sorted((pump.status() for pump in pumps), key=lambda each: _order(each.partition))
+
+    # ------------------------------------------------------ start and stop
+
+    async def start(self) -> None:
+        """Open the store, make the partitions known, and begin to share them out.
+
+        Raises:
+            StoreUnavailable, StoreUnusable: the store can not be opened.
+            UnknownStream: there is no such stream.
+            UsageError: it was started before.
+        """
+        if self._bridge is not None:
+            raise UsageError("a processor can be started once: make another one")
+        bridge = self._bridge = TwoLoops(self.name)
+        try:
+            self._lease_side = await bridge.on_lease(self._make_lease_side)
+            self._floor = self._make_floor(self._lease_side, bridge)
+            self._lease_side.floor = self._floor
+            await self._floor.discover()
+        except BaseException:
+            self._lease_side = self._floor = None  # so that stop() has nothing to wait for
+            await self._give_back()
+            raise
+        self._work = asyncio.create_task(self._floor.run())
+        self._work.add_done_callback(lambda _: bridge.to_lease(self._drain))
+        self._leases = bridge.start(self._lease_side.run)
+        self._leases.add_done_callback(lambda _: bridge.to_work(self._lease_ended))
+
+    async def stop(self) -> None:
+        """Leave in good order: drain, checkpoint, hand over, end the lease. Again is harmless.
+
+        Takes at most ``drain_limit`` and a few calls to the store.
+
+        Raises:
+            Exception: what had ended the processor before.
+        """
+        if self._bridge is None or self._lease_side is None:
+            return
+        if self._floor is not None:
+            self._floor.stopping = True
+        self._bridge.to_lease(self._drain)
+        await self.wait()
+
+    async def wait(self) -> None:
+        """Return when the processor has ended: it was stopped, or asked by an operator to leave.
+
+        Raises:
+            Exception: what has ended it.
+        """
+        await self._over.wait()
+        if self._stopped is not None:
+            await asyncio.shield(self._stopped)
+
+    def run(self) -> None:
+        """Start, and work until SIGINT or SIGTERM; then leave in good order. Blocks.
+
+        A second signal leaves at once, without order: the leases end by themselves.
+
+        Raises:
+            Exception: what has ended the processor.
+        """
+        asyncio.run(self._run())
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def partitions(self) -> AsyncIterator[PartitionClient]:
+        """The pull style: each partition that comes to this host, as a client to receive from.
+
+        Ends when the processor is stopped.
+
+        Raises:
+            UsageError: there are handlers.
+        """
+        if self._pull is None:
+            raise UsageError("there are handlers already: partitions() is for those without")
+        async for client in self._pull.clients():
+            yield client
+
+    # --------------------------------------------------------------- parts
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+
+        def stop() -> None:
+            if asked.is_set():
+                log.warning("asked twice to stop: leaving without order")
+                os._exit(128 + signal.SIGTERM)
+            asked.set()
+
+        for each in _SIGNALS:
+            with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
+                loop.add_signal_handler(each, stop)
+        await self.start()
+        waits = {
+            asyncio.ensure_future(asked.wait()),
+            asyncio.ensure_future(self._over.wait()),
+        }
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await self.stop()
+
+    async def _make_lease_side(self) -> LeaseSide:
+        """On the lease side: a store's connections belong to the loop that made them."""
+        self._on_lease = AsyncExitStack()
+        store = self._store
+        if isinstance(store, str):
+            store = await self._on_lease.enter_async_context(open_store(store, clock=self._clock))
+        bridge = self._bridge
+        assert bridge is not None  # noqa: S101
+        return LeaseSide(
+            store,
+            stream=self.source.name,
+            group=self.group,
+            name=self.name,
+            options=self.options,
+            bridge=bridge,
+            board=self._board,
+            clock=self._clock,
+            rng=system_random(),
+        )
+
+    def _make_floor(self, lease_side: LeaseSide, bridge: TwoLoops) -> Floor:
+        transactions: Transactions | None = None
+        if isinstance(self._store, str):
+            with suppress(UsageError):  # the context says it to those who ask for one
+                transactions = open_transactions(self._store, clock=self._clock)
+        self._transactions = transactions
+        return Floor(
+            self.source,
+            lease_side,
+            group=self.group,
+            options=self.options,
+            handlers=self._handlers,
+            bridge=bridge,
+            board=self._board,
+            clock=self._clock,
+            rng=system_random(),
+            transactions=transactions,
+        )
+
+    def _drain(self) -> None:
+        """On the lease side: begin to leave."""
+        if self._lease_side is not None:
+            self._lease_side.member.drain()
+
+    def _lease_ended(self) -> None:
+        """Whatever the reason, nobody need ask: what was lent is given back."""
+        self._stopped = asyncio.create_task(self._finish())
+        self._stopped.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._over.set()
+
+    async def _finish(self) -> None:
+        """The lease has ended: end the pumps, then give everything back."""
+        error = self._leases.exception() if self._leases is not None else None
+        if self._floor is not None and error is not None:
+            await self._floor.on_error((None, None), error)
+        if self._work is not None:
+            self._work.cancel()
+            ended = await asyncio.gather(self._work, return_exceptions=True)
+            if isinstance(ended[0], Exception):
+                error = error or ended[0]
+        if self._pull is not None:
+            self._pull.end()
+        await self._give_back()
+        if error is not None:
+            raise error
+
+    async def _give_back(self) -> None:
+        bridge, stack = self._bridge, self._on_lease
+        if self._transactions is not None:
+            await self._transactions.close()
+        if bridge is not None:
+            if stack is not None:
+                await bridge.on_lease(stack.aclose)
+            await bridge.close()
+
+
+@contextmanager
+def blocking(processor: EventProcessor) -> Iterator[EventProcessor]:
+    """Run a processor in the background, for programs without an event loop.
+
+    It is started at the beginning of the block, in a thread of its own, and stopped in good order
+    at its end.
+    """
+    with anyio.from_thread.start_blocking_portal() as portal:
+        portal.call(processor.start)
+        try:
+            yield processor
+        finally:
+            portal.call(processor.stop)
+
+
+def _order(partition: str) -> tuple[int, str]:
+    return (int(partition), "") if partition.isdecimal() else (0, partition)

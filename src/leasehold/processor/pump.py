@@ -1,0 +1,476 @@
+"""One partition, from its opening to its end: receiver, queue, handler, checkpoints.
+
+::
+
+    receiver (at the lease's epoch) ──> intake, bounded ──> handler ──> position ──> checkpoint
+         └── trouble: opened again after the last event that was handled, with growing pauses
+
+The order of an end in good order: nothing more is taken in, the call that is under way ends,
+``on_partition_close`` is called, the position is stored, and only then is the partition given up.
+An end by force cancels what can be cancelled, and tells the handler afterwards.
+
+Guarantees: an event is handled before any checkpoint passes it; the handler gets the events in
+order, one call at a time; after trouble with the source none comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.core.ladder import Ladder
+from leasehold.core.meter import Meter
+from leasehold.errors import (
+    CheckpointBehind,
+    LeaseholdError,
+    LeaseLost,
+    PositionLost,
+    Stolen,
+)
+from leasehold.log.start import Start
+from leasehold.model import Position
+from leasehold.processor.context import BlockingContext, PartitionContext, last_position
+from leasehold.processor.delivery import Delivery, Stopped
+from leasehold.processor.hooks import (
+    CloseReason,
+    HandlerAbandoned,
+    PartitionClosed,
+    PartitionDrains,
+    PartitionOpened,
+    PositionMoved,
+    PumpRestarted,
+    ReceiverDisplaced,
+)
+from leasehold.processor.intake import Intake
+from leasehold.processor.opening import open_receiver
+from leasehold.processor.status import PartitionStatus, PumpState
+
+if TYPE_CHECKING:
+    from leasehold.log.events import EventBatch
+    from leasehold.processor.context import Transacting
+    from leasehold.processor.floor import Floor
+    from leasehold.processor.hooks import HookEvent
+    from leasehold.processor.tenure import Tenure
+    from leasehold.sources.port import Receiver
+
+log = logging.getLogger("leasehold.processor")
+
+_PAUSES = Ladder(base_s=0.1, most_s=15.0)
+_LEAST_GOODBYE_S = 1.0
+
+
+class Pump:
+    """Lives on the work side: ``run`` is its one task, everything else is called in that loop.
+
+    But for ``write``, ``stored`` and ``unsure``, which handlers call from threads.
+    """
+
+    def __init__(self, tenure: Tenure, floor: Floor) -> None:
+        """For one ownership; not begun."""
+        self.tenure = tenure
+        self._floor = floor
+        self._clock = floor.clock
+        self._options = floor.options
+        contexts = (
+            PartitionContext(self, stream=floor.stream, group=floor.group),
+            BlockingContext(self, stream=floor.stream, group=floor.group),
+        )
+        self.contexts = contexts
+        self.delivery = Delivery(
+            floor.handlers,
+            tenure,
+            contexts,
+            options=floor.options,
+            board=floor.board,
+            clock=floor.clock,
+            rng=floor.rng,
+            on_error=lambda error: floor.on_error(contexts, error),
+            settle=self._settled_next,
+            late=lambda: floor.late(self),
+        )
+        now_s = floor.clock.boottime_s()
+        self.meter = Meter(now_s)
+        self.progress_at_s = now_s
+        self.next: int | None = None
+        self.stored_position: Position | None = None
+        self._done = Position(sequence_number=-1)
+        self._since_put = 0
+        self._unsure = False
+        self._state = PumpState.OPENING
+        self._draining = False
+        self._reason: CloseReason | None = None
+        self._scope = anyio.CancelScope()
+        self._session = anyio.CancelScope()
+        self._ending = anyio.CancelScope()
+        self._intake: Intake | None = None
+        self._opened = False
+        self.reported_stall = False
+        self.given_up = False
+        self.kept = False
+        self.behind_since_s: float | None = None
+        self.lag_events = 0
+
+    # ------------------------------------------------- what others may ask
+
+    @property
+    def transactions(self) -> Transacting | None:
+        """See ``Desk``."""
+        return self._floor.transactions
+
+    @property
+    def state(self) -> PumpState:
+        """What it is at."""
+        call = self.delivery.call
+        if call is not None and call.late:
+            return PumpState.STUCK
+        if self._state is PumpState.WAITING and call is not None:
+            return PumpState.HANDLING
+        if self._state is PumpState.WAITING and self.delivery.pausing:
+            return PumpState.RETRYING
+        return self._state
+
+    @property
+    def work_waits(self) -> bool:
+        """Whether something was received that is not handled yet."""
+        return self.delivery.call is not None or bool(self._intake)
+
+    def status(self) -> PartitionStatus:
+        """As it is now."""
+        stored = self.stored_position
+        return PartitionStatus(
+            partition=self.tenure.partition,
+            epoch=self.tenure.ownership.epoch,
+            state=self.state,
+            next=self.next,
+            checkpoint=None if stored is None else stored.sequence_number,
+            waiting_events=len(self._intake) if self._intake is not None else 0,
+            still_s=self.still_s(self._clock.boottime_s()),
+        )
+
+    def still_s(self, now_s: float) -> float:
+        """How long it has made no progress."""
+        call = self.delivery.call
+        since_s = self.progress_at_s if call is None else max(self.progress_at_s, call.began_s)
+        return max(0.0, now_s - since_s)
+
+    def behind_s(self, now_s: float) -> float:
+        """How long it is known that there are events which it does not receive."""
+        if not self.lag_events:
+            self.behind_since_s = None
+            return 0.0
+        if self.behind_since_s is None:
+            self.behind_since_s = now_s
+        return now_s - self.behind_since_s
+
+    def drain(self) -> None:
+        """Stop in good order; ``run`` ends after that."""
+        if self._draining or self._reason is not None:
+            return
+        self._draining = True
+        self._tell(PartitionDrains)
+        self._state = PumpState.DRAINING
+        self.delivery.stop()
+        if self._floor.handlers.on_drain is not None:
+            self._floor.handlers.on_drain(self.contexts[0])
+        if self._intake is not None:
+            self._intake.close()
+        elif not self._opened:
+            self._session.cancel()
+
+    def close(self, reason: CloseReason) -> None:
+        """Stop at once: the partition is not ours any more."""
+        if self._reason is None:
+            self._reason = reason
+        self.delivery.stop()  # a thread that goes on must not begin with another event
+        self._scope.cancel()
+        self._ending.cancel()
+
+    def reopen(self) -> None:
+        """Open the receiver again: it seems to be stuck."""
+        if self._state is PumpState.WAITING and not self.work_waits:
+            self._session.cancel()
+
+    # --------------------------------------------------- what handlers need
+
+    @property
+    def delivered(self) -> Position:
+        """See ``Desk``."""
+        call, batch = self.delivery.call, self.delivery.in_hand
+        if call is None or batch is None:
+            return self._done
+        if self._floor.handlers.on_event is None:
+            return last_position(batch)
+        event = call.event
+        if event is None:
+            return self._done
+        return Position(sequence_number=event.sequence_number, offset=str(event.offset))
+
+    def write(self, position: Position) -> Future[None]:
+        """See ``Desk``."""
+        written: Future[None] = Future()
+        written.set_running_or_notify_cancel()  # who stops waiting does not stop the writing
+
+        def told(error: LeaseholdError | None) -> None:
+            if error is None:
+                self.stored(position)
+                written.set_result(None)
+            else:
+                written.set_exception(error)
+
+        if not self.tenure.valid:
+            self._floor.refused(self.tenure, position)
+            written.set_exception(self.tenure.lost())
+        else:
+            self._floor.put_mark(self.tenure.ownership, position, 0.0, told)
+        return written
+
+    def stored(self, position: Position) -> None:
+        """See ``Desk``."""
+        if self.stored_position is None or self.stored_position < position:
+            self.stored_position = position
+        self._unsure = False
+
+    def unsure(self) -> None:
+        """See ``Desk``."""
+        self._unsure = True
+
+    # ------------------------------------------------------------- the work
+
+    async def run(self) -> None:
+        """Work until ``drain`` or ``close``; then tell everybody."""
+        try:
+            with self._scope:
+                await self._work()
+            with anyio.CancelScope(shield=True):
+                await self._end()
+        finally:
+            self._state = PumpState.CLOSED
+
+    async def _work(self) -> None:
+        failures, began = 0, self.next
+        while not self._draining:
+            if self.next != began:
+                failures, began = 0, self.next  # only failures in a row make the pauses longer
+            with anyio.CancelScope() as self._session:
+                try:
+                    await self._open_and_pump()
+                except Stopped:
+                    await self._rest(PumpState.STOPPED)
+                except Stolen as stolen:
+                    self._tell(ReceiverDisplaced, by=stolen.now_held_by)
+                    failures += 1
+                    await self._pause(failures)
+                except LeaseLost:
+                    if self.tenure.valid:
+                        self._floor.fenced(self.tenure)
+                    await anyio.sleep_forever()  # the member knows it too, and closes this pump
+                except PositionLost as error:
+                    await self._floor.on_error(self.contexts, error)
+                    await self._rest(PumpState.STOPPED)
+                except Exception as error:  # noqa: BLE001
+                    failures += 1
+                    await self._restart(error, failures)
+                else:
+                    failures = 0
+
+    async def _open_and_pump(self) -> None:
+        receiver = await self._open()
+        try:
+            self._intake = Intake(
+                most_events=self._options.prefetch_events, most_bytes=self._options.prefetch_bytes
+            )
+            errors: list[Exception] = []
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._receive, receiver, self._intake, errors)
+                try:
+                    await self._handle(self._intake)
+                except Exception as error:  # noqa: BLE001
+                    errors.insert(0, error)
+                tasks.cancel_scope.cancel()
+            if errors:
+                raise errors[0]
+        finally:
+            self._intake = None
+            with anyio.CancelScope(shield=True):
+                await receiver.close()
+
+    async def _open(self) -> Receiver:
+        """A receiver at the next event, by the checkpoint if this is the first time."""
+        if self._state is not PumpState.DRAINING:
+            self._state = PumpState.OPENING
+        tenure, floor = self.tenure, self._floor
+        if self.next is None:
+            checkpoint = await floor.resuming.checkpoint(tenure.ownership.key)
+            if checkpoint is not None:
+                self.next = checkpoint.resumes_at
+                self.stored_position = checkpoint.position
+                self._done = checkpoint.position
+        start = self._options.start_of(tenure.partition)
+        if self.next is not None:
+            start = Start.sequence(self.next)
+        receiver = await open_receiver(
+            floor.source,
+            tenure,
+            group=floor.group,
+            start=start,
+            on_trimmed=self._options.on_trimmed,
+        )
+        if self.next is not None and receiver.position > self.next:
+            self._tell(PositionMoved, wanted=self.next, found=receiver.position)
+        if self.next is None or receiver.position > self.next:
+            self.next = receiver.position
+        if not self._opened:
+            self._opened = True
+            self._tell(PartitionOpened, position=self.next)
+            floor.ask_for_repeats(tenure, self.next)
+            await floor.call_user(floor.handlers.on_partition_open, self.contexts)
+        self.progress_at_s = self._clock.boottime_s()
+        if self._state is PumpState.OPENING:
+            self._state = PumpState.WAITING
+        return receiver
+
+    async def _receive(self, receiver: Receiver, intake: Intake, errors: list[Exception]) -> None:
+        try:
+            while True:
+                await intake.room()
+                intake.put(
+                    await receiver.receive(
+                        most_events=self._options.batch_events,
+                        most_bytes=self._options.batch_bytes,
+                    )
+                )
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+            intake.close()  # what is under way may end; then the pump begins anew
+
+    async def _handle(self, intake: Intake) -> None:
+        while not self._draining:
+            batch = await intake.get()
+            if batch is None:
+                return
+            try:
+                done = await self.delivery.deliver(batch)
+            except Stopped as stopped:
+                if stopped.done:
+                    self._advance(batch.slice(0, stopped.done))
+                raise
+            if done:
+                self._advance(batch.slice(0, done))
+
+    def _advance(self, done: EventBatch) -> None:
+        """These events are done with."""
+        now_s = self._clock.boottime_s()
+        self._done = last_position(done)
+        self.next = self._done.sequence_number + 1
+        self.progress_at_s = now_s
+        self.reported_stall = self.given_up = self.kept = False
+        self.behind_since_s = None
+        self._floor.weigh(self.meter, done, now_s)
+        self._since_put += len(done)
+        if self.stored_position is not None and self._done <= self.stored_position:
+            self._since_put = 0
+            return
+        within_s = self._options.checkpoint.within_s(self._since_put)
+        if within_s == math.inf:
+            return
+        if within_s == 0.0:
+            self._since_put = 0
+        position = self._done
+        self._floor.put_mark(
+            self.tenure.ownership,
+            position,
+            within_s,
+            lambda error: None if error else self.stored(position),
+        )
+
+    async def _settled_next(self) -> int:
+        """The event after the last that is known to be stored, after asking if that is in doubt."""
+        if self._unsure:
+            checkpoint = await self._floor.resuming.checkpoint(self.tenure.ownership.key)
+            if checkpoint is not None:
+                self.stored(checkpoint.position)
+            self._unsure = False
+        stored = self.stored_position
+        return -1 if stored is None else stored.sequence_number + 1
+
+    # -------------------------------------------------------------- trouble
+
+    async def _rest(self, state: PumpState) -> None:
+        """Keep the partition and do nothing, until it is drained or lost."""
+        self._state = state
+        await self.delivery.stopped.wait()
+
+    async def _restart(self, error: Exception, failures: int) -> None:
+        pause_s = _PAUSES.pause_s(failures, self._floor.rng)
+        self._tell(PumpRestarted, error=error, pause_s=pause_s)
+        await self._floor.on_error(self.contexts, error)
+        await self._pause(failures, pause_s)
+
+    async def _pause(self, failures: int, pause_s: float | None = None) -> None:
+        if pause_s is None:
+            pause_s = _PAUSES.pause_s(failures, self._floor.rng)
+        with suppress(TimeoutError):
+            await self._clock.bounded(self.delivery.stopped.wait(), seconds=pause_s)
+
+    # -------------------------------------------------------------- the end
+
+    async def _end(self) -> None:
+        """In good order if nobody forced it: callback, checkpoint, then the word to the member."""
+        floor, reason = self._floor, self._reason
+        in_order = reason is None
+        if reason is None:
+            reason = CloseReason.SHUTDOWN if floor.stopping else CloseReason.HANDED_OVER
+        call = self.delivery.last_call
+        if call is not None and call.running:
+            self._tell(HandlerAbandoned)
+            floor.abandoned(call)
+        if self._opened:
+            said = floor.call_user(floor.handlers.on_partition_close, self.contexts, reason)
+            if in_order:
+                with self._ending:
+                    await said
+                    in_order = await self._stored_last()
+            else:
+                limit_s = max(self._options.drain_limit.total_seconds(), _LEAST_GOODBYE_S)
+                with suppress(TimeoutError):
+                    await self._clock.bounded(said, seconds=limit_s)
+        if self._reason is not None:
+            reason, in_order = self._reason, False
+        if self._opened:
+            self._tell(PartitionClosed, reason=reason, position=self.next)
+        floor.ended(self, in_order=in_order)
+
+    async def _stored_last(self) -> bool:
+        """Have the last position stored; False if the partition was lost before that."""
+        stored = self.stored_position
+        if not self._options.checkpoint.automatic or (stored is not None and self._done <= stored):
+            return True
+        if self._done.sequence_number < 0:
+            return True
+        try:
+            await asyncio.wrap_future(self.write(self._done))
+        except CheckpointBehind:
+            return True  # one that the handler had asked for was stored after all, and is further
+        except LeaseholdError as error:
+            log.warning("the last checkpoint was not written: %s", error)
+            if self._reason is None:
+                self._reason = CloseReason.LOST
+            return False
+        return True
+
+    def _tell(self, kind: type[HookEvent], **values: object) -> None:
+        ownership = self.tenure.ownership
+        self._floor.board.tell(
+            kind(
+                holder=ownership.holder,
+                partition=self.tenure.partition,
+                epoch=ownership.epoch,
+                **values,
+            )
+        )

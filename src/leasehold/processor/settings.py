@@ -1,0 +1,188 @@
+"""The settings of a processor, and the defaults of the described systems as presets (P12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from leasehold.core.balance import Strategy
+from leasehold.core.checkpointing import CheckpointPolicy
+from leasehold.core.poison import PoisonPolicy, Then
+from leasehold.core.stall import StallRule
+from leasehold.core.timing import MOST_LEASE_S, Timing
+from leasehold.errors import InvalidOptions
+from leasehold.log.start import Start
+from leasehold.names import seconds_of
+from leasehold.processor.options import MemberOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from leasehold.sources.dead_letters import DeadLetters
+
+E = TypeVar("E", bound=Enum)
+
+_LONGEST_S = 7 * 24 * 3600.0
+_SECOND = timedelta(seconds=1)
+_LARGEST = 100_000_000 << 10
+
+
+class OnTrimmed(StrEnum):
+    """Where to go on when retention has removed the next event."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
+
+
+class Load(StrEnum):
+    """What makes a partition heavy, for the strategy ``by_load``."""
+
+    EVENTS = "events"
+    BYTES = "bytes"
+    LAG = "lag"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a processor behaves; checked when it is made. All of it has a default.
+
+    ``start``: where a partition without a checkpoint begins; ``starts``: the same for single
+    partitions. ``batch_events`` and ``batch_bytes`` bound one call of ``on_batch``;
+    ``prefetch_events`` and ``prefetch_bytes`` what waits for it, in each partition.
+    ``handler_limit``: how long one call of a handler may take. ``stall_after``: how long a
+    partition may stand still while there is work, until that is reported; ``give_up_after``: until
+    it is given to another host. ``drain_limit``: how long it may take to stop in good order.
+    ``most_partitions`` caps what this host takes, ``weight`` scales its share.
+    ``partitions_every``: how often to look for new partitions.
+
+    Raises:
+        InvalidOptions, InvalidDuration: with what is wrong and what to write.
+    """
+
+    strategy: Strategy = Strategy.EVEN
+    timing: Timing = field(default_factory=Timing)
+    start: Start = field(default_factory=Start.earliest)
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    batch_events: int = 10_000
+    batch_bytes: int = 4 << 20
+    prefetch_events: int = 20_000
+    prefetch_bytes: int = 8 << 20
+    checkpoint: CheckpointPolicy = field(
+        default_factory=lambda: CheckpointPolicy.every(interval=_SECOND)
+    )
+    poison: PoisonPolicy = field(default_factory=PoisonPolicy.retry)
+    dead_letters: DeadLetters | None = None
+    handler_limit: timedelta | None = None
+    stall_after: timedelta = timedelta(minutes=1)
+    give_up_after: timedelta | None = timedelta(minutes=10)
+    drain_limit: timedelta = timedelta(seconds=30)
+    hand_over_limit: timedelta | None = None
+    most_partitions: int | None = None
+    weight: float = 1.0
+    on_trimmed: OnTrimmed = OnTrimmed.EARLIEST
+    load: Load = Load.EVENTS
+    partitions_every: timedelta = timedelta(seconds=30)
+
+    @classmethod
+    def event_hubs(cls) -> Self:
+        """The defaults of the Event Hubs processors: look every 30 s, expire after 2 min, greedy.
+
+        They begin at the end of a partition, with 300 events ahead.
+        """
+        return cls(
+            strategy=Strategy.GREEDY,
+            timing=Timing(lease_s=120.0, renew_s=30.0, margin_s=12.0, call_s=30.0),
+            start=Start.latest(),
+            batch_events=300,
+            prefetch_events=300,
+        )
+
+    @classmethod
+    def event_processor_host(cls) -> Self:
+        """The defaults of the older Event Processor Host: lease 30 s, renewed every 10 s.
+
+        One partition is stolen at a time; batches have 10 events, and 300 wait.
+        """
+        return cls(
+            strategy=Strategy.ONE_STEAL,
+            timing=Timing(lease_s=30.0, renew_s=10.0, margin_s=3.0, call_s=8.0),
+            batch_events=10,
+            prefetch_events=300,
+        )
+
+    def __post_init__(self) -> None:
+        """Refuse what can not work."""
+        for name in ("batch_events", "batch_bytes", "prefetch_events", "prefetch_bytes"):
+            if not 1 <= getattr(self, name) <= _LARGEST:
+                raise InvalidOptions(
+                    f"1 <= {name} <= {_LARGEST:,} does not hold ({getattr(self, name)})"
+                )
+        for name, kind in (("strategy", Strategy), ("on_trimmed", OnTrimmed), ("load", Load)):
+            object.__setattr__(self, name, _one_of(kind, getattr(self, name), name))
+        for partition in self.starts:
+            if not isinstance(partition, str):
+                raise InvalidOptions(
+                    f"the partition {partition!r} in starts is not text: write "
+                    f'starts={{"{partition}": …}}'
+                )
+        if self.poison.then is Then.DEAD_LETTER and self.dead_letters is None:
+            raise InvalidOptions(
+                "poison=PoisonPolicy.dead_letter() needs dead_letters, the stream to put them in: "
+                'dead_letters=LogDeadLetters(log, "orders-dead")'
+            )
+        self._check_times()
+
+    def member(self, *, group: str, name: str) -> MemberOptions:
+        """The same as the settings of a member of ``group``."""
+        return MemberOptions(
+            group=group,
+            name=name,
+            strategy=self.strategy,
+            timing=self.timing,
+            weight=self.weight,
+            most=self.most_partitions,
+            hand_over_limit=self.hand_over_limit,
+            drain_limit=self.drain_limit,
+        )
+
+    @property
+    def handler_limit_s(self) -> float | None:
+        """The limit of one call of a handler, in seconds."""
+        return None if self.handler_limit is None else self.handler_limit.total_seconds()
+
+    @property
+    def stall(self) -> StallRule:
+        """When a partition counts as stuck."""
+        give_up = self.give_up_after
+        return StallRule(
+            stall_after_s=self.stall_after.total_seconds(),
+            give_up_after_s=None if give_up is None else give_up.total_seconds(),
+        )
+
+    def start_of(self, partition: str) -> Start:
+        """Where a partition without a checkpoint begins."""
+        return self.starts.get(partition, self.start)
+
+    def _check_times(self) -> None:
+        for name in ("handler_limit", "stall_after", "give_up_after", "partitions_every"):
+            value = getattr(self, name)
+            if value is not None:
+                seconds_of(value, what=name, least_s=0.01, most_s=_LONGEST_S)
+        if self.give_up_after is not None and self.give_up_after < self.stall_after:
+            raise InvalidOptions(
+                f"give_up_after >= stall_after does not hold ({self.give_up_after} is less than "
+                f"{self.stall_after}): a stall is reported first; use None to only report it"
+            )
+        seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+        self.member(group="partition/check/check", name="check")
+
+
+def _one_of(kind: type[E], value: object, what: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(str(each.value) for each in kind)
+        raise InvalidOptions(f"{what} can not be {value!r}: choose one of {names}") from None

@@ -1,0 +1,121 @@
+"""Where events go that nobody could work on, with all that is known of why.
+
+A dead letter is the event as it was, key and body and properties, with what happened beside it. It
+is stored before the one who failed with it goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol
+
+from anyio import CapacityLimiter, to_thread
+
+from leasehold.log.events import Event
+from leasehold.log.options import ProducerOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from leasehold.log.log import Log
+
+MOST_TRACEBACK_BYTES = 8 << 10
+PREFIX = "leasehold-"
+_CUT = "… (cut)\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """An event, where it came from, and why it was given up.
+
+    ``reason`` is the type of the error and its message; ``attempts`` how often it was tried.
+    """
+
+    event: Event
+    stream: str
+    group: str
+    partition: str
+    epoch: int
+    attempts: int
+    reason: str
+    traceback: str
+    failed_at: datetime
+
+    def properties(self) -> dict[str, str]:
+        """The event's own properties, and ours: those that begin with ``leasehold-``."""
+        ours = {
+            "reason": _clean(self.reason).decode(),
+            "traceback": _last_part(self.traceback, MOST_TRACEBACK_BYTES),
+            "stream": self.stream,
+            "group": self.group,
+            "partition": self.partition,
+            "sequence-number": str(self.event.sequence_number),
+            "epoch": str(self.epoch),
+            "attempts": str(self.attempts),
+            "failed-at": self.failed_at.isoformat(),
+        }
+        return {**self.event.properties, **{f"{PREFIX}{name}": text for name, text in ours.items()}}
+
+
+class DeadLetters(Protocol):
+    """Takes dead letters, and keeps them."""
+
+    async def send(self, letters: Sequence[DeadLetter]) -> None:
+        """Store them; they are safe when this returns. Sent again, they may be there twice."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what belongs to it."""
+        ...
+
+
+class LogDeadLetters:
+    """Dead letters in a stream of the log. Its partitions go by the keys of the events."""
+
+    def __init__(self, log: Log, stream: str) -> None:
+        """Look the stream up; this blocks for one query.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+        """
+        self.stream = stream
+        self._producer = log.producer(stream, ProducerOptions(linger=timedelta(0)))
+        self._limiter = CapacityLimiter(1)
+
+    async def send(self, letters: Sequence[DeadLetter]) -> None:
+        """See ``DeadLetters``. Once it has begun it is carried out, also if it is cancelled.
+
+        Raises:
+            StoreUnavailable: they could not be stored in time; they may be there or not.
+            BufferFull: too much waits to be stored.
+            UnknownStream: the stream was deleted.
+            UsageError: one is too big for the stream, or this is closed.
+        """
+        events = [
+            Event(key=each.event.key, body=each.event.body, properties=each.properties())
+            for each in letters
+        ]
+        if events:
+            await to_thread.run_sync(
+                lambda: self._producer.send(events).result(), limiter=self._limiter
+            )
+
+    async def close(self) -> None:
+        """See ``DeadLetters``. The log stays open."""
+        await to_thread.run_sync(self._producer.close, limiter=self._limiter)
+
+
+def _last_part(text: str, most_bytes: int) -> str:
+    """The end of it, where the error itself is named."""
+    raw = _clean(text)
+    if len(raw) <= most_bytes:
+        return raw.decode()
+    kept = raw[len(raw) - most_bytes + len(_CUT.encode()) :]
+    return _CUT + kept.decode(errors="ignore")
+
+
+def _clean(text: str) -> bytes:
+    """As UTF-8. An error may quote what is no text at all."""
+    return text.encode(errors="replace")

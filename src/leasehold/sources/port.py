@@ -1,0 +1,92 @@
+"""The contract of an event source: partitions of numbered events, served to the highest epoch.
+
+It lies here and not in ``leasehold.ports`` because it speaks of batches of events, which are
+Arrow, and the rooms below know nothing of them.
+
+Guarantees of every source:
+
+* The events of a partition have rising sequence numbers, and come in that order.
+* A receiver is opened with the epoch of its lease. Once a receiver of the same group was opened
+  with a higher epoch, or with the same one later, the older receiver gets nothing more: it is
+  told ``Stolen``.
+* A receive that was cancelled has not moved: the events come with the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from leasehold.log.events import EventBatch
+    from leasehold.log.start import Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionEnds:
+    """The first event that is kept, and the number that the next one will get."""
+
+    first: int
+    next: int
+    last_enqueued_at: datetime | None = None
+
+
+class Receiver(Protocol):
+    """Reads one partition, from one place on. For one task; another one may close it."""
+
+    @property
+    def position(self) -> int:
+        """The sequence number of the next event."""
+        ...
+
+    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+        """Wait for the next events, and return them: at least one.
+
+        Raises:
+            Stolen: a receiver with a newer claim reads the partition for this group.
+            Trimmed: retention has removed the next event.
+            DataDamaged, VolumeUnusable: it can not be read.
+            UnknownStream: the stream was deleted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End it; the claim of its epoch stays, so that no older one comes back."""
+        ...
+
+
+class EventSource(Protocol):
+    """A stream that is shared out by partitions."""
+
+    @property
+    def name(self) -> str:
+        """The name of the stream, as it is in the keys of its partitions."""
+        ...
+
+    async def partitions(self) -> Sequence[str]:
+        """The ids of all partitions. There may be more of them later, never fewer."""
+        ...
+
+    async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """Where each of these partitions begins and ends now."""
+        ...
+
+    async def receiver(
+        self, partition: str, *, group: str, epoch: int, start: Start, name: str
+    ) -> Receiver:
+        """Open a receiver at ``start`` under ``epoch``; ``name`` is shown to whom it displaces.
+
+        Raises:
+            Stolen: the group has a receiver with a higher epoch.
+            Trimmed: retention has removed the event at ``start``.
+            UsageError: ``start`` lies beyond the end, or there is no such partition.
+            UnknownStream: the stream was deleted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close all receivers, and what belongs to the source."""
+        ...

@@ -1,0 +1,52 @@
+"""The numbers of a processor as Prometheus reads them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from leasehold import Timing
+from leasehold.processor import EventProcessor, Options, PartitionContext
+from leasehold.processor.metrics import ProcessorMetrics
+from leasehold.testing.source import MemorySource
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.spec("P15")
+async def test_all_sums_and_states_are_shown_with_stream_group_and_name(tmp_path: Path) -> None:
+    source = MemorySource("orders", partitions=2)
+    source.append("0", b"a", b"b")
+    registry = CollectorRegistry()
+    seen = anyio.Event()
+
+    async def opened(context: PartitionContext) -> None:
+        seen.set()
+
+    options = Options(timing=Timing.of(lease=timedelta(seconds=1)))
+    processor = EventProcessor(
+        source,
+        f"sqlite:///{tmp_path}/leases.db",
+        "billing",
+        on_batch=lambda context, batch: None,
+        on_partition_open=opened,
+        options=options,
+        name="host",
+    )
+    metrics = ProcessorMetrics(processor, registry=registry)
+    async with processor:
+        await seen.wait()
+    text = generate_latest(registry).decode()
+    where = 'group="billing",name="host",stream="orders"'
+    assert f"leasehold_events_handled_total{{{where}}}" in text
+    assert (
+        'leasehold_partitions{group="billing",name="host",state="waiting",stream="orders"} 0.0'
+        in text
+    )
+    assert f'leasehold_store_calls_total{{call="grant",{where}}} 1.0' in text
+    metrics.close()
+    assert generate_latest(registry) == b""
