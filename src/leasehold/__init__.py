@@ -1,9 +1,9 @@
 """Leasehold: one owner at a time for partitions, jobs and files, with fencing epochs.
 
 Public are the names below and the modules ``leasehold.errors``, ``leasehold.model``,
-``leasehold.names``, ``leasehold.ports``, ``leasehold.files``, ``leasehold.log`` and
-``leasehold.testing``. Everything else may change
-without notice.
+``leasehold.names``, ``leasehold.ports``, ``leasehold.files``, ``leasehold.log``,
+``leasehold.sources``, ``leasehold.processor`` (with its ``hooks`` and ``metrics``) and
+``leasehold.testing``. Everything else may change without notice.
 """
 
 from __future__ import annotations

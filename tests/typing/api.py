@@ -23,10 +23,20 @@ from leasehold import (
 from leasehold.files import AsyncNamespace, FileOptions, FileStatus, Namespace
 from leasehold.log import Event, EventBatch, Log, Receipt, Start
 from leasehold.ports import Keeper, Store
+from leasehold.processor import (
+    BlockingContext,
+    Counts,
+    EventProcessor,
+    Options,
+    PartitionContext,
+    PartitionStatus,
+)
+from leasehold.sources import EventSource, LogSource
 from leasehold.stores.memory import MemoryStore
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.testing.sim.store import SimStore
+from leasehold.testing.source import MemorySource
 
 
 class SilentKeeper:
@@ -91,3 +101,24 @@ def use_log() -> None:
         with log.reader("orders", 0, start=Start.latest(), group="g", epoch=3) as reader:
             assert_type(reader.read(), EventBatch | None)
             assert_type(reader.wait(timedelta(seconds=1)), bool)
+
+
+async def process(source: EventSource, store: Store) -> None:
+    async def on_batch(context: PartitionContext, batch: EventBatch) -> None:
+        await context.checkpoint(batch)
+
+    def on_event(context: BlockingContext, event: Event) -> None:
+        context.checkpoint(event)
+
+    processor = EventProcessor(source, store, "group", on_batch=on_batch, options=Options())
+    assert_type(processor.counts(), Counts)
+    assert_type(processor.status(), list[PartitionStatus])
+    EventProcessor(source, "memory://", "group", on_event=on_event)
+    async with EventProcessor(source, store, "group") as pulling:
+        async for client in pulling.partitions():
+            async for batch in client:
+                assert_type(batch, EventBatch)
+
+
+def every_source_keeps_the_contract(log: LogSource, memory: MemorySource) -> list[EventSource]:
+    return [log, memory]

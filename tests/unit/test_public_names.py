@@ -9,13 +9,17 @@ import pytest
 import leasehold
 import leasehold.files
 import leasehold.log
+import leasehold.processor
+import leasehold.sources
 
 
 def test_there_are_twenty_names_at_most() -> None:
     assert len(leasehold.__all__) <= 20
 
 
-@pytest.mark.parametrize("module", [leasehold, leasehold.files, leasehold.log])
+@pytest.mark.parametrize(
+    "module", [leasehold, leasehold.files, leasehold.log, leasehold.processor, leasehold.sources]
+)
 def test_every_one_is_there_and_has_a_docstring(module: ModuleType) -> None:
     undocumented = [name for name in module.__all__ if not getattr(module, name).__doc__]
     assert undocumented == []

@@ -18,11 +18,32 @@ import anyio.to_thread
 from leasehold.errors import HandlerTimeout, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from leasehold.clock import Clock
     from leasehold.log.events import Event, EventBatch
     from leasehold.processor.context import BlockingContext, PartitionContext
+    from leasehold.processor.hooks import CloseReason
+
+    # An async handler gets the one context, a plain function the other. For mypy, an async
+    # function is also a plain one that returns an object: so the async kind comes first.
+    OnBatch = (
+        Callable[[PartitionContext, EventBatch], Awaitable[object]]
+        | Callable[[BlockingContext, EventBatch], object]
+    )
+    OnEvent = (
+        Callable[[PartitionContext, Event], Awaitable[object]]
+        | Callable[[BlockingContext, Event], object]
+    )
+    OnError = (
+        Callable[[PartitionContext | None, BaseException], Awaitable[object]]
+        | Callable[[BlockingContext | None, BaseException], object]
+    )
+    OnOpen = Callable[[PartitionContext], Awaitable[object]] | Callable[[BlockingContext], object]
+    OnClose = (
+        Callable[[PartitionContext, CloseReason], Awaitable[object]]
+        | Callable[[BlockingContext, CloseReason], object]
+    )
 
 
 def is_async(function: Callable[..., Any]) -> bool:

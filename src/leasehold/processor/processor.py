@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio.from_thread
 
@@ -29,13 +29,14 @@ from leasehold.processor.settings import Options
 from leasehold.stores import open_store, open_transactions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
     from leasehold.clock import Clock
     from leasehold.model import Ownership
     from leasehold.ports import Store
+    from leasehold.processor.handlers import OnBatch, OnClose, OnError, OnEvent, OnOpen
     from leasehold.processor.hooks import Counts, Hook
     from leasehold.processor.pull import PartitionClient
     from leasehold.processor.status import PartitionStatus
@@ -62,11 +63,11 @@ class EventProcessor:
         store: str | Store,
         group: str,
         *,
-        on_batch: Callable[..., Any] | None = None,
-        on_event: Callable[..., Any] | None = None,
-        on_error: Callable[..., Any] | None = None,
-        on_partition_open: Callable[..., Any] | None = None,
-        on_partition_close: Callable[..., Any] | None = None,
+        on_batch: OnBatch | None = None,
+        on_event: OnEvent | None = None,
+        on_error: OnError | None = None,
+        on_partition_open: OnOpen | None = None,
+        on_partition_close: OnClose | None = None,
         options: Options | None = None,
         hooks: Sequence[Hook] = (),
         name: str = "host",
@@ -231,15 +232,15 @@ class EventProcessor:
         loop = asyncio.get_running_loop()
         asked = asyncio.Event()
 
-        def stop() -> None:
+        def stop(number: int) -> None:
             if asked.is_set():
                 log.warning("asked twice to stop: leaving without order")
-                os._exit(128 + signal.SIGTERM)
+                os._exit(128 + number)
             asked.set()
 
         for each in _SIGNALS:
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
-                loop.add_signal_handler(each, stop)
+                loop.add_signal_handler(each, stop, each)
         await self.start()
         waits = {
             asyncio.ensure_future(asked.wait()),
