@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from leasehold.core.checkpointing import CheckpointPolicy
     from leasehold.core.poison import PoisonPolicy
     from leasehold.processor.context import BlockingContext, PartitionContext
-    from leasehold.processor.hooks import CloseReason, Counts, Hook, HookEvent
+    from leasehold.processor.hooks import CloseReason, Counts, HookEvent
     from leasehold.processor.processor import EventProcessor, blocking
     from leasehold.processor.pull import PartitionClient
     from leasehold.processor.settings import Load, OnTrimmed, Options
@@ -63,7 +63,6 @@ __all__ = [
     "CloseReason",
     "Counts",
     "EventProcessor",
-    "Hook",
     "HookEvent",
     "Load",
     "OnTrimmed",
@@ -81,7 +80,6 @@ _HOMES = {
     "CloseReason": "hooks",
     "Counts": "hooks",
     "EventProcessor": "processor",
-    "Hook": "hooks",
     "HookEvent": "hooks",
     "Load": "settings",
     "OnTrimmed": "settings",

@@ -155,7 +155,7 @@ class CycleDone(HookEvent):
     error: BaseException | None = None
 
 
-Hook = Callable[[HookEvent], None]
+Hook = Callable[[HookEvent], None]  # called in the thread in which it happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
