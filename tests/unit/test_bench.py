@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import json
+import struct
+import threading
 from io import StringIO
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
-from bench import balance, planning, report, stores
+from azure.eventhub import EventHubConsumerClient
+from bench import (
+    amqp_codec,
+    balance,
+    planning,
+    processor,
+    processor_cost,
+    processor_group,
+    processor_host,
+    report,
+    stores,
+)
 from bench.__main__ import PARTS, part, run
+from bench.amqp_peer import peer_server
 from bench.peer import peer_group
+from bench.processor_scene import Notes
 from bench.report import Bar, Job, Part, Row, at_most, cost, exactly, rate
 from bench.scale_out import scale_out
 from rich.console import Console
@@ -180,6 +198,71 @@ def test_the_peer_has_its_own_time_and_lots_back_afterwards() -> None:
     assert taken["random"] is random
 
 
+# ----------------------------------------------- the peer's client and its server
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (amqp_codec.NULL, None),
+        (amqp_codec.uint(1 << 31), 1 << 31),
+        (amqp_codec.ushort(70), 70),
+        (amqp_codec.ubyte(7), 7),
+        (amqp_codec.integer(-7), -7),
+        (amqp_codec.long(-(1 << 40)), -(1 << 40)),
+        (amqp_codec.timestamp(5), 5),
+        (amqp_codec.boolean(True), True),
+        (amqp_codec.string("gr\u00fcn"), "gr\u00fcn"),
+        (amqp_codec.symbol("x-opt-offset"), "x-opt-offset"),
+        (amqp_codec.binary(b"\x00\x01"), b"\x00\x01"),
+        (amqp_codec.identifier(UUID(int=3)), UUID(int=3)),
+        (amqp_codec.identifier("3"), "3"),
+        (amqp_codec.row(amqp_codec.NULL, amqp_codec.row()), [None, []]),
+        (amqp_codec.pairs({amqp_codec.string("a"): amqp_codec.uint(1)}), {"a": 1}),
+        (amqp_codec.array(b"\xb1", [amqp_codec.string("0"), amqp_codec.string("1")]), ["0", "1"]),
+        (amqp_codec.described(0x24, amqp_codec.row()), (0x24, [])),
+        (b"\xc0\x03\x01\xa1\x00", [""]),
+        (b"\x45", ()),
+    ],
+)
+def test_what_the_server_writes_can_be_read(written: bytes, read: object) -> None:
+    decoder = amqp_codec.Decoder(written)
+    assert decoder.value() == read
+    assert not decoder.left
+
+
+@pytest.mark.parametrize("every_ms", [0.0, 2.0])
+def test_the_unmodified_client_of_the_peer_receives_from_the_server(every_ms: float) -> None:
+    events: list[Any] = []
+    over = threading.Event()
+
+    def on_event(_: object, event: object) -> None:
+        events.append(event)
+        if len(events) == 5:
+            over.set()
+
+    with peer_server(partitions=2, body_bytes=200, every_ms=every_ms) as url:
+        client = EventHubConsumerClient.from_connection_string(
+            url, consumer_group="$Default", prefetch=2
+        )
+        thread = threading.Thread(
+            target=client.receive,
+            args=(on_event,),
+            kwargs={"partition_id": "0", "starting_position": "-1"},
+        )
+        thread.start()
+        assert over.wait(30)
+        assert client.get_partition_ids() == ["0", "1"]
+        client.close()
+        thread.join()
+    assert [event.sequence_number for event in events[:5]] == list(range(5))
+    bodies = [b"".join(event.body) for event in events]
+    assert {len(body) for body in bodies} == {200}
+    if every_ms:
+        sent = [struct.unpack_from(">q", body)[0] for body in bodies]
+        assert sent == sorted(set(sent))
+
+
 # ------------------------------------------------------------------ ours
 
 
@@ -197,6 +280,48 @@ def test_the_same_lots_give_the_same_group_to_plan() -> None:
     assert {"host0000", "host0003", None} <= set(owners)
 
 
+def test_a_host_tells_by_its_notes_what_it_has_and_what_it_did(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes")
+    notes.path.write_text(
+        "open 0 1 5.5\nopen 3 2 6.5\nbatch 0 0 2\nbatch 0 2 2\nclose 3 2 handed over\nbatch 0 3"
+    )
+    assert notes.opened() == {(0, 1): 5.5, (3, 2): 6.5}
+    assert notes.held() == {0}
+    assert notes.handled() == {(0, 0): 1, (0, 1): 1, (0, 2): 2}
+
+
+def test_what_an_event_costs_is_measured_on_both_sides() -> None:
+    rows = processor_cost.per_event(partitions=1, batches=1, events=100, peer_events=600, rounds=1)
+    assert len(rows) == 2
+    for row in rows:
+        assert isinstance(row.peer, float)
+        assert isinstance(row.ours, float)
+        assert row.ratio == pytest.approx(row.peer / row.ours, rel=0.02)
+
+
+def test_killed_hosts_are_measured_and_nothing_is_lost() -> None:
+    longest, middle, twice, lost = processor_group.killed(
+        hosts=2, partitions=2, lease_s=0.5, kills=1
+    )
+    assert isinstance(longest.ours, float)
+    assert isinstance(middle.ours, float)
+    assert longest.ours >= middle.ours > 0
+    assert isinstance(twice.ours, int)
+    assert lost.ours == 0
+
+
+def test_a_host_is_measured_that_does_nothing_and_one_that_is_slow() -> None:
+    (share,) = processor_host.idle(partitions=2, settle_s=0.0, window_s=0.1)
+    assert isinstance(share.ours, float)
+    grown, *_, waiting, before, mapped = processor_host.memory(partitions=8, seconds=0.1)
+    assert grown.bar == "<= 3 (queues)"
+    for row in (waiting, before, mapped):
+        assert isinstance(row.ours, int | float)
+        assert row.ours > 0
+
+
 def test_full_sizes_are_those_that_are_promised() -> None:
+    assert (processor.FULL.read_partitions, processor.FULL.many) == (8, 256)
+    assert (processor.FULL.hosts, processor.FULL.every_s) == (4, 0.01)
     assert (balance.FULL.whole.hosts, balance.FULL.whole.partitions) == (32, 1_024)
     assert (stores.FULL.many, stores.FULL.batch) == (10_000, 1_000)

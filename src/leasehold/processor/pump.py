@@ -245,8 +245,15 @@ class Pump:
     async def run(self) -> None:
         """Work until ``drain`` or ``close``; then tell everybody."""
         try:
-            with self._scope:
-                await self._work()
+            try:
+                with self._scope:
+                    await self._work()
+            except asyncio.CancelledError:
+                # All pumps are cancelled, which is more than this scope takes in: an end as well.
+                self.close(CloseReason.ERROR)
+                with anyio.CancelScope(shield=True):
+                    await self._end()
+                raise
             with anyio.CancelScope(shield=True):
                 await self._end()
         finally:

@@ -1,0 +1,227 @@
+"""Handlers that take too long: found, reported, given up, and never called twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.support.processors import (
+    AT_ONCE,
+    PATIENCE_S,
+    block_for,
+    options,
+    scene,
+)
+
+from leasehold.core.poison import PoisonPolicy
+from leasehold.errors import HandlerTimeout, LeaseLost
+from leasehold.log.events import Event
+from leasehold.processor import BlockingContext, CloseReason
+from leasehold.processor.hooks import (
+    CheckpointRefused,
+    CheckpointWritten,
+    HandlerAbandoned,
+    PartitionClosed,
+    PartitionOpened,
+    Poisoned,
+    Stalled,
+)
+from leasehold.processor.status import PumpState
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+SKIP = PoisonPolicy.skip(retries=1, pauses=AT_ONCE)
+SOON = timedelta(seconds=0.2)
+
+
+@pytest.mark.spec("B6")
+async def test_an_async_handler_over_its_limit_is_cancelled_and_treated_by_policy() -> None:
+    async def on_event(context: Any, event: Event) -> None:
+        if event.sequence_number == 1:
+            await asyncio.sleep(60)
+        s.seen.note(context, event)
+
+    async with scene(events=3) as s:
+        await s.host(on_event=on_event, setting=options(poison=SKIP, handler_limit=SOON / 4))
+        await s.seen.count(2)
+        assert s.seen.numbers() == [0, 2]
+        (poisoned,) = s.watch.of(Poisoned)
+        assert isinstance(poisoned.error, HandlerTimeout)
+        assert "handler_limit" in str(poisoned.error)
+
+
+async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_limit() -> None:
+    async def on_event(context: Any, event: Event) -> None:
+        async with asyncio.timeout(0.001):
+            await asyncio.sleep(60)
+
+    async with scene(events=1) as s:
+        limit = timedelta(seconds=30)
+        await s.host(on_event=on_event, setting=options(poison=SKIP, handler_limit=limit))
+        poisoned = await s.watch.sees(Poisoned)
+        assert type(poisoned.error) is TimeoutError
+
+
+@pytest.mark.spec("B6", "B5")
+async def test_a_handler_in_a_thread_over_its_limit_loses_its_partition_to_another_host() -> None:
+    go_on = threading.Event()
+    late: list[BaseException] = []
+
+    def stuck(context: BlockingContext, event: Event) -> None:
+        go_on.wait(30)
+        try:
+            context.checkpoint(event)
+        except Exception as error:  # noqa: BLE001
+            late.append(error)
+        s.seen.ring()
+
+    async with scene() as s:
+        setting = options(handler_limit=SOON)
+        await s.owns("a", on_event=stuck, setting=setting)
+        b = await s.host("b", setting=setting)
+        await s.watch.until(lambda: b.holder is not None)
+        s.fill(3)
+        stalled = await s.watch.sees(Stalled)
+        assert stalled.given_up
+        await s.watch.sees(HandlerAbandoned)
+        await s.watch.sees(PartitionClosed, reason=CloseReason.STALLED)
+        await s.seen.count(3)
+        go_on.set()
+        await s.seen.until(lambda: bool(late))
+        assert s.seen.numbers(host="b", epoch=2) == [0, 1, 2]
+        assert isinstance(late[0], LeaseLost)
+        assert s.watch.of(CheckpointRefused, epoch=1)
+        await s.watch.sees(CheckpointWritten, epoch=2, sequence_number=2)
+
+
+@pytest.mark.spec("B6")
+async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_over() -> None:
+    go_on = threading.Event()
+    running = 0
+    most = 0
+
+    def stuck(context: BlockingContext, event: Event) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        go_on.wait(30)
+        running -= 1
+
+    async with scene(events=3) as s:
+        setting = options(handler_limit=SOON, stall_after=SOON, give_up_after=SOON * 2)
+        a = await s.host("a", on_event=stuck, setting=setting)
+        await s.watch.sees(Stalled, given_up=True)
+        assert len(a.held()) == 1
+        assert a.status()[0].state is PumpState.STUCK
+        await s.host("b", setting=setting)
+        await s.seen.count(3)
+        go_on.set()
+        assert s.seen.numbers(host="b") == [0, 1, 2]
+        assert most == 1
+
+
+@pytest.mark.spec("B6", "P13")
+async def test_when_the_stuck_thread_has_ended_the_host_takes_its_share_again() -> None:
+    go_on = threading.Event()
+
+    def stuck(context: BlockingContext, event: Event) -> None:
+        go_on.wait(30)
+
+    async with scene(partitions=2, events=1) as s:
+        setting = options(handler_limit=SOON, stall_after=SOON, give_up_after=SOON * 2)
+        a = await s.host("a", on_event=stuck, setting=setting)
+        b = await s.host("b", setting=setting)
+        await s.watch.until(lambda: (len(a.held()), len(b.held())) == (0, 2))
+        go_on.set()
+        await s.watch.until(lambda: (len(a.held()), len(b.held())) == (1, 1))
+
+
+@pytest.mark.spec("B6")
+async def test_after_a_loss_a_thread_begins_with_no_other_event() -> None:
+    go_on = threading.Event()
+    begun: list[int] = []
+
+    def slow(context: BlockingContext, event: Event) -> None:
+        begun.append(event.sequence_number)
+        go_on.wait(30)
+
+    async with scene(events=5) as s:
+        async with s.make("a", on_event=slow, setting=options(drain_limit=SOON)) as a:
+            await s.watch.sees(PartitionOpened)
+            await s.watch.until(lambda: a.status()[0].state is PumpState.HANDLING)
+        await s.watch.sees(HandlerAbandoned)
+        threads = threading.active_count()
+        go_on.set()
+        async with s.make("b"):
+            await s.seen.count(5)
+        assert begun == [0]
+        assert threads >= 1
+
+
+@pytest.mark.spec("P5", "B6")
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+async def test_a_handler_that_works_for_twice_the_lease_keeps_it(kind: str) -> None:
+    """One burns the processor in a thread, the other blocks the whole event loop."""
+
+    def burns(context: Any, event: Event) -> None:
+        if event.sequence_number == 0:
+            block_for(1.0)
+        s.seen.note(context, event)
+
+    async def blocks(context: Any, event: Event) -> None:
+        if event.sequence_number == 0:
+            block_for(1.0)
+        s.seen.note(context, event)
+
+    async with scene(events=4) as s:
+        handler = burns if kind == "thread" else blocks
+        host = await s.host(on_event=handler, setting=options(lease_s=0.5))
+        await s.seen.count(4)
+        await s.watch.sees(CheckpointWritten, sequence_number=3)
+        assert s.seen.numbers() == [0, 1, 2, 3]
+        assert {each.epoch for each in s.seen.all} == {1}
+        assert host.counts().closed == {}
+        assert s.errors.told == []
+
+
+@pytest.mark.spec("B6")
+async def test_a_slow_handler_is_reported_and_neither_cancelled_nor_called_twice() -> None:
+    go_on = asyncio.Event()
+    calls: list[int] = []
+
+    async def slow(context: Any, event: Event) -> None:
+        calls.append(event.sequence_number)
+        await go_on.wait()
+        s.seen.note(context, event)
+
+    async with scene(events=1) as s:
+        setting = options(stall_after=SOON / 2, give_up_after=None)
+        await s.host(on_event=slow, setting=setting)
+        stalled = await s.watch.sees(Stalled)
+        assert not stalled.given_up
+        go_on.set()
+        await s.seen.count(1)
+        assert calls == [0]
+
+
+@pytest.mark.parametrize("handler_hangs", [False, True])
+async def test_a_goodbye_that_hangs_does_not_hold_up_the_stop_for_ever(handler_hangs: bool) -> None:
+    async def on_close(context: Any, reason: CloseReason) -> None:
+        await asyncio.Event().wait()
+
+    async def on_event(context: Any, event: Event) -> None:
+        s.seen.note(context, event)
+        if handler_hangs:
+            await asyncio.Event().wait()
+
+    async with scene(events=1) as s:
+        setting = options(drain_limit=SOON)
+        host = s.make(on_event=on_event, on_partition_close=on_close, setting=setting)
+        await host.start()
+        await s.seen.count(1)
+        async with asyncio.timeout(PATIENCE_S):
+            await host.stop()
+        assert [each.reason for each in s.watch.of(PartitionClosed)] == [CloseReason.LOST]

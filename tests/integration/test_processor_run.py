@@ -1,0 +1,154 @@
+"""A processor as a program of its own: signals, and the background of a blocking program."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.processors import (
+    PATIENCE_S,
+    lease_threads,
+    options,
+)
+
+from leasehold.errors import (
+    StoreUnusable,
+)
+from leasehold.log.events import Event
+from leasehold.processor import EventProcessor, blocking
+from leasehold.stores import open_store
+from leasehold.testing.source import MemorySource
+
+pytestmark = pytest.mark.timeout(60)
+
+
+PROGRAM = """
+import json, sys
+from datetime import timedelta
+from leasehold.core.timing import Timing
+from leasehold.processor import EventProcessor, Options
+from leasehold.testing.source import MemorySource
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+source = MemorySource("orders", partitions=3)
+for partition in source.events:
+    source.append(partition, b"a", b"b")
+stuck = sys.argv[2] == "stuck"
+
+async def on_batch(context, batch):
+    if stuck:
+        import asyncio
+        say(event="stuck")
+        await asyncio.Event().wait()
+
+def hook(event):
+    if type(event).__name__ in ("CheckpointWritten", "PartitionDrains"):
+        say(event=type(event).__name__, partition=event.partition)
+
+options = Options(timing=Timing.of(lease=timedelta(seconds=2)))
+processor = EventProcessor(
+    source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook]
+)
+processor.run()
+say(event="end")
+"""
+
+
+class Program:
+    """A processor's ``run()`` in a process of its own."""
+
+    def __init__(self, url: str, how: str) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, url, how], stdout=subprocess.PIPE, text=True
+        )
+
+    def until(self, event: str, times: int) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            times -= json.loads(line)["event"] == event
+            if times == 0:
+                return
+        pytest.fail(f"ended without saying {event}")
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def end(self) -> int:
+        code = self._popen.wait(PATIENCE_S)
+        assert self._popen.stdout is not None
+        self._popen.stdout.close()
+        return code
+
+
+@pytest.mark.spec("P14")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_run_leaves_in_good_order_when_it_is_told_to(tmp_path: Path, number: int) -> None:
+    url = f"sqlite:///{tmp_path}/leases.db"
+    program = Program(url, "normal")
+    program.until("CheckpointWritten", 3)
+    program.signal(number)
+    program.until("end", 1)
+    assert program.end() == 0
+
+    async def look() -> None:
+        async with open_store(url) as store:
+            resources = (await store.resources("partition/orders/billing")).values()
+            assert {each.holder for each in resources} == {None}
+            assert not await store.peers("partition/orders/billing")
+            found = (await store.checkpoints("partition/orders/billing")).values()
+            assert [each.position.sequence_number for each in found] == [1, 1, 1]
+
+    asyncio.run(look())
+
+
+@pytest.mark.spec("P14")
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    program = Program(f"sqlite:///{tmp_path}/leases.db", "stuck")
+    program.until("stuck", 1)
+    program.signal(signal.SIGTERM)
+    program.until("PartitionDrains", 1)
+    program.signal(signal.SIGTERM)
+    assert program.end() == 128 + signal.SIGTERM
+
+
+@pytest.mark.spec("P14")
+def test_a_program_without_an_event_loop_runs_a_processor_in_the_background(
+    tmp_path: Path,
+) -> None:
+    source = MemorySource("orders", partitions=2)
+    source.append("0", b"a", b"b")
+    url = f"sqlite:///{tmp_path}/leases.db"
+    got: list[bytes] = []
+    done = threading.Event()
+
+    def on_event(context: Any, event: Event) -> None:
+        got.append(event.body)
+        if len(got) == 3:
+            done.set()
+
+    processor = EventProcessor(source, url, "billing", on_event=on_event, options=options())
+    with blocking(processor):
+        source.append("1", b"c")
+        assert done.wait(PATIENCE_S)
+    assert sorted(got) == [b"a", b"b", b"c"]
+    assert lease_threads() == []
+    assert processor.counts().events_handled == 3
+    assert processor.counts().closed == {"shutdown": 2}
+
+
+def test_blocking_tells_what_start_has_to_say() -> None:
+    async def on_event(context: Any, event: Event) -> None: ...
+
+    processor = EventProcessor(MemorySource(), "sqlite:////dev/null/x.db", "g", on_event=on_event)
+    with pytest.raises(StoreUnusable), blocking(processor):
+        pytest.fail("it can not have been started")
+    assert lease_threads() == []

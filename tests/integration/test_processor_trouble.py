@@ -1,0 +1,392 @@
+"""Trouble with the source, with the store, and with the lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.processors import (
+    PATIENCE_S,
+    Cuttable,
+    lease_threads,
+    options,
+    scene,
+)
+
+from leasehold.clock import SystemClock
+from leasehold.errors import (
+    LeaseLost,
+    PositionLost,
+    StoreUnavailable,
+    StoreUnusable,
+    UnknownStream,
+)
+from leasehold.log.events import Event
+from leasehold.log.start import Start
+from leasehold.processor import CloseReason, OnTrimmed
+from leasehold.processor.hooks import (
+    CheckpointRefused,
+    CycleDone,
+    PartitionClosed,
+    PartitionOpened,
+    PositionMoved,
+    PumpRestarted,
+    ReceiverDisplaced,
+    Stalled,
+)
+from leasehold.processor.status import PumpState
+from leasehold.sources.port import PartitionEnds
+from leasehold.stores.memory import MemoryStore
+from leasehold.testing.source import MemoryReceiver, MemorySource
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+SOON = timedelta(seconds=0.2)
+
+
+# ------------------------------------------------------------------ the source
+
+
+@pytest.mark.spec("P11")
+async def test_a_pump_whose_receiver_failed_is_begun_again_and_its_error_reported() -> None:
+    async with scene(partitions=2, events=3) as s:
+        host = await s.owns()
+        await s.seen.count(6)
+        (broken,) = [each for each in s.source.receivers if each._partition == "0"]
+        broken.failure = OSError("the disk is on fire")
+        s.fill(3)
+        restarted = await s.watch.sees(PumpRestarted)
+        assert str(restarted.error) == "the disk is on fire"
+        assert restarted.partition == "0"
+        await s.seen.count(12)
+        assert s.seen.numbers("0") == s.seen.numbers("1") == list(range(6))
+        ((context, error),) = s.errors.told
+        assert (context.partition, error) == ("0", restarted.error)
+        assert host.counts().by_event["PumpRestarted"] == 1
+        assert s.watch.of(PartitionClosed) == []
+
+
+@pytest.mark.spec("P11")
+async def test_pauses_grow_with_failures_in_a_row_and_begin_anew_after_an_event() -> None:
+    async with scene() as s:
+        await s.owns()
+        for number in range(3):
+            s.source.receivers[0].failure = OSError("again")
+            s.source.receivers[0].ring()
+            await s.watch.sees(PumpRestarted, times=number + 1)
+            s.fill(1)
+            await s.seen.count(number + 1)
+        assert max(each.pause_s for each in s.watch.of(PumpRestarted)) <= 0.1
+
+
+@pytest.mark.spec("E1", "E2")
+async def test_a_receiver_that_was_displaced_is_no_error() -> None:
+    async with scene(events=2) as s:
+        await s.owns()
+        await s.seen.count(2)
+        await s.source.receiver("0", group=s.group, epoch=1, start=Start.latest(), name="other")
+        await s.watch.sees(ReceiverDisplaced)
+        s.fill(2)
+        await s.seen.count(4)
+        assert s.seen.numbers() == [0, 1, 2, 3]
+        assert s.errors.told == []
+
+
+@pytest.mark.spec("P12")
+@pytest.mark.parametrize(
+    ("setting", "first"),
+    [(OnTrimmed.EARLIEST, 6), (OnTrimmed.LATEST, 9)],
+    ids=str,
+)
+async def test_events_that_retention_removed_are_passed_over_and_told(
+    setting: OnTrimmed, first: int
+) -> None:
+    async with scene(events=3) as s:
+        async with s.make("a"):
+            await s.seen.count(3)
+        s.fill(6)
+        s.source.trim("0", 6)
+        await s.host("b", setting=options(on_trimmed=setting))
+        moved = await s.watch.sees(PositionMoved)
+        assert (moved.wanted, moved.found) == (3, first)
+        total = s.fill(1)
+        await s.seen.count(3 + total - first)
+        assert s.seen.numbers(host="b") == list(range(first, total))
+
+
+@pytest.mark.spec("P12")
+async def test_where_nobody_may_choose_a_trimmed_partition_is_stopped_and_reported() -> None:
+    async with scene(partitions=2, events=3) as s:
+        async with s.make("a"):
+            await s.seen.count(6)
+        s.fill(2)
+        s.source.trim("0", 4)
+        async with s.make("b", setting=options(on_trimmed="fail")) as b:
+            await s.errors.count(1)
+            ((context, error),) = s.errors.told
+            assert isinstance(error, PositionLost)
+            assert "checkpoints reset" in str(error)
+            assert context.partition == "0"
+            await s.seen.count(8)
+            states = {each.partition: each.state for each in b.status()}
+            assert states["0"] is PumpState.STOPPED
+            assert len(b.held()) == 2
+        assert s.seen.numbers("0", host="b") == []
+        assert await s.checkpoints() == {"0": 2, "1": 4}
+
+
+async def test_a_checkpoint_beyond_the_end_is_stopped_and_reported_until_it_is_reset() -> None:
+    async with scene(events=3) as s:
+        store = s.store
+        assert not isinstance(store, str)
+        async with s.make("a"):
+            await s.seen.count(3)
+        s.source.events["0"].clear()  # the stream was made anew
+        async with s.make("b"):
+            await s.errors.count(1)
+            assert isinstance(s.errors.told[0][1], PositionLost)
+            assert "made anew" in str(s.errors.told[0][1])
+        assert await store.reset({s.key(): None}) == {}
+        s.fill(2)
+        async with s.make("c"):
+            await s.seen.count(5)
+        assert s.seen.numbers(host="c") == [0, 1]
+
+
+@pytest.mark.spec("B6")
+async def test_a_receiver_that_hands_out_nothing_is_opened_again() -> None:
+    """From the very first event on: a partition at position 0 is not taken for an empty one."""
+
+    class Sticky(MemorySource):
+        opened = 0
+
+        async def receiver(self, *args: Any, **named: Any) -> MemoryReceiver:
+            made = await super().receiver(*args, **named)
+            self.opened += 1
+            made.stuck = self.opened == 1
+            return made
+
+    source = Sticky("orders")
+    async with scene(source=source, events=3) as s:
+        await s.host(setting=options(stall_after=SOON, give_up_after=None))
+        stalled = await s.watch.sees(Stalled)
+        assert not stalled.given_up
+        await s.seen.count(3)
+        assert s.seen.numbers() == [0, 1, 2]
+        assert source.opened == 2
+        assert {each.epoch for each in s.seen.all} == {1}
+
+
+@pytest.mark.spec("B6")
+async def test_a_receiver_that_stays_stuck_is_given_up_to_another_host_and_the_cap_ends() -> None:
+    class Sticky(MemorySource):
+        async def receiver(self, *args: Any, **named: Any) -> MemoryReceiver:
+            made = await super().receiver(*args, **named)
+            made.stuck = named["name"].startswith("a-")
+            return made
+
+    async with scene(source=Sticky("orders", partitions=2)) as s:
+        setting = options(stall_after=SOON, give_up_after=SOON * 2)
+        a = await s.owns("a", setting=setting)
+        b = await s.host("b", setting=options())
+        await s.watch.until(lambda: len(b.held()) == 1)
+        mine = a.held()[0].key.rpartition("/")[2]
+        s.fill(3, [mine])
+        await s.watch.sees(Stalled, given_up=True, partition=mine)
+        await s.watch.sees(PartitionClosed, reason=CloseReason.STALLED, partition=mine)
+        await s.seen.count(3)
+        assert {each.host for each in s.seen.all} == {"b"}
+        await s.watch.until(lambda: len(a.held()) == 1)  # it takes its share again, after a while
+
+
+async def test_a_partition_that_was_idle_for_long_is_not_taken_for_a_stuck_one() -> None:
+    """An event that comes just before the watchdog looks is new: nobody is late with it."""
+
+    class JustInTime(MemorySource):
+        looks = 0
+
+        async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+            self.looks += 1
+            if self.looks == 6:
+                self.events["0"].append(b"new")  # nobody has rung for it yet
+            found = await super().ends(partitions)
+            if self.looks == 7:
+                self.append("0")
+            return found
+
+    source = JustInTime("orders")
+    async with scene(source=source) as s:
+        setting = options(stall_after=SOON, give_up_after=SOON)
+        await s.owns("a", setting=setting)
+        await s.host("b", setting=setting)
+        await s.seen.count(1)
+        assert s.watch.of(Stalled) == []
+        assert {each.host for each in s.seen.all} == {"a"}
+
+
+async def test_a_source_that_can_not_be_asked_for_its_end_ends_no_pump() -> None:
+    class Silent(MemorySource):
+        async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+            raise OSError("no answer")
+
+    async with scene(source=Silent("orders"), events=2) as s:
+        link = Cuttable(s.store)  # type: ignore[arg-type]
+        await s.owns("a", store=link.store)
+        link.cut = True
+        await s.owns("b", setting=options(stall_after=SOON))
+        await s.errors.bell.until(
+            lambda: any(isinstance(error, OSError) for _, error in s.errors.told)
+        )
+        s.fill(1)
+        await s.seen.until(lambda: 2 in s.seen.numbers(host="b"))
+
+
+# ----------------------------------------------------------- lease and store
+
+
+@pytest.mark.spec("E3", "P5")
+async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None:
+    async with scene(partitions=2, events=1) as s:
+        link = Cuttable(s.store)  # type: ignore[arg-type]
+        link.only = frozenset(("renew",))
+        host = await s.owns(store=link.store)
+        await s.seen.count(2)
+        link.cut = True
+        await s.watch.until(lambda: any(each.error for each in s.watch.of(CycleDone)))
+        link.cut = False
+        before = len(s.watch.of(CycleDone))
+        await s.watch.until(lambda: not s.watch.of(CycleDone)[-1].error)
+        assert len(s.watch.of(CycleDone)) > before
+        s.fill(1)
+        await s.seen.count(4)
+        assert {each.epoch for each in s.seen.all} == {1}
+        assert s.watch.of(PartitionClosed) == []
+        assert any(isinstance(error, StoreUnavailable) for _, error in s.errors.told)
+        link.cut = True
+        await s.watch.sees(PartitionClosed, times=2)
+        assert {e.reason for e in s.watch.of(PartitionClosed)} == {CloseReason.LOST}
+        assert host.held() == []
+        link.cut = False
+        await s.watch.sees(PartitionOpened, times=4)
+        s.fill(1)
+        await s.seen.count(6)
+        assert s.seen.twice() == []
+
+
+@pytest.mark.spec("B5")
+async def test_a_zombies_checkpoint_is_refused_by_the_store_and_counted() -> None:
+    lost: list[LeaseLost] = []
+    store = MemoryStore(SystemClock())
+
+    def on_event(context: Any, event: Event) -> None:
+        s.seen.note(context, event)
+        if context.epoch == 1:
+            asyncio.run(store.break_(s.key(), epoch=1, after=timedelta(0)))
+            try:
+                context.checkpoint(event)
+            except LeaseLost as error:
+                lost.append(error)
+                raise
+
+    async with scene(events=2, store=store) as s:
+        host = await s.host(on_event=on_event)
+        await s.watch.sees(PartitionOpened, epoch=2)
+        assert [each.reason for each in lost] == ["fenced"]
+        assert await store.fenced_writes(s.name) == 1
+        assert s.watch.of(CheckpointRefused, epoch=1, sequence_number=0)
+        assert host.counts().by_event["CheckpointRefused"] == 1
+        await s.seen.count(3)
+        assert s.seen.numbers(epoch=1) == [0]
+        assert s.seen.numbers(epoch=2) == [0, 1]
+        assert s.errors.told == []
+
+
+@pytest.mark.spec("B5")
+async def test_a_handler_that_outlived_its_lease_finds_every_call_refused() -> None:
+    go_on = asyncio.Event()
+    found: dict[str, Any] = {}
+
+    async def on_event(context: Any, event: Event) -> None:
+        found["left_s"] = context.remaining_s
+        link.cut = True
+        try:
+            await go_on.wait()
+        finally:
+            found["lost"], found["after_s"] = context.lost, context.remaining_s
+            with pytest.raises(LeaseLost) as caught:
+                context.check()
+            found["reason"] = caught.value.reason
+            with pytest.raises(LeaseLost):
+                await context.checkpoint(event)
+
+    async with scene(events=1) as s:
+        link = Cuttable(s.store)  # type: ignore[arg-type]
+        async with s.make(store=link.store, on_event=on_event):
+            await s.watch.sees(CheckpointRefused)
+            link.cut = False
+        assert 0 < found["left_s"] < 2.0
+        assert (found["lost"], found["after_s"]) == (True, 0.0)
+        assert found["reason"] == "trust window over"
+
+
+@pytest.mark.spec("P2")
+async def test_stop_ends_in_bounded_time_when_the_store_does_not_answer() -> None:
+    async with scene(partitions=2, events=1) as s:
+        link = Cuttable(s.store)  # type: ignore[arg-type]
+        host = s.make(store=link.store)
+        await host.start()
+        await s.seen.count(2)
+        link.cut = True
+        s.fill(1)
+        async with asyncio.timeout(PATIENCE_S):
+            await host.stop()
+        assert lease_threads() == []
+        assert host.status() == []
+
+
+@pytest.mark.spec("P1")
+async def test_a_store_that_can_not_be_used_is_told_by_start_and_no_thread_is_left(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "leases.db"
+    path.write_text("this is no database, and long enough to be sure of that" * 100)
+    async with scene(store=f"sqlite:///{path}") as s:
+        host = s.make()
+        with pytest.raises(StoreUnusable):
+            await host.start()
+        await host.stop()
+        assert lease_threads() == []
+
+
+@pytest.mark.spec("P1")
+async def test_a_stream_that_is_not_there_is_told_by_start_and_no_thread_is_left() -> None:
+    class Gone(MemorySource):
+        async def partitions(self) -> Sequence[str]:
+            raise UnknownStream("there is no stream orders")
+
+    async with scene(source=Gone("orders")) as s:
+        host = s.make()
+        with pytest.raises(UnknownStream):
+            await host.start()
+        async with asyncio.timeout(PATIENCE_S):
+            await host.stop()
+        assert lease_threads() == []
+
+
+async def test_what_ends_the_leases_is_told_to_on_error_and_raised_by_stop() -> None:
+    class Broken(MemoryStore):
+        async def grant(self, **named: Any) -> Any:
+            raise RuntimeError("a fault of the store")
+
+    async with scene(store=Broken(SystemClock())) as s:
+        host = s.make()
+        await host.start()
+        await s.errors.count(1)
+        assert [(c, str(e)) for c, e in s.errors.told] == [(None, "a fault of the store")]
+        with pytest.raises(RuntimeError, match="a fault of the store"):
+            await host.stop()
+        assert lease_threads() == []

@@ -1,0 +1,279 @@
+"""Processors for tests: short leases, one process, and everything that happens can be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from leasehold.clock import SystemClock
+from leasehold.core.checkpointing import CheckpointPolicy
+from leasehold.core.ladder import Ladder
+from leasehold.core.timing import Timing
+from leasehold.log.events import Event, EventBatch
+from leasehold.names import partition_group, partition_key
+from leasehold.ports import Store
+from leasehold.processor.hooks import HookEvent, PartitionOpened
+from leasehold.processor.processor import EventProcessor
+from leasehold.processor.settings import Options
+from leasehold.stores.memory import MemoryStore
+from leasehold.testing.faults import LosingStore, Lost
+from leasehold.testing.source import MemorySource
+
+Kind = TypeVar("Kind", bound=HookEvent)
+PATIENCE_S = 30.0
+AT_ONCE = Ladder(base_s=0.001, most_s=0.001)
+SECOND = timedelta(seconds=1)
+
+
+class Bell:
+    """Something that changes, in whatever thread, and can be waited for in the test's loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bell = asyncio.Event()
+
+    def ring(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._bell.set)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Return when it is so; fail if it does not come to pass."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not true():
+                self._bell.clear()
+                await self._bell.wait()
+
+
+class Watch(Bell):
+    """A hook that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[HookEvent] = []
+
+    def __call__(self, event: HookEvent) -> None:
+        self.told.append(event)
+        self.ring()
+
+    def of(self, kind: type[Kind], **like: object) -> list[Kind]:
+        """All of one kind whose fields are as given."""
+        return [
+            event
+            for event in list(self.told)
+            if isinstance(event, kind)
+            and all(getattr(event, name) == value for name, value in like.items())
+        ]
+
+    async def sees(self, kind: type[Kind], *, times: int = 1, **like: object) -> Kind:
+        """Wait until this was told so many times; the last of them."""
+        await self.until(lambda: len(self.of(kind, **like)) >= times)
+        return self.of(kind, **like)[times - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """One event as a handler got it."""
+
+    host: str
+    partition: str
+    epoch: int
+    number: int
+    body: bytes
+
+
+class Seen(Bell):
+    """What handlers were given, by all hosts, in the order in which it came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Delivered] = []
+
+    def note(self, context: Any, event: Event) -> None:
+        self.all.append(
+            Delivered(
+                host=context.holder.split("-")[0],
+                partition=context.partition,
+                epoch=context.epoch,
+                number=event.sequence_number,
+                body=event.body,
+            )
+        )
+        self.ring()
+
+    async def on_batch(self, context: Any, batch: EventBatch) -> None:
+        for event in batch:
+            self.note(context, event)
+
+    async def on_event(self, context: Any, event: Event) -> None:
+        self.note(context, event)
+
+    def numbers(self, partition: str = "0", **like: object) -> list[int]:
+        """The numbers of the events of one partition, as they came."""
+        return [
+            each.number
+            for each in list(self.all)
+            if each.partition == partition
+            and all(getattr(each, name) == value for name, value in like.items())
+        ]
+
+    async def count(self, number: int) -> None:
+        """Wait for so many events."""
+        await self.until(lambda: len(self.all) >= number)
+
+    def twice(self) -> list[tuple[str, int]]:
+        """The events that came more than once."""
+        times = Counter((each.partition, each.number) for each in self.all)
+        return [event for event, count in times.items() if count > 1]
+
+
+@dataclass(kw_only=True)
+class Errors:
+    """An ``on_error`` that keeps what it is told."""
+
+    told: list[tuple[Any, BaseException]] = field(default_factory=list)
+    bell: Bell = field(default_factory=Bell)
+
+    async def __call__(self, context: Any, error: BaseException) -> None:
+        self.told.append((context, error))
+        self.bell.ring()
+
+    async def count(self, number: int) -> None:
+        await self.bell.until(lambda: len(self.told) >= number)
+
+
+def timing(lease_s: float = 2.0) -> Timing:
+    """Renewed much more often than needed: a busy machine costs no lease, and all goes quickly."""
+    return Timing.of(
+        lease=timedelta(seconds=lease_s),
+        renew_every=timedelta(seconds=min(0.2, lease_s * 0.3)),
+    )
+
+
+def options(*, lease_s: float = 2.0, **more: Any) -> Options:
+    """Short times, and a checkpoint after each batch, unless told otherwise."""
+    common: dict[str, Any] = {
+        "timing": timing(lease_s),
+        "checkpoint": CheckpointPolicy.after_each_batch(),
+        "drain_limit": timedelta(seconds=5),
+        "partitions_every": timedelta(seconds=5),
+    }
+    return Options(**{**common, **more})
+
+
+class Scene:
+    """One stream, one store, and any number of hosts of one group."""
+
+    def __init__(
+        self, source: MemorySource, store: str | Store, hosts: AsyncExitStack, group: str
+    ) -> None:
+        self.source = source
+        self.store = store
+        self.group = group
+        self.watch = Watch()
+        self.seen = Seen()
+        self.errors = Errors()
+        self._hosts = hosts
+
+    @property
+    def name(self) -> str:
+        return partition_group(self.source.name, self.group)
+
+    def key(self, partition: str = "0") -> str:
+        return partition_key(self.source.name, self.group, partition)
+
+    def make(
+        self, name: str = "a", *, setting: Options | None = None, **more: Any
+    ) -> EventProcessor:
+        """A host that is not started. Without a handler it notes what it gets in ``seen``."""
+        if not {"on_batch", "on_event"} & set(more):
+            more["on_batch"] = self.seen.on_batch
+        given: dict[str, Any] = {
+            "options": setting or options(),
+            "hooks": [self.watch],
+            "on_error": self.errors,
+            "name": name,
+            **more,
+        }
+        store = given.pop("store", self.store)
+        source = given.pop("source", self.source)
+        return EventProcessor(source, store, self.group, **given)
+
+    async def host(self, name: str = "a", **more: Any) -> EventProcessor:
+        """A host that was started, and is stopped at the end of the test."""
+        return await self._hosts.enter_async_context(self.make(name, **more))
+
+    async def owns(self, name: str = "a", **more: Any) -> EventProcessor:
+        """A host that was started and has opened all partitions."""
+        before = len(self.watch.of(PartitionOpened))
+        processor = await self.host(name, **more)
+        count = len(self.source.events)
+        await self.watch.until(lambda: len(self.watch.of(PartitionOpened)) >= before + count)
+        return processor
+
+    def fill(self, count: int, partitions: Sequence[str] | None = None) -> int:
+        """Add so many events to each partition; how many there are in all."""
+        for partition in partitions or list(self.source.events):
+            begin = len(self.source.events[partition])
+            bodies = [f"{partition}-{number}".encode() for number in range(begin, begin + count)]
+            self.source.append(partition, *bodies)
+        return sum(map(len, self.source.events.values()))
+
+    async def checkpoints(self) -> dict[str, int]:
+        """The number of the last event that is done, by partition."""
+        assert not isinstance(self.store, str)
+        found = await self.store.checkpoints(self.name)
+        return {
+            key.rpartition("/")[2]: each.position.sequence_number for key, each in found.items()
+        }
+
+
+@asynccontextmanager
+async def scene(
+    *,
+    partitions: int = 1,
+    events: int = 0,
+    store: str | Store | None = None,
+    group: str = "billing",
+    source: MemorySource | None = None,
+) -> AsyncIterator[Scene]:
+    """A stream and a store in memory; all hosts are stopped at the end, the last first."""
+    source = source or MemorySource("orders", partitions=partitions)
+    async with AsyncExitStack() as hosts:
+        made = Scene(source, MemoryStore(SystemClock()) if store is None else store, hosts, group)
+        if events:
+            made.fill(events)
+        yield made
+
+
+def block_for(seconds: float) -> None:
+    """Keep this thread busy: nothing else runs in it."""
+    clock = SystemClock()
+    end_s = clock.boottime_s() + seconds
+    while clock.boottime_s() < end_s:
+        pass
+
+
+def lease_threads() -> list[str]:
+    """The threads of processors that have not ended."""
+    return [each.name for each in threading.enumerate() if each.name.startswith("leases of")]
+
+
+class Cuttable:
+    """A store that can be cut off from one host, as a network does it."""
+
+    def __init__(self, store: Store) -> None:
+        self.cut = False
+        self.only: frozenset[str] = frozenset()
+        self.calls: Counter[str] = Counter()
+        self.store = LosingStore(store, self._lose).as_store
+
+    def _lose(self, name: str) -> Lost | None:
+        self.calls[name] += 1
+        gone = self.cut and (not self.only or name in self.only)
+        return Lost.REQUEST if gone else None

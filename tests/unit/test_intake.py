@@ -1,0 +1,86 @@
+"""What waits for its handler: bounded, in order, and gone when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from leasehold.log.events import EventBatch
+from leasehold.processor.intake import Intake
+from leasehold.testing.source import MemorySource
+
+pytestmark = pytest.mark.anyio
+
+
+def batch(start: int, stop: int) -> EventBatch:
+    source = MemorySource()
+    source.append("0", *[b"x" * 10] * stop)
+    return source.batch("0", start, stop)
+
+
+async def blocked(intake: Intake) -> asyncio.Task[None]:
+    """Somebody who waits for room, and has had the chance to find it."""
+    waiting = asyncio.create_task(intake.room())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    return waiting
+
+
+async def test_batches_come_out_in_order_and_are_counted() -> None:
+    intake = Intake(most_events=100, most_bytes=1 << 20)
+    intake.put(batch(0, 3))
+    intake.put(batch(3, 5))
+    assert len(intake) == 5
+    assert intake.waiting_bytes > 0
+    first, second = await intake.get(), await intake.get()
+    assert first is not None
+    assert second is not None
+    assert (first.first_sequence, second.first_sequence) == (0, 3)
+    assert (len(intake), intake.waiting_bytes) == (0, 0)
+
+
+@pytest.mark.spec("P12")
+async def test_there_is_no_room_from_the_limit_of_events_on_until_one_is_taken() -> None:
+    intake = Intake(most_events=3, most_bytes=1 << 20)
+    await intake.room()
+    intake.put(batch(0, 3))
+    waiting = await blocked(intake)
+    await intake.get()
+    await waiting
+
+
+async def test_there_is_no_room_from_the_limit_of_bytes_on_until_one_is_taken() -> None:
+    intake = Intake(most_events=1000, most_bytes=1)
+    intake.put(batch(0, 1))
+    waiting = await blocked(intake)
+    await intake.get()
+    await waiting
+
+
+async def test_whoever_waits_for_events_gets_those_that_come() -> None:
+    intake = Intake(most_events=10, most_bytes=1 << 20)
+    waiting = asyncio.create_task(intake.get())
+    await asyncio.sleep(0)
+    intake.put(batch(0, 1))
+    got = await waiting
+    assert got is not None
+    assert len(got) == 1
+
+
+async def test_after_close_nothing_is_handed_out_and_what_waited_is_forgotten() -> None:
+    intake = Intake(most_events=10, most_bytes=1 << 20)
+    intake.put(batch(0, 2))
+    intake.close()
+    assert await intake.get() is None
+    assert len(intake) == 0
+
+
+async def test_close_ends_the_wait_for_events_and_for_room() -> None:
+    intake = Intake(most_events=1, most_bytes=1 << 20)
+    getting = asyncio.create_task(intake.get())
+    await asyncio.sleep(0)
+    intake.close()
+    assert await getting is None
+    await intake.room()

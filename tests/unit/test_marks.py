@@ -1,0 +1,302 @@
+"""Checkpoints of a host, written together: a real member, a real store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from tests.support.processors import Watch, timing
+
+from leasehold.clock import SystemClock
+from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreUnavailable
+from leasehold.model import Mark, MarkRefusal, Ownership, Position
+from leasehold.names import partition_group, partition_key
+from leasehold.ports import Store
+from leasehold.processor.hooks import Board, CheckpointRefused, CheckpointWritten
+from leasehold.processor.marks import Marks
+from leasehold.processor.member import Member
+from leasehold.processor.options import MemberOptions
+from leasehold.stores.memory import MemoryStore
+from leasehold.testing.faults import LosingStore, Lost
+
+pytestmark = pytest.mark.anyio
+
+GROUP = partition_group("orders", "billing")
+LATER_S = 1000.0
+
+
+class Keeper:
+    def opened(self, ownership: Ownership) -> None: ...
+
+    def drain(self, ownership: Ownership) -> bool:
+        return True
+
+    def closed(self, ownership: Ownership, reason: str) -> None: ...
+
+
+class Answers:
+    """What callers of ``put`` were told."""
+
+    def __init__(self) -> None:
+        self.errors: list[LeaseholdError | None] = []
+        self._loop = asyncio.get_running_loop()
+        self._told = asyncio.Event()
+
+    def __call__(self, error: LeaseholdError | None) -> None:
+        self.errors.append(error)
+        self._loop.call_soon_threadsafe(self._told.set)
+
+    async def count(self, number: int) -> list[LeaseholdError | None]:
+        async with asyncio.timeout(10):
+            while len(self.errors) < number:
+                self._told.clear()
+                await self._told.wait()
+        return self.errors
+
+
+class Desk:
+    """A member that owns some keys, and its marks, which are running."""
+
+    def __init__(self, store: Store, member: Member) -> None:
+        self.store = store
+        self.member = member
+        self.watch = Watch()
+        self.board = Board([self.watch])
+        self.answers = Answers()
+        loop = asyncio.get_running_loop()
+        self.marks = Marks(
+            member,
+            clock=SystemClock(),
+            rng=random.Random(7),
+            board=self.board,
+            wake=lambda call: void(loop.call_soon_threadsafe(call)),
+        )
+        self.running = asyncio.create_task(self.marks.run())
+
+    def owned(self, partition: int = 0) -> Ownership:
+        ownership = self.member.holds(key(partition))
+        assert ownership is not None
+        return ownership
+
+    def put(self, number: int, *, partition: int = 0, within_s: float = 0.0) -> None:
+        position = Position(sequence_number=number)
+        self.marks.put(self.owned(partition), position, within_s=within_s, told=self.answers)
+
+    async def stored(self) -> dict[int, int]:
+        found = await self.store.checkpoints(GROUP)
+        return {int(k.rpartition("/")[2]): c.position.sequence_number for k, c in found.items()}
+
+    @property
+    def calls(self) -> int:
+        return self.board.counts().checkpoint_calls
+
+
+def void(_: object) -> None: ...
+
+
+def key(partition: int) -> str:
+    return partition_key("orders", "billing", str(partition))
+
+
+@asynccontextmanager
+async def desk(
+    *, keys: int = 1, wrap: Callable[[Store], Store] = lambda store: store, lease_s: float = 10.0
+) -> AsyncIterator[Desk]:
+    store = MemoryStore(SystemClock())
+    await store.declare([key(number) for number in range(keys)])
+    options = MemberOptions(group=GROUP, timing=timing(lease_s))
+    member = Member(wrap(store), options, keeper=Keeper(), rng=random.Random(1))
+    while len(member.held()) < keys:
+        await member.step()
+    made = Desk(store, member)
+    try:
+        yield made
+    finally:
+        made.marks.close()
+        made.running.cancel()
+        await asyncio.gather(made.running, return_exceptions=True)
+
+
+@pytest.mark.spec("C4")
+async def test_a_position_that_waits_is_replaced_by_a_later_one() -> None:
+    async with desk() as d:
+        d.put(1, within_s=LATER_S)
+        d.put(2, within_s=LATER_S)
+        d.put(3)
+        assert await d.answers.count(3) == [None, None, None]
+        assert await d.stored() == {0: 3}
+        assert d.calls == 1
+        assert d.board.counts().checkpoints_written == 1
+
+
+async def test_an_earlier_position_that_comes_later_counts_as_written_with_the_further() -> None:
+    async with desk() as d:
+        d.put(9, within_s=LATER_S)
+        d.put(4)
+        assert await d.answers.count(2) == [None, None]
+        assert await d.stored() == {0: 9}
+
+
+@pytest.mark.spec("P15")
+async def test_what_may_wait_goes_with_the_first_that_may_not_in_one_call() -> None:
+    async with desk(keys=6) as d:
+        for partition in range(5):
+            d.put(10 + partition, partition=partition, within_s=LATER_S)
+        assert d.calls == 0
+        d.put(15, partition=5)
+        await d.answers.count(6)
+        assert await d.stored() == {each: 10 + each for each in range(6)}
+        assert d.calls == 1
+
+
+async def test_a_position_is_written_when_its_time_has_come() -> None:
+    async with desk() as d:
+        d.put(5, within_s=0.05)
+        assert await d.answers.count(1) == [None]
+        assert await d.stored() == {0: 5}
+
+
+@pytest.mark.parametrize("lost", list(Lost))
+async def test_a_call_without_an_answer_is_repeated_until_there_is_one(lost: Lost) -> None:
+    losses = iter([lost, lost])
+
+    def lose(name: str) -> Lost | None:
+        return next(losses, None) if name == "checkpoint" else None
+
+    async with desk(wrap=lambda store: LosingStore(store, lose).as_store) as d:
+        d.put(5)
+        assert await d.answers.count(1) == [None]
+        assert await d.stored() == {0: 5}
+        assert d.calls == 3
+
+
+@pytest.mark.spec("B5")
+async def test_a_position_under_an_ownership_that_is_not_held_is_refused_and_counted() -> None:
+    async with desk() as d:
+        mine = d.owned()
+        old = replace(mine, epoch=mine.epoch - 1)
+        d.marks.put(old, Position(sequence_number=5), told=d.answers)
+        (error,) = await d.answers.count(1)
+        assert isinstance(error, LeaseLost)
+        assert error.reason == "not held"
+        assert await d.stored() == {}
+        assert d.calls == 0
+        assert d.board.counts().by_event["CheckpointRefused"] == 1
+
+
+@pytest.mark.spec("B5")
+async def test_what_the_store_refuses_for_its_epoch_is_told_as_a_loss_and_closed() -> None:
+    async with desk(keys=2) as d:
+        await d.store.break_(key(0), epoch=d.owned().epoch, after=timedelta(0))
+        d.put(5, partition=0)
+        d.put(6, partition=1)
+        answers = await d.answers.count(2)
+        (lost,) = [each for each in answers if each is not None]
+        assert isinstance(lost, LeaseLost)
+        assert lost.reason == "fenced"
+        assert d.member.holds(key(0)) is None
+        assert await d.stored() == {1: 6}
+        assert d.watch.of(CheckpointRefused, partition="0", why="fenced")
+        assert d.watch.of(CheckpointWritten, partition="1", sequence_number=6)
+
+
+async def test_a_position_behind_the_stored_one_is_told_and_is_no_loss() -> None:
+    async with desk() as d:
+        d.put(9)
+        await d.answers.count(1)
+        d.put(4)
+        answers = await d.answers.count(2)
+        assert isinstance(answers[1], CheckpointBehind)
+        assert await d.stored() == {0: 9}
+        assert not d.watch.of(CheckpointRefused)
+
+
+@pytest.mark.spec("B5")
+@pytest.mark.parametrize("newer_first", [True, False])
+async def test_of_two_epochs_that_wait_the_older_one_is_refused(newer_first: bool) -> None:
+    async with desk() as d:
+        mine = d.owned()
+        old = Mark(ownership=replace(mine, epoch=0), position=Position(sequence_number=99))
+        new = Mark(ownership=mine, position=Position(sequence_number=3))
+        for mark in [new, old] if newer_first else [old, new]:
+            d.marks.put(mark.ownership, mark.position, within_s=0.02, told=d.answers)
+        answers = await d.answers.count(2)
+        assert [type(each) for each in answers] == [LeaseLost, type(None)]
+        assert await d.stored() == {0: 3}
+
+
+async def test_when_an_ownership_ends_who_waits_for_its_checkpoint_is_told() -> None:
+    async with desk() as d:
+        d.put(5, within_s=LATER_S)
+        d.marks.drop(replace(d.owned(), epoch=0))
+        assert d.answers.errors == []
+        d.marks.drop(d.owned())
+        (error,) = await d.answers.count(1)
+        assert isinstance(error, LeaseLost)
+        assert await d.stored() == {}
+
+
+async def test_after_close_all_that_waits_and_all_that_comes_is_refused() -> None:
+    async with desk() as d:
+        d.put(5, within_s=LATER_S)
+        d.marks.close()
+        d.put(6)
+        answers = await d.answers.count(2)
+        assert all(isinstance(each, LeaseLost) for each in answers)
+        assert await d.stored() == {}
+
+
+async def test_a_call_that_is_cut_off_is_told_too() -> None:
+    """Else a handler in a thread would wait for its checkpoint for ever."""
+    reached = asyncio.Event()
+
+    class Hanging(LosingStore):
+        async def checkpoint(self, marks: Sequence[Mark]) -> dict[str, MarkRefusal]:
+            reached.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with desk(wrap=lambda store: Hanging(store, lambda _: None).as_store) as d:
+        d.put(5)
+        await reached.wait()
+        d.running.cancel()
+        (error,) = await d.answers.count(1)
+        assert isinstance(error, LeaseLost)
+
+
+@pytest.mark.spec("P5")
+async def test_without_an_answer_it_ends_with_the_trust_and_is_told_as_a_loss() -> None:
+    def lose(name: str) -> Lost | None:
+        return Lost.REQUEST if name == "checkpoint" else None
+
+    async with desk(wrap=lambda store: LosingStore(store, lose).as_store, lease_s=0.3) as d:
+        d.put(5)
+        (error,) = await d.answers.count(1)
+        assert isinstance(error, LeaseLost)
+        assert not isinstance(error, StoreUnavailable)
+        assert d.calls > 1
+
+
+async def test_many_threads_may_write_at_once() -> None:
+    async with desk(keys=4) as d:
+        owned = [d.owned(each) for each in range(4)]
+
+        def write(partition: int) -> None:
+            for number in range(100):
+                position = Position(sequence_number=number)
+                d.marks.put(owned[partition], position, told=d.answers)
+
+        threads = [threading.Thread(target=write, args=(each,)) for each in range(4)]
+        for thread in threads:
+            thread.start()
+        assert set(await d.answers.count(400)) == {None}
+        for thread in threads:
+            thread.join()
+        assert await d.stored() == dict.fromkeys(range(4), 99)
+        assert d.calls < 400

@@ -1,0 +1,125 @@
+"""The settings of a processor: what can not work is refused when they are made (P12)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from leasehold.core.balance import Strategy
+from leasehold.core.poison import PoisonPolicy
+from leasehold.core.timing import Timing
+from leasehold.errors import InvalidDuration, InvalidName, InvalidOptions, UsageError
+from leasehold.log.start import Start
+from leasehold.processor import EventProcessor, Load, OnTrimmed, Options
+from leasehold.testing.source import MemorySource
+
+SECOND = timedelta(seconds=1)
+
+
+async def handler(context: Any, batch: Any) -> None: ...
+
+
+@pytest.mark.spec("P12")
+def test_the_defaults_are_a_lease_of_ten_seconds_even_shares_and_the_earliest_event() -> None:
+    options = Options()
+    assert (options.timing.lease_s, options.timing.renew_s) == (10.0, 3.0)
+    assert options.strategy is Strategy.EVEN
+    assert options.start_of("7") == Start.earliest()
+    assert options.on_trimmed is OnTrimmed.EARLIEST
+
+
+@pytest.mark.spec("P12")
+def test_the_preset_of_event_hubs_has_its_numbers() -> None:
+    options = Options.event_hubs()
+    assert (options.timing.lease_s, options.timing.renew_s) == (120.0, 30.0)
+    assert options.strategy is Strategy.GREEDY
+    assert (options.batch_events, options.prefetch_events) == (300, 300)
+    assert options.start == Start.latest()
+
+
+@pytest.mark.spec("P12")
+def test_the_preset_of_the_older_host_has_its_numbers() -> None:
+    options = Options.event_processor_host()
+    assert (options.timing.lease_s, options.timing.renew_s) == (30.0, 10.0)
+    assert options.strategy is Strategy.ONE_STEAL
+    assert (options.batch_events, options.prefetch_events) == (10, 300)
+
+
+@pytest.mark.spec("P12")
+def test_a_partition_may_have_a_start_of_its_own() -> None:
+    options = Options(start=Start.latest(), starts={"3": Start.sequence(17)})
+    assert options.start_of("3") == Start.sequence(17)
+    assert options.start_of("0") == Start.latest()
+
+
+@pytest.mark.spec("P12")
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"batch_events": 0}, "batch_events"),
+        ({"batch_bytes": -1}, "batch_bytes"),
+        ({"prefetch_events": 0}, "prefetch_events"),
+        ({"prefetch_bytes": 1 << 60}, "prefetch_bytes"),
+        ({"on_trimmed": "nowhere"}, "on_trimmed can not be 'nowhere': .*earliest, latest, fail"),
+        ({"load": "weight"}, "load can not be 'weight': .*events, bytes, lag"),
+        ({"strategy": "fair"}, "strategy can not be 'fair': .*by_load"),
+        ({"starts": {3: Start.latest()}}, 'write starts={"3"'),
+        ({"most_partitions": -1}, "most >= 0"),
+        ({"weight": 0.0}, "0 < weight"),
+        ({"stall_after": 10 * SECOND, "give_up_after": SECOND}, "give_up_after >= stall_after"),
+        ({"poison": PoisonPolicy.dead_letter()}, "needs dead_letters"),
+        ({"hand_over_limit": SECOND}, "hand_over_limit >= 2 x renew_every"),
+        ({"timing": Timing(lease_s=10, renew_s=6)}, "renew_every < lease / 2"),
+    ],
+)
+def test_what_can_not_work_is_refused_with_the_relation_that_is_broken(
+    wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidOptions, match=words):
+        Options(**wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["handler_limit", "stall_after", "give_up_after", "partitions_every", "drain_limit"]
+)
+def test_a_time_outside_its_range_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidDuration, match=name):
+        Options(**{name: timedelta(seconds=-1)})  # type: ignore[arg-type]
+
+
+def test_names_are_taken_for_what_they_name() -> None:
+    options = Options(strategy="by_load", on_trimmed="fail", load="lag")  # type: ignore[arg-type]
+    assert options.strategy is Strategy.BY_LOAD
+    assert options.on_trimmed is OnTrimmed.FAIL
+    assert options.load is Load.LAG
+
+
+@pytest.mark.spec("P13")
+def test_the_settings_of_the_member_are_the_same() -> None:
+    options = Options(weight=2.0, most_partitions=3, drain_limit=7 * SECOND)
+    member = options.member(group="partition/orders/billing", name="web")
+    assert (member.weight, member.most, member.drain_limit) == (2.0, 3, 7 * SECOND)
+    assert member.timing == options.timing
+
+
+@pytest.mark.parametrize("given", [{"group": "a\nb"}, {"name": ""}])
+def test_names_that_can_not_be_are_refused_when_the_processor_is_made(given: Any) -> None:
+    with pytest.raises(InvalidName):
+        EventProcessor(MemorySource(), "memory://", **{"group": "g", "on_batch": handler, **given})
+
+
+@pytest.mark.spec("P14")
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"on_batch": handler, "on_event": handler}, "not both"),
+        ({"on_batch": 7}, "must be a function"),
+        ({"on_batch": handler, "on_error": "log"}, "on_error must be a function"),
+        ({"on_partition_open": handler}, "pull style"),
+    ],
+)
+def test_handlers_that_make_no_sense_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        EventProcessor(MemorySource(), "memory://", "g", **given)
