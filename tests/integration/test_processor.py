@@ -243,7 +243,7 @@ async def test_after_an_orderly_end_none_comes_again_and_none_is_counted() -> No
         assert s.seen.twice() == []
 
 
-@pytest.mark.spec("B3", "B6")
+@pytest.mark.spec("B3", "B6", "C5")
 async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
     never = asyncio.Event()
     cancelled: list[str] = []
@@ -264,6 +264,7 @@ async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
         assert closed.position == 0
         assert cancelled == ["0"]
         assert await s.checkpoints() == {}
+        assert a.counts().may_repeat == 2  # both were in the hands of the handler
         async with s.make("b"):
             await s.seen.count(2)
 

@@ -163,12 +163,14 @@ async def test_the_handler_may_checkpoint_the_last_or_a_given_event(blocking: bo
         assert await s.checkpoints() == {"0": 7}
 
 
-@pytest.mark.spec("C4")
-async def test_manual_writes_nothing_by_itself_not_even_at_the_end() -> None:
+@pytest.mark.spec("C4", "C5")
+async def test_manual_writes_nothing_by_itself_and_the_end_says_what_comes_again() -> None:
     async with scene(events=8) as s:
-        async with s.make(setting=options(checkpoint=MANUAL)):
+        host = s.make(setting=options(checkpoint=MANUAL))
+        async with host:
             await s.seen.count(8)
         assert await s.checkpoints() == {}
+        assert host.counts().may_repeat == 8
 
 
 @pytest.mark.spec("C4")

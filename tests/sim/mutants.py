@@ -311,11 +311,13 @@ class SeesTheLeavingAsActive(Member):
     def _plan(self, lease: Lease) -> Plan:
         peers = self._view._peers
         saved = dict(peers)
+        own, self._info = self._info, replace(self._info, draining=False)
         for holder, peer in saved.items():
             peers[holder] = replace(peer, info=replace(peer.info, draining=False))
         try:
             return super()._plan(lease)
         finally:
+            self._info = own
             peers.update(saved)
 
 

@@ -310,9 +310,12 @@ def test_killed_hosts_are_measured_and_nothing_is_lost() -> None:
     assert lost.ours == 0
 
 
-def test_a_host_is_measured_that_does_nothing_and_one_that_is_slow() -> None:
+def test_an_idle_host_is_measured() -> None:
     (share,) = processor_host.idle(partitions=2, settle_s=0.0, window_s=0.1)
     assert isinstance(share.ours, float)
+
+
+def test_the_memory_of_a_slow_host_is_measured() -> None:
     grown, *_, waiting, before, mapped = processor_host.memory(partitions=8, seconds=0.1)
     assert grown.bar == "<= 3 (queues)"
     for row in (waiting, before, mapped):

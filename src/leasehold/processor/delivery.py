@@ -94,6 +94,14 @@ class Delivery:
         self.in_hand: EventBatch | None = None
         self.pausing = False
 
+    @property
+    def reached(self) -> int:
+        """The number of the last event that the handler was given; -1 if there was none."""
+        if self.in_hand is None or self.last_call is None:
+            return -1
+        event = self.last_call.event
+        return self.in_hand.last_sequence if event is None else event.sequence_number
+
     def stop(self) -> None:
         """Begin nothing new: ``deliver`` returns as soon as what is under way is done."""
         self.stopped.set()

@@ -46,6 +46,8 @@ log = logging.getLogger("leasehold.processor")
 _LONGEST_LOOK_S = 15.0
 _SHORTEST_LOOK_S = 0.05
 _MOVING = frozenset((PumpState.WAITING, PumpState.HANDLING, PumpState.STUCK, PumpState.OPENING))
+# Ends that this host brings about itself: in the history they look like orderly ones.
+_GIVEN_UP = frozenset(("drain limit", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
     "handed over": CloseReason.HANDED_OVER,
     "released": CloseReason.HANDED_OVER,
@@ -138,7 +140,8 @@ class Floor:
         """Stop at once."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
-            pump.close(_CLOSED_BY.get(reason) or self._forced(reason))
+            closed_by = _CLOSED_BY.get(reason) or self._forced(reason)
+            pump.close(closed_by, given_up=reason in _GIVEN_UP)
 
     def _forced(self, reason: str) -> CloseReason:
         if reason != "shutdown":

@@ -51,10 +51,12 @@ class PartitionOpened(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MayRepeat(HookEvent):
-    """The owner before did not end in good order: it may have handled ``events`` of those to come.
+    """So many events were handled, or may have been, that no checkpoint covers: they come again.
 
-    That is the number of events between its last checkpoint and the end of the partition: more
-    can not come again. After an orderly end this is not told: none comes again.
+    Told by the next owner if the one before was lost: then it is the number of events between its
+    last checkpoint and the end of the partition, since nobody knows how far it had come. Told by
+    the owner itself if it ended by force, or left checkpoints to the handler: then it is exact, but
+    for the call that was cut off. After any other orderly end it is not told: none comes again.
     """
 
     events: int

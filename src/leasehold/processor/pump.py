@@ -40,6 +40,7 @@ from leasehold.processor.delivery import Delivery, Stopped
 from leasehold.processor.hooks import (
     CloseReason,
     HandlerAbandoned,
+    MayRepeat,
     PartitionClosed,
     PartitionDrains,
     PartitionOpened,
@@ -112,6 +113,8 @@ class Pump:
         self._opened = False
         self.reported_stall = False
         self.given_up = False
+        self._given_away = False
+        self._began = 0
         self.kept = False
         self.behind_since_s: float | None = None
         self.lag_events = 0
@@ -183,10 +186,14 @@ class Pump:
         elif not self._opened:
             self._session.cancel()
 
-    def close(self, reason: CloseReason) -> None:
-        """Stop at once: the partition is not ours any more."""
+    def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
+        """Stop at once: the partition is not ours any more.
+
+        ``given_up``: by this host itself. The next owner then sees an orderly end.
+        """
         if self._reason is None:
             self._reason = reason
+            self._given_away = given_up
         self.delivery.stop()  # a thread that goes on must not begin with another event
         self._scope.cancel()
         self._ending.cancel()
@@ -334,6 +341,7 @@ class Pump:
             self.next = receiver.position
         if not self._opened:
             self._opened = True
+            self._began = self.next
             self._tell(PartitionOpened, position=self.next)
             floor.ask_for_repeats(tenure, self.next)
             await floor.call_user(floor.handlers.on_partition_open, self.contexts)
@@ -449,6 +457,8 @@ class Pump:
                     await self._clock.bounded(said, seconds=limit_s)
         if self._reason is not None:
             reason, in_order = self._reason, False
+        if in_order or self._given_away:
+            self._tell_repeats()
         if self._opened:
             self._tell(PartitionClosed, reason=reason, position=self.next)
         floor.ended(self, in_order=in_order)
@@ -470,6 +480,13 @@ class Pump:
                 self._reason = CloseReason.LOST
             return False
         return True
+
+    def _tell_repeats(self) -> None:
+        """Say what was begun here and lies behind the checkpoint: it comes again (C5)."""
+        stored, reached = self.stored_position, self.delivery.reached
+        first = self._began if stored is None else stored.sequence_number + 1
+        if reached >= first:
+            self._tell(MayRepeat, events=reached - first + 1)
 
     def _tell(self, kind: type[HookEvent], **values: object) -> None:
         ownership = self.tenure.ownership

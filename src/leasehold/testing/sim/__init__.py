@@ -1,4 +1,4 @@
-"""A deterministic simulator: the real ``Member`` on simulated clocks and a store with faults.
+"""A deterministic simulator: the real member and the real pumps on simulated clocks, with faults.
 
 Everything that happens in a world is drawn from one seed. The same seed gives the same run, step
 by step: a failure prints its seed, and ``leasehold simulate --seed N`` repeats it.
@@ -14,5 +14,11 @@ module           holds
 ``world``        hosts that come and go, from one seed
 ``storm``        the search for broken invariants: one bad day per seed
 ``scenario``     measured runs: cold start, join, crash, rolling restart, churn
+``source``       the log that pumps read, and the bad way to it
+``work``         handlers that are slow, fail, and write checkpoints of their own
+``sinks``        where their results go, guarded by epochs
+``deliveries``   the invariants of the work
+``pump_world``   a world whose hosts have pumps
+``pump_day``     one bad day of work per seed
 ===============  ====================================================================
 """

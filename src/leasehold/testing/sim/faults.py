@@ -51,6 +51,46 @@ def stormy(rng: random.Random) -> FaultRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkRates:
+    """What goes wrong in the work on a partition: at the source, in handlers, at the sink.
+
+    ``slow_s`` is the longest time that a slow handler takes, ``late_s`` the longest time that a
+    message to the source or the sink is on its way.
+    """
+
+    source_fails: float = 0.0
+    source_hangs: float = 0.0
+    late: float = 0.0
+    late_s: float = 10.0
+    handler_fails: float = 0.0
+    handler_slow: float = 0.0
+    slow_s: float = 0.0
+    own_checkpoints: float = 0.0
+    usual_s: float = 0.02
+
+
+CALM_WORK = WorkRates(own_checkpoints=0.1)
+
+
+def stormy_work(rng: random.Random, lease_s: float) -> WorkRates:
+    """A bad day for handlers: some take longer than the lease of their host lasts."""
+
+    def rate(most: float) -> float:
+        return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
+
+    return WorkRates(
+        source_fails=rate(0.15),
+        source_hangs=rate(0.05),
+        late=rate(0.1),
+        handler_fails=rate(0.3),
+        handler_slow=rate(0.15),
+        slow_s=lease_s * rng.choice((0.2, 1.0, 2.0)),
+        own_checkpoints=rate(0.3),
+        usual_s=rng.choice((0.01, 0.3)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
     """What becomes of one call. None: that message never arrives."""
 

@@ -44,14 +44,21 @@ class Host:
         self.clock_offset_s = rng.uniform(0.0, 1e6)
         self.wall_error_s = rng.uniform(-60.0, 60.0) if error else 0.0
         self._pauses_s = 0.0
+        self._paused_since_s = 0.0
         self._paused_until_s = 0.0
 
     def pause(self, seconds: float) -> None:
         """Stop the process for a while, as SIGSTOP, a long collection or a suspend would."""
         now_s = asyncio.get_running_loop().time()
+        if not self.paused:
+            self._paused_since_s = now_s
         until_s = max(self._paused_until_s, now_s + seconds)
         self._pauses_s += until_s - max(self._paused_until_s, now_s)
         self._paused_until_s = until_s
+
+    def new_identity(self) -> tuple[str, str]:
+        """The suffix of a new holder id, and a new token."""
+        return f"{self.rng.getrandbits(32):08x}", f"{self.rng.getrandbits(128):032x}"
 
     def believed(self) -> list[Ownership]:
         """What the member would act upon if it ran at this moment."""
@@ -61,6 +68,11 @@ class Host:
     def paused(self) -> bool:
         """Whether it stands still now."""
         return self._paused_until_s > asyncio.get_running_loop().time()
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether it has been paused for some time: no code of its own may run now."""
+        return self.paused and self._paused_since_s < asyncio.get_running_loop().time()
 
     @property
     def stood_still_s(self) -> float:

@@ -204,6 +204,9 @@ class SimStore:
                 loop.call_later(fate.request_s + fate.again_s, self._arrive, step, answer, None)
         try:
             result = await answer
+        except LeaseholdError:
+            await self._host.gate()  # bad news, too, reach only a host that runs
+            raise
         finally:
             self._server.in_flight -= 1
         await self._host.gate()

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leasehold.core.balance import Snapshot, Strategy
 from leasehold.core.timing import Timing
@@ -23,11 +23,9 @@ from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from leasehold.model import Ownership
-
-_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,8 @@ class Setting:
 
 class World:
     """Hosts and a store in simulated time. Make it inside ``run_simulated``."""
+
+    look_every_s = 0.25
 
     def __init__(self, setting: Setting, *, tell: Callable[[str], None] | None = None) -> None:
         """A world without hosts; all keys are free. ``tell`` is told what happens."""
@@ -99,25 +99,8 @@ class World:
         name = f"host{next(self._names):02}"
         rng = random.Random(f"{self.setting.seed}/{name}")
         host = Host(name, rng=rng, rates=self.rates)
-        options = MemberOptions(
-            group=self.group,
-            name=name,
-            strategy=self.setting.strategy,
-            timing=self.setting.timing,
-            weight=weight,
-            most=most,
-            drain_limit=timedelta(seconds=drain_limit_s),
-        )
-        parts = self.setting.parts
-        host.member = parts.member(
-            parts.store(self.server, host),
-            options,
-            clock=parts.clock(host),
-            rng=rng,
-            keeper=HostKeeper(host, self._notice),
-            identity=lambda: (f"{rng.getrandbits(32):08x}", f"{rng.getrandbits(128):032x}"),
-        )
-        host.task = asyncio.create_task(self._live(host, host.member))
+        life = self._furnish(host, weight=weight, most=most, drain_limit_s=drain_limit_s)
+        host.task = asyncio.create_task(life)
         self.hosts.append(host)
         self.tell(f"{host.name} starts")
         return host
@@ -146,14 +129,14 @@ class World:
             host.rates = CALM
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, looking at everything four times a second.
+        """Let time pass, looking at everything every ``look_every_s``.
 
         Raises:
             InvariantBroken: something happened that must never happen.
         """
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
-            await simulated_sleep(min(_LOOK_EVERY_S, left_s))
+            await simulated_sleep(min(self.look_every_s, left_s))
             self.look()
 
     def look(self) -> None:
@@ -193,6 +176,30 @@ class World:
 
     # ---------------------------------------------------------------- parts
 
+    def _furnish(
+        self, host: Host, *, weight: float, most: int | None, drain_limit_s: float
+    ) -> Coroutine[Any, Any, None]:
+        """Put a member on the host; return the host's life, to be run."""
+        options = MemberOptions(
+            group=self.group,
+            name=host.name,
+            strategy=self.setting.strategy,
+            timing=self.setting.timing,
+            weight=weight,
+            most=most,
+            drain_limit=timedelta(seconds=drain_limit_s),
+        )
+        parts = self.setting.parts
+        host.member = parts.member(
+            parts.store(self.server, host),
+            options,
+            clock=parts.clock(host),
+            rng=host.rng,
+            keeper=HostKeeper(host, self.notice),
+            identity=host.new_identity,
+        )
+        return self._live(host, host.member)
+
     async def _live(self, host: Host, member: Member) -> None:
         writer = asyncio.create_task(self._write(host, member)) if self.setting.writes else None
         try:
@@ -231,7 +238,8 @@ class World:
         backed = self.registry.backs(ownership, self.server.now())
         self.checks.backed(host, ownership, by_store=backed)
 
-    def _notice(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
+    def notice(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
+        """A host's member has told its keeper something."""
         reason = f" ({reason})" if reason else ""
         self.tell(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
         if what != "drain":
