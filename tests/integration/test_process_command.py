@@ -19,12 +19,17 @@ COMMAND = str(Path(sys.executable).with_name("leasehold"))
 PATIENCE_S = 60
 HANDLERS = """
 import os
+import threading
 
 def handle(context, event):
     os.write(1, f"{context.partition} {event.sequence_number}\\n".encode())
 
 def batches(context, batch):
     os.write(1, f"{context.partition} {len(batch)}\\n".encode())
+
+def hang(context, event):
+    os.write(1, b"begun\\n")
+    threading.Event().wait()
 
 def fail(context, event):
     if event.sequence_number == 1:
@@ -128,6 +133,16 @@ def test_poison_goes_to_the_dead_letters(
     dead = leasehold("log", "cat", "dead", "-ojsonl").jsonl
     assert [each["properties"]["leasehold-reason"] for each in dead] == ["ValueError: no ones"] * 2
     assert "my_handlers.py" in host.said  # where it failed
+
+
+@pytest.mark.spec("B6")
+def test_a_handler_that_never_ends_does_not_keep_it(running: Callable[..., Running]) -> None:
+    host = running("my_handlers:hang", "--drain-limit", "100ms", "--lease", "2s")
+    assert host.process.stdout is not None
+    assert [host.process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+    code, _ = host.end(signal.SIGTERM)
+    assert code == 1, host.said
+    assert "2 handlers did not end in time and can not be stopped" in host.said
 
 
 def test_batches_and_metrics(running: Callable[..., Running]) -> None:

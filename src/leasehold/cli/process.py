@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -99,6 +100,9 @@ Retries = Annotated[
 HandlerLimit = Annotated[
     str | None, typer.Option(help="How long one call may take: 30s.", metavar="TIME")
 ]
+DrainLimit = Annotated[
+    str, typer.Option(help="How long a partition may take to end in order.", metavar="TIME")
+]
 MetricsPort = Annotated[
     int | None,
     typer.Option(help="Serve metrics for Prometheus there.", min=1, max=65535, metavar="PORT"),
@@ -120,6 +124,7 @@ def process(
     poison: Poison = "retry",
     retries: Retries = None,
     handler_limit: HandlerLimit = None,
+    drain_limit: DrainLimit = "30s",
     metrics_port: MetricsPort = None,
     store: StoreUrl = None,
 ) -> None:
@@ -135,6 +140,7 @@ def process(
         checkpoint=_checkpoint(checkpoint),
         most_partitions=most,
         handler_limit=_optional(handler_limit, "--handler-limit"),
+        drain_limit=duration(drain_limit, option="--drain-limit"),
     )
     policy, dead_stream = _poison(poison, retries)
     url = store_url(store)
@@ -166,6 +172,10 @@ def process(
         words.say(f"{handler} takes the {what} of {events.name} for {group}; Ctrl-C ends it")
         with status_lines(processor, words, every_s=_STATUS_EVERY_S):
             processor.run()
+        if processor.abandoned:
+            calls = counted(processor.abandoned, "handler")
+            words.say(f"{calls} did not end in time and can not be stopped: leaving without order")
+            os._exit(1)  # else the interpreter would wait for it
         words.say(f"left in good order: {counted(processor.counts().events_handled, 'event')}")
 
 

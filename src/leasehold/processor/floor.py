@@ -103,6 +103,11 @@ class Floor:
         """All that have not ended."""
         return list(self._pumps.values())
 
+    @property
+    def abandoned_calls(self) -> int:
+        """How many threads go on with a call that nobody waits for."""
+        return sum(call.running for call in self._abandoned)
+
     async def run(self) -> None:
         """Work until cancelled; then every pump is ended."""
         async with anyio.create_task_group() as self._tasks:

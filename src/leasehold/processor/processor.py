@@ -130,6 +130,15 @@ class EventProcessor:
         """What is owned here at this very moment."""
         return self._lease_side.member.held() if self._lease_side else []
 
+    @property
+    def abandoned(self) -> int:
+        """How many handlers in threads go on though nobody waits for them any more.
+
+        A thread can not be stopped. Nothing that such a handler asks of its context is done; but
+        the interpreter waits for it before it ends.
+        """
+        return self._floor.abandoned_calls if self._floor else 0
+
     def counts(self) -> Counts:
         """The sums since the start."""
         return self._board.counts()
