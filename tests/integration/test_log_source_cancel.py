@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
@@ -144,6 +145,31 @@ async def test_what_was_read_for_a_cancelled_receive_is_not_given_to_one_who_los
     with pytest.raises(Stolen):
         await next_of(old)
     assert await next_of(new) == [0]
+
+
+async def test_an_error_after_a_cancelled_opening_is_nobodys_business(
+    source: LogSource, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def reader(*_: Any, **__: Any) -> PartitionReader:
+        begun.set()
+        go_on.wait(SOON_S)
+        raise Stolen("somebody else reads it")
+
+    monkeypatch.setattr(log, "reader", reader)
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    opening = asyncio.create_task(opened(source))
+    assert await asyncio.to_thread(begun.wait, SOON_S)
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await opening
+    go_on.set()
+    await source.close()  # waits for its threads
+    await asyncio.sleep(0)
+    gc.collect()
+    assert said == []
 
 
 async def test_cancelling_at_every_turn_of_the_event_loop_loses_nothing(

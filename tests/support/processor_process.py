@@ -55,8 +55,8 @@ class Settings:
     ``does``: what the handler does with its events: nothing, ``checkpoint`` (by itself),
     ``transaction`` or ``burn`` (in a thread, for ``burn_s``, once). ``work_s``: what it waits for
     each batch. ``stops``: it stops itself as SIGSTOP does, at the first chance when event
-    ``stops_at`` of partition ``stops_in`` is at hand: in the ``handler``, ``before`` a checkpoint
-    is sent, or ``after`` the store has it and before anybody has heard of that.
+    ``stops_at`` of partition ``stops_in`` is at hand: in the ``handler``, in its ``transaction``,
+    ``before`` a checkpoint is sent, or ``after`` the store has it, before anybody knows of that.
     """
 
     log_url: str
@@ -110,7 +110,9 @@ class Work:
 
     async def on_batch(self, context: PartitionContext, batch: EventBatch) -> None:
         if self._set.does == "transaction":
-            await self._effects(context, batch)
+            # With a stop in it the block goes on to its end: the store is to refuse it, not we.
+            with anyio.CancelScope(shield=bool(self._set.stops)):
+                await self._effects(context, batch)
             last = batch.last_sequence
             say("stored", partition=context.partition, epoch=context.epoch, number=last)
             return
@@ -152,6 +154,7 @@ class Work:
             ]
             async with connection.cursor() as cursor:
                 await cursor.executemany("insert into effect values (%s, %s, %s, %s)", rows)
+            self._stop("transaction", context.partition, batch.last_sequence)
             if self._set.work_s:
                 await CLOCK.sleep(self._set.work_s)
             await connection.execute(

@@ -209,7 +209,9 @@ class Member(Cycle):
                     # For good: an answer that comes now must not bring the same lease back.
                     self._lapsed = True
                     self._holdings.close_held(reason="trust window over")
-                self._holdings.force_overdue(now_s)
+                if self._holdings.overdue(now_s):
+                    self._holdings.force_overdue(now_s)
+                    self._wake.set()  # what was given up has to be sent
                 until_s = self._holdings.next_deadline_s()
                 if self._trusts():
                     until_s = min(until_s, self._trusted_until_s)
@@ -237,7 +239,9 @@ class Member(Cycle):
 
     async def _wait(self, pause_s: float) -> None:
         if self._lease is not None:
-            pause_s = min(pause_s, max(0.0, self._trusted_until_s - self._clock.boottime_s()))
+            # In the last moment of trust no call could be answered: wait it out, never spin.
+            left_s = self._trusted_until_s - self._clock.boottime_s()
+            pause_s = min(pause_s, max(left_s, _SHORTEST_WATCH_S))
         with suppress(TimeoutError):
             await self._clock.bounded(self._wake.wait(), seconds=pause_s)
             self._wake = anyio.Event()

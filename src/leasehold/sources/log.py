@@ -23,7 +23,7 @@ from leasehold.log.options import LogOptions
 from leasehold.log.streams import stream_directory
 from leasehold.sources.bell import Bell
 from leasehold.sources.port import PartitionEnds
-from leasehold.sources.receiver import LogReceiver
+from leasehold.sources.receiver import LogReceiver, shielded
 from leasehold.sources.watch import Watcher
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class LogSource:
 
         opening = self._threads.submit(opened)
         try:
-            reader = await asyncio.shield(asyncio.wrap_future(opening))
+            reader = await shielded(asyncio.wrap_future(opening))
             self._check_open()
         except BaseException:
             # Nobody waits for it any more. This is called in its thread, so closing waits for it.

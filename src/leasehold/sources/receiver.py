@@ -124,7 +124,7 @@ class LogReceiver:
             await asyncio.wait((self._looking,))
         self._looking = loop.run_in_executor(self._threads, look)
         try:
-            return await asyncio.shield(self._looking)
+            return await shielded(self._looking)
         except UsageError:
             self._check_open()  # closed while it looked: say so
             raise
@@ -156,3 +156,9 @@ class LogReceiver:
                 f"the receiver of partition {self._reader.partition} of {self._reader.stream!r} is "
                 "closed: open another one"
             )
+
+
+async def shielded(answer: asyncio.Future[T]) -> T:
+    """Await what goes on when this is cancelled. Its error is nobody's business then."""
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(answer)

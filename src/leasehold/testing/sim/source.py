@@ -1,0 +1,167 @@
+"""A log in simulated time, and the way of a host to it: late, failing, or hanging.
+
+The rules are those of ``leasehold.sources.port``: numbered events, served to the highest epoch;
+a receive that was cancelled has not moved. Code of a host goes on only when the host runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from typing import TYPE_CHECKING
+
+from leasehold.errors import Stolen, UsageError
+from leasehold.log.events import EventBatch
+from leasehold.log.start import Kind, Start
+from leasehold.sources.port import PartitionEnds
+from leasehold.testing.sim.loop import simulated_sleep
+from leasehold.testing.source import MemorySource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+
+    from leasehold.testing.sim.faults import WorkRates
+    from leasehold.testing.sim.host import Host
+
+MOST_EVENTS = 4096
+
+
+@cache
+def _rows() -> pa.RecordBatch:
+    """The events of any partition: they differ by their numbers alone, so they are made once."""
+    source = MemorySource()
+    source.append("0", *[b"event"] * MOST_EVENTS)
+    return source.batch("0", 0, MOST_EVENTS).arrow
+
+
+class SimLog:
+    """What all hosts of a world read: it never fails, only the way to it does."""
+
+    def __init__(self, name: str, partitions: Sequence[str]) -> None:
+        """A stream without events."""
+        self.name = name
+        self.next = dict.fromkeys(partitions, 0)
+        self.claims: dict[str, tuple[int, SimReceiver]] = {}
+        self._bells = {each: asyncio.Event() for each in partitions}
+
+    def append(self, partition: str, events: int) -> None:
+        """Add so many events, while there is room."""
+        self.next[partition] = min(self.next[partition] + events, MOST_EVENTS)
+        self.ring(partition)
+
+    def ring(self, partition: str) -> None:
+        """Have every receiver of the partition look again."""
+        bell, self._bells[partition] = self._bells[partition], asyncio.Event()
+        bell.set()
+
+    async def changed(self, partition: str) -> None:
+        """Return at the next change."""
+        await self._bells[partition].wait()
+
+    def claim(self, receiver: SimReceiver) -> None:
+        """Serve this receiver, and nobody with an older claim.
+
+        Raises:
+            Stolen: one with a higher epoch has come before.
+        """
+        epoch = self.claims[receiver.partition][0] if receiver.partition in self.claims else 0
+        if epoch > receiver.epoch:
+            raise Stolen(f"epoch {epoch} reads {receiver.partition}", epoch=receiver.epoch)
+        self.claims[receiver.partition] = (receiver.epoch, receiver)
+        self.ring(receiver.partition)
+
+
+class SimSource:
+    """The ``EventSource`` of one host."""
+
+    def __init__(self, log: SimLog, host: Host, rates: Callable[[], WorkRates]) -> None:
+        """``rates`` tells how bad the way to the log is now."""
+        self._log = log
+        self._host = host
+        self._rates = rates
+
+    @property
+    def name(self) -> str:
+        """See ``EventSource``."""
+        return self._log.name
+
+    async def partitions(self) -> Sequence[str]:
+        """See ``EventSource``."""
+        await self.travel()
+        return list(self._log.next)
+
+    async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """See ``EventSource``."""
+        await self.travel()
+        return {each: PartitionEnds(first=0, next=self._log.next[each]) for each in partitions}
+
+    async def receiver(
+        self, partition: str, *, group: str, epoch: int, start: Start, name: str
+    ) -> SimReceiver:
+        """See ``EventSource``. There is one group in a world."""
+        del group, name
+        await self.travel()
+        end = self._log.next[partition]
+        position = start.value if start.kind is Kind.SEQUENCE else 0
+        if position > end:
+            raise UsageError(f"event {position} lies beyond the end, {end}")
+        receiver = SimReceiver(self, self._log, partition, epoch=epoch, position=position)
+        self._log.claim(receiver)
+        return receiver
+
+    async def close(self) -> None:
+        """See ``EventSource``."""
+
+    async def travel(self, *, may_hang: bool = False) -> None:
+        """To the log and back: it may take its time, fail, or never end.
+
+        Raises:
+            OSError: this time it failed.
+        """
+        rates, rng = self._rates(), self._host.rng
+        if may_hang and rates.source_hangs and rng.random() < rates.source_hangs:
+            await asyncio.Event().wait()
+        if rates.late and rng.random() < rates.late:
+            await simulated_sleep(rng.uniform(0.0, rates.late_s))
+        await self._host.gate()
+        if rates.source_fails and rng.random() < rates.source_fails:
+            raise OSError("simulated: the read failed")
+
+    async def wait(self, partition: str) -> None:
+        """Return when there may be something new, and the host runs."""
+        await self._log.changed(partition)
+        await self._host.gate()
+
+
+class SimReceiver:
+    """See ``Receiver``."""
+
+    def __init__(
+        self, source: SimSource, log: SimLog, partition: str, *, epoch: int, position: int
+    ) -> None:
+        """Made by the source."""
+        self.partition = partition
+        self.epoch = epoch
+        self.position = position
+        self._source = source
+        self._log = log
+
+    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+        """See ``Receiver``."""
+        del most_bytes
+        await self._source.travel(may_hang=True)
+        while True:
+            epoch, receiver = self._log.claims[self.partition]
+            if receiver is not self:
+                raise Stolen(f"epoch {epoch} reads {self.partition}", epoch=self.epoch)
+            count = min(most_events, self._log.next[self.partition] - self.position)
+            if count > 0:
+                rows = _rows().slice(self.position, count)
+                self.position += count
+                return EventBatch(partition=self.partition, arrow=rows)
+            await self._source.wait(self.partition)
+
+    async def close(self) -> None:
+        """See ``Receiver``."""
