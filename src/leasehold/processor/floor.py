@@ -189,7 +189,9 @@ class Floor:
         now_s = self.clock.boottime_s()
         lag = self.options.load is Load.LAG
         return {
-            pump.tenure.ownership.key: rounded(pump.lag_events if lag else pump.meter.rate(now_s))
+            pump.tenure.ownership.key: rounded(
+                pump.vigil.lag_events if lag else pump.meter.rate(now_s)
+            )
             for pump in self.pumps
         }
 
@@ -312,15 +314,15 @@ class Floor:
             ends = await self.source.ends([pump.tenure.partition for pump in asked])
             for pump in asked:
                 end = ends.get(pump.tenure.partition)
-                pump.lag_events = 0
+                pump.vigil.lag_events = 0
                 if end is not None and pump.next is not None:
-                    pump.lag_events = max(0, end.next - pump.next)
+                    pump.vigil.lag_events = max(0, end.next - pump.next)
         for pump in moving:
-            if pump.kept:
+            if pump.vigil.kept:
                 self._give_up(pump)
             waits, still_s = pump.work_waits, pump.still_s(now_s)
             if pump in quiet and not waits and pump.state is not PumpState.OPENING:
-                waits, still_s = pump.lag_events > 0, pump.behind_s(now_s)
+                waits, still_s = pump.vigil.lag_events > 0, pump.vigil.behind_s(now_s)
             waits = waits or pump.state is PumpState.OPENING
             verdict = rule.judge(work_waits=waits, still_s=still_s)
             if verdict is not Verdict.FINE:
@@ -328,7 +330,7 @@ class Floor:
 
     def _give_up(self, pump: Pump) -> None:
         """Have the partition passed on; ``kept`` is told if there is nobody to take it yet."""
-        pump.given_up, pump.kept = True, False
+        pump.vigil.given_up, pump.vigil.kept = True, False
         self._capped_at_s = self.clock.boottime_s()
         ownership = pump.tenure.ownership
         self._bridge.to_lease(lambda: self._lease_side.give_up(ownership, "stalled"))
@@ -336,15 +338,15 @@ class Floor:
     def kept(self, ownership: Ownership) -> None:
         """Nobody could take a partition that was given up: it is tried again."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
-        if pump is not None and pump.given_up:
-            pump.kept = True
+        if pump is not None and pump.vigil.given_up:
+            pump.vigil.kept = True
 
     def _stalled(self, pump: Pump, *, give_up: bool) -> None:
-        if give_up and not pump.given_up:
+        if give_up and not pump.vigil.given_up:
             self._give_up(pump)
-        elif give_up or pump.reported_stall:
+        elif give_up or pump.vigil.reported:
             return
-        pump.reported_stall = True
+        pump.vigil.reported = True
         still_s = pump.still_s(self.clock.boottime_s())
         log.warning(
             "partition %s: no progress for %.1f s (%s)%s",

@@ -50,7 +50,7 @@ from leasehold.processor.hooks import (
 )
 from leasehold.processor.intake import Intake
 from leasehold.processor.opening import open_receiver
-from leasehold.processor.status import PartitionStatus, PumpState
+from leasehold.processor.status import PartitionStatus, PumpState, Vigil
 
 if TYPE_CHECKING:
     from leasehold.log.events import EventBatch
@@ -108,16 +108,13 @@ class Pump:
         self._reason: CloseReason | None = None
         self._scope = anyio.CancelScope()
         self._session = anyio.CancelScope()
+        self._opening = anyio.CancelScope()
         self._ending = anyio.CancelScope()
         self._intake: Intake | None = None
         self._opened = False
-        self.reported_stall = False
-        self.given_up = False
+        self.vigil = Vigil()
         self._given_away = False
         self._began = 0
-        self.kept = False
-        self.behind_since_s: float | None = None
-        self.lag_events = 0
 
     # ------------------------------------------------- what others may ask
 
@@ -162,15 +159,6 @@ class Pump:
         since_s = self.progress_at_s if call is None else max(self.progress_at_s, call.began_s)
         return max(0.0, now_s - since_s)
 
-    def behind_s(self, now_s: float) -> float:
-        """How long it is known that there are events which it does not receive."""
-        if not self.lag_events:
-            self.behind_since_s = None
-            return 0.0
-        if self.behind_since_s is None:
-            self.behind_since_s = now_s
-        return now_s - self.behind_since_s
-
     def drain(self) -> None:
         """Stop in good order; ``run`` ends after that."""
         if self._draining or self._reason is not None:
@@ -183,8 +171,7 @@ class Pump:
             self._floor.handlers.on_drain(self.contexts[0])
         if self._intake is not None:
             self._intake.close()
-        elif not self._opened:
-            self._session.cancel()
+        self._opening.cancel()
 
     def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
         """Stop at once: the partition is not ours any more.
@@ -202,6 +189,7 @@ class Pump:
         """Open the receiver again: it seems to be stuck."""
         if self._state is PumpState.WAITING and not self.work_waits:
             self._session.cancel()
+        self._opening.cancel()
 
     # --------------------------------------------------- what handlers need
 
@@ -294,30 +282,38 @@ class Pump:
                     failures = 0
 
     async def _open_and_pump(self) -> None:
-        receiver = await self._open()
+        if self._state is not PumpState.DRAINING:
+            self._state = PumpState.OPENING
+        receiver: Receiver | None = None
+        with anyio.CancelScope() as self._opening:
+            receiver = await self._open()
+        if receiver is None:
+            return
         try:
-            self._intake = Intake(
-                most_events=self._options.prefetch_events, most_bytes=self._options.prefetch_bytes
-            )
-            errors: list[Exception] = []
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._receive, receiver, self._intake, errors)
-                try:
-                    await self._handle(self._intake)
-                except Exception as error:  # noqa: BLE001
-                    errors.insert(0, error)
-                tasks.cancel_scope.cancel()
-            if errors:
-                raise errors[0]
+            await self._begin(receiver)
+            await self._pump(receiver)
         finally:
             self._intake = None
             with anyio.CancelScope(shield=True):
                 await receiver.close()
 
+    async def _pump(self, receiver: Receiver) -> None:
+        self._intake = Intake(
+            most_events=self._options.prefetch_events, most_bytes=self._options.prefetch_bytes
+        )
+        errors: list[Exception] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._receive, receiver, self._intake, errors)
+            try:
+                await self._handle(self._intake)
+            except Exception as error:  # noqa: BLE001
+                errors.insert(0, error)
+            tasks.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+
     async def _open(self) -> Receiver:
         """A receiver at the next event, by the checkpoint if this is the first time."""
-        if self._state is not PumpState.DRAINING:
-            self._state = PumpState.OPENING
         tenure, floor = self.tenure, self._floor
         if self.next is None:
             checkpoint = await floor.resuming.checkpoint(tenure.ownership.key)
@@ -328,13 +324,16 @@ class Pump:
         start = self._options.start_of(tenure.partition)
         if self.next is not None:
             start = Start.sequence(self.next)
-        receiver = await open_receiver(
+        return await open_receiver(
             floor.source,
             tenure,
             group=floor.group,
             start=start,
             on_trimmed=self._options.on_trimmed,
         )
+
+    async def _begin(self, receiver: Receiver) -> None:
+        """The receiver is there: tell, if this is the first time or it stands further ahead."""
         if self.next is not None and receiver.position > self.next:
             self._tell(PositionMoved, wanted=self.next, found=receiver.position)
         if self.next is None or receiver.position > self.next:
@@ -343,12 +342,12 @@ class Pump:
             self._opened = True
             self._began = self.next
             self._tell(PartitionOpened, position=self.next)
-            floor.ask_for_repeats(tenure, self.next)
-            await floor.call_user(floor.handlers.on_partition_open, self.contexts)
+            self._floor.ask_for_repeats(self.tenure, self.next)
+            handlers = self._floor.handlers
+            await self._floor.call_user(handlers.on_partition_open, self.contexts)
         self.progress_at_s = self._clock.boottime_s()
         if self._state is PumpState.OPENING:
             self._state = PumpState.WAITING
-        return receiver
 
     async def _receive(self, receiver: Receiver, intake: Intake, errors: list[Exception]) -> None:
         try:
@@ -384,8 +383,7 @@ class Pump:
         self._done = last_position(done)
         self.next = self._done.sequence_number + 1
         self.progress_at_s = now_s
-        self.reported_stall = self.given_up = self.kept = False
-        self.behind_since_s = None
+        self.vigil = Vigil(lag_events=self.vigil.lag_events)
         self._floor.weigh(self.meter, done, now_s)
         self._since_put += len(done)
         if self.stored_position is not None and self._done <= self.stored_position:

@@ -1,4 +1,4 @@
-"""A partition as the host that works on it sees it."""
+"""A partition as the host that works on it sees it, and as its watchdog does."""
 
 from __future__ import annotations
 
@@ -30,3 +30,27 @@ class PartitionStatus:
     checkpoint: int | None
     waiting_events: int
     still_s: float
+
+
+@dataclass(slots=True)
+class Vigil:
+    """What the watchdog knows of a partition since it last made progress.
+
+    ``given_up``: another host was looked for. ``kept``: there was none. ``lag_events``: how many
+    events are known to be there that were not received.
+    """
+
+    reported: bool = False
+    given_up: bool = False
+    kept: bool = False
+    lag_events: int = 0
+    behind_since_s: float | None = None
+
+    def behind_s(self, now_s: float) -> float:
+        """How long it is known that there are events which are not received."""
+        if not self.lag_events:
+            self.behind_since_s = None
+            return 0.0
+        if self.behind_since_s is None:
+            self.behind_since_s = now_s
+        return now_s - self.behind_since_s
