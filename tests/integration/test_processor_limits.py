@@ -30,6 +30,7 @@ from leasehold.processor.hooks import (
     Stalled,
 )
 from leasehold.processor.status import PumpState
+from leasehold.testing.source import MemoryReceiver, MemorySource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -225,3 +226,40 @@ async def test_a_goodbye_that_hangs_does_not_hold_up_the_stop_for_ever(handler_h
         async with asyncio.timeout(PATIENCE_S):
             await host.stop()
         assert [each.reason for each in s.watch.of(PartitionClosed)] == [CloseReason.LOST]
+
+
+class SlowToOpen(MemorySource):
+    """Its first receivers never come."""
+
+    def __init__(self, never: int) -> None:
+        super().__init__("orders")
+        self.never = never
+        self.asked = asyncio.Event()
+
+    async def receiver(self, partition: str, **more: Any) -> MemoryReceiver:
+        self.asked.set()
+        if self.never:
+            self.never -= 1
+            await asyncio.Event().wait()
+        return await super().receiver(partition, **more)
+
+
+@pytest.mark.spec("B6")
+async def test_a_receiver_that_never_comes_is_asked_for_again() -> None:
+    async with scene(source=SlowToOpen(never=1), events=2) as s:
+        await s.host(setting=options(stall_after=SOON, give_up_after=None))
+        assert not (await s.watch.sees(Stalled)).given_up
+        await s.seen.count(2)
+
+
+@pytest.mark.spec("B3")
+async def test_a_receiver_that_never_comes_does_not_hold_up_a_drain() -> None:
+    source = SlowToOpen(never=1)
+    async with scene(source=source, events=2) as s:
+        a = s.make("a", setting=options(drain_limit=timedelta(minutes=10)))
+        await a.start()
+        await source.asked.wait()
+        await a.stop()
+        assert s.watch.of(PartitionClosed) == []  # it was never opened
+        await s.host("b")
+        await s.seen.count(2)
