@@ -84,3 +84,20 @@ async def test_close_ends_the_wait_for_events_and_for_room() -> None:
     intake.close()
     assert await getting is None
     await intake.room()
+
+
+async def test_small_batches_that_wait_are_handed_out_together_and_large_ones_as_they_are() -> None:
+    intake = Intake(most_events=1_000_000, most_bytes=1 << 30, batch_events=10)
+    for number in range(12):
+        intake.put(batch(number, number + 1))
+    first, second = await intake.get(), await intake.get()
+    assert first is not None
+    assert second is not None
+    assert [event.sequence_number for event in first] == list(range(10))
+    assert [event.sequence_number for event in second] == [10, 11]
+    assert (len(intake), intake.waiting_bytes) == (0, 0)
+    large = batch(12, 9_012)
+    intake = Intake(most_events=1_000_000, most_bytes=1 << 30, batch_events=100_000)
+    intake.put(large)
+    intake.put(batch(9_012, 9_013))
+    assert await intake.get() is large

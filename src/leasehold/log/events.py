@@ -139,6 +139,13 @@ class EventBatch:
             )
 
 
+def joined(batches: Sequence[EventBatch]) -> EventBatch:
+    """Batches of one partition that follow each other, copied into one."""
+    table = pa.Table.from_batches([each.arrow for each in batches])
+    [arrow] = table.combine_chunks().to_batches()
+    return EventBatch(partition=batches[0].partition, arrow=arrow)
+
+
 def sent_batch(what: Event | Sequence[Event] | pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     """One batch of ``SENT_SCHEMA`` with all that was handed in, in its order.
 

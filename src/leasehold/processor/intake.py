@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from leasehold.log.events import joined
+
 if TYPE_CHECKING:
     from leasehold.log.events import EventBatch
+
+_MOST_COPIED_BYTES = 256 << 10
 
 
 class Intake:
@@ -18,10 +22,11 @@ class Intake:
     more.
     """
 
-    def __init__(self, *, most_events: int, most_bytes: int) -> None:
-        """Empty."""
+    def __init__(self, *, most_events: int, most_bytes: int, batch_events: int = 1) -> None:
+        """Empty. Small batches that wait are handed out together, up to ``batch_events``."""
         self._most_events = most_events
         self._most_bytes = most_bytes
+        self._batch_events = batch_events
         self._batches: deque[tuple[EventBatch, int]] = deque()
         self._events = 0
         self._bytes = 0
@@ -54,9 +59,7 @@ class Intake:
         """The next batch; None once it is closed."""
         while not self._closed:
             if self._batches:
-                batch, size = self._batches.popleft()
-                self._events -= len(batch)
-                self._bytes -= size
+                batch = self._together()
                 self._tell()
                 return batch
             await self._changed.wait()
@@ -68,6 +71,29 @@ class Intake:
         self._batches.clear()
         self._events = self._bytes = 0
         self._tell()
+
+    def _together(self) -> EventBatch:
+        """The first batch, with those that follow if all of them are small.
+
+        A trickle is stored in frames of an event or two; when many of them wait, a call for each
+        would cost more than to copy them.
+        """
+        taken: list[EventBatch] = []
+        events = total_bytes = 0
+        while self._batches:
+            batch, size = self._batches[0]
+            fits = (
+                events + len(batch) <= self._batch_events
+                and total_bytes + size <= _MOST_COPIED_BYTES
+            )
+            if taken and not fits:
+                break
+            self._batches.popleft()
+            self._events -= len(batch)
+            self._bytes -= size
+            events, total_bytes = events + len(batch), total_bytes + size
+            taken.append(batch)
+        return taken[0] if len(taken) == 1 else joined(taken)
 
     def _tell(self) -> None:
         self._changed.set()

@@ -299,7 +299,9 @@ class Pump:
 
     async def _pump(self, receiver: Receiver) -> None:
         self._intake = Intake(
-            most_events=self._options.prefetch_events, most_bytes=self._options.prefetch_bytes
+            most_events=self._options.prefetch_events,
+            most_bytes=self._options.prefetch_bytes,
+            batch_events=self._options.batch_events,
         )
         errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
