@@ -164,12 +164,17 @@ class Changes:
     ``version`` is to be given as ``since`` next time. ``resources`` and ``peers`` are those of
     the watched group (and the caller's own) that changed; ``ended`` are the caller's own terms
     that ended, with the reason.
+
+    ``next_end_s`` is how long it is, by the store's clock at the moment of the answer, until time
+    next ends something in the watched group: the lease of somebody else, if it is not renewed, a
+    break, or the time a key is kept for a receiver. None: there is nothing that could end.
     """
 
     version: int
     resources: tuple[Resource, ...] = ()
     peers: tuple[Peer, ...] = ()
     ended: tuple[Term, ...] = ()
+    next_end_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -91,6 +91,12 @@ class Store(Protocol):
         and hand-overs whose time is over are ended in the same step, so that every watcher
         learns of them. ``info`` replaces what the others know of this member.
 
+        The answer also says when there will next be something to end (``next_end_s``), so that a
+        watcher can look right then: the first end among the leases of the other members, of
+        outsiders that own or owned a key of the group, and of those a key is kept for, the breaks,
+        and the limits of the hand-overs. The caller's own lease does not count. Never negative;
+        None without a group, or if there is nothing of that kind.
+
         Raises:
             LeaseLost: the lease has ended, with the reason; nothing was extended.
         """

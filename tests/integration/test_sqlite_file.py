@@ -205,6 +205,12 @@ RANGES: dict[str, tuple[str, ...]] = {
         "SEARCH guest USING PRIMARY KEY (grp=?)",
         "SEARCH lease USING PRIMARY KEY (holder=?)",
     ),
+    "next_end": (
+        "lease_live (grp=?)",
+        "SEARCH guest USING PRIMARY KEY (grp=?)",
+        "resource_breaking (grp=? AND break_at>?)",
+        "resource_handed (grp=? AND handed_to>?)",
+    ),
     "resources_due": ("resource_breaking (grp=? AND break_at>? AND break_at<?)",),
     "leases_purge": ("lease_over (ends_at<?)",),
     "leases_purge_lone": ("lease_over_lone (ends_at<?)",),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.core.balance import Plan, Strategy
-from leasehold.core.pace import pause_s
+from leasehold.core.pace import early_s, pause_s
 from leasehold.model import Wanted
 
 pytestmark = pytest.mark.spec("P10")
@@ -64,6 +64,39 @@ def test_no_pause_is_negative_or_longer_than_the_interval(
         expecting=expecting,
     )
     assert 0 <= waits <= interval
+
+
+def early(
+    next_end_s: float, *, lease_s: float = 10.0, chance: float = 0.0, again: bool = False
+) -> float:
+    return early_s(
+        next_end_s=next_end_s, lease_s=lease_s, interval_s=3.0, chance=chance, again=again
+    )
+
+
+def test_an_early_look_comes_a_grace_after_the_end() -> None:
+    assert early(1.0) == pytest.approx(1.2)
+    assert early(1.0, chance=1.0) == pytest.approx(1.4)
+    assert early(1.0, lease_s=0.1) == pytest.approx(1.02), "the grace is 20 ms at least"
+
+
+def test_an_end_in_the_past_is_no_reason_to_spin() -> None:
+    assert early(0.0) == early(-100.0) == pytest.approx(0.2)
+
+
+def test_one_early_look_after_another_waits_for_a_third_of_the_interval() -> None:
+    assert early(0.0, again=True) == 1.0
+    assert early(-100.0, again=True) == 1.0
+    assert early(2.0, again=True) == pytest.approx(2.2)
+
+
+@given(ends=st.floats(-1e6, 1e6), lease=st.floats(0.05, 1e6), chance=st.floats(0, 1))
+def test_an_early_look_is_never_before_the_end_and_never_at_once(
+    ends: float, lease: float, chance: float
+) -> None:
+    for again in (False, True):
+        waits = early(ends, lease_s=lease, chance=chance, again=again)
+        assert waits >= max(ends, 0.02)
 
 
 def test_a_plan_is_stable_when_nothing_is_left_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -92,6 +93,8 @@ class Cycle:
         self._lease: Lease | None = None
         self._given_up: Lease | None = None
         self._trusted_until_s = 0.0
+        self._next_end_s = math.inf
+        self._due_s: float | None = None
         self._lapsed = False
         self._view = View()
         self._last_plan: Plan | None = None
@@ -116,6 +119,7 @@ class Cycle:
             StoreUnusable: at the first attempt. Later store trouble is logged, and tried again.
         """
         started = self._clock.boottime_s()
+        due_s, self._due_s = self._due_s, None
         self._holdings.force_overdue(started)
         try:
             plan = await self._cycle()
@@ -149,7 +153,31 @@ class Cycle:
         if self._info.draining and self._holdings.empty:
             # All is given up; only the store's word for it is waited for.
             pause_s = min(pause_s, self.options.timing.renew_s * _WAIT_FOR_WORD)
-        return pause_s
+        return self._until_next_end(pause_s, due_s)
+
+    def _until_next_end(self, pause_s: float, due_s: float | None) -> float:
+        """The pause, or less if somebody's lease ends before: its keys are without an owner then.
+
+        Such a look comes between two others and moves neither: ``due_s`` is when the cycle is due
+        that it came before. Else a death would bring all members into step, and they would go on
+        renewing at the same moment for ever.
+        """
+        now_s = self._clock.boottime_s()
+        if due_s is not None:
+            pause_s = min(pause_s, max(0.0, due_s - now_s))
+        if self._next_end_s - now_s >= pause_s:
+            return pause_s
+        early_s = pace.early_s(
+            next_end_s=self._next_end_s - now_s,
+            lease_s=self.options.timing.lease_s,
+            interval_s=self.options.timing.renew_s,
+            chance=self._rng.random(),
+            again=due_s is not None,
+        )
+        if early_s >= pause_s:
+            return pause_s
+        self._due_s = now_s + pause_s
+        return early_s
 
     def _report(self, started_s: float, error: LeaseholdError | None = None) -> None:
         if self._told is not None:
@@ -241,6 +269,9 @@ class Cycle:
         )
         self._trusted_until_s = self._trust(sent_s)
         self._must_trust()
+        # Counted from the answer: later than the store does, so that it has ended by then.
+        left_s = math.inf if changes.next_end_s is None else changes.next_end_s
+        self._next_end_s = self._clock.boottime_s() + left_s
         return changes, sent_s
 
     def _published(self, lease: Lease) -> MemberInfo | None:

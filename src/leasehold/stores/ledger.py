@@ -205,7 +205,18 @@ class Ledger:
             resources=tuple(resources),
             peers=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
             ended=tuple(term for _, term in mine.ended_terms),
+            next_end_s=self._next_end_s(mine, group, now),
         )
+
+    def _next_end_s(self, mine: LeaseRow, group: GroupRow, now: float) -> float | None:
+        """How long until time next ends something here, other than the lease that asks."""
+        timed = group.timed.values()
+        receivers = (self._leases.get(row.handed_to or "") for row in timed)
+        leases = (*group.members.values(), *group.guests.values(), *filter(None, receivers))
+        ends = [row.ends_at for row in leases if row.ended is None and row is not mine]
+        ends += [row.break_at for row in timed if row.break_at is not None]
+        ends += [row.handed_until for row in timed if row.handed_to is not None]
+        return max(0.0, min(ends) - now) if ends else None
 
     # ------------------------------------------------------------- writing
 

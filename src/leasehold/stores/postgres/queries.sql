@@ -22,7 +22,7 @@ select lost, grp, duration_s from leasehold.grant_1(
 );
 
 -- name: renew
-select lost, version, resources, peers, ended from leasehold.renew_2(
+select lost, version, resources, peers, ended, next_end_s from leasehold.renew_2(
     %(holder)s::text, %(token)s::text, %(since)s::bigint, %(info)s::jsonb
 );
 

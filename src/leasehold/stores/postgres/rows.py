@@ -56,7 +56,11 @@ def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
 
 
 def to_changes(
-    version: int, resources: list[Row] | None, peers: list[Row] | None, ended: list[Row] | None
+    version: int,
+    resources: list[Row] | None,
+    peers: list[Row] | None,
+    ended: list[Row] | None,
+    next_end_s: float | None,
 ) -> Changes:
     """The answer to a renewal; a list without rows comes as None."""
     return Changes(
@@ -64,6 +68,7 @@ def to_changes(
         resources=tuple(to_resource(row) for row in resources or ()),
         peers=tuple(to_peer(row) for row in peers or ()),
         ended=tuple(to_term(row) for row in ended or ()),
+        next_end_s=next_end_s,
     )
 
 

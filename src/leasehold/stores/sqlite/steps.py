@@ -234,9 +234,10 @@ def _is_news(books: Books, mine: LeaseRow, info: MemberInfo) -> bool:
 
 def _changes(books: Books, mine: LeaseRow, since: int) -> Changes:
     books.flush()
-    if since >= books.version:
-        return Changes(version=books.version)  # a quiet group: there is nothing to look for
     tx, now, group = books.tx, books.now, mine.group
+    next_end_s = _next_end_s(books, mine)
+    if since >= books.version:  # a quiet group: there is nothing to look for
+        return Changes(version=books.version, next_end_s=next_end_s)
     resources = tx.all("resources_changed_elsewhere", grp=group, holder=mine.holder, since=since)
     peers = []
     if group:  # a holder without one watches nobody: it only hears of what is its own
@@ -248,4 +249,12 @@ def _changes(books: Books, mine: LeaseRow, since: int) -> Changes:
         resources=tuple(ResourceRow(*row).shown(now) for row in resources),
         peers=tuple(peer_of(row, now) for row in peers),
         ended=tuple(term_of(row) for row in ended),
+        next_end_s=next_end_s,
     )
+
+
+def _next_end_s(books: Books, mine: LeaseRow) -> float | None:
+    if not mine.group:
+        return None
+    (ends_at,) = books.tx.one("next_end", grp=mine.group, holder=mine.holder) or (None,)
+    return None if ends_at is None else max(0.0, ends_at - books.now)

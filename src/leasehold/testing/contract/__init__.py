@@ -25,6 +25,7 @@ _TOPICS = (
     "lease_table",
     "leases",
     "lost_answers",
+    "next_end",
     "operators",
     "ownership",
     "races",

@@ -16,6 +16,7 @@ from leasehold.testing.contract.known_faults import (
 from leasehold.testing.contract.lease_table import LeaseTableContract
 from leasehold.testing.contract.leases import LeaseContract
 from leasehold.testing.contract.lost_answers import LostAnswerContract
+from leasehold.testing.contract.next_end import NextEndContract
 from leasehold.testing.contract.operators import (
     DismissContract,
     GroupContract,
@@ -43,6 +44,7 @@ class StoreContract(
     HistoryContract,
     LeaseTableContract,
     WatchContract,
+    NextEndContract,
     ShedLockContract,
     KinesisContract,
     TokenContract,

@@ -1,5 +1,6 @@
 -- What operators may ask for: hand a key to somebody, leave, put a checkpoint anywhere. And what a
--- renewal tells of a member since then: the length of its lease, and whether it was asked to leave.
+-- renewal tells since then: of a member the length of its lease, and whether it was asked to leave;
+-- of the group when time will next end something in it.
 -- Functions of older programs stay as they are.
 
 set local search_path = leasehold, pg_temp;
@@ -50,21 +51,57 @@ create function leasehold.changes_2(
     from meta as m where m.one
 $$;
 
--- As before, with changes_2.
+-- When time next ends something in the group, or has ended it already: whatever due_1 looks for, but
+-- for the lease of the one who asks. Who has no lease row has ended long ago. In plpgsql, which keeps
+-- the plan: every renewal asks this.
+create function leasehold.next_end_1(p_holder text, p_grp text) returns timestamptz
+    language plpgsql stable as $$
+begin
+    if p_grp = '' then
+        return null;
+    end if;
+    return least(
+        (
+            select min(l.ends_at) from lease as l
+            where l.grp = p_grp and l.ended is null and l.holder <> p_holder
+        ),
+        (
+            select min(l.ends_at) filter (where l.ended is null)
+            from guest as g join lease as l on l.holder = g.holder
+            where g.grp = p_grp
+        ),
+        (
+            select min(least(
+                r.break_at, case when r.handed_to is not null then r.handed_until end,
+                case when coalesce(r.holder, r.handed_to) <> p_holder
+                    then coalesce(case when l.ended is null then l.ends_at end, '-infinity') end
+            ))
+            from resource as r
+            left join lease as l on l.holder = coalesce(r.holder, r.handed_to)
+            where r.grp = p_grp and (r.break_at is not null or r.handed_to is not null)
+        )
+    );
+end
+$$;
+
+-- As before, with changes_2 and next_end_1: it is asked once, for what is due and for the answer.
 create function leasehold.renew_2(
     p_holder text, p_token text, p_since bigint, p_info jsonb,
-    out lost text, out version bigint, out resources json, out peers json, out ended json
+    out lost text, out version bigint, out resources json, out peers json, out ended json,
+    out next_end_s double precision
 ) language plpgsql
 set search_path = leasehold, pg_temp set enable_seqscan = off set jit = off
 as $$
 declare
     me      lease;
     v_now   timestamptz := store_clock_1();
+    v_next  timestamptz;
     v_quiet boolean := false;
 begin
     select * into me from lease as l where l.holder = p_holder;
+    v_next := next_end_1(p_holder, me.grp);
     if me.token = p_token and me.ended is null and me.ends_at > v_now
-        and (p_info is null or p_info = me.info) and not due_1(me.grp, v_now)
+        and (p_info is null or p_info = me.info) and (v_next <= v_now) is not true
     then
         perform durable_1();
         perform 1 from lease as l where l.holder = p_holder and l.ended is null
@@ -77,6 +114,10 @@ begin
         if lost is not null then
             return;
         end if;
+        v_next := next_end_1(p_holder, me.grp);
+    end if;
+    if v_next is not null then
+        next_end_s := extract(epoch from greatest(v_next, v_now) - v_now)::double precision;
     end if;
     update lease as l
     set ends_at = greatest(l.ends_at, v_now + seconds_1(l.duration_s)), renewed_at = v_now

@@ -102,6 +102,32 @@ SELECT lease.holder
 FROM guest CROSS JOIN lease ON lease.holder = guest.holder
 WHERE guest.grp = :grp AND lease.ended IS NULL AND lease.ends_at <= :now;
 
+-- name: next_end
+-- When time next ends something in a group, other than the lease of the one who asks. Each part is
+-- the first entry of an index, or goes through what is under way, which is little.
+WITH parts (ends_at) AS (
+    SELECT min(ends_at) FROM lease WHERE grp = :grp AND ended IS NULL AND holder <> :holder
+    UNION ALL
+    SELECT min(lease.ends_at)
+    FROM guest CROSS JOIN lease ON lease.holder = guest.holder
+    WHERE guest.grp = :grp AND lease.ended IS NULL
+    UNION ALL
+    SELECT min(break_at) FROM resource INDEXED BY resource_breaking
+    WHERE grp = :grp AND break_at IS NOT NULL
+    UNION ALL
+    SELECT min(handed_until) FROM resource INDEXED BY resource_handed
+    WHERE grp = :grp AND handed_to IS NOT NULL
+    UNION ALL
+    SELECT min(lease.ends_at)
+    FROM resource INDEXED BY resource_handed
+    CROSS JOIN lease ON lease.holder = resource.handed_to
+    WHERE
+        resource.grp = :grp AND resource.handed_to IS NOT NULL
+        AND lease.ended IS NULL AND lease.holder <> :holder
+)
+
+SELECT min(ends_at) FROM parts;
+
 -- name: guest_add
 INSERT INTO guest (grp, holder) VALUES (:grp, :holder) ON CONFLICT DO NOTHING;
 
