@@ -60,12 +60,17 @@ class Desk(Protocol):
         """Have the position stored; done when it is. From any thread."""
         ...
 
-    def stored(self, position: Position) -> None:
-        """The position was stored by other means."""
+    @property
+    def in_hand(self) -> Position:
+        """The last event that the caller was given: of its own call, else of those that ended."""
         ...
 
     def unsure(self) -> None:
         """It is not known whether a position was stored: ask the store before going on."""
+        ...
+
+    def sure(self, position: Position) -> None:
+        """The position was stored after all, by other means."""
         ...
 
 
@@ -87,8 +92,8 @@ class _Context:
 
     @property
     def position(self) -> Position:
-        """The last event that was delivered so far; -1: none."""
-        return self._desk.delivered
+        """The last event that this handler was given; -1: none."""
+        return self._desk.in_hand
 
     @property
     def lost(self) -> bool:
@@ -110,12 +115,12 @@ class _Context:
 
     def _claimed(self, at: At) -> Position:
         """Where a checkpoint goes; after a loss any place, because it is refused and counted."""
-        delivered = self._desk.delivered  # looked at first: a pump that ended forgets it
-        return _place(at, delivered) if self.lost else self._position(at)
+        in_hand = self._desk.in_hand  # looked at first: a pump that ended forgets it
+        return _place(at, in_hand) if self.lost else self._position(at)
 
     def _position(self, at: At) -> Position:
         delivered = self._desk.delivered
-        position = _place(at, delivered)
+        position = _place(at, self._desk.in_hand)
         if position.sequence_number < 0:
             raise UsageError("there is nothing to checkpoint: no event was received yet")
         if position > delivered:
@@ -124,6 +129,18 @@ class _Context:
                 f"delivered yet, the last one was {delivered.sequence_number}: a checkpoint never "
                 "passes an event that nobody has seen"
             )
+        return position
+
+    def _begun(self, at: At) -> Position:
+        """Where the checkpoint of a transaction goes: said at its begin, once."""
+        self.check()
+        position = self._position(at)
+        self._desk.unsure()
+        return position
+
+    def _still(self, position: Position) -> Position:
+        """The same at its end, if it may still be written: a handler may go on after its loss."""
+        self.check()
         return position
 
     def _transactions(self) -> Transacting:
@@ -140,7 +157,9 @@ class PartitionContext(_Context):
     """For async handlers."""
 
     async def checkpoint(self, at: At = None) -> None:
-        """Write down that all is done up to ``at``, by default all that was delivered so far.
+        """Write down that all is done up to ``at``, by default all that this handler was given.
+
+        Beside a handler, in a task of your own, the default is what handlers are done with.
 
         Raises:
             LeaseLost: the partition is somebody else's; nothing was written.
@@ -161,13 +180,12 @@ class PartitionContext(_Context):
                 events come again only if it was not committed.
             UsageError: the store is not PostgreSQL.
         """
-        desk = self._desk
-        desk.unsure()
+        desk, position = self._desk, self._begun(at)
         async with self._transactions().begin(
-            desk.tenure.ownership, lambda: self._position(at)
+            desk.tenure.ownership, lambda: self._still(position)
         ) as connection:
             yield connection
-        desk.stored(self._position(at))
+        desk.sure(position)
 
 
 class BlockingContext(_Context):
@@ -180,13 +198,12 @@ class BlockingContext(_Context):
     @blocking_manager
     def transaction(self, at: At = None) -> Iterator[Any]:
         """As ``PartitionContext.transaction``, with a ``psycopg.Connection``."""
-        desk = self._desk
-        desk.unsure()
+        desk, position = self._desk, self._begun(at)
         with self._transactions().begin_blocking(
-            desk.tenure.ownership, lambda: self._position(at)
+            desk.tenure.ownership, lambda: self._still(position)
         ) as connection:
             yield connection
-        desk.stored(self._position(at))
+        desk.sure(position)
 
 
 def _place(at: At, delivered: Position) -> Position:

@@ -204,7 +204,7 @@ class Cycle:
         announced = self._published(lease)
         changes, sent_s = await self._renew(lease)
         different = self._take_in(lease, changes, sent_s)
-        self._uncap_if_alone(lease)
+        self._uncap_if_short(lease)
         if (
             self._info.draining
             and not (announced and announced.draining)
@@ -283,10 +283,16 @@ class Cycle:
         takers = (h for h, peer in self._view.peers.items() if not peer.info.draining)
         return not self._holdings.empty and any(holder != lease.holder for holder in takers)
 
-    def _uncap_if_alone(self, lease: Lease) -> None:
-        """What is stuck here had to go elsewhere; without anybody else there is no elsewhere."""
-        others = (p for holder, p in self._view.peers.items() if holder != lease.holder)
-        if self._info.most != self.options.most and all(peer.info.draining for peer in others):
+    def _uncap_if_short(self, lease: Lease) -> None:
+        """What is stuck here had to go elsewhere; if there is no room for it, it is better here."""
+        if self._info.most == self.options.most:
+            return
+        members = {holder: peer.info for holder, peer in self._view.peers.items()}
+        members[lease.holder] = self._info
+        room = [info.most for info in members.values() if not info.draining]
+        owned = balance.Snapshot(members=members, resources=self._view.resources).keys_by_owner()
+        keys = sum(len(each) for each in owned.values())
+        if None not in room and sum(most or 0 for most in room) < keys:
             self._info = replace(self._info, most=self.options.most)
             self._last_plan = None
 

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from bisect import bisect_left
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import anyio
 
 from leasehold.core.poison import Then
 from leasehold.errors import LeaseLost, UsageError
-from leasehold.processor.handlers import Call
+from leasehold.processor.handlers import Call, is_cancelled, no_handlers_error
 from leasehold.processor.hooks import HandlerFailed, Poisoned
-from leasehold.sources.dead_letters import DeadLetter
+from leasehold.sources.dead_letters import DeadLetter, reason_of, traceback_of
 
 if TYPE_CHECKING:
     import random
@@ -39,12 +38,7 @@ log = logging.getLogger("leasehold.processor")
 
 
 class Stopped(Exception):
-    """The poison policy says: stop the partition. ``done`` events of the batch came before."""
-
-    def __init__(self, done: int) -> None:
-        """Counted from the front of the batch."""
-        super().__init__()
-        self.done = done
+    """The poison policy says: stop the partition."""
 
 
 @dataclass(slots=True)
@@ -55,6 +49,7 @@ class _Turn:
     size: int
     failures: int = 0
     narrowed: bool = False
+    noted: int = 0
 
 
 class Delivery:
@@ -73,10 +68,12 @@ class Delivery:
         on_error: Callable[[BaseException], Awaitable[None]],
         settle: Callable[[], Awaitable[int]],
         late: Callable[[], None],
+        advance: Callable[[EventBatch], None],
     ) -> None:
         """``settle`` tells the number of the next event to handle, by the store if need be.
 
-        ``late`` is called when a handler in a thread is over its limit, and goes on.
+        ``late`` is called when a handler in a thread is over its limit, and goes on. ``advance``
+        is given the events that are done with, in order, each once.
         """
         self._handlers = handlers
         self._tenure = tenure
@@ -88,6 +85,7 @@ class Delivery:
         self._on_error = on_error
         self._settle = settle
         self._late = late
+        self._advance = advance
         self.stopped = anyio.Event()
         self.call: Call | None = None
         self.last_call: Call | None = None
@@ -102,29 +100,39 @@ class Delivery:
         event = self.last_call.event
         return self.in_hand.last_sequence if event is None else event.sequence_number
 
+    def is_mine(self, call: Call | None) -> bool:
+        """Whether this call is the one under way here."""
+        return call is not None and call is self.call
+
     def stop(self) -> None:
         """Begin nothing new: ``deliver`` returns as soon as what is under way is done."""
         self.stopped.set()
         if self.call is not None:
             self.call.stopping = True
 
-    async def deliver(self, batch: EventBatch) -> int:
-        """Hand over the batch; return how many of its events are done with, from the front.
-
-        Fewer than all only after ``stop``.
+    async def deliver(self, batch: EventBatch) -> None:
+        """Hand over the batch, until all of its events are done with or ``stop`` was called.
 
         Raises:
             LeaseLost: the partition is somebody else's.
             Stopped: an event can not be taken, and the policy says to stop there.
         """
         turn = _Turn(start=0, size=len(batch))
-        while turn.start < len(batch) and not self.stopped.is_set():
-            part = batch.slice(turn.start, turn.size)
-            self._tenure.check()
-            error = await self._attempt(turn, part)
-            if error is not None:
-                await self._failed(turn, batch, error)
-        return turn.start
+        try:
+            while turn.start < len(batch) and not self.stopped.is_set():
+                part = batch.slice(turn.start, turn.size)
+                self._tenure.check()
+                error = await self._attempt(turn, part)
+                self._note(turn, batch)
+                if error is not None:
+                    await self._failed(turn, batch, error)
+        finally:
+            self._note(turn, batch)
+
+    def _note(self, turn: _Turn, batch: EventBatch) -> None:
+        if turn.start > turn.noted:
+            self._advance(batch.slice(turn.noted, turn.start - turn.noted))
+            turn.noted = turn.start
 
     async def _attempt(self, turn: _Turn, part: EventBatch) -> Exception | None:
         """One call of the handler; the error that it raised, if it is the handler's own."""
@@ -141,10 +149,11 @@ class Delivery:
         except Exception as raised:  # noqa: BLE001
             error = raised
         except asyncio.CancelledError as cancelled:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
-            error = UsageError("the handler let the cancellation of a task of its own get out")
-            error.__cause__ = cancelled
+            error = no_handlers_error(cancelled)
+        except SystemExit as left:
+            error = no_handlers_error(left)
         finally:
             self.call = None
             self._count(part.slice(0, call.done))
@@ -204,9 +213,14 @@ class Delivery:
         )
         if then is Then.STOP:
             self._board.tell(poisoned)
-            raise Stopped(turn.start) from error
+            raise Stopped from error
         if then is Then.DEAD_LETTER:
-            if not await self._buried(event, turn, error):
+            try:
+                buried = await self._buried(event, turn, error)
+            except Stopped:
+                self._board.tell(replace(poisoned, action=Then.STOP.value))
+                raise
+            if not buried:
                 return
             self._board.add(events_dead_lettered=1)
         else:
@@ -216,10 +230,15 @@ class Delivery:
         turn.failures = 0
 
     async def _buried(self, batch: EventBatch, turn: _Turn, error: Exception) -> bool:
-        """Put the event into the dead letters; False if that was not to be had before the stop."""
+        """Put the event into the dead letters; False if that was not to be had before the stop.
+
+        Raises:
+            LeaseLost: the partition is somebody else's.
+            Stopped: they say that they can never take it.
+        """
         dead_letters, tenure = self._options.dead_letters, self._tenure
         if dead_letters is None:  # Options refuse that
-            raise Stopped(turn.start) from error
+            raise Stopped from error
         letter = DeadLetter(
             event=next(batch.events()),
             stream=self._contexts[0].stream,
@@ -227,8 +246,8 @@ class Delivery:
             partition=tenure.partition,
             epoch=tenure.ownership.epoch,
             attempts=turn.failures,
-            reason=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
+            reason=reason_of(error),
+            traceback=traceback_of(error),
             failed_at=self._clock.utc_now(),
         )
         failures = 0
@@ -236,6 +255,9 @@ class Delivery:
             tenure.check()
             try:
                 await dead_letters.send([letter])
+            except UsageError as trouble:
+                await self._on_error(trouble)
+                raise Stopped from trouble
             except Exception as trouble:  # noqa: BLE001
                 failures += 1
                 await self._on_error(trouble)
@@ -248,12 +270,6 @@ class Delivery:
         if len(done):
             size = done.arrow.nbytes
             self._board.add(events_handled=len(done), bytes_handled=size, batches_handled=1)
-
-
-def _is_cancelled() -> bool:
-    """Whether it is us who are to stop, and not a task that the handler had waited for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _events_before(batch: EventBatch, sequence: int) -> int:

@@ -95,6 +95,7 @@ class Floor:
         self._abandoned: list[Call] = []
         self._capped_at_s: float | None = None
         self._known: frozenset[str] = frozenset()
+        self._trouble: BaseException | None = None
         self._tasks: TaskGroup | None = None
         self._idle = anyio.Event()
 
@@ -195,9 +196,11 @@ class Floor:
             for pump in self.pumps
         }
 
-    def late(self, pump: Pump) -> None:
+    def late(self, ownership: Ownership) -> None:
         """A handler in a thread is over its limit: its partition goes to another host."""
-        self._stalled(pump, give_up=True)
+        pump = self._pumps.get((ownership.key, ownership.epoch))
+        if pump is not None:
+            self._stalled(pump, give_up=True)
 
     def ask_for_repeats(self, tenure: Tenure, position: int) -> None:
         """Find out, beside the work, how many of the events to come may have been handled."""
@@ -219,9 +222,19 @@ class Floor:
             await self.on_error(contexts, error)
 
     def trouble(self, error: BaseException) -> None:
-        """A cycle of the member failed: an error outside any partition."""
-        if self._tasks is not None:
-            self._tasks.start_soon(self._guarded, self.handlers.on_error, (None, None), error)
+        """A cycle of the member failed: an error outside any partition.
+
+        The user's function is told of one at a time; of those that come meanwhile, of the last.
+        """
+        told, self._trouble = self._trouble is not None, error
+        if not told and self._tasks is not None:
+            self._tasks.start_soon(self._tell_trouble)
+
+    async def _tell_trouble(self) -> None:
+        while (error := self._trouble) is not None:
+            await self._guarded(self.handlers.on_error, (None, None), error)
+            if self._trouble is error:
+                self._trouble = None
 
     def abandoned(self, call: Call) -> None:
         """A thread goes on with a call that nobody waits for."""

@@ -6,9 +6,12 @@ waits for it any more; it is told by ``context.lost`` and by every call of its c
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import math
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ import anyio.to_thread
 from leasehold.errors import HandlerTimeout, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from leasehold.clock import Clock
     from leasehold.log.events import Event, EventBatch
@@ -46,29 +49,47 @@ if TYPE_CHECKING:
     )
 
 
+# The call of a handler that this code runs in: tasks and threads that it starts inherit it.
+CALL: ContextVar[Call | None] = ContextVar("leasehold_call", default=None)
+
+_SLICE_S = 0.25
+
+
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await."""
-    function = inspect.unwrap(_bare(function))
+    """Whether calling it gives a coroutine."""
+    while isinstance(function, functools.partial):
+        function = function.func
     call = getattr(type(function), "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(function) or (
         not inspect.isroutine(function) and inspect.iscoroutinefunction(call)
     )
 
 
-def _not_async(function: Callable[..., Any], answer: object) -> None:
-    """Refuse a function that only looks as if it were not async: its work was never done."""
+def _done_with(function: Callable[..., Any], answer: object) -> None:
+    """Refuse an answer that shows that the work was never done."""
     if inspect.iscoroutine(answer):
         answer.close()
+    if inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
         raise UsageError(
-            f"{function!r} has returned a coroutine, and nothing was done: make it async def, "
-            "and await there what it calls"
+            f"{function!r} has returned {type(answer).__name__!r}, which nobody runs, and nothing "
+            "was done: make it async def, and await there what it calls"
         )
 
 
-def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    while hasattr(function, "func") and callable(function.func):
-        function = function.func
-    return function
+def no_handlers_error(raised: BaseException) -> UsageError:
+    """What counts instead of an exception that is none of a handler, such as SystemExit."""
+    error = UsageError(
+        f"the handler let {type(raised).__name__} out, which is not its to raise: catch it there, "
+        "or raise an Exception"
+    )
+    error.__cause__ = raised
+    return error
+
+
+def is_cancelled() -> bool:
+    """Whether it is us who are to stop, and not a task that the handler had waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class Withdrawn(Exception):
@@ -114,6 +135,8 @@ class Handlers:
             function = getattr(self, name)
             if function is not None and not callable(function):
                 raise UsageError(f"{name} must be a function, not {function!r}")
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise UsageError(f"{name} is a generator, which nobody would run: do not yield")
         if self.on_batch is not None and self.on_event is not None:
             raise UsageError("give on_batch or on_event, not both: each event is handled once")
 
@@ -127,8 +150,8 @@ class Handlers:
     ) -> None:
         """Hand the batch to the handler; ``call.done`` says how many events it is done with.
 
-        With ``on_event`` it ends early, between two events, when ``call.stopping`` is set or the
-        partition is lost.
+        With ``on_event`` it ends early, between two events: when ``call.stopping`` is set, when
+        the partition is lost, and now and then, so that what is done can be noted.
 
         A handler in a thread that takes too long goes on; ``late`` is called once for it.
 
@@ -139,19 +162,36 @@ class Handlers:
         function = self.on_batch or self.on_event
         if function is None:  # __init__ of the processor refuses that
             raise UsageError("there is no handler")
-        if not is_async(function):
-            await self._in_thread(function, call, contexts[1], batch, clock, late)
-        elif self.on_batch is not None:
-            with suppress(Withdrawn):
-                await self._limited(clock, function(contexts[0], batch))
-                call.done = len(batch)
-        else:
-            for event in batch:
-                if call.stopping or contexts[0].lost:
-                    return
-                call.event, call.began_s = event, clock.boottime_s()
-                await self._limited(clock, function(contexts[0], event))
-                call.done += 1
+        token = CALL.set(call)
+        try:
+            if not is_async(function):
+                await self._in_thread(function, call, contexts[1], batch, clock, late)
+            elif self.on_batch is not None:
+                with suppress(Withdrawn):
+                    await self._limited(clock, function(contexts[0], batch))
+                    call.done = len(batch)
+            else:
+                for event in self._due(call, contexts[0], batch, clock):
+                    await self._limited(clock, function(contexts[0], event))
+                    call.done += 1
+        finally:
+            CALL.reset(token)
+
+    def _due(
+        self,
+        call: Call,
+        context: PartitionContext | BlockingContext,
+        batch: EventBatch,
+        clock: Clock,
+    ) -> Iterator[Event]:
+        """The events of a batch one by one, for as long as there is no reason to end early."""
+        until_s = call.began_s + _SLICE_S
+        for event in batch:
+            now_s = clock.boottime_s()
+            if call.stopping or context.lost or (call.done and now_s >= until_s):
+                return
+            call.event, call.began_s = event, now_s
+            yield event
 
     async def tell(
         self,
@@ -162,13 +202,25 @@ class Handlers:
         """Call one of the others: with the async context, or in a thread with the blocking one."""
         if function is None:
             return
-        if is_async(function):
-            await function(contexts[0], *values)
-        else:
+        try:
+            if is_async(function):
+                await function(contexts[0], *values)
+                return
             answer = await anyio.to_thread.run_sync(
-                function, contexts[1], *values, abandon_on_cancel=True, limiter=self.threads
+                _in_thread,
+                function,
+                contexts[1],
+                *values,
+                abandon_on_cancel=True,
+                limiter=self.threads,
             )
-            _not_async(function, answer)
+        except asyncio.CancelledError as cancelled:
+            if is_cancelled():
+                raise
+            raise no_handlers_error(cancelled) from cancelled
+        except SystemExit as left:
+            raise no_handlers_error(left) from left
+        _done_with(function, answer)
 
     async def _limited(self, clock: Clock, answer: Any) -> None:
         if self.limit_s is None:
@@ -199,20 +251,17 @@ class Handlers:
         def run() -> None:
             call.running = True
             try:
-                work()
+                _in_thread(work)
             finally:
                 call.running = False
 
         def work() -> None:
             if self.on_batch is not None:
-                _not_async(function, function(context, batch))
+                _done_with(function, function(context, batch))
                 call.done = len(batch)
                 return
-            for event in batch:
-                if call.stopping or context.lost:
-                    return
-                call.event, call.began_s = event, clock.boottime_s()
-                _not_async(function, function(context, event))
+            for event in self._due(call, context, batch, clock):
+                _done_with(function, function(context, event))
                 call.done += 1
 
         if self.limit_s is None:
@@ -268,3 +317,13 @@ async def _unless_late(answer: Any) -> None:
         await answer
     except TimeoutError as error:
         raise TimeoutError from _OwnTimeout(error)
+
+
+def _in_thread(function: Callable[..., Any], *values: object) -> Any:
+    """Call it where nobody could take in anything but an Exception."""
+    try:
+        return function(*values)
+    except Exception:
+        raise
+    except BaseException as raised:
+        raise no_handlers_error(raised) from raised

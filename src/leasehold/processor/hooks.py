@@ -197,7 +197,8 @@ class Board:
         for hook in self._hooks:
             try:
                 hook(event)
-            except Exception:
+            except BaseException:
+                # Whatever it is: the one who tells may be the lease side, which must go on.
                 log.exception("a hook failed at %s", event)
 
     def add(self, **amounts: int) -> None:

@@ -5,6 +5,7 @@ Everything here runs in one event loop in which no handler ever runs.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from leasehold.processor.settings import Options
 
 T = TypeVar("T")
+
+log = logging.getLogger("leasehold.processor")
 
 _IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESET))
 
@@ -65,6 +68,9 @@ class LeaseSide:
         self._board = board
         self._clock = clock
         self._tenures: dict[str, Tenure] = {}
+        self._listened_s = clock.boottime_s()
+        self._silent_s = 0.0
+        self._deaf = False
         self.member = member(
             store,
             options.member(group=self.keys_group, name=name),
@@ -177,6 +183,26 @@ class LeaseSide:
             self._bridge.to_work(lambda: self.floor.trouble(error))
         if self._options.strategy is Strategy.BY_LOAD:
             self._bridge.to_work(self._weigh)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Ask the work side for a sign of life; without one for too long, leave.
+
+        Its watchdog lives in the very loop that may be blocked. A host whose loop does not turn
+        must not keep its partitions for ever.
+        """
+        now_s, limit_s = self._clock.boottime_s(), self._options.stall.give_up_after_s
+        # A pause of the whole process is no silence: only what was listened to counts.
+        self._silent_s += min(now_s - self._listened_s, 2 * self._options.timing.renew_s)
+        self._listened_s = now_s
+        if limit_s is not None and self._silent_s > limit_s and not self._deaf:
+            self._deaf = True
+            log.error("the event loop of %s does not turn: leaving", self.member.holder)
+            self.member.drain()
+        self._bridge.to_work(self._echo)
+
+    def _echo(self) -> None:
+        self._silent_s = 0.0
 
     def _weigh(self) -> None:
         loads = self.floor.loads()

@@ -3,7 +3,12 @@
 A position that waits is replaced by a later one of the same ownership. One that may wait is
 written with the first that may not; so a host with hundreds of partitions writes once per
 interval. A call without an answer is repeated for as long as the lease is trusted: the store
-takes the same position twice without harm.
+takes the same position twice without harm. A position that can not be written at all is refused
+alone: the others are written without it.
+
+Whoever waits for its own position is told of it, each one; who only wants to know how far the
+store is (``Written``) is told once for all that waited. So what is kept here does not grow with
+the batches of an interval.
 """
 
 from __future__ import annotations
@@ -32,7 +37,16 @@ if TYPE_CHECKING:
     from leasehold.processor.hooks import Board
     from leasehold.processor.member import Member
 
-Told = Callable[[LeaseholdError | None], None]
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Wants to hear only which position was written in the end: one such is told for all."""
+
+    tell: Callable[[Position], None]
+
+
+Waiter = Callable[[LeaseholdError | None], None]
+Told = Waiter | Written
 
 log = logging.getLogger("leasehold.processor")
 
@@ -44,14 +58,19 @@ _LONGEST_S = 3600.0
 class _Waiting:
     mark: Mark
     due_s: float
-    told: list[Told] = field(default_factory=list)
+    told: list[Waiter] = field(default_factory=list)
+    written: Written | None = None
 
     def with_(self, other: _Waiting) -> _Waiting:
-        """Both in one: the later position, the earlier time, and all who want to know."""
+        """Both in one: the later position, the earlier time, and all who want to know.
+
+        Of those who only want to know how far the store is, one is enough.
+        """
         return _Waiting(
             mark=max(self.mark, other.mark, key=lambda mark: mark.position),
             due_s=min(self.due_s, other.due_s),
             told=[*self.told, *other.told],
+            written=other.written or self.written,
         )
 
 
@@ -90,12 +109,16 @@ class Marks:
         """Have the position written within that time; ``told`` hears how it went, in any thread.
 
         A position behind one that waits counts as written with that one.
+
+        Raises:
+            UsageError: no store could keep the position.
         """
         self._enqueue(
             _Waiting(
                 mark=Mark(ownership=ownership, position=position),
                 due_s=self._clock.boottime_s() + within_s,
-                told=[] if told is None else [told],
+                told=[] if told is None or isinstance(told, Written) else [told],
+                written=told if isinstance(told, Written) else None,
             )
         )
 
@@ -106,15 +129,14 @@ class Marks:
             if waiting is None or waiting.mark.ownership != ownership:
                 return
             del self._waiting[ownership.key]
-        if waiting.told:
+        if waiting.told or waiting.written:
             self._refuse(waiting, "not held")
 
     def close(self) -> None:
         """Refuse all that waits, and all that still comes."""
         with self._lock:
             self._closed = True
-        for each in self._take():
-            self._refuse(each, "shutdown")
+        self._refuse_all(self._take(), "shutdown")
 
     async def run(self) -> None:
         """Write what is due, until cancelled."""
@@ -164,16 +186,30 @@ class Marks:
                 self._enqueue(each)
             return False
         except LeaseLost as lost:
-            for each in held:
-                self._refuse(each, lost.reason)
+            self._refuse_all(held, lost.reason)
+            return True
+        except LeaseholdError as error:
+            if len(held) > 1:
+                return await self._write_singly(held)
+            self._refuse(held[0], str(error), error)
             return True
         except BaseException:
-            for each in held:  # a thread may be waiting for the answer: it must not wait for ever
-                self._refuse(each, "shutdown")
+            # A thread may be waiting for the answer: it must not wait for ever.
+            self._refuse_all(held, "shutdown")
             raise
         for each in held:
             self._settle(each, refused.get(each.mark.ownership.key))
         return True
+
+    async def _write_singly(self, held: list[_Waiting]) -> bool:
+        """Find out which of them can not be written: the others must not suffer from it."""
+        left, answered = held.copy(), True
+        try:
+            while left:
+                answered &= await self._write([left.pop(0)])
+        finally:
+            self._refuse_all(left, "shutdown")
+        return answered
 
     def _still_held(self, batch: list[_Waiting]) -> list[_Waiting]:
         """Those whose ownership lasts; the others are refused."""
@@ -229,10 +265,17 @@ class Marks:
                 f"the checkpoint {mark.position.sequence_number} of {mark.ownership.key} lies "
                 "before the one that is stored: it stays where it is"
             )
+        elif each.written is not None:
+            each.written.tell(mark.position)
         for told in each.told:
             told(behind)
 
-    def _refuse(self, each: _Waiting, why: str) -> None:
+    def _refuse_all(self, batch: list[_Waiting], why: str) -> None:
+        for each in batch:
+            self._refuse(each, why)
+
+    def _refuse(self, each: _Waiting, why: str, error: LeaseholdError | None = None) -> None:
+        """Tell all who wait; without an error the ownership has ended."""
         ownership, position = each.mark.ownership, each.mark.position
         self._board.tell(
             CheckpointRefused(
@@ -243,7 +286,14 @@ class Marks:
                 why=why,
             )
         )
-        error = LeaseLost(
+        if error is not None:
+            log.error(
+                "the checkpoint %d of %s can not be written: %s",
+                position.sequence_number,
+                ownership.key,
+                error,
+            )
+        lost = LeaseLost(
             f"the checkpoint {position.sequence_number} of {ownership.key} was refused: the "
             f"ownership (epoch {ownership.epoch}) has ended ({why}); stop the work on it",
             key=ownership.key,
@@ -251,4 +301,4 @@ class Marks:
             reason=why,
         )
         for told in each.told:
-            told(error)
+            told(error or lost)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from leasehold.core.soundness import sound
 from leasehold.errors import CheckpointBehind, FencedWrite, LeaseLost, UsageError
 from leasehold.model import Mark, MarkRefusal, Ownership, Position
 from leasehold.processor.cycle import Cycle
@@ -53,24 +54,27 @@ class Member(Cycle):
 
     def report_loads(self, loads: Mapping[str, float]) -> None:
         """Tell the group, with the next renewal, how heavy the keys held here are."""
-        self._info = replace(self._info, loads=dict(loads))
+        self._info = sound(replace(self._info, loads=dict(loads)))
 
     def pass_on(self, ownership: Ownership, *, reason: str) -> bool:
         """Close a key at once whose work is stuck, and hand it to the member with the fewest keys.
 
         From then on this member takes no more keys than it has now, until ``recovered``: else the
         balance would bring the key back. False, and nothing is changed, if the key is not held
-        or nobody else could take it.
+        or nobody else has room for it.
         """
         key = ownership.key
+        # What is on its way to a member counts as its own: it will be.
+        owners = Counter(each.holder or each.handed_to for each in self._view.resources.values())
         heirs = [
             holder
             for holder, peer in self._view.peers.items()
-            if holder != self.holder and peer.alive and not peer.info.draining
+            if holder != self.holder
+            and not peer.info.draining
+            and (peer.info.most is None or owners[holder] < peer.info.most)
         ]
         if not heirs or self._holdings.held.get(key) != ownership:
             return False
-        owners = Counter(resource.holder for resource in self._view.resources.values())
         heir = min(heirs, key=lambda holder: (owners[holder], holder))
         self._holdings.close(key, reason=reason)
         self._holdings.give_up(ownership, to=heir)
@@ -137,10 +141,17 @@ class Member(Cycle):
             )
 
     def fenced(self, ownership: Ownership) -> None:
-        """A write under this ownership was refused by the store: close it, if it is held."""
+        """A write under this ownership was refused: close it, if it is held, and give it up.
+
+        Not only the store refuses writes: a handler may have been told by its sink, or may have
+        asked in a moment without trust. If the store counts it as ours still, nobody else could
+        have it; if not, giving it up changes nothing.
+        """
         known = self._holdings.held.get(ownership.key)
         if known is not None and known.epoch == ownership.epoch:
             self._holdings.close(ownership.key, reason="fenced")
+            self._holdings.give_up(known, to=None)
+            self._wake.set()
 
     def _must_hold(self, key: str) -> Ownership:
         ownership = self.holds(key)

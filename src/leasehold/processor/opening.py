@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from leasehold.errors import PositionLost, Trimmed, UsageError
+from leasehold.errors import BeyondEnd, PositionLost, Trimmed
 from leasehold.log.start import Start
 from leasehold.processor.settings import OnTrimmed
 
@@ -24,7 +24,8 @@ async def open_receiver(
     """A receiver at ``start``, or further ahead if that was removed and the options allow it.
 
     Raises:
-        PositionLost: there is no such place, and nobody said where to go on.
+        PositionLost: there is no such place, and nobody said where to go on. Nothing else is taken
+            for that: its advice is to move a checkpoint.
         Stolen: the group has a receiver with a higher epoch.
     """
     partition, epoch, name = tenure.partition, tenure.ownership.epoch, tenure.ownership.holder
@@ -37,7 +38,7 @@ async def open_receiver(
                 f"first that is kept is {trimmed.earliest}. Move the checkpoint with `leasehold "
                 "checkpoints reset`, or set on_trimmed to earliest or latest"
             ) from trimmed
-    except UsageError as error:
+    except BeyondEnd as error:
         raise PositionLost(
             f"partition {partition} can not be read from {start}: {error}. Was the stream made "
             "anew? Move the checkpoint with `leasehold checkpoints reset`"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from leasehold.core.balance import Strategy
+from leasehold.core.soundness import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
 from leasehold.core.timing import MOST_LEASE_S, Timing
-from leasehold.errors import InvalidOptions
+from leasehold.errors import InvalidName, InvalidOptions
 from leasehold.names import check_group, check_name, seconds_of
 
 
@@ -36,16 +38,13 @@ class MemberOptions:
         """Refuse what can not work."""
         if not isinstance(self.strategy, Strategy):
             object.__setattr__(self, "strategy", _strategy(self.strategy))
-        check_group(self.group)
+        group: object = self.group
+        if not isinstance(group, str):
+            raise InvalidName(f"group must be text, not {group!r}: write {str(group)!r}")
+        check_group(group)
         check_name(self.name, what="member name")
-        self.timing.check()
-        if not 0 < self.weight <= _LARGEST_WEIGHT:
-            raise InvalidOptions(
-                f"0 < weight <= {_LARGEST_WEIGHT:,} does not hold ({self.weight:g}): "
-                "use 1 if unsure"
-            )
-        if self.most is not None and self.most < 0:
-            raise InvalidOptions(f"most >= 0 does not hold ({self.most}): use None for no limit")
+        check_timing(self.timing)
+        check_share(weight=self.weight, most=self.most)
         if self.kept_s < 2 * self.timing.renew_s:
             raise InvalidOptions(
                 f"hand_over_limit >= 2 x renew_every does not hold ({self.kept_s:g} s is less than "
@@ -64,7 +63,6 @@ class MemberOptions:
 
 
 _LEASES_TO_KEEP = 3
-_LARGEST_WEIGHT = 1_000_000
 
 
 def _strategy(name: object) -> Strategy:
@@ -73,3 +71,47 @@ def _strategy(name: object) -> Strategy:
     except ValueError:
         names = ", ".join(each.value for each in Strategy)
         raise InvalidOptions(f"there is no strategy {name!r}: choose one of {names}") from None
+
+
+def check_timing(timing: object) -> None:
+    """Refuse what is no ``Timing``, or one that can not keep the rules.
+
+    Raises:
+        InvalidOptions: with what is wrong and what to write.
+    """
+    if not isinstance(timing, Timing):
+        raise InvalidOptions(
+            f"timing must be a Timing, not {timing!r}: write "
+            "timing=Timing.of(lease=timedelta(seconds=10))"
+        )
+    for each in fields(timing):
+        value = getattr(timing, each.name)
+        if not is_number(value) or not math.isfinite(value):
+            raise InvalidOptions(f"{each.name} must be a number of seconds, not {value!r}")
+    timing.check()
+
+
+def check_share(*, weight: object, most: object, most_name: str = "most") -> None:
+    """Refuse a weight or a limit that the others of the group could not count with.
+
+    Raises:
+        InvalidOptions: with what is wrong and what to write.
+    """
+    if not is_number(weight):
+        raise InvalidOptions(f"weight must be a number, not {weight!r}: use 1 if unsure")
+    if not 0 < weight <= LARGEST_WEIGHT:
+        raise InvalidOptions(
+            f"0 < weight <= {LARGEST_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
+        )
+    if most is None:
+        return
+    if not is_whole(most):
+        raise InvalidOptions(
+            f"{most_name} must be a whole number, not {most!r}: use None for no limit"
+        )
+    if most < 0:
+        raise InvalidOptions(f"{most_name} >= 0 does not hold ({most}): use None for no limit")
+    if most > LARGEST_MOST:
+        raise InvalidOptions(
+            f"{most_name} <= {LARGEST_MOST:,} does not hold: use None for no limit"
+        )

@@ -14,6 +14,7 @@ import signal
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
+import anyio
 import anyio.from_thread
 
 from leasehold.clock import SystemClock, system_random
@@ -21,7 +22,7 @@ from leasehold.errors import UsageError
 from leasehold.names import check_name, partition_group
 from leasehold.processor.bridge import TwoLoops
 from leasehold.processor.floor import Floor
-from leasehold.processor.handlers import Handlers
+from leasehold.processor.handlers import CALL, Handlers
 from leasehold.processor.hooks import Board
 from leasehold.processor.lease_side import LeaseSide
 from leasehold.processor.pull import Pull
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from leasehold.processor.handlers import OnBatch, OnClose, OnError, OnEvent, OnOpen
     from leasehold.processor.hooks import Counts, Hook
     from leasehold.processor.pull import PartitionClient
+    from leasehold.processor.pump import Pump
     from leasehold.processor.status import PartitionStatus
     from leasehold.sources.port import EventSource
     from leasehold.stores.postgres.transactions import Transactions
@@ -113,6 +115,7 @@ class EventProcessor:
         self._leases: Future[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._stopped: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()
         self._over = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -145,8 +148,11 @@ class EventProcessor:
 
     def status(self) -> list[PartitionStatus]:
         """Each partition that is worked on here."""
-        pumps = self._floor.pumps if self._floor else []
-        return sorted((pump.status() for pump in pumps), key=lambda each: _order(each.partition))
+        found = (pump.status() for pump in self._pumps())
+        return sorted(found, key=lambda each: _order(each.partition))
+
+    def _pumps(self) -> list[Pump]:
+        return self._floor.pumps if self._floor else []
 
     # ------------------------------------------------------ start and stop
 
@@ -168,27 +174,41 @@ class EventProcessor:
             await self._floor.discover()
         except BaseException:
             self._lease_side = self._floor = None  # so that stop() has nothing to wait for
-            await self._give_back()
+            with anyio.CancelScope(shield=True):
+                await self._give_back()
+            self._over.set()
+            self._begun.set()
             raise
         self._work = asyncio.create_task(self._floor.run())
         self._work.add_done_callback(lambda _: bridge.to_lease(self._drain))
         self._leases = bridge.start(self._lease_side.run)
         self._leases.add_done_callback(lambda _: bridge.to_work(self._lease_ended))
+        self._begun.set()
 
     async def stop(self) -> None:
         """Leave in good order: drain, checkpoint, hand over, end the lease. Again is harmless.
 
-        Takes at most ``drain_limit`` and a few calls to the store.
+        Takes at most ``drain_limit`` and a few calls to the store. While it is being started, the
+        start is waited for.
 
         Raises:
+            UsageError: it was called in a handler, which would wait for itself: use ``stop_soon``.
             Exception: what had ended the processor before.
         """
-        if self._bridge is None or self._lease_side is None:
+        if self._bridge is None:
             return
-        if self._floor is not None:
-            self._floor.stopping = True
-        self._bridge.to_lease(self._drain)
+        if any(pump.delivery.is_mine(CALL.get()) for pump in self._pumps()):
+            raise UsageError("stop() in a handler would wait for the handler: call stop_soon()")
+        await self._begun.wait()
+        self.stop_soon()
         await self.wait()
+
+    def stop_soon(self) -> None:
+        """Begin to leave in good order, and return at once. From any thread, also in a handler."""
+        if self._bridge is not None and self._lease_side is not None:
+            if self._floor is not None:
+                self._floor.stopping = True
+            self._bridge.to_lease(self._drain)
 
     async def wait(self) -> None:
         """Return when the processor has ended: it was stopped, or asked by an operator to leave.
@@ -220,7 +240,8 @@ class EventProcessor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.stop()
+        with anyio.CancelScope(shield=True):  # an orderly end is worth more than a quick one
+            await self.stop()
 
     async def partitions(self) -> AsyncIterator[PartitionClient]:
         """The pull style: each partition that comes to this host, as a client to receive from.
@@ -312,17 +333,22 @@ class EventProcessor:
 
     async def _finish(self) -> None:
         """The lease has ended: end the pumps, then give everything back."""
-        error = self._leases.exception() if self._leases is not None else None
-        if self._floor is not None and error is not None:
-            await self._floor.on_error((None, None), error)
-        if self._work is not None:
-            self._work.cancel()
-            ended = await asyncio.gather(self._work, return_exceptions=True)
-            if isinstance(ended[0], Exception):
-                error = error or ended[0]
-        if self._pull is not None:
-            self._pull.end()
-        await self._give_back()
+        error = _outcome(self._leases)
+        try:
+            if self._floor is not None and error is not None:
+                with anyio.move_on_after(self.options.goodbye_s):
+                    await self._floor.on_error((None, None), error)
+            if self._work is not None:
+                self._work.cancel()
+                (ended,) = await asyncio.gather(self._work, return_exceptions=True)
+                if isinstance(ended, BaseException) and not isinstance(
+                    ended, asyncio.CancelledError
+                ):
+                    error = error or ended
+        finally:
+            if self._pull is not None:
+                self._pull.end()
+            await self._give_back()
         if error is not None:
             raise error
 
@@ -349,6 +375,14 @@ def blocking(processor: EventProcessor) -> Iterator[EventProcessor]:
             yield processor
         finally:
             portal.call(processor.stop)
+
+
+def _outcome(leases: Future[None] | None) -> BaseException | None:
+    if leases is None:
+        return None
+    if leases.cancelled():
+        return RuntimeError("the lease side was cancelled")
+    return leases.exception()
 
 
 def _order(partition: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ ends; ``close_reason`` says why.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
@@ -16,6 +16,7 @@ from leasehold.processor.hooks import CloseReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from leasehold.log.events import EventBatch
     from leasehold.processor.context import At, PartitionContext
@@ -50,8 +51,15 @@ class PartitionClient:
         return self._batch
 
     async def checkpoint(self, at: At = None) -> None:
-        """See ``PartitionContext.checkpoint``."""
-        await self.context.checkpoint(at)
+        """See ``PartitionContext.checkpoint``. The default is the batch in hand."""
+        await self.context.checkpoint(self._at(at))
+
+    def transaction(self, at: At = None) -> AbstractAsyncContextManager[Any]:
+        """See ``PartitionContext.transaction``. The default is the batch in hand."""
+        return self.context.transaction(self._at(at))
+
+    def _at(self, at: At) -> At:
+        return self._batch if at is None and self._in_hand else at
 
     async def offer(self, batch: EventBatch) -> None:
         """Return when the caller is done with the batch.

@@ -17,30 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
 from leasehold.core.ladder import Ladder
-from leasehold.core.meter import Meter
 from leasehold.errors import (
-    CheckpointBehind,
-    LeaseholdError,
     LeaseLost,
     PositionLost,
     Stolen,
 )
-from leasehold.log.start import Start
+from leasehold.log.start import Kind, Start
 from leasehold.model import Position
-from leasehold.processor.context import BlockingContext, PartitionContext, last_position
-from leasehold.processor.delivery import Delivery, Stopped
+from leasehold.processor.delivery import Stopped
 from leasehold.processor.hooks import (
     CloseReason,
     HandlerAbandoned,
-    MayRepeat,
     PartitionClosed,
     PartitionDrains,
     PartitionOpened,
@@ -50,78 +43,38 @@ from leasehold.processor.hooks import (
 )
 from leasehold.processor.intake import Intake
 from leasehold.processor.opening import open_receiver
-from leasehold.processor.status import PartitionStatus, PumpState, Vigil
+from leasehold.processor.progress import Progress
+from leasehold.processor.status import PartitionStatus, PumpState
 
 if TYPE_CHECKING:
-    from leasehold.log.events import EventBatch
-    from leasehold.processor.context import Transacting
     from leasehold.processor.floor import Floor
-    from leasehold.processor.hooks import HookEvent
     from leasehold.processor.tenure import Tenure
     from leasehold.sources.port import Receiver
 
 log = logging.getLogger("leasehold.processor")
 
 _PAUSES = Ladder(base_s=0.1, most_s=15.0)
-_LEAST_GOODBYE_S = 1.0
 
 
-class Pump:
-    """Lives on the work side: ``run`` is its one task, everything else is called in that loop.
-
-    But for ``write``, ``stored`` and ``unsure``, which handlers call from threads.
-    """
+class Pump(Progress):
+    """Lives on the work side: ``run`` is its one task, everything else is called in that loop."""
 
     def __init__(self, tenure: Tenure, floor: Floor) -> None:
         """For one ownership; not begun."""
-        self.tenure = tenure
-        self._floor = floor
-        self._clock = floor.clock
-        self._options = floor.options
-        contexts = (
-            PartitionContext(self, stream=floor.stream, group=floor.group),
-            BlockingContext(self, stream=floor.stream, group=floor.group),
-        )
-        self.contexts = contexts
-        self.delivery = Delivery(
-            floor.handlers,
-            tenure,
-            contexts,
-            options=floor.options,
-            board=floor.board,
-            clock=floor.clock,
-            rng=floor.rng,
-            on_error=lambda error: floor.on_error(contexts, error),
-            settle=self._settled_next,
-            late=lambda: floor.late(self),
-        )
-        now_s = floor.clock.boottime_s()
-        self.meter = Meter(now_s)
-        self.progress_at_s = now_s
-        self.next: int | None = None
-        self.stored_position: Position | None = None
-        self._done = Position(sequence_number=-1)
-        self._since_put = 0
-        self._unsure = False
+        super().__init__(tenure, floor)
+        self._goodbye_s = floor.options.goodbye_s
+        self._start = floor.options.start_of(tenure.partition)
         self._state = PumpState.OPENING
         self._draining = False
-        self._reason: CloseReason | None = None
         self._scope = anyio.CancelScope()
         self._session = anyio.CancelScope()
         self._opening = anyio.CancelScope()
         self._ending = anyio.CancelScope()
         self._intake: Intake | None = None
         self._opened = False
-        self.vigil = Vigil()
         self._given_away = False
-        self._began = 0
 
     # ------------------------------------------------- what others may ask
-
-    @property
-    def transactions(self) -> Transacting | None:
-        """See ``Desk``."""
-        return self._floor.transactions
 
     @property
     def state(self) -> PumpState:
@@ -191,50 +144,6 @@ class Pump:
             self._session.cancel()
         self._opening.cancel()
 
-    # --------------------------------------------------- what handlers need
-
-    @property
-    def delivered(self) -> Position:
-        """See ``Desk``."""
-        call, batch = self.delivery.call, self.delivery.in_hand
-        if call is None or batch is None:
-            return self._done
-        if self._floor.handlers.on_event is None:
-            return last_position(batch)
-        event = call.event
-        if event is None:
-            return self._done
-        return Position(sequence_number=event.sequence_number, offset=str(event.offset))
-
-    def write(self, position: Position) -> Future[None]:
-        """See ``Desk``."""
-        written: Future[None] = Future()
-        written.set_running_or_notify_cancel()  # who stops waiting does not stop the writing
-
-        def told(error: LeaseholdError | None) -> None:
-            if error is None:
-                self.stored(position)
-                written.set_result(None)
-            else:
-                written.set_exception(error)
-
-        if not self.tenure.valid:
-            self._floor.refused(self.tenure, position)
-            written.set_exception(self.tenure.lost())
-        else:
-            self._floor.put_mark(self.tenure.ownership, position, 0.0, told)
-        return written
-
-    def stored(self, position: Position) -> None:
-        """See ``Desk``."""
-        if self.stored_position is None or self.stored_position < position:
-            self.stored_position = position
-        self._unsure = False
-
-    def unsure(self) -> None:
-        """See ``Desk``."""
-        self._unsure = True
-
     # ------------------------------------------------------------- the work
 
     async def run(self) -> None:
@@ -294,7 +203,7 @@ class Pump:
             await self._pump(receiver)
         finally:
             self._intake = None
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(self._goodbye_s, shield=True):
                 await receiver.close()
 
     async def _pump(self, receiver: Receiver) -> None:
@@ -323,14 +232,11 @@ class Pump:
                 self.next = checkpoint.resumes_at
                 self.stored_position = checkpoint.position
                 self._done = checkpoint.position
-        start = self._options.start_of(tenure.partition)
-        if self.next is not None:
-            start = Start.sequence(self.next)
         return await open_receiver(
             floor.source,
             tenure,
             group=floor.group,
-            start=start,
+            start=self._start if self.next is None else Start.sequence(self.next),
             on_trimmed=self._options.on_trimmed,
         )
 
@@ -341,6 +247,9 @@ class Pump:
         if self.next is None or receiver.position > self.next:
             self.next = receiver.position
         if not self._opened:
+            if self.stored_position is None and self._start.kind is Kind.LATEST:
+                # The end moves on: the next owner, without a checkpoint, would begin further ahead.
+                await asyncio.wrap_future(self.write(Position(sequence_number=self.next - 1)))
             self._opened = True
             self._began = self.next
             self._tell(PartitionOpened, position=self.next)
@@ -370,49 +279,7 @@ class Pump:
             batch = await intake.get()
             if batch is None:
                 return
-            try:
-                done = await self.delivery.deliver(batch)
-            except Stopped as stopped:
-                if stopped.done:
-                    self._advance(batch.slice(0, stopped.done))
-                raise
-            if done:
-                self._advance(batch.slice(0, done))
-
-    def _advance(self, done: EventBatch) -> None:
-        """These events are done with."""
-        now_s = self._clock.boottime_s()
-        self._done = last_position(done)
-        self.next = self._done.sequence_number + 1
-        self.progress_at_s = now_s
-        self.vigil = Vigil(lag_events=self.vigil.lag_events)
-        self._floor.weigh(self.meter, done, now_s)
-        self._since_put += len(done)
-        if self.stored_position is not None and self._done <= self.stored_position:
-            self._since_put = 0
-            return
-        within_s = self._options.checkpoint.within_s(self._since_put)
-        if within_s == math.inf:
-            return
-        if within_s == 0.0:
-            self._since_put = 0
-        position = self._done
-        self._floor.put_mark(
-            self.tenure.ownership,
-            position,
-            within_s,
-            lambda error: None if error else self.stored(position),
-        )
-
-    async def _settled_next(self) -> int:
-        """The event after the last that is known to be stored, after asking if that is in doubt."""
-        if self._unsure:
-            checkpoint = await self._floor.resuming.checkpoint(self.tenure.ownership.key)
-            if checkpoint is not None:
-                self.stored(checkpoint.position)
-            self._unsure = False
-        stored = self.stored_position
-        return -1 if stored is None else stored.sequence_number + 1
+            await self.delivery.deliver(batch)
 
     # -------------------------------------------------------------- trouble
 
@@ -452,9 +319,8 @@ class Pump:
                     await said
                     in_order = await self._stored_last()
             else:
-                limit_s = max(self._options.drain_limit.total_seconds(), _LEAST_GOODBYE_S)
                 with suppress(TimeoutError):
-                    await self._clock.bounded(said, seconds=limit_s)
+                    await self._clock.bounded(said, seconds=self._goodbye_s)
         if self._reason is not None:
             reason, in_order = self._reason, False
         if in_order or self._given_away:
@@ -462,39 +328,3 @@ class Pump:
         if self._opened:
             self._tell(PartitionClosed, reason=reason, position=self.next)
         floor.ended(self, in_order=in_order)
-
-    async def _stored_last(self) -> bool:
-        """Have the last position stored; False if the partition was lost before that."""
-        stored = self.stored_position
-        if not self._options.checkpoint.automatic or (stored is not None and self._done <= stored):
-            return True
-        if self._done.sequence_number < 0:
-            return True
-        try:
-            await asyncio.wrap_future(self.write(self._done))
-        except CheckpointBehind:
-            return True  # one that the handler had asked for was stored after all, and is further
-        except LeaseholdError as error:
-            log.warning("the last checkpoint was not written: %s", error)
-            if self._reason is None:
-                self._reason = CloseReason.LOST
-            return False
-        return True
-
-    def _tell_repeats(self) -> None:
-        """Say what was begun here and lies behind the checkpoint: it comes again (C5)."""
-        stored, reached = self.stored_position, self.delivery.reached
-        first = self._began if stored is None else stored.sequence_number + 1
-        if reached >= first:
-            self._tell(MayRepeat, events=reached - first + 1)
-
-    def _tell(self, kind: type[HookEvent], **values: object) -> None:
-        ownership = self.tenure.ownership
-        self._floor.board.tell(
-            kind(
-                holder=ownership.holder,
-                partition=self.tenure.partition,
-                epoch=ownership.epoch,
-                **values,
-            )
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, StrEnum
@@ -10,23 +11,28 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from leasehold.core.balance import Strategy
 from leasehold.core.checkpointing import CheckpointPolicy
 from leasehold.core.poison import PoisonPolicy, Then
+from leasehold.core.soundness import is_whole
 from leasehold.core.stall import StallRule
 from leasehold.core.timing import MOST_LEASE_S, Timing
 from leasehold.errors import InvalidOptions
 from leasehold.log.start import Start
 from leasehold.names import seconds_of
-from leasehold.processor.options import MemberOptions
+from leasehold.processor.options import MemberOptions, check_share, check_timing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from leasehold.sources.dead_letters import DeadLetters
 
 E = TypeVar("E", bound=Enum)
 
 _LONGEST_S = 7 * 24 * 3600.0
+_LEAST_GOODBYE_S = 1.0
+_MAY_BE_NONE = frozenset(("handler_limit", "give_up_after"))
 _SECOND = timedelta(seconds=1)
 _LARGEST = 100_000_000 << 10
+_EXAMPLES = {
+    "checkpoint": "checkpoint=CheckpointPolicy.every(events=1000)",
+    "poison": "poison=PoisonPolicy.retry()",
+}
 
 
 class OnTrimmed(StrEnum):
@@ -116,24 +122,48 @@ class Options:
     def __post_init__(self) -> None:
         """Refuse what can not work."""
         for name in ("batch_events", "batch_bytes", "prefetch_events", "prefetch_bytes"):
-            if not 1 <= getattr(self, name) <= _LARGEST:
-                raise InvalidOptions(
-                    f"1 <= {name} <= {_LARGEST:,} does not hold ({getattr(self, name)})"
-                )
+            _check_count(name, getattr(self, name))
         for name, kind in (("strategy", Strategy), ("on_trimmed", OnTrimmed), ("load", Load)):
             object.__setattr__(self, name, _one_of(kind, getattr(self, name), name))
-        for partition in self.starts:
+        self._check_starts()
+        check_timing(self.timing)
+        check_share(weight=self.weight, most=self.most_partitions, most_name="most_partitions")
+        for name, policy in (("checkpoint", CheckpointPolicy), ("poison", PoisonPolicy)):
+            if not isinstance(getattr(self, name), policy):
+                raise InvalidOptions(
+                    f"{name} must be a {policy.__name__}, not {getattr(self, name)!r}: write "
+                    f"{_EXAMPLES[name]}, or leave it out"
+                )
+        self._check_dead_letters()
+        self._check_times()
+
+    def _check_starts(self) -> None:
+        _check_start("start", self.start)
+        starts: object = self.starts
+        if not isinstance(starts, Mapping):
+            raise InvalidOptions(
+                f'starts must be a mapping, not {starts!r}: write starts={{"0": Start.latest()}}'
+            )
+        for partition, start in starts.items():
             if not isinstance(partition, str):
                 raise InvalidOptions(
                     f"the partition {partition!r} in starts is not text: write "
                     f'starts={{"{partition}": …}}'
                 )
+            _check_start(f"starts[{partition!r}]", start)
+
+    def _check_dead_letters(self) -> None:
+        letters = self.dead_letters
+        if letters is not None and not callable(getattr(letters, "send", None)):
+            raise InvalidOptions(
+                f"dead_letters must be able to send(letters), and {letters!r} is not: write "
+                'dead_letters=LogDeadLetters(log, "orders-dead")'
+            )
         if self.poison.then is Then.DEAD_LETTER and self.dead_letters is None:
             raise InvalidOptions(
                 "poison=PoisonPolicy.dead_letter() needs dead_letters, the stream to put them in: "
                 'dead_letters=LogDeadLetters(log, "orders-dead")'
             )
-        self._check_times()
 
     def member(self, *, group: str, name: str) -> MemberOptions:
         """The same as the settings of a member of ``group``."""
@@ -162,6 +192,11 @@ class Options:
             give_up_after_s=None if give_up is None else give_up.total_seconds(),
         )
 
+    @property
+    def goodbye_s(self) -> float:
+        """How long an end by force may take for what can not be cancelled, in seconds."""
+        return max(self.drain_limit.total_seconds(), _LEAST_GOODBYE_S)
+
     def start_of(self, partition: str) -> Start:
         """Where a partition without a checkpoint begins."""
         return self.starts.get(partition, self.start)
@@ -169,7 +204,7 @@ class Options:
     def _check_times(self) -> None:
         for name in ("handler_limit", "stall_after", "give_up_after", "partitions_every"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name not in _MAY_BE_NONE:
                 seconds_of(value, what=name, least_s=0.01, most_s=_LONGEST_S)
         if self.give_up_after is not None and self.give_up_after < self.stall_after:
             raise InvalidOptions(
@@ -186,3 +221,16 @@ def _one_of(kind: type[E], value: object, what: str) -> E:
     except ValueError:
         names = ", ".join(str(each.value) for each in kind)
         raise InvalidOptions(f"{what} can not be {value!r}: choose one of {names}") from None
+
+
+def _check_count(name: str, value: object) -> None:
+    if not is_whole(value):
+        raise InvalidOptions(f"{name} must be a whole number, not {value!r}: write {name}=1000")
+    if not 1 <= value <= _LARGEST:
+        raise InvalidOptions(f"1 <= {name} <= {_LARGEST:,} does not hold ({value})")
+
+
+def _check_start(name: str, value: object) -> None:
+    if not isinstance(value, Start):
+        how = f'Start.parse("{value}")' if isinstance(value, str) else "Start.latest()"
+        raise InvalidOptions(f"{name} must be a Start, not {value!r}: write {how}")
