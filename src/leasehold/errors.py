@@ -7,7 +7,8 @@
     │   ├── InvalidName           an empty, too long or unprintable name
     │   ├── InvalidDuration       a duration outside the allowed range
     │   ├── InvalidOptions        two settings that contradict each other
-    │   └── UnknownStore          a store URL that names no store we have
+    │   ├── UnknownStore          a store URL that names no store we have
+    │   └── BeyondEnd             the position lies beyond the next event of the partition
     ├── UnknownResource           a key that was never declared
     │   ├── UnknownFile           there is no file at this path (FileNotFoundError)
     │   └── UnknownStream         there is no stream of this name
@@ -58,6 +59,19 @@ class InvalidOptions(UsageError):
 
 class UnknownStore(UsageError):
     """The URL names no store; the message says what to write instead."""
+
+
+class BeyondEnd(UsageError):
+    """The position lies beyond the next event of the partition: it has never been that long.
+
+    Attributes:
+        end: the sequence number of the event that comes next into it.
+    """
+
+    def __init__(self, message: str, *, end: int) -> None:
+        """Keep where reading could go on, beside the words for people."""
+        super().__init__(message)
+        self.end = end
 
 
 class UnknownResource(LeaseholdError, LookupError):

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 
+LONGEST_OFFSET = 1024
+_LONGEST_SHOWN = 80
+
+
 class State(Enum):
     """What a resource is, by the store's clock (L1)."""
 
@@ -217,17 +221,25 @@ class Mark:
     """A checkpoint to be written, with the ownership that allows it.
 
     Raises:
-        UsageError: the position is no ``Position``.
+        UsageError: the position is no ``Position``, or its offset is no text that every store can
+            keep: at most 1,024 characters, without NUL and lone surrogates.
     """
 
     ownership: Ownership
     position: Position
 
     def __post_init__(self) -> None:
-        """Refuse a bare number, which some stores would take and others not."""
+        """Refuse what some stores would take and others not."""
         position: object = self.position
         if not isinstance(position, Position):
             raise UsageError(f"a position is Position(sequence_number=…), not {position!r}")
+        offset: object = position.offset
+        if not isinstance(offset, str) or not _can_be_kept(offset):
+            shown = ascii(offset)
+            raise UsageError(
+                f"offset must be text of at most {LONGEST_OFFSET:,} characters without NUL and "
+                f"lone surrogates, not {shown[:_LONGEST_SHOWN]}: leave it out if it has no use"
+            )
 
 
 class MarkRefusal(Enum):
@@ -235,3 +247,9 @@ class MarkRefusal(Enum):
 
     FENCED = "fenced"
     BEHIND = "behind"
+
+
+def _can_be_kept(offset: str) -> bool:
+    if len(offset) > LONGEST_OFFSET or "\0" in offset:
+        return False
+    return offset.isascii() or not any("\ud800" <= each <= "\udfff" for each in offset)

@@ -130,16 +130,30 @@ async def test_a_lease_that_ran_out_by_the_servers_clock_writes_nothing(
 
 
 @pytest.mark.spec("C4")
-async def test_a_position_behind_the_stored_one_rolls_back(
-    url: str, store: PostgresStore, transactions: Transactions, begin: Begin
+@pytest.mark.parametrize("at", [8, 9], ids=["behind", "equal"])
+async def test_a_position_that_the_stored_one_has_reached_rolls_back(
+    url: str, store: PostgresStore, transactions: Transactions, begin: Begin, at: int
 ) -> None:
     _, owned = await owner(store)
     await store.checkpoint([Mark(ownership=owned[0], position=Position(sequence_number=9))])
-    with pytest.raises(CheckpointBehind, match="rolled back"):
-        await run(begin(transactions, owned[0], 8), INSERT_5)
+    with pytest.raises(CheckpointBehind, match=rf"reached {at} already.*are done.*rolled back"):
+        await run(begin(transactions, owned[0], at), INSERT_5)
     assert rows(url) == []
     assert await stored(store) == {KEYS[0]: 9}
     assert await store.fenced_writes(GROUP) == 0
+
+
+@pytest.mark.spec("B5")
+async def test_a_former_owner_is_fenced_even_where_its_events_are_done(
+    url: str, store: PostgresStore, transactions: Transactions, begin: Begin
+) -> None:
+    _, owned = await owner(store)
+    await run(begin(transactions, owned[0], 5), INSERT_5)
+    await take_over(store)
+    with pytest.raises(FencedWrite):
+        await run(begin(transactions, owned[0], 5), "insert into sink values (6)")
+    assert rows(url) == [5]
+    assert await store.fenced_writes(GROUP) == 1
 
 
 async def test_an_error_in_the_block_rolls_back_and_is_not_changed(

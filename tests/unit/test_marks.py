@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.support.processors import Watch, timing
 
 from leasehold.clock import SystemClock
-from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreUnavailable
+from leasehold.errors import (
+    CheckpointBehind,
+    LeaseholdError,
+    LeaseLost,
+    StoreUnavailable,
+    UsageError,
+)
 from leasehold.model import Mark, MarkRefusal, Ownership, Position
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
 from leasehold.processor.hooks import Board, CheckpointRefused, CheckpointWritten
-from leasehold.processor.marks import Marks
+from leasehold.processor.marks import Marks, Written
 from leasehold.processor.member import Member
 from leasehold.processor.options import MemberOptions
 from leasehold.stores.memory import MemoryStore
@@ -300,3 +307,92 @@ async def test_many_threads_may_write_at_once() -> None:
             thread.join()
         assert await d.stored() == dict.fromkeys(range(4), 99)
         assert d.calls < 400
+
+
+class Picky(LosingStore):
+    """Refuses the call if one of the positions is 13; never answers once it has seen 99."""
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        numbers = [mark.position.sequence_number for mark in marks]
+        if 13 in numbers:
+            raise UsageError("13 can not be kept")
+        if numbers == [99]:
+            await asyncio.Event().wait()
+        return await self._store.checkpoint(marks)
+
+
+def picky(store: Store) -> Store:
+    return Picky(store, lambda _: None).as_store
+
+
+async def test_a_position_that_can_not_be_written_is_refused_alone() -> None:
+    async with desk(keys=3, wrap=picky) as d:
+        bad = Answers()
+        d.put(1, partition=0, within_s=LATER_S)
+        d.marks.put(d.owned(1), Position(sequence_number=13), within_s=LATER_S, told=bad)
+        d.put(2, partition=2)
+        assert await d.answers.count(2) == [None, None]
+        (error,) = await bad.count(1)
+        assert isinstance(error, UsageError)
+        assert await d.stored() == {0: 1, 2: 2}
+        assert d.watch.of(CheckpointRefused, partition="1", why="13 can not be kept")
+        assert d.member.holds(key(1)) is not None
+        d.put(14, partition=1)
+        assert (await d.answers.count(3))[-1] is None
+        assert (await d.stored())[1] == 14
+
+
+async def test_when_it_is_cut_off_while_it_writes_one_by_one_all_are_told() -> None:
+    async with desk(keys=3, wrap=picky) as d:
+        d.put(13, partition=0, within_s=LATER_S)
+        d.put(99, partition=1, within_s=LATER_S)
+        d.put(2, partition=2)
+        await d.answers.count(1)
+        d.running.cancel()
+        refused, *lost = await d.answers.count(3)
+        assert isinstance(refused, UsageError)
+        assert [type(each) for each in lost] == [LeaseLost, LeaseLost]
+
+
+@pytest.mark.parametrize("offset", ["\ud800", "a\0b", "x" * 1025, 7, None])
+async def test_an_offset_that_no_store_could_keep_is_refused_at_once(offset: Any) -> None:
+    async with desk() as d:
+        position = Position(sequence_number=1, offset=offset)
+        with pytest.raises(UsageError, match="offset must be text of at most 1,024 characters"):
+            d.marks.put(d.owned(), position, told=d.answers)
+        d.put(2)
+        assert await d.answers.count(1) == [None]
+
+
+@pytest.mark.parametrize("offset", ["", "4104", "@latest", "é 🚀 \n", "x" * 1024])
+async def test_an_offset_that_every_store_can_keep_is_kept_to_the_letter(offset: str) -> None:
+    async with desk() as d:
+        position = Position(sequence_number=1, offset=offset)
+        d.marks.put(d.owned(), position, told=d.answers)
+        assert await d.answers.count(1) == [None]
+        assert (await d.store.checkpoints(GROUP))[key(0)].position.offset == offset
+
+
+@pytest.mark.spec("C4")
+async def test_of_those_who_want_to_know_how_far_it_is_one_is_kept_for_all() -> None:
+    async with desk() as d:
+        heard: list[int] = []
+        for number in range(100):
+            told = Written(lambda position: heard.append(position.sequence_number))
+            position = Position(sequence_number=number)
+            d.marks.put(d.owned(), position, within_s=LATER_S, told=told)
+        d.put(50)
+        d.put(60)
+        assert await d.answers.count(2) == [None, None]
+        assert heard == [99]
+
+
+async def test_what_is_refused_was_not_written_and_nobody_hears_that_it_was() -> None:
+    async with desk() as d:
+        heard: list[Position] = []
+        d.marks.put(
+            d.owned(), Position(sequence_number=5), within_s=LATER_S, told=Written(heard.append)
+        )
+        d.marks.drop(d.owned())
+        assert d.watch.of(CheckpointRefused, partition="0")
+        assert heard == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,25 @@ def test_a_limit_below_zero_is_refused_and_zero_is_a_standby() -> None:
     with pytest.raises(InvalidOptions, match=r"^most >= 0 does not hold"):
         replace(GOOD, most=-1)
     assert replace(GOOD, most=0).most == 0
+
+
+@pytest.mark.parametrize("most", [1.5, True, "2", math.nan])
+def test_a_limit_that_is_no_whole_number_is_refused(most: Any) -> None:
+    with pytest.raises(InvalidOptions, match=r"^most must be a whole number"):
+        replace(GOOD, most=most)
+
+
+@pytest.mark.parametrize("weight", [None, "1", True])
+def test_a_weight_that_is_no_number_is_refused(weight: Any) -> None:
+    with pytest.raises(InvalidOptions, match=r"^weight must be a number"):
+        replace(GOOD, weight=weight)
+
+
+def test_what_is_no_timing_and_no_text_is_refused_in_words() -> None:
+    with pytest.raises(InvalidOptions, match=r"^timing must be a Timing"):
+        replace(GOOD, timing=10)  # type: ignore[arg-type]
+    with pytest.raises(InvalidName, match=r"^group must be text"):
+        replace(GOOD, group=7)  # type: ignore[arg-type]
 
 
 def test_times_that_contradict_each_other_are_refused() -> None:

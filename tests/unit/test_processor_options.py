@@ -66,7 +66,7 @@ def test_a_partition_may_have_a_start_of_its_own() -> None:
         ({"load": "weight"}, "load can not be 'weight': .*events, bytes, lag"),
         ({"strategy": "fair"}, "strategy can not be 'fair': .*by_load"),
         ({"starts": {3: Start.latest()}}, 'write starts={"3"'),
-        ({"most_partitions": -1}, "most >= 0"),
+        ({"most_partitions": -1}, "most_partitions >= 0"),
         ({"weight": 0.0}, "0 < weight"),
         ({"stall_after": 10 * SECOND, "give_up_after": SECOND}, "give_up_after >= stall_after"),
         ({"poison": PoisonPolicy.dead_letter()}, "needs dead_letters"),
@@ -79,6 +79,44 @@ def test_what_can_not_work_is_refused_with_the_relation_that_is_broken(
 ) -> None:
     with pytest.raises(InvalidOptions, match=words):
         Options(**wrong)
+
+
+@pytest.mark.spec("P12")
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"batch_events": 1.5}, "batch_events must be a whole number, not 1.5"),
+        ({"batch_bytes": True}, "batch_bytes must be a whole number, not True"),
+        ({"prefetch_events": float("nan")}, "prefetch_events must be a whole number"),
+        ({"prefetch_bytes": "8"}, "prefetch_bytes must be a whole number"),
+        ({"most_partitions": 1.5}, "most_partitions must be a whole number, not 1.5: use None"),
+        ({"most_partitions": True}, "most_partitions must be a whole number"),
+        ({"most_partitions": 10**400}, "most_partitions <= 1,000,000,000"),
+        ({"weight": "2"}, "weight must be a number, not '2'"),
+        ({"weight": True}, "weight must be a number"),
+        ({"start": "latest"}, r'start must be a Start, not .*: write Start.parse\("latest"\)'),
+        ({"start": None}, r"start must be a Start, not None: write Start.latest\(\)"),
+        ({"starts": {"0": "x"}}, r"starts\['0'\] must be a Start"),
+        ({"starts": None}, "starts must be a mapping"),
+        ({"checkpoint": None}, "checkpoint must be a CheckpointPolicy, not None: write checkpoint"),
+        ({"poison": "skip"}, "poison must be a PoisonPolicy, not 'skip': write poison"),
+        ({"timing": None}, "timing must be a Timing, not None: write timing=Timing.of"),
+        ({"timing": Timing(lease_s="10")}, "lease_s must be a number of seconds, not '10'"),  # type: ignore[arg-type]
+        ({"timing": Timing(lease_s=float("inf"))}, "lease_s must be a number of seconds"),
+        ({"dead_letters": object()}, "dead_letters must be able to send"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_with_what_to_write(
+    wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidOptions, match=words):
+        Options(**wrong)
+
+
+@pytest.mark.parametrize("name", ["stall_after", "partitions_every", "drain_limit"])
+def test_a_time_that_must_be_given_is_no_none(name: str) -> None:
+    with pytest.raises(InvalidDuration, match=name):
+        Options(**{name: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,12 @@ from leasehold.errors import StoreUnavailable, UnknownStream, UsageError
 from leasehold.sources import DeadLetter, Event
 from leasehold.sources import watch as watch_module
 from leasehold.sources.bell import Bell, Sight
-from leasehold.sources.dead_letters import MOST_TRACEBACK_BYTES
+from leasehold.sources.dead_letters import (
+    MOST_REASON_BYTES,
+    MOST_TRACEBACK_BYTES,
+    reason_of,
+    traceback_of,
+)
 from leasehold.sources.watch import Changes, Watcher
 
 pytestmark = pytest.mark.anyio
@@ -240,6 +245,48 @@ def test_of_a_long_traceback_the_end_is_kept(sign: str) -> None:
     assert len(kept.encode()) > MOST_TRACEBACK_BYTES - 8
     assert kept.startswith("… (cut)\n")
     assert kept.endswith("\nValueError: no price\n")
+
+
+@pytest.mark.parametrize("sign", ["x", "ä", "…", "🙂"])
+def test_of_a_long_reason_the_beginning_is_kept(sign: str) -> None:
+    found = letter(reason="ValueError: " + sign * (1 << 20))
+
+    kept = found.properties()["leasehold-reason"]
+    short = found.short_properties()["leasehold-reason"]
+
+    assert MOST_REASON_BYTES - 4 < len(kept.encode()) <= MOST_REASON_BYTES
+    assert len(short.encode()) < len(kept.encode())
+    for each in (kept, short):
+        assert each.startswith(f"ValueError: {sign}")
+        assert each.endswith(f"{sign}… (cut)")
+
+
+def test_of_a_short_letter_the_event_is_whole() -> None:
+    assert letter().short_properties() == {
+        "a": "b",
+        "leasehold-reason": "ValueError: no price",
+        "leasehold-partition": "3",
+        "leasehold-sequence-number": "41",
+    }
+
+
+def test_an_error_that_fails_when_it_is_asked_for_its_message_still_has_a_reason() -> None:
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise KeyError("no such field")
+
+    assert reason_of(ValueError("no price")) == "ValueError: no price"
+    assert reason_of(Unspeakable()).startswith("Unspeakable: (no message")
+    assert "Unspeakable" in traceback_of(Unspeakable())
+
+
+def test_an_error_whose_traceback_can_not_be_made_still_has_a_reason() -> None:
+    class Odd(Exception):
+        @property
+        def __cause__(self) -> BaseException | None:  # type: ignore[override]
+            raise RuntimeError("no cause")
+
+    assert traceback_of(Odd("why")) == "Odd: why"
 
 
 def test_text_that_utf_8_can_not_hold_is_no_hindrance() -> None:

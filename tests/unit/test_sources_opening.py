@@ -7,12 +7,24 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from leasehold.errors import UnknownStore, UnknownStream, UsageError
+from leasehold.errors import BeyondEnd, PositionLost, UnknownStore, UnknownStream, UsageError
 from leasehold.log import Log, LogOptions
-from leasehold.sources import DeadLetter, DeadLetters, Event, LogDeadLetters, open_source
+from leasehold.processor.opening import open_receiver
+from leasehold.processor.settings import OnTrimmed
+from leasehold.sources import (
+    DeadLetter,
+    DeadLetters,
+    Event,
+    LogDeadLetters,
+    LogSource,
+    Start,
+    open_source,
+)
 from leasehold.sources.dead_letters import MOST_TRACEBACK_BYTES
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -115,3 +127,57 @@ def test_dead_letters_are_stored_with_their_event(log: Log) -> None:
 def test_dead_letters_without_a_stream_are_refused_at_once(log: Log) -> None:
     with pytest.raises(UnknownStream, match="'nothing'"):
         LogDeadLetters(log, "nothing")
+
+
+async def opened(source: LogSource, *, start: Start) -> None:
+    tenure: Any = SimpleNamespace(partition="0", ownership=SimpleNamespace(epoch=1, holder="a"))
+    await open_receiver(source, tenure, group="g", start=start, on_trimmed=OnTrimmed.FAIL)
+
+
+def test_a_place_beyond_the_end_is_a_lost_position_and_says_where_the_end_is(log: Log) -> None:
+    async def run() -> None:
+        async with LogSource(log, "orders") as source:
+            with pytest.raises(PositionLost, match=r"made anew.*checkpoints reset") as caught:
+                await opened(source, start=Start.sequence(3))
+            cause = caught.value.__cause__
+            assert isinstance(cause, BeyondEnd)
+            assert cause.end == 2
+
+    log.producer("orders").send([Event(body=b"a"), Event(body=b"b")], partition=0).result()
+    asyncio.run(run())
+
+
+def test_a_source_that_was_closed_gives_no_advice_to_move_checkpoints(log: Log) -> None:
+    async def run() -> None:
+        source = LogSource(log, "orders")
+        await source.close()
+        with pytest.raises(UsageError, match="closed") as caught:
+            await opened(source, start=Start.sequence(0))
+        assert not isinstance(caught.value, BeyondEnd)
+        assert "checkpoints reset" not in str(caught.value)
+
+    asyncio.run(run())
+
+
+def test_of_many_letters_only_the_one_that_is_too_big_is_shortened(log: Log) -> None:
+    log.create("small", partitions=1, segment_bytes=16 << 10)
+    bodies = [b"a", b"x" * (12 << 10), b"b"]
+    letters = [
+        DeadLetter(
+            event=Event(body=body, sequence_number=number),
+            stream="orders",
+            group="billing",
+            partition="1",
+            epoch=3,
+            attempts=1,
+            reason="ValueError: no price",
+            traceback="x" * MOST_TRACEBACK_BYTES,
+            failed_at=AT,
+        )
+        for number, body in enumerate(bodies)
+    ]
+    asyncio.run(LogDeadLetters(log, "small").send(letters))
+    with log.reader("small", 0) as reader:
+        found = [event for batch in reader.batches() for event in batch]
+    assert [event.body for event in found] == bodies
+    assert ["leasehold-traceback" in event.properties for event in found] == [True, False, True]

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -29,6 +32,7 @@ from leasehold.cli.common import (
     shown_bytes,
     size,
     size_cell,
+    store_url,
     time_cell,
 )
 from leasehold.cli.faults import of_a_stream, print_faults, summary
@@ -37,6 +41,7 @@ from leasehold.cli.log_opened import Stream, opened
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.volumes import DEFAULT_REPLICATION
+from leasehold.log.catalog import Catalog
 from leasehold.log.log import Log
 from leasehold.log.retention import PartitionTrim
 from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
@@ -231,10 +236,11 @@ def delete(
 ) -> None:
     """Delete a stream with all its events.
 
-    Without --execute it only says what it would delete. Producers and readers of the stream are refused from then on.
+    Without --execute it only says what it would delete. Producers and readers of the stream are refused from then on. Checkpoints of groups stay: it names them.
     """  # noqa: E501
     with opened(store) as log:
         found = _info_if_readable(log, stream)
+        groups = _groups_with_checkpoints(stream, store)
         if execute:
             log.delete(stream)
     parts = found.parts
@@ -245,6 +251,7 @@ def delete(
         sum(each.bytes for each in parts),
         execute=execute,
     )
+    _say_checkpoints(stream, groups)
 
 
 # --------------------------------------------------------------------------- parts
@@ -307,6 +314,26 @@ def _info_if_readable(log: Log, stream: str) -> StreamInfo:
 def _say_removed(segments: int, events: int, size_bytes: int, *, execute: bool) -> None:
     what = f"{counted(segments, 'segment')}, {counted(events, 'event')}, {shown_bytes(size_bytes)}"
     err.print(f"removed: {what}" if execute else f"nothing was removed; with --execute: {what}")
+
+
+def _groups_with_checkpoints(stream: str, store: str | None) -> dict[str, int]:
+    """How many checkpoints each group has in the stream."""
+    with closing(Catalog.open(store_url(store), clock=SystemClock())) as catalog:
+        counts = Counter(group for _, group, _ in catalog.positions(stream))
+    return dict(sorted(counts.items()))
+
+
+def _say_checkpoints(stream: str, groups: dict[str, int]) -> None:
+    """A stream that is made anew begins at 0: a group would skip all before its old checkpoint."""
+    if not groups:
+        return
+    err.print(
+        "these groups have checkpoints in it, and they stay. If a stream of this name is made anew "
+        "its events up to there are skipped: stop their hosts and remove the checkpoints first"
+    )
+    for group, count in groups.items():
+        command = f"leasehold checkpoints reset {quote(stream)} {quote(group)} --remove --execute"
+        err.print(f"{group} ({counted(count, 'checkpoint')}): {command}")
 
 
 def _limits(settings: StreamSettings, age: timedelta | None, most: int | None) -> tuple[float, int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from leasehold.core.soundness import sound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +18,7 @@ class View:
     """The group at ``version``. Changes may come twice or late: the newest version of each wins.
 
     Losing an answer is harmless: ``version`` does not move, so the next answer repeats it all.
+    What members tell of themselves is known here only as far as it is ``sound``.
     """
 
     def __init__(self) -> None:
@@ -46,7 +50,7 @@ class View:
             if not peer.alive:
                 different |= self._peers.pop(peer.holder, None) is not None
             elif known is None or known.version < peer.version:
-                self._peers[peer.holder] = peer
+                self._peers[peer.holder] = replace(peer, info=sound(peer.info))
                 different = True
         self.version = max(self.version, changes.version)
         return different

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.errors import DataDamaged, Trimmed, UnknownFile, UsageError
+from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownFile
 from leasehold.log import frame
 from leasehold.log.mapped import MappedSegment
 from leasehold.log.start import Kind
@@ -41,7 +41,7 @@ class Finder:
 
         Raises:
             Trimmed: it was removed by retention.
-            UsageError: it lies beyond the next event.
+            BeyondEnd: it lies beyond the next event.
             DataDamaged: what has to be looked at is damaged on all volumes.
         """
         while True:
@@ -126,9 +126,10 @@ class Finder:
         if place is None or place == self._shelf.known[-1]:
             end = self.end()
             if sequence > end:
-                raise UsageError(
+                raise BeyondEnd(
                     f"there is no event {sequence}: the next one will be {end}; start there, or "
-                    "at latest"
+                    "at latest",
+                    end=end,
                 )
         return sequence
 

@@ -66,7 +66,8 @@ class PartitionReader:
         """Claim the partition if ``epoch`` is given, and stand at ``start``.
 
         Raises:
-            UsageError: the stream has no such partition, or ``start`` lies beyond its end.
+            UsageError: the stream has no such partition.
+            BeyondEnd: ``start`` lies beyond the end of the partition.
             Stolen: a reader of the group has a higher epoch.
             Trimmed: retention has removed the event at ``start``.
         """
@@ -108,7 +109,7 @@ class PartitionReader:
         """Go on reading from there.
 
         Raises:
-            UsageError: it lies beyond the end.
+            BeyondEnd: it lies beyond the end.
             Trimmed: retention has removed the event.
             UnknownStream: the stream was deleted.
         """

@@ -62,14 +62,15 @@ class _Waiting:
     written: Written | None = None
 
     def with_(self, other: _Waiting) -> _Waiting:
-        """Both in one: the later position, the earlier time, and all who want to know.
+        """Both in one, in place of both: the later position, the earlier time, all who wait.
 
         Of those who only want to know how far the store is, one is enough.
         """
+        self.told.extend(other.told)  # not a new list: many may wait, and each would copy all
         return _Waiting(
             mark=max(self.mark, other.mark, key=lambda mark: mark.position),
             due_s=min(self.due_s, other.due_s),
-            told=[*self.told, *other.told],
+            told=self.told,
             written=other.written or self.written,
         )
 

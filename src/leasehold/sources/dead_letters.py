@@ -1,17 +1,20 @@
 """Where events go that nobody could work on, with all that is known of why.
 
 A dead letter is the event as it was, key and body and properties, with what happened beside it. It
-is stored before the one who failed with it goes on.
+is stored before the one who failed with it goes on. Of what happened there is less if there is no
+room for it; the event is never cut.
 """
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from anyio import CapacityLimiter, to_thread
 
+from leasehold.errors import UsageError
 from leasehold.log.events import Event
 from leasehold.log.options import ProducerOptions
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from leasehold.log.log import Log
 
 MOST_TRACEBACK_BYTES = 8 << 10
+MOST_REASON_BYTES = 1 << 10
+_SHORT_REASON_BYTES = 128
 PREFIX = "leasehold-"
 _CUT = "… (cut)\n"
 
@@ -30,7 +35,8 @@ _CUT = "… (cut)\n"
 class DeadLetter:
     """An event, where it came from, and why it was given up.
 
-    ``reason`` is the type of the error and its message; ``attempts`` how often it was tried.
+    ``reason`` is the type of the error and its message (``reason_of``); ``attempts`` how often it
+    was tried.
     """
 
     event: Event
@@ -46,7 +52,7 @@ class DeadLetter:
     def properties(self) -> dict[str, str]:
         """The event's own properties, and ours: those that begin with ``leasehold-``."""
         ours = {
-            "reason": _clean(self.reason).decode(),
+            "reason": _first_part(self.reason, MOST_REASON_BYTES),
             "traceback": _last_part(self.traceback, MOST_TRACEBACK_BYTES),
             "stream": self.stream,
             "group": self.group,
@@ -56,7 +62,16 @@ class DeadLetter:
             "attempts": str(self.attempts),
             "failed-at": self.failed_at.isoformat(),
         }
-        return {**self.event.properties, **{f"{PREFIX}{name}": text for name, text in ours.items()}}
+        return {**self.event.properties, **_named(ours)}
+
+    def short_properties(self) -> dict[str, str]:
+        """The event's own, and of ours only what fits almost always."""
+        ours = {
+            "reason": _first_part(self.reason, _SHORT_REASON_BYTES),
+            "partition": self.partition,
+            "sequence-number": str(self.event.sequence_number),
+        }
+        return {**self.event.properties, **_named(ours)}
 
 
 class DeadLetters(Protocol):
@@ -85,26 +100,79 @@ class LogDeadLetters:
         self._limiter = CapacityLimiter(1)
 
     async def send(self, letters: Sequence[DeadLetter]) -> None:
-        """See ``DeadLetters``. Once it has begun it is carried out, also if it is cancelled.
+        """See ``DeadLetters``. A letter that is too big is stored with less of what happened.
+
+        Cancelled, it returns at once, and goes on in its thread: they may be there or not.
 
         Raises:
             StoreUnavailable: they could not be stored in time; they may be there or not.
             BufferFull: too much waits to be stored.
             UnknownStream: the stream was deleted.
-            UsageError: one is too big for the stream, or this is closed.
+            UsageError: one can never be stored, it is too big for the stream; or this is closed.
         """
-        events = [
-            Event(key=each.event.key, body=each.event.body, properties=each.properties())
-            for each in letters
-        ]
-        if events:
+        if letters:
+            # A stop must not have to wait until a log in trouble gives up.
             await to_thread.run_sync(
-                lambda: self._producer.send(events).result(), limiter=self._limiter
+                self._store, letters, limiter=self._limiter, abandon_on_cancel=True
             )
 
     async def close(self) -> None:
         """See ``DeadLetters``. The log stays open."""
         await to_thread.run_sync(self._producer.close, limiter=self._limiter)
+
+    def _store(self, letters: Sequence[DeadLetter]) -> None:
+        try:
+            self._producer.send([_event(each, each.properties()) for each in letters]).result()
+        except UsageError:
+            if len(letters) == 1:
+                self._store_short(letters[0])
+            else:
+                for each in letters:
+                    self._store([each])
+
+    def _store_short(self, letter: DeadLetter) -> None:
+        try:
+            self._producer.send([_event(letter, letter.short_properties())]).result()
+        except UsageError as error:
+            raise UsageError(
+                f"event {letter.event.sequence_number} of partition {letter.partition} of "
+                f"{letter.stream!r} can not be put into the dead letters in {self.stream!r}: "
+                f"{error}"
+            ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """The type of the error and its message. Never raises, whatever the error does."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as second:  # noqa: BLE001
+        return f"{name}: (no message: asked for it, it raised {type(second).__name__})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Where the error came from. Never raises, whatever the error does."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001
+        return reason_of(error)
+
+
+def _event(letter: DeadLetter, properties: dict[str, str]) -> Event:
+    return Event(key=letter.event.key, body=letter.event.body, properties=properties)
+
+
+def _named(ours: dict[str, str]) -> dict[str, str]:
+    return {f"{PREFIX}{name}": text for name, text in ours.items()}
+
+
+def _first_part(text: str, most_bytes: int) -> str:
+    """The beginning of it, where an error is named. What is cut off is not encoded first."""
+    raw = _clean(text[: most_bytes + 1])
+    if len(raw) <= most_bytes:
+        return raw.decode()
+    end = "… (cut)"
+    return raw[: most_bytes - len(end.encode())].decode(errors="ignore") + end
 
 
 def _last_part(text: str, most_bytes: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.errors import Stolen, Trimmed, UsageError
+from leasehold.errors import BeyondEnd, Stolen, Trimmed
 from leasehold.log.events import STORED_SCHEMA, EventBatch
 from leasehold.log.start import Kind, Start
 from leasehold.sources.port import PartitionEnds
@@ -116,7 +116,7 @@ class MemorySource:
                 return min(max(-(-(start.value - began_us) // 1_000_000), first), end)
             case _:
                 if start.value > end:
-                    raise UsageError(f"event {start.value} lies beyond the end, {end}")
+                    raise BeyondEnd(f"event {start.value} lies beyond the end, {end}", end=end)
                 if start.value < first:
                     raise Trimmed(f"event {start.value} is gone", earliest=first)
                 return start.value

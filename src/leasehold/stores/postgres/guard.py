@@ -8,6 +8,10 @@ ends an ownership locks that lease first (``sql/0002_parts.sql``). From the chec
 nobody can take the key over, not even if the lease runs out by time in between: a claim waits, and
 then sees the new checkpoint. Under REPEATABLE READ and SERIALIZABLE the check sees the past; there
 the row of the key is locked as well, which fails if it was changed since the snapshot.
+
+Why a block is not applied twice by its owner: a commit may go on at the server after its answer was
+given up. The check waits for it (one block of a key at a time, from the check to the commit), and
+then takes only a position beyond the stored one: an equal one says that the events are done.
 """
 
 from __future__ import annotations
@@ -107,19 +111,20 @@ class Guard:
         """The last steps before the commit.
 
         Raises:
-            CheckpointBehind: the stored position is ahead.
+            CheckpointBehind: the stored position is there already, or ahead.
             Fenced: the ownership has ended, or a snapshot makes it look so.
         """
+        key = {"key": id_of_key(self.ownership.key)}
+        yield Ask(_queries()["alone"], key)
+        reached = yield Ask(_queries()["reached"], key)
         refusal = yield from self._written()
         if refusal is MarkRefusal.FENCED:
-            raise Fenced
-        if refusal is MarkRefusal.BEHIND:
-            raise CheckpointBehind(
-                f"the checkpoint of {self.ownership.key} lies before the one that is stored: it "
-                "stays where it is, and the transaction was rolled back; write positions in order"
-            )
+            raise Fenced  # first of all: what is stored may be a new owner's
+        done = bool(reached) and reached[0] >= self._marked().position.sequence_number
+        if done or refusal is MarkRefusal.BEHIND:
+            raise self._done_already()
         if self.by_snapshot:
-            yield Ask(_queries()["unchanged"], {"key": id_of_key(self.ownership.key)})
+            yield Ask(_queries()["unchanged"], key)
 
     def in_doubt(self, error: Exception) -> bool:
         """Whether a check that failed has to be judged again, after the rollback."""
@@ -184,6 +189,14 @@ class Guard:
             f"outcome is unknown: read the checkpoint of {self.ownership.key}. If it has reached "
             f"{self._marked().position.sequence_number}, the events up to there are done; if "
             "not, nothing of the transaction was committed"
+        )
+
+    def _done_already(self) -> CheckpointBehind:
+        return CheckpointBehind(
+            f"the stored checkpoint of {self.ownership.key} has reached "
+            f"{self._marked().position.sequence_number} already: the events up to there are done, "
+            "by an earlier block or by one whose answer was lost; this transaction was rolled "
+            "back. Do not run it again: go on with the events after the stored checkpoint"
         )
 
     def _written(self) -> Steps[MarkRefusal | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from leasehold.model import Ownership
 
 Row = dict[str, Any]
+
+_INFO_FIELDS = frozenset(each.name for each in fields(MemberInfo))
+_NOT_FINITE = {str(each): each for each in (math.inf, -math.inf, math.nan)}
 
 
 def to_info(info: MemberInfo | None) -> str | None:
@@ -85,10 +89,13 @@ def to_resource(row: Row) -> Resource:
 
 
 def to_peer(row: Row) -> Peer:
-    """A member as the others see it."""
-    info = row["info"]
-    loads = {key: _parsed(load) for key, load in info["loads"].items()}
-    info |= {"weight": _parsed(info["weight"]), "loads": loads}
+    """A member as the others see it. A field that only a newer Leasehold knows is passed over."""
+    stored = row["info"]
+    info = {name: value for name, value in stored.items() if name in _INFO_FIELDS}
+    if isinstance(info.get("loads"), dict):
+        info["loads"] = {key: _parsed(load) for key, load in info["loads"].items()}
+    if "weight" in info:
+        info["weight"] = _parsed(info["weight"])
     times = {name: float(row[name]) for name in ("remaining_s", "duration_s")}
     return Peer(**row | {"info": MemberInfo(**info)} | times)
 
@@ -126,7 +133,7 @@ def _number(value: float) -> float | str:
 
 
 def _parsed(value: float | str) -> float:
-    return float(value) if isinstance(value, str) else value
+    return _NOT_FINITE.get(value, math.nan) if isinstance(value, str) else value
 
 
 def _moment(text: str) -> datetime:

@@ -91,7 +91,8 @@ class Transactions:
 
         Raises:
             FencedWrite: the ownership has ended; rolled back, and counted by the store.
-            CheckpointBehind: the stored position is ahead; rolled back.
+            CheckpointBehind: the stored position is there already, or ahead: the events up to
+                there are done. Rolled back.
             UsageError: the block ended its transaction by itself, or left it unusable.
             StoreUnavailable: nothing was committed; or, if the message says that the outcome is
                 unknown, the answer to the commit is missing: read the checkpoint.
@@ -113,7 +114,8 @@ class Transactions:
                     await awaited(connection, guard.concluded(status, position))
                     await bounded(awaited(connection, guard.checked()), seconds=limit_s)
                     guard.stage = Stage.COMMIT
-                    await bounded(stack.aclose(), seconds=limit_s)
+                    async with _closed_if_given_up(connection):
+                        await bounded(stack.aclose(), seconds=limit_s)
             except Exception as error:
                 meant = error
                 if guard.in_doubt(error):
@@ -142,7 +144,8 @@ class Transactions:
                     blocking(connection, guard.concluded(status, position))
                     blocking(connection, guard.checked())
                     guard.stage = Stage.COMMIT
-                    stack.close()
+                    with _closed_if_given_up_blocking(connection):
+                        stack.close()
             except Exception as error:
                 meant = error
                 if guard.in_doubt(error):
@@ -171,6 +174,32 @@ class Transactions:
         except (psycopg.Error, TimeoutError):
             return None
         return fenced
+
+
+@asynccontextmanager
+async def _closed_if_given_up(connection: Awaited) -> AsyncIterator[None]:
+    """A commit that nobody waits for any more (time over, cancelled) takes its connection along.
+
+    The driver may show it as idle, though the answer to the commit is still to come on it.
+    """
+    try:
+        yield
+    except psycopg.Error:  # an answer, or a connection that is broken anyway
+        raise
+    except BaseException:
+        await connection.close()
+        raise
+
+
+@contextmanager
+def _closed_if_given_up_blocking(connection: Blocking) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error:
+        raise
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _judged_blocking(connection: Blocking, guard: Guard) -> bool | None:

@@ -17,6 +17,16 @@ select
     current_setting('transaction_isolation') as isolation,
     coalesce(current_setting('leasehold.block', true), '') as block;
 
+-- name: alone
+-- Held to the end of the transaction, and so through a commit whose answer nobody waits for any more:
+-- the next block of the same key waits here until the outcome of that one is certain. The lock on the
+-- lease would not do, because the blocks of one owner share it.
+select pg_advisory_xact_lock(hashtextextended('leasehold.block ' || %(key)s::text, 0));
+
+-- name: reached
+-- A statement of its own, after the lock was had: it has to see what was committed meanwhile.
+select sequence_number from leasehold.checkpoint where key = %(key)s;
+
 -- name: unchanged
 -- Under a snapshot the check has judged what was. This fails if the key's row is another by now.
 select 1 from leasehold.resource where key = %(key)s for share;

@@ -10,7 +10,7 @@ import asyncio
 from functools import cache
 from typing import TYPE_CHECKING
 
-from leasehold.errors import Stolen, UsageError
+from leasehold.errors import BeyondEnd, Stolen
 from leasehold.log.events import EventBatch
 from leasehold.log.start import Kind, Start
 from leasehold.sources.port import PartitionEnds
@@ -106,7 +106,7 @@ class SimSource:
         end = self._log.next[partition]
         position = start.value if start.kind is Kind.SEQUENCE else 0
         if position > end:
-            raise UsageError(f"event {position} lies beyond the end, {end}")
+            raise BeyondEnd(f"event {position} lies beyond the end, {end}", end=end)
         receiver = SimReceiver(self, self._log, partition, epoch=epoch, position=position)
         self._log.claim(receiver)
         return receiver
