@@ -106,6 +106,7 @@ class Behind:
         self.tenure = Held()
         self.delivered = self.in_hand = Position(sequence_number=7)
         self.sure_of: list[Position] = []
+        self.refusals: list[Position] = []
         self.asked: list[Callable[[], Position]] = []
         self.transactions = self
 
@@ -114,6 +115,9 @@ class Behind:
 
     def sure(self, position: Position) -> None:
         self.sure_of.append(position)
+
+    def refused(self, position: Position) -> None:
+        self.refusals.append(position)
 
     @contextmanager
     def begin_blocking(self, _: object, position: Callable[[], Position]) -> Iterator[None]:
@@ -130,6 +134,7 @@ def test_a_transaction_is_for_the_events_it_was_begun_with_and_refused_after_the
         desk.tenure.valid = False
         with pytest.raises(LeaseLost):
             desk.asked[0]()
+        assert desk.refusals == [Position(sequence_number=7)]
     assert desk.sure_of == [Position(sequence_number=7)]
 
 

@@ -73,6 +73,10 @@ class Desk(Protocol):
         """The position was stored after all, by other means."""
         ...
 
+    def refused(self, position: Position) -> None:
+        """The position came after the loss: it was not even sent, and is counted."""
+        ...
+
 
 class _Context:
     """What both kinds have."""
@@ -140,6 +144,8 @@ class _Context:
 
     def _still(self, position: Position) -> Position:
         """The same at its end, if it may still be written: a handler may go on after its loss."""
+        if self.lost:
+            self._desk.refused(position)
         self.check()
         return position
 

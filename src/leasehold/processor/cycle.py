@@ -251,13 +251,18 @@ class Cycle:
         self._lease, self._given_up, self._lapsed = lease, None, False
         self._view, self._last_plan, self._joined_once = View(), None, True
         self._trusted_until_s = self._trust(sent_s)
-        for _ in ("the answer shows that it is heard", "so it may count from now on"):
-            changes, sent_s = await self._renew(lease)
-            self._take_in(lease, changes, sent_s)
+        # The first answer shows that this member is heard; so the second call takes *draining*
+        # back, and from then on it counts.
+        await self._look_around(lease)
+        await self._look_around(lease)
         # Hosts that are started together should see each other before they share out the keys.
         await self._clock.sleep(self.options.timing.renew_s * _WAIT_FOR_OTHERS)
         self._must_trust()
         return lease
+
+    async def _look_around(self, lease: Lease) -> None:
+        changes, sent_s = await self._renew(lease)
+        self._take_in(lease, changes, sent_s)
 
     async def _renew(self, lease: Lease) -> tuple[Changes, float]:
         # Judged by the store's word, not by what was sent: an older message may arrive late.
@@ -417,10 +422,9 @@ class Cycle:
 
     def _lose_lease(self, reason: str) -> None:
         log.warning(
-            "%s: lease lost (%s), %d keys closed; joining again",
+            "%s: lease lost (%s); joining again",
             self.holder,
             reason,
-            len(self._holdings.held),
             extra={"holder": self.holder, "reason": reason},
         )
         self._holdings.close_all(reason=reason)

@@ -20,7 +20,8 @@ from leasehold.core.poison import Then
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.processor.handlers import Call, is_cancelled, no_handlers_error
 from leasehold.processor.hooks import HandlerFailed, Poisoned
-from leasehold.sources.dead_letters import DeadLetter, reason_of, traceback_of
+from leasehold.sources.dead_letters import DeadLetter
+from leasehold.sources.tracebacks import reason_of, traceback_of
 
 if TYPE_CHECKING:
     import random

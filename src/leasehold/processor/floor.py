@@ -20,6 +20,7 @@ from leasehold.processor.pump import Pump
 from leasehold.processor.resuming import Resuming
 from leasehold.processor.settings import Load
 from leasehold.processor.status import PumpState
+from leasehold.sources.tracebacks import reason_of
 
 if TYPE_CHECKING:
     import random
@@ -147,6 +148,8 @@ class Floor:
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
             closed_by = _CLOSED_BY.get(reason) or self._forced(reason)
+            if closed_by is CloseReason.STALLED:
+                self._tell_stalled(pump, "passed on to another host", given_up=True)
             pump.close(closed_by, given_up=reason in _GIVEN_UP)
 
     def _forced(self, reason: str) -> CloseReason:
@@ -200,6 +203,7 @@ class Floor:
         """A handler in a thread is over its limit: its partition goes to another host."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
+            pump.vigil.late = True
             self._stalled(pump, give_up=True)
 
     def ask_for_repeats(self, tenure: Tenure, position: int) -> None:
@@ -209,7 +213,7 @@ class Floor:
 
     async def on_error(self, contexts: tuple[object, object], error: BaseException) -> None:
         """Tell the user's error handler. What that raises is logged."""
-        log.error("%s: %s", contexts[0], error, exc_info=error)
+        log.error("%s: %s", contexts[0], reason_of(error), exc_info=error)
         await self._guarded(self.handlers.on_error, contexts, error)
 
     async def call_user(
@@ -342,7 +346,7 @@ class Floor:
                 self._stalled(pump, give_up=verdict is Verdict.GIVE_UP)
 
     def _give_up(self, pump: Pump) -> None:
-        """Have the partition passed on; ``kept`` is told if there is nobody to take it yet."""
+        """Have the partition passed on; ``close`` is told, or ``kept`` if nobody can take it."""
         pump.vigil.given_up, pump.vigil.kept = True, False
         self._capped_at_s = self.clock.boottime_s()
         ownership = pump.tenure.ownership
@@ -353,32 +357,35 @@ class Floor:
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None and pump.vigil.given_up:
             pump.vigil.kept = True
+            if not pump.vigil.kept_told:
+                pump.vigil.kept_told = True
+                self._tell_stalled(pump, "kept, since no other host can take it", given_up=False)
 
     def _stalled(self, pump: Pump, *, give_up: bool) -> None:
-        if give_up and not pump.vigil.given_up:
-            self._give_up(pump)
-        elif give_up or pump.vigil.reported:
-            return
-        pump.vigil.reported = True
-        still_s = pump.still_s(self.clock.boottime_s())
-        log.warning(
-            "partition %s: no progress for %.1f s (%s)%s",
-            pump.tenure.partition,
-            still_s,
-            pump.state.value,
-            ", given up" if give_up else "",
-        )
+        reported, pump.vigil.reported = pump.vigil.reported, True
+        if give_up:
+            if not pump.vigil.given_up:
+                self._give_up(pump)
+        elif not reported:
+            self._tell_stalled(pump, "", given_up=False)
+            pump.reopen()
+
+    def _tell_stalled(self, pump: Pump, what: str, *, given_up: bool) -> None:
+        still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.limit_s
+        why = f"no progress for {still_s:.1f} s ({pump.state.value})"
+        if pump.vigil.late and limit_s is not None:
+            why = f"a handler is over handler_limit ({limit_s:g} s) and can not be stopped"
+        words = f"{why}: {what}" if what else why
+        log.warning("partition %s: %s", pump.tenure.partition, words)
         self.board.tell(
             Stalled(
                 holder=pump.tenure.ownership.holder,
                 partition=pump.tenure.partition,
                 epoch=pump.tenure.ownership.epoch,
                 still_s=still_s,
-                given_up=give_up,
+                given_up=given_up,
             )
         )
-        if not give_up:
-            pump.reopen()
 
     def _forget_ended_calls(self) -> None:
         ended = bool(self._abandoned)

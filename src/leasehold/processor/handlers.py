@@ -21,7 +21,7 @@ import anyio.to_thread
 from leasehold.errors import HandlerTimeout, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from leasehold.clock import Clock
     from leasehold.log.events import Event, EventBatch
@@ -53,6 +53,37 @@ if TYPE_CHECKING:
 CALL: ContextVar[Call | None] = ContextVar("leasehold_call", default=None)
 
 _SLICE_S = 0.25
+_CALLED_WITH = {
+    "on_batch": ("context", "batch"),
+    "on_event": ("context", "event"),
+    "on_error": ("context", "error"),
+    "on_partition_open": ("context",),
+    "on_partition_close": ("context", "reason"),
+}
+
+
+def check_handler(function: object, *, what: str, values: Sequence[str], how: str) -> None:
+    """Refuse a handler that would fail at its first call, or do nothing at all.
+
+    ``what`` names it to the user, ``values`` are what it is called with, ``how`` says what to
+    write.
+
+    Raises:
+        UsageError: it can not be called so.
+    """
+    if not callable(function):
+        raise UsageError(f"{what} is {type(function).__name__}, and no function: {how}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise UsageError(f"{what} is a generator, which nobody would run: use no yield in it")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some functions in C do not tell
+    try:
+        signature.bind(*values)
+    except TypeError as error:
+        called = ", ".join(values)
+        raise UsageError(f"{what}{signature} can not be called with ({called}): {how}") from error
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -131,12 +162,11 @@ class Handlers:
 
     def __post_init__(self) -> None:
         """Refuse what can not be called."""
-        for name in ("on_batch", "on_event", "on_error", "on_partition_open", "on_partition_close"):
+        for name, values in _CALLED_WITH.items():
             function = getattr(self, name)
-            if function is not None and not callable(function):
-                raise UsageError(f"{name} must be a function, not {function!r}")
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise UsageError(f"{name} is a generator, which nobody would run: do not yield")
+            if function is not None:
+                how = f"write `def {name}({', '.join(values)})`, with any name, or async def"
+                check_handler(function, what=name, values=values, how=how)
         if self.on_batch is not None and self.on_event is not None:
             raise UsageError("give on_batch or on_event, not both: each event is handled once")
 

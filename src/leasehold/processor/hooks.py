@@ -20,9 +20,10 @@ log = logging.getLogger("leasehold.processor")
 class CloseReason(Enum):
     """Why the work on a partition ended.
 
-    ``SHUTDOWN``: the processor was stopped. ``HANDED_OVER``: drained, and passed to another host.
-    ``LOST``: the lease or the partition is somebody else's, or the drain took too long. ``ERROR``:
-    the processor failed. ``STALLED``: no progress, so given up. ``RESET``: an operator broke it.
+    ``SHUTDOWN``: the processor was stopped. ``HANDED_OVER``: drained, and passed to another host,
+    or given back. ``LOST``: the lease or the partition is somebody else's, or the drain took too
+    long. ``ERROR``: the processor failed. ``STALLED``: no progress, so passed on. ``RESET``: an
+    operator broke it.
     """
 
     SHUTDOWN = "shutdown"
@@ -141,7 +142,11 @@ class PositionMoved(HookEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(HookEvent):
-    """No progress while there is work. ``given_up``: the partition is passed to another host."""
+    """No progress while there is work. ``given_up``: the partition was passed to another host.
+
+    A partition that nobody else can take is kept: told once without ``given_up``, and once more
+    with it if somebody takes it later.
+    """
 
     still_s: float
     given_up: bool

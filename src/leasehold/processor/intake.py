@@ -37,11 +37,6 @@ class Intake:
         """How many events wait."""
         return self._events
 
-    @property
-    def waiting_bytes(self) -> int:
-        """How many bytes wait."""
-        return self._bytes
-
     async def room(self) -> None:
         """Return when there is room for another batch."""
         while self._events >= self._most_events or self._bytes >= self._most_bytes:

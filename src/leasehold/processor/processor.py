@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
@@ -19,7 +20,7 @@ import anyio.from_thread
 
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import UsageError
-from leasehold.names import check_name, partition_group
+from leasehold.names import check_name, in_order, partition_group
 from leasehold.processor.bridge import TwoLoops
 from leasehold.processor.floor import Floor
 from leasehold.processor.handlers import CALL, Handlers
@@ -30,7 +31,7 @@ from leasehold.processor.settings import Options
 from leasehold.stores import open_store, open_transactions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -86,6 +87,7 @@ class EventProcessor:
         Raises:
             UsageError, InvalidName: with what is wrong.
         """
+        _check(source, store, options, hooks)
         self.source = source
         self.group = check_name(group, what="group")
         self.name = check_name(name, what="processor name")
@@ -149,7 +151,7 @@ class EventProcessor:
     def status(self) -> list[PartitionStatus]:
         """Each partition that is worked on here."""
         found = (pump.status() for pump in self._pumps())
-        return sorted(found, key=lambda each: _order(each.partition))
+        return sorted(found, key=lambda each: in_order(each.partition))
 
     def _pumps(self) -> list[Pump]:
         return self._floor.pumps if self._floor else []
@@ -377,13 +379,31 @@ def blocking(processor: EventProcessor) -> Iterator[EventProcessor]:
             portal.call(processor.stop)
 
 
+def _check(source: object, store: object, options: object, hooks: object) -> None:
+    """Refuse what would fail much later, and where nobody looks.
+
+    Raises:
+        UsageError: with what to write.
+    """
+    if not all(hasattr(source, each) for each in ("name", "partitions", "receiver")):
+        raise UsageError(
+            f"the source must be an EventSource, not {source!r}: write "
+            'LogSource(log, "orders"), or open_source("orders", store_url=…)'
+        )
+    if not isinstance(store, str) and not hasattr(store, "renew"):
+        raise UsageError(
+            f"the store must be a URL or a Store, not {store!r}: write sqlite:///leases.db or "
+            "postgresql://user@host/database"
+        )
+    if options is not None and not isinstance(options, Options):
+        raise UsageError(f"options must be Options, not {options!r}: write Options(…)")
+    if not isinstance(hooks, Sequence) or not all(callable(each) for each in hooks):
+        raise UsageError(f"hooks must be a list of functions, not {hooks!r}: write hooks=[hook]")
+
+
 def _outcome(leases: Future[None] | None) -> BaseException | None:
     if leases is None:
         return None
     if leases.cancelled():
         return RuntimeError("the lease side was cancelled")
     return leases.exception()
-
-
-def _order(partition: str) -> tuple[int, str]:
-    return (int(partition), "") if partition.isdecimal() else (0, partition)

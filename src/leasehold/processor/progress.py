@@ -116,7 +116,7 @@ class Progress:
                 written.set_exception(error)
 
         if not self.tenure.valid:
-            self._floor.refused(self.tenure, position)
+            self.refused(position)
             written.set_exception(self.tenure.lost())
         else:
             self._floor.put_mark(self.tenure.ownership, position, 0.0, told)
@@ -126,6 +126,10 @@ class Progress:
         """The store has it. What is in doubt stays in doubt: this may be an earlier one."""
         if self.stored_position is None or self.stored_position < position:
             self.stored_position = position
+
+    def refused(self, position: Position) -> None:
+        """See ``Desk``."""
+        self._floor.refused(self.tenure, position)
 
     def unsure(self) -> None:
         """See ``Desk``."""

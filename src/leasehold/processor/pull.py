@@ -36,6 +36,10 @@ class PartitionClient:
         self._leaves = False
         self._changed = anyio.Event()
 
+    def __repr__(self) -> str:
+        ended = f" ({self.close_reason.value})" if self.close_reason else ""
+        return f"<PartitionClient {self.context.stream}/{self.partition} epoch {self.epoch}{ended}>"
+
     def __aiter__(self) -> Self:
         return self
 

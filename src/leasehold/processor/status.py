@@ -36,13 +36,16 @@ class PartitionStatus:
 class Vigil:
     """What the watchdog knows of a partition since it last made progress.
 
-    ``given_up``: another host was looked for. ``kept``: there was none. ``lag_events``: how many
-    events are known to be there that were not received.
+    ``given_up``: another host was looked for. ``kept``: there was none; ``kept_told``: and that was
+    said. ``late``: a handler is over its limit. ``lag_events``: how many events are known to be
+    there that were not received.
     """
 
     reported: bool = False
     given_up: bool = False
     kept: bool = False
+    kept_told: bool = False
+    late: bool = False
     lag_events: int = 0
     behind_since_s: float | None = None
 

@@ -7,7 +7,6 @@ room for it; the event is never cut.
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -139,23 +138,6 @@ class LogDeadLetters:
                 f"{letter.stream!r} can not be put into the dead letters in {self.stream!r}: "
                 f"{error}"
             ) from error
-
-
-def reason_of(error: BaseException) -> str:
-    """The type of the error and its message. Never raises, whatever the error does."""
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except Exception as second:  # noqa: BLE001
-        return f"{name}: (no message: asked for it, it raised {type(second).__name__})"
-
-
-def traceback_of(error: BaseException) -> str:
-    """Where the error came from. Never raises, whatever the error does."""
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001
-        return reason_of(error)
 
 
 def _event(letter: DeadLetter, properties: dict[str, str]) -> Event:

@@ -107,7 +107,7 @@ class LogSource:
             UsageError: there is no such partition.
             UnknownStream: the stream was deleted.
         """
-        numbers = [_number(each) for each in partitions]
+        numbers = [partition_number(each) for each in partitions]
 
         def look() -> StreamInfo:
             self._now()
@@ -127,7 +127,7 @@ class LogSource:
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> LogReceiver:
         """See ``EventSource``."""
-        number = _number(partition)
+        number = partition_number(partition)
         self._check_open()
         bell = Bell(partition)
 
@@ -211,7 +211,12 @@ class LogSource:
             raise UsageError(f"the source of {self.name!r} is closed: open another one")
 
 
-def _number(partition: str) -> int:
+def partition_number(partition: str) -> int:
+    """The number of a partition of the log.
+
+    Raises:
+        UsageError: it is none that a log can have.
+    """
     if not (partition.isascii() and partition.isdigit()) or str(int(partition)) != partition:
         raise UsageError(
             f"there is no partition {partition!r}: those of a log are numbers, such as '0' or '12'"

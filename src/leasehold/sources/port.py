@@ -82,7 +82,8 @@ class EventSource(Protocol):
         Raises:
             Stolen: the group has a receiver with a higher epoch.
             Trimmed: retention has removed the event at ``start``.
-            UsageError: ``start`` lies beyond the end, or there is no such partition.
+            BeyondEnd: ``start`` lies beyond the end.
+            UsageError: there is no such partition.
             UnknownStream: the stream was deleted.
         """
         ...

@@ -1,0 +1,36 @@
+"""Where an error of a handler came from, as the one who wrote the handler wants to see it.
+
+It begins with the first line that is the user's: how we came to call it helps nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+
+import anyio
+
+import leasehold
+
+_OURS = tuple(str(Path(each.__path__[0])) for each in (leasehold, anyio, asyncio))
+
+
+def reason_of(error: BaseException) -> str:
+    """The type of the error and its message. Never raises, whatever the error does."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as second:  # noqa: BLE001
+        return f"{name}: (no message: asked for it, it raised {type(second).__name__})"
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback without our own lines at its begin. Never raises, whatever the error does."""
+    try:
+        steps = traceback.TracebackException.from_exception(error)
+        theirs = (at for at, step in enumerate(steps.stack) if not step.filename.startswith(_OURS))
+        steps.stack = traceback.StackSummary.from_list(steps.stack[next(theirs, 0) :])
+        return "".join(steps.format())
+    except Exception:  # noqa: BLE001
+        return reason_of(error)
