@@ -27,9 +27,14 @@ class Cursor:
     """Before the event with the number ``sequence``. Not to be shared between threads."""
 
     def __init__(
-        self, files: Namespace, shelf: Shelf, *, check: Callable[[], None] = lambda: None
+        self,
+        files: Namespace,
+        shelf: Shelf,
+        *,
+        check: Callable[[], None] = lambda: None,
+        ahead: bool = True,
     ) -> None:
-        """At the very beginning.
+        """At the very beginning. ``ahead``: a thread may compare checksums meanwhile.
 
         ``check`` is called when a segment was opened or has vanished, and raises if these are
         not the segments of our stream any more.
@@ -38,7 +43,7 @@ class Cursor:
         self._files = files
         self._shelf = shelf
         self._open: MappedSegment | None = None
-        self._ahead = Ahead()
+        self._ahead = Ahead() if ahead else None
         self._at = 0
         self._ended = False
         self.sequence = 0
@@ -47,7 +52,8 @@ class Cursor:
         """Stand before this event. It is looked for at the next ``frame``."""
         self.sequence = sequence
         self._open = None
-        self._ahead.jump()
+        if self._ahead is not None:
+            self._ahead.jump()
 
     def watched(self) -> tuple[str, ...]:
         """The files that change when there is more in the segment at hand."""
@@ -96,14 +102,18 @@ class Cursor:
         while True:
             try:
                 segment = opened.whole
-                known = check and self._ahead.is_sound(segment.view, header)
+                known = check and self._is_sound(segment.view, header)
                 return segment.read(header, check=check and not known)
             except DataDamaged as damage:
                 opened.repair(damage)
 
     def close(self) -> None:
         """Compare nothing ahead any more; what was handed out stays valid."""
-        self._ahead.close()
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _is_sound(self, view: memoryview, header: FrameHeader) -> bool:
+        return self._ahead is not None and self._ahead.is_sound(view, header)
 
     def passed(self, header: FrameHeader, sequence: int) -> None:
         """Stand before ``sequence``, in this frame or at its end."""

@@ -80,7 +80,8 @@ class Event:
             raise UsageError(f"the body of an event is bytes, not {kind}: write {how}")
         if self.key is not None and not isinstance(self.key, str):
             kind = type(self.key).__name__
-            raise UsageError(f"the key of an event is text, not {kind}: write key=str(…)")
+            how = "key=….decode()" if isinstance(self.key, bytes) else "key=str(…)"
+            raise UsageError(f"the key of an event is text, not {kind}: write {how}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,8 +264,11 @@ class Log:
         epoch: int | None = None,
         name: str = "",
         verify: bool = True,
+        ahead: bool = True,
     ) -> PartitionReader:
         """Read a partition, by default from the first event that is kept.
+
+        ``verify`` compares checksums; ``ahead`` lets a thread do a part of it on a long way.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
@@ -283,6 +286,7 @@ class Log:
             name=name,
             clock=self._clock,
             verify=verify,
+            ahead=ahead,
         )
 
     def trim(

@@ -135,8 +135,15 @@ class LogSource:
             self._now()
             self.watcher.enter(bell)  # before its first look, so that it misses nothing
             try:
+                # Many partitions are read side by side already: no thread more for each of them.
                 return self._log.reader(
-                    self.name, number, start=start, group=group, epoch=epoch, name=name
+                    self.name,
+                    number,
+                    start=start,
+                    group=group,
+                    epoch=epoch,
+                    name=name,
+                    ahead=False,
                 )
             except BaseException:
                 self.watcher.leave(bell)
