@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from tests.support.command import CommandLine
 from tests.support.groups import Scene, living_members
 
+from leasehold.cli.leases import lease_row
 from leasehold.clock import SystemClock
-from leasehold.insight import GroupView, group_view
+from leasehold.insight import GroupView, PartitionView, group_view
 from leasehold.insight.moves import would_be_undone
 from leasehold.model import HandOver, State, Wanted
 from leasehold.ports import Store
@@ -54,7 +56,7 @@ def test_leases_show_owner_epoch_and_what_is_under_way(
     scene.run(steps)
     rows = leasehold("leases", "show", *ORDERS, "-ojson").json
     assert [each["under_way"] for each in rows[:2]] == ["asked by b", "kept for b"]
-    assert rows[2]["under_way"].startswith("ends in ")
+    assert rows[2]["under_way"].startswith("ends within ")
     assert [each["state"] for each in rows] == ["leased", "available", "breaking"]
     table = leasehold("leases", "show", *ORDERS)
     assert table.widest <= 80
@@ -68,6 +70,9 @@ def test_one_lease_is_shown_with_all_that_is_known(leasehold: CommandLine, scene
     shown = leasehold("leases", "show", *ORDERS, "1").out
     assert ["head", "-"] in [line.split() for line in shown.splitlines()]
     assert ["checkpoint", "41"] in [line.split() for line in shown.splitlines()]
+    titles = [line.split()[0] for line in shown.splitlines()]
+    assert {"renewed", "left", "lag", "waits", "missed", "written"} <= set(titles)
+    assert ["astray", "no"] in [line.split() for line in shown.splitlines()]
     assert leasehold("leases", "show", *ORDERS, "3").code == 3
 
 
@@ -103,7 +108,7 @@ def test_break_shows_its_plan_and_does_nothing_without_execute(
     scene.join("a", 0)
     done = leasehold("leases", "break", *ORDERS, "0", "--epoch", "1")
     assert done.code == 0
-    assert "nothing was done; with --execute: epoch 1 ends after 10m" in done.err
+    assert "nothing was done; with --execute: epoch 1 ends within 10m" in done.err
     assert "careful" not in done.err
     assert state_of(scene, 0) is State.LEASED
 
@@ -115,13 +120,29 @@ def test_break_leaves_the_owner_its_lease_unless_it_is_told_otherwise(
     scene.join("a", 0, 1)
     done = leasehold("leases", "break", *ORDERS, "0", "--epoch", "1", "--execute")
     assert (done.code, state_of(scene, 0)) == (0, State.BREAKING)
-    assert "epoch 1 ends in 10m" in done.err
+    assert "epoch 1 ends within 10m" in done.err
     words = ("--epoch", "1", "--after", "0s", "--execute", "-ojson")
     done = leasehold("leases", "break", *ORDERS, "1", *words)
     assert (done.code, state_of(scene, 1)) == (0, State.AVAILABLE)
     assert "careful: 0.0s is less than its lease of 10m: a may still be at work" in done.err
     assert "epoch 1 has ended" in done.err
     assert done.json["state"] == "leased"  # as it was found
+
+
+def test_break_never_says_more_time_than_the_lease_has_left(
+    leasehold: CommandLine, scene: Scene
+) -> None:
+    scene.join("a", 0)
+    done = leasehold("leases", "break", *ORDERS, "0", "--epoch", "1", "--after", "2h")
+    assert "with --execute: epoch 1 ends within 10m" in done.err
+
+
+def test_nothing_is_under_way_with_a_lease_that_was_broken() -> None:
+    about: dict[str, Any] = {each.name: None for each in fields(PartitionView)}
+    broken = PartitionView(**{**about, "state": State.BROKEN, "breaking_s": 0.0})
+    assert lease_row(broken)["under_way"] is None
+    breaking = PartitionView(**{**about, "state": State.BREAKING, "breaking_s": 5.0})
+    assert lease_row(breaking)["under_way"] == "ends within 5.0s"
 
 
 def test_break_of_another_epoch_exits_with_4_and_says_what_is_there_now(

@@ -33,12 +33,12 @@ async def test_batches_come_out_in_order_and_are_counted() -> None:
     intake.put(batch(0, 3))
     intake.put(batch(3, 5))
     assert len(intake) == 5
-    assert intake.waiting_bytes > 0
+    assert intake._bytes > 0
     first, second = await intake.get(), await intake.get()
     assert first is not None
     assert second is not None
     assert (first.first_sequence, second.first_sequence) == (0, 3)
-    assert (len(intake), intake.waiting_bytes) == (0, 0)
+    assert (len(intake), intake._bytes) == (0, 0)
 
 
 @pytest.mark.spec("P12")
@@ -95,7 +95,7 @@ async def test_small_batches_that_wait_are_handed_out_together_and_large_ones_as
     assert second is not None
     assert [event.sequence_number for event in first] == list(range(10))
     assert [event.sequence_number for event in second] == [10, 11]
-    assert (len(intake), intake.waiting_bytes) == (0, 0)
+    assert (len(intake), intake._bytes) == (0, 0)
     large = batch(12, 9_012)
     intake = Intake(most_events=1_000_000, most_bytes=1 << 30, batch_events=100_000)
     intake.put(large)

@@ -81,9 +81,9 @@ def test_a_text_body_is_told_how_to_become_bytes() -> None:
         Event(body="text")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("key", [b"bytes", 7])
-def test_a_key_that_is_not_text_is_refused(key: object) -> None:
-    with pytest.raises(UsageError, match="key of an event is text"):
+@pytest.mark.parametrize(("key", "how"), [(b"bytes", r"key=….decode\(\)"), (7, r"key=str\(…\)")])
+def test_a_key_that_is_not_text_is_refused(key: object, how: str) -> None:
+    with pytest.raises(UsageError, match=f"key of an event is text.*write {how}"):
         Event(body=b"", key=key)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import re
+from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,6 +146,13 @@ def test_the_settings_of_the_member_are_the_same() -> None:
     assert member.timing == options.timing
 
 
+def test_the_page_of_options_has_each_of_them() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
+    section = text.split("\n## Processor\n", maxsplit=1)[1].split("\n## ", maxsplit=1)[0]
+    named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    assert named == [each.name for each in fields(Options)]
+
+
 @pytest.mark.parametrize("given", [{"group": "a\nb"}, {"name": ""}])
 def test_names_that_can_not_be_are_refused_when_the_processor_is_made(given: Any) -> None:
     with pytest.raises(InvalidName):
@@ -153,11 +164,44 @@ def test_names_that_can_not_be_are_refused_when_the_processor_is_made(given: Any
     ("given", "words"),
     [
         ({"on_batch": handler, "on_event": handler}, "not both"),
-        ({"on_batch": 7}, "must be a function"),
-        ({"on_batch": handler, "on_error": "log"}, "on_error must be a function"),
+        ({"on_batch": 7}, "on_batch is int, and no function"),
+        ({"on_batch": handler, "on_error": "log"}, "on_error is str, and no function"),
         ({"on_partition_open": handler}, "pull style"),
+        (
+            {"on_event": lambda event: None},
+            r"on_event\(event\) can not be called with \(context, ev",
+        ),
+        ({"on_batch": lambda a, b, c: None}, r"write `def on_batch\(context, batch\)`"),
+        ({"on_event": handler, "on_error": lambda error: None}, r"\(context, error\)"),
+        ({"on_event": handler, "on_partition_open": handler}, r"with \(context\)"),
+        ({"on_event": handler, "on_partition_close": lambda c: None}, r"\(context, reason\)"),
     ],
 )
 def test_handlers_that_make_no_sense_are_refused(given: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         EventProcessor(MemorySource(), "memory://", "g", **given)
+
+
+@pytest.mark.parametrize(
+    "function", [handler, lambda *values: None, lambda a, b, c=1: None, functools.partial(max, 1)]
+)
+def test_handlers_that_can_be_called_are_taken_whatever_they_look_like(function: Any) -> None:
+    EventProcessor(MemorySource(), "memory://", "g", on_event=function)
+
+
+@pytest.mark.parametrize(
+    ("source", "store", "given", "words"),
+    [
+        ("orders", "memory://", {}, r"not 'orders': write LogSource\(log, "),
+        (None, 7, {}, "the store must be a URL or a Store, not 7"),
+        (None, "memory://", {"hooks": handler}, r"write hooks=\[hook\]"),
+        (None, "memory://", {"hooks": [7]}, r"write hooks=\[hook\]"),
+        (None, "memory://", {"hooks": "hook"}, r"write hooks=\[hook\]"),
+        (None, "memory://", {"options": {"weight": 2}}, "must be Options"),
+    ],
+)
+def test_what_is_no_source_store_hook_or_options_is_refused(
+    source: Any, store: Any, given: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        EventProcessor(source or MemorySource(), store, "g", on_event=handler, **given)

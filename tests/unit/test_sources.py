@@ -15,12 +15,8 @@ from leasehold.errors import StoreUnavailable, UnknownStream, UsageError
 from leasehold.sources import DeadLetter, Event
 from leasehold.sources import watch as watch_module
 from leasehold.sources.bell import Bell, Sight
-from leasehold.sources.dead_letters import (
-    MOST_REASON_BYTES,
-    MOST_TRACEBACK_BYTES,
-    reason_of,
-    traceback_of,
-)
+from leasehold.sources.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
+from leasehold.sources.tracebacks import reason_of, traceback_of
 from leasehold.sources.watch import Changes, Watcher
 
 pytestmark = pytest.mark.anyio
@@ -278,6 +274,20 @@ def test_an_error_that_fails_when_it_is_asked_for_its_message_still_has_a_reason
     assert reason_of(ValueError("no price")) == "ValueError: no price"
     assert reason_of(Unspeakable()).startswith("Unspeakable: (no message")
     assert "Unspeakable" in traceback_of(Unspeakable())
+
+
+def test_a_traceback_begins_with_the_first_line_that_is_not_ours() -> None:
+    def handle(context: object, event: object) -> None:
+        raise ValueError("no price")
+
+    with pytest.raises(ValueError, match="no price") as raised:
+        anyio.run(anyio.to_thread.run_sync, handle, None, None)
+    raised.value.__traceback__ = raised.value.__traceback__.tb_next  # type: ignore[union-attr]
+    text = traceback_of(raised.value)
+    lines = text.splitlines()
+    assert "in handle" in lines[1]
+    assert "anyio" not in text
+    assert lines[-1] == "ValueError: no price"
 
 
 def test_an_error_whose_traceback_can_not_be_made_still_has_a_reason() -> None:

@@ -70,6 +70,7 @@ class LeaseSide:
         self._tenures: dict[str, Tenure] = {}
         self._listened_s = clock.boottime_s()
         self._silent_s = 0.0
+        self._unanswered = False
         self._deaf = False
         self.member = member(
             store,
@@ -192,9 +193,10 @@ class LeaseSide:
         must not keep its partitions for ever.
         """
         now_s, limit_s = self._clock.boottime_s(), self._options.stall.give_up_after_s
-        # A pause of the whole process is no silence: only what was listened to counts.
-        self._silent_s += min(now_s - self._listened_s, 2 * self._options.timing.renew_s)
-        self._listened_s = now_s
+        if self._unanswered:
+            # A pause of the whole process is no silence: only what was listened to counts.
+            self._silent_s += min(now_s - self._listened_s, 2 * self._options.timing.renew_s)
+        self._listened_s, self._unanswered = now_s, True
         if limit_s is not None and self._silent_s > limit_s and not self._deaf:
             self._deaf = True
             log.error("the event loop of %s does not turn: leaving", self.member.holder)
@@ -202,7 +204,7 @@ class LeaseSide:
         self._bridge.to_work(self._echo)
 
     def _echo(self) -> None:
-        self._silent_s = 0.0
+        self._silent_s, self._unanswered = 0.0, False
 
     def _weigh(self) -> None:
         loads = self.floor.loads()

@@ -1,0 +1,69 @@
+"""What a member has told of itself, made such that every plan can count with it.
+
+Anybody who may write to the store may publish anything: an older or newer release, another
+program, a mistake. One member's word must never end the others, so it is put right where it is
+read. What is sound already comes back as it is, and all members put the same word right in the
+same way: their plans still agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from leasehold.model import MemberInfo
+
+LARGEST_WEIGHT = 1_000_000
+LARGEST_MOST = 1_000_000_000
+# Beyond this a measurement is an error, and could not be added up with others.
+_LARGEST_LOAD = 1e300
+
+
+def sound(info: MemberInfo) -> MemberInfo:
+    """The same, with what makes no sense left out.
+
+    A weight that scales nothing counts as 1, and one beyond the largest as the largest; a limit
+    that is no number from 0 up counts as none, and a fraction of a key as no key; a load that is
+    no number from 0 up counts as not measured.
+    """
+    weight, most, loads = _weight(info.weight), _most(info.most), _loads(info.loads)
+    draining = bool(info.draining)
+    if weight is info.weight and most is info.most and loads is info.loads:
+        return info if draining is info.draining else replace(info, draining=draining)
+    return replace(info, weight=weight, most=most, loads=loads, draining=draining)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an ``int`` or a ``float``; True and False are none here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an ``int``; True and False are none here."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _weight(weight: object) -> float:
+    if not is_number(weight) or not weight > 0:
+        return 1.0
+    return weight if weight <= LARGEST_WEIGHT else float(LARGEST_WEIGHT)
+
+
+def _most(most: object) -> int | None:
+    if not is_number(most) or not 0 <= most <= LARGEST_MOST:
+        return None
+    return most if isinstance(most, int) else int(most)
+
+
+def _loads(loads: object) -> Mapping[str, float]:
+    if not isinstance(loads, Mapping):
+        return {}
+    if all(_is_load(load) for load in loads.values()):
+        return loads
+    return {key: load for key, load in loads.items() if _is_load(load)}
+
+
+def _is_load(load: object) -> bool:
+    return is_number(load) and 0 <= load <= _LARGEST_LOAD
