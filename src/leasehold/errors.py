@@ -215,7 +215,10 @@ class Stolen(LeaseLost):
 
 
 class CheckpointBehind(LeaseholdError):
-    """The checkpoint lies before the one already stored; checkpoints never go back."""
+    """The checkpoint lies before the one already stored; checkpoints never go back.
+
+    In a transaction also: it is stored already, and so is what came with it.
+    """
 
 
 class StoreError(LeaseholdError):

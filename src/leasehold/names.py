@@ -106,6 +106,12 @@ def last_part(key: str) -> str:
     return unquote(key.rpartition("/")[2])
 
 
+def in_order(partition: str) -> tuple[bool, int, str]:
+    """The order of partitions for people: numbers as numbers, then all other names."""
+    is_number = partition.isascii() and partition.isdigit()
+    return (not is_number, int(partition) if is_number else 0, partition)
+
+
 def holder_id(name: str, *, host: str, suffix: str) -> str:
     """A readable id, unique per incarnation through ``suffix``: ``name-host-xxxxxxxx``."""
     check_name(name, what="holder name")

@@ -7,9 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_S = 60
 
 
 def test_share_partitions(tmp_path: Path) -> None:
@@ -103,6 +108,70 @@ def test_the_shell_and_the_group_of_the_log_page_work_as_printed(tmp_path: Path)
     assert "1009 events" in in_a_shell("python group.py", tmp_path)
     seen = in_a_shell("seq 5 | leasehold log append orders && python group.py", tmp_path)
     assert "5 events" in seen.splitlines()
+
+
+@contextmanager
+def host(*words: str, place: Path) -> Iterator[Callable[[str], str]]:
+    """A processor that runs; what is yielded waits for a line. It is stopped as Ctrl-C does."""
+    with subprocess.Popen(
+        [sys.executable, "-u", *words],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+
+        def line(begin: str) -> str:
+            for each in process.stdout or ():
+                if each.startswith(begin):
+                    return each.rstrip()
+            process.kill()
+            pytest.fail(f"no line {begin!r}: {process.communicate()[1]}")
+
+        try:
+            yield line
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+            assert (process.returncode, said) == (0, "")
+        finally:
+            process.kill()
+
+
+@pytest.mark.spec("P14")
+def test_the_processor_of_the_readme_works_as_printed(tmp_path: Path) -> None:
+    text = page("README.md").split("## Process a stream with several hosts\n", maxsplit=1)[1]
+    shell = text.split("\n```\n", maxsplit=2)[1].replace(".venv/bin/", "")
+    create, _, append, describe = shell.splitlines()
+    in_a_shell(create, tmp_path)
+    counts = [line.split() for line in in_a_shell(append, tmp_path).splitlines()]
+    assert [each[0] for each in counts if each[0].isdigit()] == ["0", "1", "2", "3"]
+    [program] = python_after(page("README.md"), "Process a stream with several hosts")
+    (tmp_path / "readme.py").write_text(program, encoding="utf-8")
+    with host("readme.py", place=tmp_path) as line:
+        line("3 ")
+    assert "4 partitions" in in_a_shell(describe, tmp_path)
+
+
+@pytest.mark.spec("P14")
+def test_the_programs_of_the_processor_page_work_as_printed(tmp_path: Path) -> None:
+    first = re.findall(r"```python\n(.*?)```", page("docs/processor.md"), re.DOTALL)[0]
+    (tmp_path / "first.py").write_text(first, encoding="utf-8")
+    with host("first.py", place=tmp_path) as line:
+        in_a_shell("seq 4 | leasehold log append orders --batch 1", tmp_path)
+        assert "b'" in line("3 0 ")
+    [options] = python_after(page("docs/processor.md"), "Settings")
+    (tmp_path / "settings.py").write_text(options, encoding="utf-8")
+    in_a_shell("python settings.py", tmp_path)
+
+
+@pytest.mark.spec("P14")
+def test_process_events(tmp_path: Path) -> None:
+    store = "sqlite:///leases.db"
+    with host(str(EXAMPLES / "process_events.py"), store, place=tmp_path) as line:
+        line("mine: partition ")
+        in_a_shell("seq 4 | leasehold log append orders --batch 1", tmp_path)
+        assert line("3/0: ") == "3/0: 4"
 
 
 def test_the_programs_of_the_pages_work_as_printed_and_twice(tmp_path: Path) -> None:

@@ -164,9 +164,10 @@ def test_an_operator_has_it_leave_and_the_other_host_goes_on(
 ) -> None:
     one = running("my_handlers:handle", "--lease", "2s", "--name", "one")
     one.until("opened partition")
-    two = running("my_handlers:handle", "--lease", "2s", "--name", "two")
+    two = running("my_handlers:handle", "--lease", "2s", "--name", "two", "--weight", "1.5")
     two.until("opened partition")
     peers = leasehold("members", "ls", "orders", "billing", "-ojsonl").jsonl
+    assert {each["holder"][:3]: each["weight"] for each in peers} == {"one": 1.0, "two": 1.5}
     first = next(each["holder"] for each in peers if each["holder"].startswith("one-"))
     done = leasehold("members", "drain", first, "--execute", "--timeout", "30s")
     assert done.code == 0, done.err

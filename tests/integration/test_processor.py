@@ -327,6 +327,8 @@ async def test_the_pull_style_hands_out_partitions_and_batches_in_order() -> Non
             await host.stop()
         assert sorted(got) == [(each, number) for each in "01" for number in range(5)]
         assert {client.close_reason for client in clients} == {CloseReason.SHUTDOWN}
+        names = sorted(repr(client) for client in clients)
+        assert names[0] == "<PartitionClient orders/0 epoch 1 (shutdown)>"
         assert await s.checkpoints() == {"0": 4, "1": 4}
 
 

@@ -99,7 +99,9 @@ async def test_a_handler_in_a_thread_over_its_limit_loses_its_partition_to_anoth
 
 
 @pytest.mark.spec("B6")
-async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_over() -> None:
+async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     go_on = threading.Event()
     running = 0
     most = 0
@@ -114,11 +116,17 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
     async with scene(events=3) as s:
         setting = options(handler_limit=SOON, stall_after=SOON, give_up_after=SOON * 2)
         a = await s.host("a", on_event=stuck, setting=setting)
-        await s.watch.sees(Stalled, given_up=True)
+        await s.watch.until(
+            lambda: any("kept, since no other host" in each for each in caplog.messages)
+        )
+        assert not s.watch.of(Stalled, given_up=True)
         assert len(a.held()) == 1
         assert a.status()[0].state is PumpState.STUCK
         await s.host("b", setting=setting)
+        await s.watch.sees(Stalled, given_up=True)
         await s.seen.count(3)
+        said = [each for each in caplog.messages if "over handler_limit" in each]
+        assert [each.rpartition(": ")[2].split()[0] for each in said] == ["kept,", "passed"]
         go_on.set()
         assert s.seen.numbers(host="b") == [0, 1, 2]
         assert most == 1

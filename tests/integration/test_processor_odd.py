@@ -14,10 +14,11 @@ from unittest.mock import Mock
 
 import anyio
 import pytest
-from tests.support.processors import PATIENCE_S, lease_threads, options, scene
+from tests.support.processors import AT_ONCE, PATIENCE_S, lease_threads, options, scene
 
 from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.errors import LeaseLost, StoreUnusable, UsageError
+from leasehold.core.poison import PoisonPolicy
+from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.log.events import Event
 from leasehold.log.start import Start
 from leasehold.model import Position
@@ -370,3 +371,34 @@ async def test_an_error_handler_that_hangs_is_called_once_at_a_time() -> None:
         go_on.set()
         await s.watch.until(lambda: host._floor is not None and host._floor._trouble is None)
         assert most == 1
+
+
+@pytest.mark.spec("B6")
+async def test_a_store_that_is_away_makes_no_event_a_poison() -> None:
+    tries = 0
+
+    async def on_event(context: PartitionContext, event: Event) -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= 5:
+            raise StoreUnavailable("away")
+        s.seen.note(context, event)
+
+    async with scene(events=1) as s:
+        skip = PoisonPolicy.skip(retries=1, pauses=AT_ONCE)
+        host = await s.host(on_event=on_event, setting=options(poison=skip))
+        await s.seen.count(1)
+        assert host.counts().events_skipped == 0
+
+
+@pytest.mark.spec("P14")
+async def test_in_the_pull_style_the_context_is_at_the_batch_in_hand() -> None:
+    async with scene(events=3) as s:
+        setting = options(batch_events=2, checkpoint=CheckpointPolicy.manual())
+        puller = await s.host(on_batch=None, setting=setting)
+        async for client in puller.partitions():
+            batch = await anext(client)
+            assert client.context.position.sequence_number == batch.last_sequence == 1
+            await client.context.checkpoint()
+            break
+        assert await s.checkpoints() == {"0": 1}

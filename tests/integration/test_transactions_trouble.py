@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -207,37 +206,6 @@ async def test_a_commit_that_the_server_never_answers_is_given_up_as_unknown(
     async with opened(door.url, patience=timedelta(seconds=0.5)) as transactions:
         with pytest.raises(StoreUnavailable, match="unknown: read the checkpoint"):
             await run(awaited(transactions, owned[0], 5), INSERT_5)
-
-
-@pytest.mark.parametrize("how", ["time is over", "cancelled"])
-async def test_a_connection_whose_commit_was_given_up_is_not_lent_again(
-    url: str, store: PostgresStore, door: Proxy, how: str
-) -> None:
-    _, owned = await owner(store)
-    pids: list[int] = []
-    door.at_commit = "hold"
-    patience = timedelta(seconds=0.2 if how == "time is over" else 20)
-    async with opened(door.url, patience=patience, most_connections=1) as transactions:
-
-        async def work(at: int) -> None:
-            async with awaited(transactions, owned[0], at) as execute:
-                ((pid,),) = await execute(MY_PID)
-                pids.append(pid)
-
-        async def give_up() -> None:
-            with suppress(StoreUnavailable):
-                await work(5)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(give_up)
-            assert await in_thread(door.seen.wait, 20)
-            if how == "cancelled":
-                tasks.cancel_scope.cancel()
-        door.at_commit = "pass"
-        door.go.set()
-        await work(6)
-    assert len(set(pids)) == 2
-    assert (await stored(store))[KEYS[0]] == 6
 
 
 async def test_a_connection_that_breaks_in_the_block_has_committed_nothing(

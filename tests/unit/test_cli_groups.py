@@ -253,6 +253,13 @@ def test_drain_shows_its_plan_and_does_nothing_without_execute(
     assert not scene.run(lambda store: store.peers(scene.name))["a"].dismissed
 
 
+def test_without_members_nobody_is_named(leasehold: CommandLine, scene: Scene) -> None:
+    done = leasehold("members", "drain", "a")
+    assert (done.code, "no living member 'a': there are no members" in done.err) == (3, True)
+    done = leasehold("partitions", "move", scene.stream, scene.group, "3", "--to", "a")
+    assert (done.code, "there are no members" in done.err) == (3, True)
+
+
 def test_drain_asks_the_member_and_need_not_wait(leasehold: CommandLine, scene: Scene) -> None:
     scene.join("a", 3)
     scene.join("b")

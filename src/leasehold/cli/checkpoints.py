@@ -106,7 +106,7 @@ def reset(
                 Page(data=rows, blocks=[fitting_table(rows, _RESET_LAYOUTS)], notes=said(desk)),
                 form,
             )
-            await _reset(desk, plan, execute=execute)
+            await _reset(desk, plan, "removed" if remove else "changed", execute=execute)
 
     anyio.run(run)
 
@@ -141,17 +141,17 @@ def _row(part: PartitionView) -> dict[str, object]:
     return {name: row[name] for name in ("key", "first", "missed_events", *names)}
 
 
-async def _reset(desk: Desk, plan: ResetPlan, *, execute: bool) -> None:
-    what = counted(len(plan.partitions), "checkpoint")
+async def _reset(desk: Desk, plan: ResetPlan, done: str, *, execute: bool) -> None:
+    what = f"{counted(len(plan.partitions), 'checkpoint')} {done}"
     if not execute:
         if plan.held:
             err.print(f"it would be refused now: {_held({e.key: e.held_by for e in plan.held})}")
-        err.print(f"nothing was done; with --execute: {what} changed")
+        err.print(f"nothing was done; with --execute: {what}")
         return
     refused = await desk.store.reset(plan.positions)
     if refused:
         raise LeaseLost(f"nothing was changed: {_held(dict(refused))}")
-    err.print(f"done: {what} changed")
+    err.print(f"done: {what}")
 
 
 def _held(holders: dict[str, str | None]) -> str:

@@ -118,11 +118,12 @@ def store_url(given: str | None, *, make: bool = False) -> str:
 # ------------------------------------------------------------ durations and sizes
 
 
-def duration(text: str, *, option: str) -> timedelta:
-    """``60s``, ``5m``, ``2h``, ``7d``.
+def duration(text: str, *, option: str, least: str = "", most: str = "") -> timedelta:
+    """``60s``, ``5m``, ``2h``, ``7d``; ``least`` and ``most``, written so too, are its range.
 
     Raises:
-        InvalidDuration: it is written in another way, or is longer than a thousand years.
+        InvalidDuration: it is written in another way, lies outside its range, or is longer than a
+            thousand years.
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None or match[2] not in _SECONDS:
@@ -133,7 +134,12 @@ def duration(text: str, *, option: str) -> timedelta:
     seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds > _LONGEST_S:
         raise InvalidDuration(f"{option} {text!r} is longer than 1000 years: choose less")
-    return timedelta(seconds=seconds)
+    found = timedelta(seconds=seconds)
+    if least and found < duration(least, option=option):
+        raise InvalidDuration(f"{option} {text} is too short: it must be {least} at least")
+    if most and found > duration(most, option=option):
+        raise InvalidDuration(f"{option} {text} is too long: it may be {most} at most")
+    return found
 
 
 def size(text: str, *, option: str) -> int:
@@ -211,6 +217,11 @@ def count_cell(value: object) -> str:
 def seconds_cell(value: object) -> str:
     """A duration in a table."""
     return shown_seconds(value) if isinstance(value, float) else str(value)
+
+
+def yes_no_cell(value: object) -> str:
+    """A yes or no in a table."""
+    return "yes" if value else "no"
 
 
 def time_cell(value: object) -> str:
@@ -335,13 +346,18 @@ def print_record(record: Mapping[str, object], form: Output) -> None:
     print_table(record_table(record))
 
 
-def record_table(record: Mapping[str, object]) -> Table:
-    """One thing, a line for each of its values."""
+def record_table(record: Mapping[str, object], columns: Iterable[Column] = ()) -> Table:
+    """One thing, a line for each of its values; ``columns`` say how some of them are shown."""
+    known = {column.name: column for column in columns}
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in record.items():
-        table.add_row(*_named(name, value))
+        column = known.get(name)
+        if column is None:
+            table.add_row(*_named(name, value))
+        else:
+            table.add_row(column.title or column.name, cell(value, column))
     return table
 
 

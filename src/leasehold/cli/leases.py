@@ -20,6 +20,7 @@ from leasehold.cli.common import (
     PartitionId,
     StoreUrl,
     StreamName,
+    count_cell,
     duration,
     err,
     fitting_table,
@@ -29,11 +30,12 @@ from leasehold.cli.common import (
     shown_seconds,
     store_url,
     time_cell,
+    yes_no_cell,
 )
 from leasehold.cli.watching import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.insight import Desk, PartitionView, open_desk
-from leasehold.model import Term
+from leasehold.model import State, Term
 
 leases_app = typer.Typer(
     name="leases", help="Who holds what, and who held it before.", no_args_is_help=True
@@ -58,7 +60,7 @@ def show_leases(
         view = await desk.group(stream, group, lags=partition is not None)
         if partition is not None:
             row = row_of(view.partition(partition))
-            return Page(data=row, blocks=[record_table(row)])
+            return Page(data=row, blocks=[record_table(row, _RECORD)])
         rows = [lease_row(each) for each in view.partitions]
         return Page(data=rows, blocks=[fitting_table(rows, _LEASE_LAYOUTS)])
 
@@ -128,7 +130,9 @@ def break_lease(
             _print(part, form)
             _say_risk(part, wait_s, lease_s)
             if not execute:
-                when = f"after {shown_seconds(wait_s)}" if wait_s else "at once"
+                # The store never waits longer than the lease lasts.
+                most_s = wait_s if part.time_left_s is None else min(wait_s, part.time_left_s)
+                when = f"within {shown_seconds(most_s)}" if wait_s else "at once"
                 err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
                 return
             done = await desk.store.break_(part.key, epoch=epoch, after=timedelta(seconds=wait_s))
@@ -136,7 +140,8 @@ def break_lease(
             if done is None:
                 _check_epoch(now, epoch)
                 raise LeaseLost(f"epoch {epoch} is not held any more: {now_there(now)}")
-            ends = f"ends in {shown_seconds(done.breaking_s)}" if done.breaking_s else "has ended"
+            left_s = done.breaking_s
+            ends = f"ends within {shown_seconds(left_s)}" if left_s else "has ended"
             err.print(f"done: epoch {epoch} {ends}")
 
     anyio.run(run)
@@ -176,8 +181,8 @@ def lease_row(part: PartitionView) -> dict[str, object]:
 
 
 def _under_way(part: PartitionView) -> str | None:
-    if part.breaking_s is not None:
-        return f"ends in {shown_seconds(part.breaking_s)}"
+    if part.state is State.BREAKING and part.breaking_s is not None:
+        return f"ends within {shown_seconds(part.breaking_s)}"
     if part.handed_to is not None:
         return f"kept for {part.handed_to}"
     return None if part.asked_by is None else f"asked by {part.asked_by}"
@@ -191,6 +196,16 @@ _EPOCH = Column(name="epoch", justify="right")
 _TIMES = (
     Column(name="renewed_ago_s", title="renewed", justify="right", shown=seconds_cell),
     Column(name="time_left_s", title="left", justify="right", shown=seconds_cell),
+)
+# The same titles as in the tables of this and the other commands.
+_RECORD = (
+    *_TIMES,
+    Column(name="breaking_s", title="ends within", shown=seconds_cell),
+    Column(name="checkpointed_at", title="written", shown=time_cell),
+    Column(name="lag_events", title="lag", shown=count_cell),
+    Column(name="lag_s", title="waits", shown=seconds_cell),
+    Column(name="missed_events", title="missed", shown=count_cell),
+    Column(name="astray", shown=yes_no_cell),
 )
 _UNDER_WAY = Column(name="under_way", title="under way", fold=True)
 _LEASE_LAYOUTS = (

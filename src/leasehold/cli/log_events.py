@@ -75,7 +75,8 @@ def append(
         ),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option(help="Where to; else by key, or in turn.", min=0, metavar="N")
+        int | None,
+        typer.Option(help="Where to; else by key, or batch by batch in turn.", min=0, metavar="N"),
     ] = None,
     batch: Annotated[
         int, typer.Option(help="So many events at once, at most.", min=1, metavar="N")

@@ -38,6 +38,7 @@ from leasehold.cli.watching import (
 )
 from leasehold.errors import LeaseholdError, UnknownResource
 from leasehold.insight import Desk, GroupView, MemberView, open_desk
+from leasehold.insight.groups import some_of
 
 members_app = typer.Typer(
     name="members", help="The processes that are in a group.", no_args_is_help=True
@@ -145,11 +146,14 @@ async def _drain(
         print_page(Page(data=rows, blocks=[fitting_table(rows, [_OWNED_COLUMNS])]), form)
         parts = counted(len(rows), "partition")
         others = [each for each in view.members if each.holder != holder and not each.leaving]
-        whom = counted(len(others), "other member")
-        if not others:
-            err.print("nobody else is there to take them: they will be free until somebody joins")
+        if others:
+            goes = "goes" if len(rows) == 1 else "go"
+            then = f"{parts} {goes} to {counted(len(others), 'other member')}"
+        else:
+            err.print("nobody else is there: what it has will be free until somebody joins")
+            then = f"{parts} {'becomes' if len(rows) == 1 else 'become'} free"
         if not execute:
-            err.print(f"nothing was done; with --execute: {parts} go to {whom}, and it leaves")
+            err.print(f"nothing was done; with --execute: {then}, and it leaves")
             return
         if not await desk.store.dismiss(holder):
             raise _gone(holder, [view])
@@ -190,8 +194,8 @@ async def _group_of(desk: Desk, holder: str) -> GroupView:
 
 def _gone(holder: str, groups: Sequence[GroupView]) -> UnknownResource:
     known = [each.holder for view in groups for each in view.members if each.holder != holder]
-    there = ", ".join(known[:8]) + (" …" if len(known) > 8 else "") if known else "none"  # noqa: PLR2004
-    return UnknownResource(f"there is no living member {holder!r}: those there are: {there}")
+    there = f"those there are: {some_of(known)}" if known else "there are no members"
+    return UnknownResource(f"there is no living member {holder!r}: {there}")
 
 
 def _owned_rows(view: GroupView, holder: str) -> list[dict[str, object]]:

@@ -24,6 +24,7 @@ from leasehold.cli.process_handler import load_handler
 from leasehold.cli.process_words import Words, heard, status_lines
 from leasehold.clock import SystemClock
 from leasehold.core.balance import Strategy
+from leasehold.core.soundness import LARGEST_WEIGHT
 from leasehold.core.timing import Timing
 from leasehold.errors import UsageError
 from leasehold.log.log import Log
@@ -61,7 +62,7 @@ StartPlace = Annotated[
     str,
     typer.Option(
         "--start",
-        help="Where to begin without a checkpoint: earliest, latest, seq:N, or a time.",
+        help="Where to begin without a checkpoint: earliest, latest, seq:N, offset:N, or a time.",
         metavar="PLACE",
     ),
 ]
@@ -72,6 +73,15 @@ CheckpointWhen = Annotated[
         help="When the position is noted: batch (after each), manual (only by the handler), 1000 "
         "(after so many events) or 5s.",
         metavar="WHEN",
+    ),
+]
+Weight = Annotated[
+    float,
+    typer.Option(
+        help="The share of this host, relative to the others.",
+        min=0.001,
+        max=LARGEST_WEIGHT,
+        metavar="N",
     ),
 ]
 Most = Annotated[
@@ -119,6 +129,7 @@ def process(
     lease: LeaseTime = "10s",
     start: StartPlace = "earliest",
     checkpoint: CheckpointWhen = "1s",
+    weight: Weight = 1.0,
     most: Most = None,
     strategy: StrategyName = Strategy.EVEN,
     poison: Poison = "retry",
@@ -135,12 +146,13 @@ def process(
     options = partial(
         Options,
         strategy=strategy,
-        timing=Timing.of(lease=duration(lease, option="--lease")),
+        timing=Timing.of(lease=duration(lease, option="--lease", least="50ms", most="7d")),
         start=Start.parse(start),
         checkpoint=_checkpoint(checkpoint),
+        weight=weight,
         most_partitions=most,
-        handler_limit=_optional(handler_limit, "--handler-limit"),
-        drain_limit=duration(drain_limit, option="--drain-limit"),
+        handler_limit=_optional(handler_limit, "--handler-limit", least="10ms", most="7d"),
+        drain_limit=duration(drain_limit, option="--drain-limit", most="7d"),
     )
     policy, dead_stream = _poison(poison, retries)
     url = store_url(store)
@@ -182,8 +194,8 @@ def process(
 # --------------------------------------------------------------------------- parts
 
 
-def _optional(text: str | None, option: str) -> timedelta | None:
-    return None if text is None else duration(text, option=option)
+def _optional(text: str | None, option: str, *, least: str, most: str) -> timedelta | None:
+    return None if text is None else duration(text, option=option, least=least, most=most)
 
 
 def _checkpoint(text: str) -> CheckpointPolicy:
@@ -198,13 +210,15 @@ def _checkpoint(text: str) -> CheckpointPolicy:
     if word == "manual":
         return CheckpointPolicy.manual()
     if word.isascii() and word.isdigit():
+        if not int(word):
+            raise UsageError("--checkpoint 0 is never: write 1 or more events, or manual")
         return CheckpointPolicy.every(events=int(word))
     if not word[:1].isdigit():
         raise UsageError(
             f"--checkpoint {text!r} says no time: write batch, manual, a number of events such as "
             "1000, or a duration such as 5s"
         )
-    return CheckpointPolicy.every(interval=duration(word, option="--checkpoint"))
+    return CheckpointPolicy.every(interval=duration(word, option="--checkpoint", most="1d"))
 
 
 def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
@@ -272,7 +286,7 @@ def _metrics(processor: EventProcessor, port: int, words: Words) -> Iterator[Non
             f"--metrics-port {port} can not be had: {error.strerror or error}; choose another one"
         ) from error
     metrics = metrics_of(processor)
-    words.say(f"metrics at http://localhost:{port}/metrics")
+    words.say(f"metrics at http://localhost:{port}/metrics, and at all addresses of this host")
     try:
         yield
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 
 from leasehold.cli.common import err
 from leasehold.errors import LeaseholdError, UsageError
+from leasehold.processor.handlers import check_handler
 
 _HOW = "write MODULE:HANDLER, such as billing.events:handle for `def handle` in billing/events.py"
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -98,20 +99,8 @@ def _check(found: object, text: str, *, batch: bool) -> None:
         UsageError: with what a handler looks like.
     """
     wanted = f"def handle(context, {'batch' if batch else 'event'})"
-    if not callable(found):
-        raise UsageError(f"{text} is {type(found).__name__}, and no function: write `{wanted}`")
     if isinstance(found, type):
         raise UsageError(f"{text} is a class: name a function of yours, such as `{wanted}`")
-    if inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found):
-        raise UsageError(f"{text} is a generator, which nobody would run: use no yield in it")
-    try:
-        signature = inspect.signature(found)
-    except ValueError:
-        return  # some functions in C do not tell
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        flag = "with --batch " if batch else ""
-        raise UsageError(
-            f"{text}{signature} can not be called with two arguments: {flag}a handler is `{wanted}`"
-        ) from error
+    flag = "with --batch " if batch else ""
+    values = ("context", "batch" if batch else "event")
+    check_handler(found, what=text, values=values, how=f"{flag}a handler is `{wanted}`")

@@ -6,17 +6,11 @@ itself is only counted in further lines.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import anyio
-
-import leasehold
 from leasehold.cli.common import counted, err, shown_seconds
 from leasehold.clock import Clock
 from leasehold.processor import Counts, EventProcessor, HookEvent
@@ -34,9 +28,9 @@ from leasehold.processor.hooks import (
     PumpRestarted,
     ReceiverDisplaced,
 )
+from leasehold.sources.tracebacks import traceback_of
 
 _MOST_TRACEBACKS = 200
-_OURS = tuple(str(Path(each.__path__[0])) for each in (leasehold, anyio, asyncio))
 _ACTIONS = {
     "skip": "skipped",
     "dead letter": "put to the dead letters",
@@ -81,7 +75,7 @@ class Words(logging.Handler):
             self.say(record.getMessage())
         if error is None:
             return
-        text = _traceback(error)
+        text = traceback_of(error).rstrip()
         if text not in self._shown:
             if len(self._shown) >= _MOST_TRACEBACKS:
                 self._shown.clear()
@@ -138,14 +132,6 @@ def status(held: int, before: Counts, now: Counts, *, every_s: float) -> str:
     return ", ".join(parts)
 
 
-def _traceback(error: BaseException) -> str:
-    """Where it came from, beginning with the first line that is the user's."""
-    steps = traceback.TracebackException.from_exception(error)
-    theirs = (at for at, step in enumerate(steps.stack) if not step.filename.startswith(_OURS))
-    steps.stack = traceback.StackSummary.from_list(steps.stack[next(theirs, 0) :])
-    return "".join(steps.format()).rstrip()
-
-
 def _words(event: HookEvent) -> tuple[str, str] | None:
     """What is said before and after the partition."""
     match event:
@@ -169,8 +155,7 @@ def _words(event: HookEvent) -> tuple[str, str] | None:
 def _rare_words(event: HookEvent) -> tuple[str, str] | None:
     match event:
         case MayRepeat():
-            events = counted(event.events, "event")
-            return "its last owner left", f" without order: up to {events} may come again"
+            return f"up to {counted(event.events, 'event')} of", " may come again"
         case ReceiverDisplaced():
             return "displaced in", f" by {event.by or 'another receiver'}"
         case CheckpointRefused():

@@ -1,4 +1,4 @@
-"""Read models: what commands, pages and metrics show, put together in one place.
+"""Read models: what commands show, put together in one place.
 
 They read and never change anything. What is not known is ``None``, never 0.
 """

@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 from leasehold.errors import UnknownResource
 from leasehold.insight.members import MemberView, member_view
-from leasehold.insight.partitions import PartitionView, in_order, partition_view, waiting
+from leasehold.insight.partitions import PartitionView, partition_view, waiting
 from leasehold.model import State
-from leasehold.names import last_part, partition_group
+from leasehold.names import in_order, last_part, partition_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ class GroupView:
                 return each
         raise UnknownResource(
             f"group {self.group!r} of {self.stream!r} has no partition {partition!r}: it has "
-            f"{_some([each.partition for each in self.partitions])}"
+            f"{some_of([each.partition for each in self.partitions])}"
         )
 
     def member(self, holder: str) -> MemberView:
@@ -89,8 +89,8 @@ class GroupView:
             if each.holder == holder:
                 return each
         raise UnknownResource(
-            f"{holder!r} is no living member of group {self.group!r} of {self.stream!r}: its "
-            f"members are {_some([each.holder for each in self.members])}"
+            f"{holder!r} is no living member of group {self.group!r} of {self.stream!r}: "
+            f"{members_there([each.holder for each in self.members])}"
         )
 
 
@@ -117,7 +117,7 @@ async def group_view(
     if not resources:
         raise UnknownResource(
             f"there is no group {group!r} of stream {stream!r} in this store: it has "
-            f"{_some([f'{s!r} {g!r}' for s, g in await known_groups(store)])}. A group appears "
+            f"{some_of([f'{s!r} {g!r}' for s, g in await known_groups(store)])}. A group appears "
             "when its first processor starts"
         )
     peers = await store.peers(name)
@@ -187,7 +187,12 @@ def _oldest(
 _MOST_NAMED = 8
 
 
-def _some(names: Sequence[str]) -> str:
+def members_there(holders: Sequence[str]) -> str:
+    """Who is there, for a message that somebody is not."""
+    return f"its members are {some_of(holders)}" if holders else "there are no members"
+
+
+def some_of(names: Sequence[str]) -> str:
     """A few names for a message."""
     if not names:
         return "none"

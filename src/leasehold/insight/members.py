@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from leasehold.core.soundness import sound
 from leasehold.insight.partitions import renewed_ago_s
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class MemberView:
 
 def member_view(peer: Peer, *, keys: int) -> MemberView:
     """A member, and how many keys it owns."""
-    info = peer.info
+    info = sound(peer.info)
     return MemberView(
         holder=peer.holder,
         host=info.host or None,

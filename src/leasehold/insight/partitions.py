@@ -132,12 +132,6 @@ def renewed_ago_s(peer: Peer) -> float | None:
     return max(0.0, peer.duration_s - peer.remaining_s) if peer.duration_s else None
 
 
-def in_order(partition: str) -> tuple[bool, int, str]:
-    """The order of partitions for people: numbers as numbers, then all other names."""
-    is_number = partition.isascii() and partition.isdigit()
-    return (not is_number, int(partition) if is_number else 0, partition)
-
-
 def _time_left_s(resource: Resource, owner: Peer | None) -> float | None:
     if resource.state is State.EXPIRED:
         return 0.0

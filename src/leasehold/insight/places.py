@@ -14,6 +14,7 @@ import anyio.to_thread
 
 from leasehold.errors import DataDamaged, Trimmed, UsageError, VolumeUnusable
 from leasehold.log.start import Start
+from leasehold.sources.log import partition_number
 from leasehold.sources.port import PartitionEnds
 
 if TYPE_CHECKING:
@@ -122,15 +123,10 @@ class LogPlaces:
 
     def _one_enqueued_at(self, partition: str, number: int) -> datetime | None:
         start = Start.sequence(number)
-        with self._log.reader(self._stream, _number(partition), start=start) as reader:
+        with self._log.reader(self._stream, partition_number(partition), start=start) as reader:
             batch = reader.read(most_events=1)
             return next(iter(batch)).enqueued_at if batch is not None else None
 
     def _sequence_of(self, partition: str, start: Start) -> int:
-        with self._log.reader(self._stream, _number(partition), start=start) as reader:
+        with self._log.reader(self._stream, partition_number(partition), start=start) as reader:
             return reader.position
-
-
-def _number(partition: str) -> int:
-    """The number of a partition of the log; -1, which no stream has, for what is no number."""
-    return int(partition) if partition.isascii() and partition.isdigit() else -1

@@ -182,6 +182,7 @@ class PartitionContext(_Context):
 
         Raises:
             FencedWrite: the partition is somebody else's; nothing was committed.
+            CheckpointBehind: the events were committed before; nothing was committed again.
             StoreUnavailable: nothing was committed; or the answer to the commit was lost. The
                 events come again only if it was not committed.
             UsageError: the store is not PostgreSQL.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.core.poison import Then
-from leasehold.errors import LeaseLost, UsageError
+from leasehold.errors import LeaseLost, StoreError, UsageError
 from leasehold.processor.handlers import Call, is_cancelled, no_handlers_error
 from leasehold.processor.hooks import HandlerFailed, Poisoned
 from leasehold.sources.dead_letters import DeadLetter
@@ -184,6 +184,10 @@ class Delivery:
         await self._on_error(error)
         turn.start = max(turn.start, _events_before(batch, await self._settle()))
         if turn.start >= len(batch):
+            return
+        if isinstance(error, StoreError):
+            turn.failures -= 1  # the store is away: that says nothing about the event
+            await self._pause(policy.pauses.pause_s(turn.failures + 1, self._rng))
             return
         looking = turn.narrowed and turn.size > 1  # halves are tried once, to find the event
         if not looking and not policy.exhausted(turn.failures):

@@ -170,6 +170,11 @@ class Handlers:
         if self.on_batch is not None and self.on_event is not None:
             raise UsageError("give on_batch or on_event, not both: each event is handled once")
 
+    @property
+    def pulled(self) -> bool:
+        """Whether somebody outside takes the batches, one at a time."""
+        return self.on_drain is not None
+
     async def handle(
         self,
         call: Call,

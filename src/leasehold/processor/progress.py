@@ -97,7 +97,7 @@ class Progress:
     def in_hand(self) -> Position:
         """See ``Desk``."""
         call, batch = self.delivery.call, self.delivery.in_hand
-        if CALL.get() is call:
+        if CALL.get() is call or self._floor.handlers.pulled:
             return self.delivered
         if call is None or batch is None or not call.done:
             return self._done

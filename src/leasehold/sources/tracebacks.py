@@ -11,9 +11,8 @@ from pathlib import Path
 
 import anyio
 
-import leasehold
-
-_OURS = tuple(str(Path(each.__path__[0])) for each in (leasehold, anyio, asyncio))
+_LEASEHOLD = Path(__file__).parents[1]
+_OURS = (str(_LEASEHOLD), *(str(Path(each.__path__[0])) for each in (anyio, asyncio)))
 
 
 def reason_of(error: BaseException) -> str:

@@ -188,7 +188,8 @@ class Guard:
             f"{explained(error, self.address)}; the answer to the commit is missing, so its "
             f"outcome is unknown: read the checkpoint of {self.ownership.key}. If it has reached "
             f"{self._marked().position.sequence_number}, the events up to there are done; if "
-            "not, nothing of the transaction was committed"
+            "not, the server may still be at work on it: run the same block again with the same "
+            "position, which waits for it and is refused if it was committed"
         )
 
     def _done_already(self) -> CheckpointBehind:
