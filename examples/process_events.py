@@ -1,6 +1,6 @@
 """Share a stream between processes. Run it in several terminals, and append events in another one:
 
-    seq 1000 | leasehold log append orders --store sqlite:///leases.db
+    seq 1000 | leasehold log append orders --batch 100 --store sqlite:///leases.db
 
 Stop one with Ctrl-C and its partitions move to the others, without an event coming twice. Kill one
 with ``kill -9`` and they move when its lease has ended.
@@ -27,6 +27,11 @@ def closed(context: BlockingContext, reason: CloseReason) -> None:
     print(f"gone: partition {context.partition} ({reason.value})", flush=True)
 
 
+def failed(context: BlockingContext | None, error: BaseException) -> None:
+    where = "store" if context is None else f"partition {context.partition}"
+    print(f"trouble: {where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
 def main(url: str) -> None:
     volume = Path(url.removeprefix("sqlite:///")).parent / "events"
     with Log.open(url, volumes=[volume]) as log:
@@ -36,6 +41,7 @@ def main(url: str) -> None:
             url,
             "billing",
             on_event=handle,
+            on_error=failed,  # without it, or logging.basicConfig(), nothing is printed
             on_partition_open=opened,
             on_partition_close=closed,
         )
