@@ -171,7 +171,7 @@ def test_process_events(tmp_path: Path) -> None:
     with host(str(EXAMPLES / "process_events.py"), store, place=tmp_path) as line:
         line("mine: partition ")
         in_a_shell("seq 4 | leasehold log append orders --batch 1", tmp_path)
-        assert line("3/0: ") == "3/0: 4"
+        assert line("3/0: ")[-1] in "1234"  # which partition is first is drawn by lot
 
 
 def test_the_programs_of_the_pages_work_as_printed_and_twice(tmp_path: Path) -> None:
