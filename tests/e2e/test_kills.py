@@ -12,6 +12,7 @@ from tests.e2e.sums import balance, never_together
 
 pytestmark = pytest.mark.timeout(150)
 
+BATCH_EVENTS = 10
 LEASE_S = 1.5
 
 
@@ -74,17 +75,22 @@ def test_a_checkpoint_that_leaves_a_host_after_its_lease_is_refused_and_counted(
 ) -> None:
     with crowd(url, tmp_path, partitions=1) as c:
         c.fill(30)
-        zombie = c.begin("zombie", lease_s=LEASE_S, stops="before", stops_at=15)
+        c.fill(30)
+        batch = {"batch_events": BATCH_EVENTS}
+        zombie = c.begin("zombie", lease_s=LEASE_S, stops="before", stops_at=15, **batch)
         zombie.stopped()
         stood = {each.number for each in zombie.delivered()}
         heir = c.begin("heir", lease_s=LEASE_S)
-        heir.says("stored", number=29)
+        heir.says("stored", number=59)
         assert c.ask(lambda store: store.fenced_writes(KEYS_GROUP)) == 0
         zombie.go_on()
         zombie.says("refused", epoch=1, why="fenced")
         zombie.says("closed", reason="lost", epoch=1)
         assert c.ask(lambda store: store.fenced_writes(KEYS_GROUP)) == 1
-        assert {each.number for each in zombie.delivered()} == stood
+        later = {each.number for each in zombie.delivered()} - stood
+        # The stop came in the thread of the leases: one call may have been under way. No more.
+        assert later == set(range(max(stood) + 1, max(stood) + 1 + len(later)))
+        assert len(later) <= BATCH_EVENTS
         c.stored()
         never_together(c)
         assert balance(c).twice > 0

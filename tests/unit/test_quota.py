@@ -8,7 +8,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.balance.quota import Claimant, quotas
@@ -86,12 +86,19 @@ def moves(members: list[Claimant], numbers: dict[str, int]) -> int:
 @pytest.mark.spec("B2")
 @settings(max_examples=150, deadline=None)
 @given(members=claimants(WEIGHTS, LIMITS, most=5), free=st.integers(0, 4))
+@example(
+    members=[
+        Claimant(holder=f"m{n}", count=count, weight=weight)
+        for n, (count, weight) in enumerate([(0, 1.0), (0, 0.5), (0, 0.5), (5, 1.0)])
+    ],
+    free=4,
+)
 def test_no_other_rounding_needs_fewer_moves(members: list[Claimant], free: int) -> None:
     total = sum(c.count for c in members) + free
     share, given_out = shares(total, members), quotas(total, members)
     floors = [math.floor(share[c.holder]) for c in members]
     choices = [
-        (floor,) if floor == c.most else (floor, floor + 1)
+        (floor,) if floor in (c.most, share[c.holder]) else (floor, floor + 1)  # whole: no rounding
         for c, floor in zip(members, floors, strict=True)
     ]
     given_in_order = [c.holder for c in members]
