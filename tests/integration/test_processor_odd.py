@@ -211,7 +211,28 @@ async def test_what_a_plain_handler_lets_out_is_a_failure_and_nothing_more(
         await s.seen.count(1)
 
 
-@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
+class NotAnException(BaseException):
+    """As some libraries have it."""
+
+
+@pytest.mark.spec("B6", "P11")
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, NotAnException])
+async def test_what_an_async_handler_lets_out_is_a_failure_and_nothing_more(
+    kind: type[BaseException],
+) -> None:
+    async def on_event(context: PartitionContext, event: Event) -> None:
+        if not s.watch.of(HandlerFailed):
+            raise kind
+        s.seen.note(context, event)
+
+    async with scene(events=1) as s:
+        await s.host(on_event=on_event)
+        failed = await s.watch.sees(HandlerFailed)
+        assert kind.__name__ in str(failed.error)
+        await s.seen.count(1)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, NotAnException])
 async def test_what_the_callbacks_let_out_ends_nothing(kind: type[BaseException]) -> None:
     async def raises(*_: Any) -> None:
         raise kind

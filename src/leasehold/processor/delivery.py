@@ -153,8 +153,10 @@ class Delivery:
             if is_cancelled():
                 raise
             error = no_handlers_error(cancelled)
-        except SystemExit as left:
-            error = no_handlers_error(left)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # not the handler's: the program is to end
+        except BaseException as raised:  # noqa: BLE001
+            error = no_handlers_error(raised)
         finally:
             self.call = None
             self._count(part.slice(0, call.done))

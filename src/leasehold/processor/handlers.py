@@ -253,8 +253,10 @@ class Handlers:
             if is_cancelled():
                 raise
             raise no_handlers_error(cancelled) from cancelled
-        except SystemExit as left:
-            raise no_handlers_error(left) from left
+        except (Exception, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as raised:
+            raise no_handlers_error(raised) from raised
         _done_with(function, answer)
 
     async def _limited(self, clock: Clock, answer: Any) -> None:
