@@ -46,7 +46,7 @@ spec: $(READY) ## each behaviour of docs/spec.md, its tests, passed or not
 	@$(BIN)/python tools/spec_table.py .spec-report.json
 
 lock: $(UV) ## make requirements.lock anew from pyproject.toml
-	@$(UV) pip compile pyproject.toml --extra postgres --extra azure --extra metrics --group dev \
+	@$(UV) pip compile pyproject.toml --extra postgres --extra azure --extra metrics --extra spark --extra demo --group dev \
 	    --universal --generate-hashes --python-version 3.11 --upgrade --quiet \
 	    --custom-compile-command "make lock" -o requirements.lock
 	@echo "requirements.lock is new: run 'make check test' before committing it."

@@ -8,6 +8,7 @@
     │   ├── InvalidDuration       a duration outside the allowed range
     │   ├── InvalidOptions        two settings that contradict each other
     │   ├── UnknownStore          a store URL that names no store we have
+    │   ├── SinkUnfit             rows that do not fit the sink
     │   └── BeyondEnd             the position lies beyond the next event of the partition
     ├── UnknownResource           a key that was never declared
     │   ├── UnknownFile           there is no file at this path (FileNotFoundError)
@@ -26,6 +27,8 @@
     ├── CheckpointBehind          a checkpoint that would go back
     ├── HandlerTimeout            a handler took too long (TimeoutError)
     ├── PositionLost              the place to go on reading does not exist
+    ├── BatchFailed               a batch of a pipeline could not be transformed or written
+    ├── SinkChanged               a sink that is not as the pipeline left it
     └── StoreError                the store, not you
         ├── StoreUnavailable      no answer in time: what was asked may or may not have happened
         └── StoreUnusable         it answers, and can not serve: read-only, full, damaged, too new
@@ -239,3 +242,24 @@ class HandlerTimeout(LeaseholdError, TimeoutError):
 
 class PositionLost(LeaseholdError):
     """The place where a partition is to go on does not exist in it, and nobody said what to do."""
+
+
+class SinkUnfit(UsageError):
+    """The rows do not fit the sink; the message names the columns. Nothing was written."""
+
+
+class SinkChanged(LeaseholdError):
+    """The sink is not as its pipeline left it: made anew, restored, or written by a stranger."""
+
+
+class BatchFailed(LeaseholdError):
+    """A batch could not be transformed or staged; nothing of it was committed.
+
+    Attributes:
+        ranges: what it would have held, as text: ``partition[start, end)`` for each partition.
+    """
+
+    def __init__(self, message: str, *, ranges: tuple[str, ...] = ()) -> None:
+        """Keep the ranges beside the words for people."""
+        super().__init__(message)
+        self.ranges = ranges

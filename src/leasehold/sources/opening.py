@@ -23,7 +23,16 @@ def open_source(text: str, *, store_url: str, name: str) -> EventSource:
         UnknownStream: there is no such stream; the message names those there are.
         UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
+    return LogSource.open(store_url, stream_of(text), name=name)
+
+
+def stream_of(text: str) -> str:
+    """The name of the stream in the text.
+
+    Raises:
+        UsageError: there is none.
+    """
     stream = text.removeprefix(_LOG)
     if not stream:
         raise UsageError(f"{text!r} names no stream: write log:STREAM, or only STREAM")
-    return LogSource.open(store_url, stream, name=name)
+    return stream

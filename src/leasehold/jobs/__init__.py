@@ -1,0 +1,1 @@
+"""One job at a time: reservations."""

@@ -1,0 +1,1 @@
+"""Where a pipeline writes; the contract is in ``leasehold.spark.sinks.port``."""

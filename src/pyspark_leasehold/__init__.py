@@ -1,0 +1,5 @@
+"""Found by Spark by its name: makes ``format("leasehold")`` known without a word in the program."""
+
+from leasehold.spark.source import LeaseholdSource as DefaultSource
+
+__all__ = ["DefaultSource"]
