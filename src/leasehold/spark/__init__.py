@@ -1,1 +1,101 @@
-"""Spark: the data source, pipelines that share a stream by leases, sinks, standby drivers, audits."""
+"""Spark: events as DataFrames, and pipelines of several drivers whose rows are written once.
+
+Three ways to use it, from the least to the most::
+
+    spark.read / readStream / write / writeStream .format("leasehold")        any Spark program
+    standby(build, name=…, checkpoint_location=…)       one of several drivers runs a query
+    Pipeline(spark, source, store, group)…run()         several drivers share a stream
+
+**A pipeline** is a loop in the driver. The lease is kept in a thread of its own, by the same
+``Member`` that processors have::
+
+    owned partitions ─> ranges ─> DataFrame ─> the user's function ─> stage ─┐  (Spark job)
+          ^                                                                  v
+          └── positions <── checkpoint <── commit: rows and positions in one step
+
+A batch is staged while the one before it is committed. What makes the output exactly once is the
+sink, not the lease:
+
+1. A driver that gets a partition first *fences* the sink with its epoch, then asks it how far it
+   has come. From then on no former owner can commit, however long it slept.
+2. A commit carries, for each partition, the epoch and where its range starts and ends. The sink
+   takes it only if no epoch is newer and each position is where the range starts; rows and
+   positions change together.
+3. The store's checkpoint is written afterwards, for people, lags and retention. Where the two
+   differ, the sink is right (``core.resume``).
+
+A partition is handed over when no batch that reads it is under way, so an orderly move repeats
+nothing. The lease only decides who works; if it ends in the middle of a batch, that work is wasted
+and nothing else.
+
+=================  ====================================================================
+module             holds
+=================  ====================================================================
+``session``        a session with the settings that matter; ``java``: something to run it on
+``source``         the data source; ``schema``, ``reading``: events as Spark wants them
+``pipeline``       its face; ``engine``: the loop; ``shares``: the lease and the partitions
+``opening``        fence, then ask; ``planning``, ``frames``: what a batch reads
+``staging``        the user's function and its failures; ``committing``: the last step
+``sinks``          the contract (``sinks.port``), Delta, PostgreSQL, Parquet, log, a function
+``publishing``     writing to the log, all or nothing
+``standby``        one of several drivers of a Structured Streaming query; ``fence``
+``audit``          proves from history, log and sink what happened
+``demo``           the main job, with real faults
+=================  ====================================================================
+
+Everything here needs ``pip install 'leasehold[spark]'``; names are loaded when they are asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leasehold.core.poison import PoisonPolicy
+    from leasehold.processor.settings import OnTrimmed
+    from leasehold.spark.pipeline import Pipeline
+    from leasehold.spark.session import session
+    from leasehold.spark.settings import PipelineOptions
+    from leasehold.spark.sinks.foreach import ForeachSink, noop_sink
+    from leasehold.spark.source import register
+
+__all__ = [
+    "ForeachSink",
+    "OnTrimmed",
+    "Pipeline",
+    "PipelineOptions",
+    "PoisonPolicy",
+    "noop_sink",
+    "register",
+    "session",
+]
+
+_HOMES = {
+    "ForeachSink": "leasehold.spark.sinks.foreach",
+    "OnTrimmed": "leasehold.processor.settings",
+    "Pipeline": "leasehold.spark.pipeline",
+    "PipelineOptions": "leasehold.spark.settings",
+    "PoisonPolicy": "leasehold.core.poison",
+    "noop_sink": "leasehold.spark.sinks.foreach",
+    "register": "leasehold.spark.source",
+    "session": "leasehold.spark.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a name when it is asked for.
+
+    Raises:
+        ImportError: Spark is not installed; the message says how to.
+    """
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("leasehold"):
+            raise
+        raise ImportError(
+            f"leasehold.spark needs the package {error.name!r}: pip install 'leasehold[spark]'"
+        ) from error

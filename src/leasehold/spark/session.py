@@ -92,9 +92,7 @@ def _silence(conf: SparkConf) -> None:
 
 
 def _prepare_environment() -> None:
-    home = java_home()
-    if home is not None:
-        os.environ["JAVA_HOME"] = str(home)
+    os.environ["JAVA_HOME"] = str(java_home())
     # Else workers run the first python3 in PATH, which may know nothing of Arrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

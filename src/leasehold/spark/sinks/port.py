@@ -13,7 +13,8 @@ Guarantees of every sink whose ``atomic`` is true:
    was done before.
 4. What was staged and not committed is never seen by those who read the sink as its page says.
 
-A sink that is not atomic writes in ``commit`` and may be given the same events again.
+A sink that is not atomic keeps no positions: it writes in ``stage``, may be given the same events
+again after a crash, and everything else does nothing.
 
 The positions of a Structured Streaming query are its batch numbers, of one partition, ``query``.
 """
@@ -110,7 +111,11 @@ class Staged:
 
 
 class Sink(Protocol):
-    """Where a pipeline writes. One thread at a time, but ``discard``, which any may call."""
+    """Where a pipeline writes.
+
+    One thread at a time; but a batch is staged while the one before it is committed, and ``discard``
+    may be called at any time.
+    """
 
     @property
     def name(self) -> str:

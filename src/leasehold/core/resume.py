@@ -1,0 +1,53 @@
+"""Where a pipeline goes on in a partition, when sink and checkpoint may say different things. Pure.
+
+The sink's own position was moved in the same step as its rows, so it is the truth; the checkpoint
+is written after it, and may be behind after a crash. It can only be ahead if the sink went back, or
+if an operator has moved it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class By(Enum):
+    """Whose word counts."""
+
+    SINK = "sink"
+    CHECKPOINT = "checkpoint"
+    OPERATOR = "operator"
+    START = "start"
+    NOBODY = "nobody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Go on at ``position``; None with ``START`` and ``OPERATOR``: where the options say.
+
+    ``NOBODY``: sink and checkpoint contradict each other, and a person must decide.
+    """
+
+    by: By
+    position: int | None = None
+
+
+def resumed(*, checkpoint: int | None, sunk: int | None, is_reset: bool) -> Resumed:
+    """Decide. Both are the number of the first event that is not done.
+
+    ``is_reset``: an operator has put the checkpoint where it is, after the sink last heard of the
+    partition.
+    """
+    if is_reset:
+        return Resumed(by=By.OPERATOR, position=checkpoint)
+    if sunk is None:
+        return Resumed(by=By.START if checkpoint is None else By.NOBODY)
+    if checkpoint is not None and checkpoint > sunk:
+        return Resumed(by=By.NOBODY)
+    return Resumed(by=By.SINK, position=sunk)
+
+
+def resumed_by_checkpoint(checkpoint: int | None) -> Resumed:
+    """Decide for a sink that keeps no positions."""
+    by = By.START if checkpoint is None else By.CHECKPOINT
+    return Resumed(by=by, position=checkpoint)

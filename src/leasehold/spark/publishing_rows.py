@@ -1,0 +1,204 @@
+"""Rows on their way into the log: checked, shared out to partitions, and staged in a file.
+
+Tasks do this, on any machine that sees the staging directory; they need no store. A staged file is
+an Arrow file whose batches each belong to one partition of the stream and are small enough for a
+frame of the log. It is whole, has its checksum taken, and is safe from a power cut when ``stage``
+returns; a task that fails leaves none. Nothing that the log could refuse later gets into one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from crc32c import crc32c
+from pyarrow import ipc
+
+from leasehold.errors import SinkUnfit, UsageError, VolumeUnusable
+from leasehold.log.events import SENT_SCHEMA, sent_batch, split_by_key
+from leasehold.log.frame import MAX_BODY_BYTES
+from leasehold.log.sending import cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from leasehold.log.streams import StreamInfo
+
+_FRAME_BYTES = 1 << 20  # of this size frames read fastest
+_ROOM_BYTES = 1 << 20  # of a frame, for what is stored beside its events
+_MOST_GATHERED_BYTES = 64 << 20
+_PARTITION = "partition"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a task must know: where to stage, and what the stream was like when it was planned."""
+
+    stream: str
+    directory: str
+    partitions: int
+    frame_bytes: int
+    most_event_bytes: int
+
+    @classmethod
+    def of(cls, stream: StreamInfo, directory: str) -> Plan:
+        """The plan for a stream as it is now."""
+        segment_bytes = stream.settings.segment_bytes
+        return cls(
+            stream=stream.name,
+            directory=directory,
+            partitions=stream.partitions,
+            frame_bytes=min(_FRAME_BYTES, segment_bytes // 4),
+            most_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _ROOM_BYTES),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedFile:
+    """One file of one task. ``partitions``: how many there were when its rows were shared out."""
+
+    path: str
+    task: int
+    rows: int
+    bytes: int
+    checksum: int
+    partitions: int
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Return if rows with these columns can be events.
+
+    Raises:
+        SinkUnfit: they can not; the message names the columns.
+    """
+    try:
+        sent_batch(pa.Table.from_batches([], schema))
+    except UsageError as error:
+        raise SinkUnfit(f"the rows can not be sent to the log: {error}") from error
+
+
+def stage(
+    batches: Iterable[pa.RecordBatch], plan: Plan, *, task: int, token: str
+) -> StagedFile | None:
+    """Write the rows of a task to a file of their own; none if there are no rows.
+
+    ``token`` makes the name unlike that of any other attempt.
+
+    Raises:
+        SinkUnfit: an event is too big, a body is null, or a column is not what it should be.
+        VolumeUnusable: the staging directory is not there, or can not be written.
+    """
+    path = Path(plan.directory) / f"{task:05d}-{token}.arrow"
+    try:
+        with path.open("xb") as file:
+            rows = _written(file, batches, plan, task)
+            file.flush()
+            os.fsync(file.fileno())
+        size, checksum = measured(path)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, UsageError):
+            raise VolumeUnusable(
+                f"{plan.directory} can not be written here ({error}): all executors and the driver "
+                "must see the same directory; name one with the option staging"
+            ) from error
+        raise
+    if not rows:
+        path.unlink()
+        return None
+    return StagedFile(
+        path=str(path),
+        task=task,
+        rows=rows,
+        bytes=size,
+        checksum=checksum,
+        partitions=plan.partitions,
+    )
+
+
+def measured(path: Path) -> tuple[int, int]:
+    """The size and the checksum of a file.
+
+    Raises:
+        OSError: it can not be read.
+    """
+    with pa.memory_map(str(path)) as source:
+        buffer = source.read_buffer()
+        return buffer.size, crc32c(memoryview(buffer))
+
+
+def staged_batches(path: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches of a staged file where they lie, each with its partition.
+
+    Raises:
+        OSError: it can not be read.
+    """
+    reader = ipc.open_file(pa.memory_map(path))
+    for number in range(reader.num_record_batches):
+        batch, told = reader.get_batch_with_custom_metadata(number)
+        yield int(told[_PARTITION]), batch
+
+
+def _written(file: object, batches: Iterable[pa.RecordBatch], plan: Plan, task: int) -> int:
+    rows = 0
+    with ipc.new_file(file, SENT_SCHEMA) as writer:
+        gathered = _Gathered(plan)
+        for turn, batch in enumerate(batches):
+            rows += batch.num_rows
+            for number, part in gathered.added(_sendable(batch), turn=task + turn):
+                _put(writer, number, part, plan)
+        for number, part in gathered.rest():
+            _put(writer, number, part, plan)
+    return rows
+
+
+def _sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    try:
+        return sent_batch(batch)
+    except UsageError as error:
+        raise SinkUnfit(f"a row can not be sent to the log: {error}") from error
+
+
+def _put(writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, plan: Plan) -> None:
+    for part, size in cut(batch, plan.frame_bytes):
+        if size > plan.most_event_bytes:
+            raise SinkUnfit(
+                f"an event has {size} bytes, and one of {plan.stream!r} may have "
+                f"{plan.most_event_bytes}: send smaller events, or use a stream with bigger "
+                "segments"
+            )
+        writer.write_batch(part, custom_metadata={_PARTITION: str(number)})
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Rows by partition, until there are enough of one for a frame."""
+
+    plan: Plan
+    waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    def added(self, batch: pa.RecordBatch, *, turn: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Take rows in; give what is enough. Those without a key go together to one partition."""
+        if not batch.num_rows:
+            return
+        count = self.plan.partitions
+        for number, part in split_by_key(batch, count, keyless=turn % count).items():
+            self.waiting.setdefault(number, []).append(part)
+            self.sizes[number] = self.sizes.get(number, 0) + part.nbytes
+            if self.sizes[number] >= self.plan.frame_bytes:
+                yield number, self._taken(number)
+        if sum(self.sizes.values()) > _MOST_GATHERED_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Give all there is."""
+        for number in sorted(self.waiting):
+            yield number, self._taken(number)
+
+    def _taken(self, number: int) -> pa.RecordBatch:
+        del self.sizes[number]
+        return sent_batch(pa.Table.from_batches(self.waiting.pop(number)))

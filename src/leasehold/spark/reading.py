@@ -1,0 +1,188 @@
+"""Reading ranges of events as Arrow, inside a task of Spark or anywhere else.
+
+Guarantees:
+
+* All events of the ranges, each once, those of a range in their order, with the columns asked for
+  and exactly the Arrow schema that Spark wants. Every frame has been compared with its checksum.
+* Columns are not copied out of the log, but for frames that are too small to be sent alone: they
+  are joined, so that Spark is not fed with crumbs. Large frames are sent in parts.
+* A process opens a stream once, for all its tasks. What a fork took along is not used.
+* What goes wrong names the partition and the range.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from leasehold.errors import LeaseholdError
+from leasehold.log.events import STORED_SCHEMA
+from leasehold.sources.ranges import open_ranges
+from leasehold.spark.schema import arrow_of, cut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from leasehold.log.events import EventBatch
+    from leasehold.sources.ranges import RangeSource
+    from leasehold.spark.ranges import Range
+
+LEAST_ROWS = 1 << 10  # fewer cost Spark more for each row
+MOST_ROWS = 40_000
+MOST_BYTES = 32 << 20
+_PARTITION = "partition"
+
+
+class _Opened:
+    """The streams that this process has open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._sources: dict[tuple[str, str], RangeSource] = {}
+
+    def get(self, source: str, store: str) -> RangeSource:
+        """Open it, or give the one that is open."""
+        if self._process != os.getpid():  # a fork has the memory of it, and not its threads
+            self.__init__()  # type: ignore[misc]
+        with self._lock:
+            found = self._sources.get((source, store))
+            if found is None:
+                found = open_ranges(source, store_url=store)
+                self._sources[source, store] = found
+            return found
+
+    def drop(self, source: str, store: str) -> None:
+        """Close it: after trouble the next one begins anew."""
+        with self._lock:
+            found = self._sources.pop((source, store), None)
+        if found is not None:
+            found.close()
+
+
+_OPENED = _Opened()
+
+
+def opened(source: str, store: str) -> RangeSource:
+    """The stream, open in this process and shared by all that ask; nobody else closes it.
+
+    Raises:
+        UsageError, UnknownStream, StoreUnavailable, StoreUnusable: as ``open_ranges``.
+    """
+    return _OPENED.get(source, store)
+
+
+def closed(source: str, store: str) -> None:
+    """Close the shared one, if there is one: whoever asks next opens it anew."""
+    _OPENED.drop(source, store)
+
+
+def events(
+    source: str,
+    store: str,
+    ranges: Iterable[Range],
+    columns: Sequence[str] | pa.Schema,
+    *,
+    least_rows: int = LEAST_ROWS,
+    most_rows: int = MOST_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """The events of the ranges. ``columns``: names, or the Arrow schema with these names.
+
+    Raises:
+        UsageError: an event has no such column.
+        Trimmed, BeyondEnd: a range is not there, or no more.
+        DataDamaged, VolumeUnusable: it can not be read.
+        UnknownStream, StoreUnavailable, StoreUnusable: the stream can not be opened.
+    """
+    settle()
+    schema = columns if isinstance(columns, pa.Schema) else arrow_of(cut(columns))
+    cut(schema.names)
+    pieces = _pieces(source, store, ranges, schema, most_rows=most_rows)
+    return _joined(pieces, least_rows=least_rows)
+
+
+def settle() -> None:
+    """In a worker of Spark, once: leave what is loaded by now out of each collection of garbage.
+
+    Spark's worker collects after every task, and most of what it looks at is modules.
+    """
+    if not gc.get_freeze_count() and TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()
+
+
+def _pieces(
+    source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, most_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The events as they lie in the log, cut to the columns, none with too many rows."""
+    for each in ranges:
+        try:
+            for batch in opened(source, store).read(each.partition, each.start, each.end):
+                whole = _columns(batch, schema)
+                rows = _most_rows(whole, most_rows)
+                for first in range(0, whole.num_rows, rows):
+                    yield whole if rows >= whole.num_rows else whole.slice(first, rows)
+        except LeaseholdError as error:
+            closed(source, store)
+            error.args = (f"events {each} of {source!r} can not be read: {error}",)
+            raise
+
+
+def _most_rows(batch: pa.RecordBatch, most_rows: int) -> int:
+    """How many of its rows go at once, so that about ``MOST_BYTES`` do."""
+    size = batch.nbytes
+    if size <= MOST_BYTES:
+        return most_rows
+    return max(min(most_rows, int(MOST_BYTES * batch.num_rows // size)), 1)
+
+
+def _columns(batch: EventBatch, schema: pa.Schema) -> pa.RecordBatch:
+    stored = batch.arrow
+    return pa.RecordBatch.from_arrays(
+        [
+            _named(batch.partition, stored.num_rows)
+            if name == _PARTITION
+            else stored.column(_PLACES[name])
+            for name in schema.names
+        ],
+        schema=schema,
+    )
+
+
+_PLACES = {name: place for place, name in enumerate(STORED_SCHEMA.names)}
+
+
+def _named(partition: str, count: int) -> pa.Array:
+    """The id of the partition, ``count`` times."""
+    size = max(1 << 12, 1 << (count - 1).bit_length())
+    return _repeated(partition, size).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _repeated(partition: str, size: int) -> pa.Array:
+    return pa.repeat(pa.scalar(partition, pa.utf8()), size)
+
+
+def _joined(pieces: Iterator[pa.RecordBatch], *, least_rows: int) -> Iterator[pa.RecordBatch]:
+    """The same, where small ones that follow each other are copied into one."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        rows += piece.num_rows
+        size += piece.nbytes
+        if rows >= least_rows or size >= MOST_BYTES:
+            yield _one(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,83 @@
+"""The columns of an event as Spark sees them, and the same as Arrow.
+
+Spark takes a batch only if its Arrow schema is exactly the one that Spark makes of the columns: the
+order, the types and whether there may be nulls. ``EVENTS`` is chosen so that the columns of the log
+fit as they lie.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from leasehold.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
+
+EVENTS = StructType(
+    [
+        StructField("partition", StringType(), nullable=False),
+        StructField("sequence_number", LongType(), nullable=False),
+        StructField("offset", LongType(), nullable=False),
+        StructField("enqueued_at", TimestampType(), nullable=False),
+        StructField("key", StringType()),
+        StructField("body", BinaryType(), nullable=False),
+        StructField("properties", MapType(StringType(), StringType())),
+        StructField("epoch", LongType(), nullable=False),
+    ]
+)
+
+
+def cut(columns: Iterable[str]) -> StructType:
+    """Only these columns of ``EVENTS``, in this order.
+
+    Raises:
+        UsageError: an event has no such column; the message names the nearest.
+    """
+    return StructType([_field(name) for name in columns])
+
+
+def checked(wanted: StructType) -> StructType:
+    """The same columns, if an event can fill them.
+
+    Raises:
+        UsageError: a column is unknown, has another type, or may not be null and can be.
+    """
+    for field in wanted.fields:
+        known = _field(field.name)
+        if field.dataType != known.dataType:
+            raise UsageError(
+                f"the column {field.name} of an event is {known.dataType.simpleString()}, not "
+                f"{field.dataType.simpleString()}: read it as that, and cast it afterwards"
+            )
+        if known.nullable and not field.nullable:
+            raise UsageError(f"the column {field.name} of an event may be null: say nullable=True")
+    return wanted
+
+
+def arrow_of(columns: StructType) -> pa.Schema:
+    """The Arrow schema that Spark wants batches of these columns to have."""
+    return to_arrow_schema(columns, timezone="UTC")
+
+
+def _field(name: str) -> StructField:
+    names = EVENTS.fieldNames()
+    if name not in names:
+        near = get_close_matches(name.lower(), names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        raise UsageError(f"an event has no column {name!r}: {hint}")
+    return EVENTS[name]
