@@ -25,7 +25,7 @@ demo: $(READY) ## a group of 32 hosts, one joins: ours beside the others
 	@$(BIN)/leasehold simulate --hosts 32 --partitions 1024 --scenario join --compare $(ARGS)
 
 test: $(READY) ## all tests (ARGS="-k lease" picks some)
-	@$(BIN)/pytest -q -n 2 $(ARGS)
+	@$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
 
 check: $(READY) ## lint, format, types, layers
 	@$(BIN)/ruff check
@@ -42,7 +42,7 @@ bench: $(READY) ## all measurements (PART=balance picks one)
 
 spec: $(READY) ## each behaviour of docs/spec.md, its tests, passed or not
 	@rm -f .spec-report.json
-	@$(BIN)/pytest -q -n 2 --no-header -r fE --spec-report .spec-report.json $(ARGS) >&2 || true
+	@$(BIN)/pytest -q -n 2 --dist loadgroup --no-header -r fE --spec-report .spec-report.json $(ARGS) >&2 || true
 	@$(BIN)/python tools/spec_table.py .spec-report.json
 
 lock: $(UV) ## make requirements.lock anew from pyproject.toml

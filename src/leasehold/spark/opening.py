@@ -68,7 +68,7 @@ class Opening:
                 raise self._contradiction(partition, done, sunk)
             position = self._in_log(partition, found, ends[partition])
             places[partition] = Place(position=position, by=found.by.value)
-            if found.by is By.OPERATOR or (found.position or position) != position:
+            if found.by is By.OPERATOR or found.position not in {None, position}:
                 moves[partition] = Sunk(position=position, epoch=tenure.ownership.epoch)
         if moves and self._sink.atomic:
             self._sink.move(self._shares.group, moves)
@@ -82,10 +82,22 @@ class Opening:
         for partition, epoch in epochs.items():
             sunk = known.get(partition, Sunk())
             if sunk.epoch > epoch:
-                self._shares.fenced(tenures[partition])
+                self._given_up(tenures[partition], sunk.epoch)
             else:
                 found[partition] = sunk
         return found
+
+    def _given_up(self, tenure: Tenure, sunk_epoch: int) -> None:
+        """The sink has heard of a later owner. If the store has not, it is not ours to write."""
+        owned = tenure.ownership
+        if self._shares.epoch(owned.key) == owned.epoch:
+            raise SinkChanged(
+                f"{self._sink.name} has heard of epoch {sunk_epoch} of partition "
+                f"{tenure.partition} for {self._shares.group!r}, and the store is at "
+                f"{owned.epoch}: a group of this name in another store writes to it, or the store "
+                "was made anew. Use another name for the group"
+            )
+        self._shares.fenced(tenure)
 
     def _resumed(self, tenure: Tenure, checkpoint: int | None, sunk: Sunk) -> Resumed:
         if not self._sink.atomic:

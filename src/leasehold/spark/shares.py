@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from leasehold.clock import Clock
-    from leasehold.model import Checkpoint, MarkRefusal, Ownership, Term
+    from leasehold.model import Checkpoint, MarkRefusal, Ownership, Resource, Term
     from leasehold.ports import Store
     from leasehold.spark.settings import PipelineOptions
 
@@ -235,6 +235,11 @@ class Shares:
         """All checkpoints of the group, by key."""
         found: Mapping[str, Checkpoint] = self._portal.call(self._store.checkpoints, self.group)
         return found
+
+    def epoch(self, key: str) -> int:
+        """The epoch of the partition as the store knows it now."""
+        found: Mapping[str, Resource] = self._portal.call(self._store.resources, self.group)
+        return found[key].epoch if key in found else 0
 
     def done(self) -> dict[str, int]:
         """The first event of each partition that is not done, by id, as the checkpoints say."""

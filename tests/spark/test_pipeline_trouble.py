@@ -1,0 +1,222 @@
+"""The pipeline in trouble: bad functions, bad events, sinks and checkpoints that contradict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from tests.spark.test_pipeline import bodies, pipeline
+from tests.support.memory_sink import MemorySink
+from tests.support.spark_logs import made
+
+from leasehold.core.ladder import Ladder
+from leasehold.core.poison import PoisonPolicy
+from leasehold.errors import BatchFailed, PositionLost, SinkChanged, UsageError
+from leasehold.log import Event, Log, Start
+from leasehold.model import Position
+from leasehold.names import partition_key
+from leasehold.processor.settings import OnTrimmed
+from leasehold.sources.dead_letters import LogDeadLetters
+from leasehold.spark import Pipeline
+from leasehold.spark.sinks.port import Batch, Sunk
+from leasehold.stores import open_store
+
+AT_ONCE = Ladder(base_s=0.0, most_s=0.0)
+
+
+def fails_at_42(events: DataFrame) -> DataFrame:
+    """Raises in a task, where the event is read."""
+    number = events.body.cast("string").cast("int")
+    return events.withColumn("checked", f.when(number == 42, f.raise_error(f.lit("42!"))))
+
+
+def resets(url: str, position: int | None) -> None:
+    """What ``leasehold checkpoints reset`` does."""
+
+    async def now() -> None:
+        async with open_store(url) as store:
+            place = None if position is None else Position(sequence_number=position - 1)
+            assert not await store.reset({partition_key("orders", "sums", "0"): place})
+
+    anyio.run(now)
+
+
+@pytest.mark.spec("S4", "B6")
+def test_a_function_that_fails_stops_the_pipeline_and_the_range_is_named(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
+    policy = PoisonPolicy.stop(retries=1, pauses=AT_ONCE)
+    line = pipeline(spark, url, sink, batch_events=40, poison=policy).transform(fails_at_42)
+    with pytest.raises(BatchFailed, match=r"0\[40, 80\).*2 times.*nothing.*42!") as caught:
+        line.run(until_caught_up=True)
+    assert caught.value.ranges == ("0[40, 80)",)
+    assert bodies(sink) == list(range(40))
+    assert sink.places["0"].position == 40
+
+
+@pytest.mark.spec("S4", "B6")
+def test_one_bad_event_goes_to_the_dead_letters_and_all_others_are_committed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, sink = made(tmp_path, events=100, partitions=2), MemorySink()
+    with Log.open(url) as log:
+        log.create("dead", partitions=1)
+        letters = LogDeadLetters(log, "dead")
+        policy = PoisonPolicy.dead_letter(retries=0, pauses=AT_ONCE)
+        line = pipeline(spark, url, sink, poison=policy, dead_letters=letters)
+        totals = line.transform(fails_at_42).run(until_caught_up=True)
+        with log.reader("dead", 0) as reader:
+            (letter,) = [event for batch in reader.batches() for event in batch]
+    assert letter.body == b"42"
+    assert letter.properties["leasehold-partition"] == "0"
+    assert letter.properties["leasehold-sequence-number"] == "21"
+    assert bodies(sink) == [number for number in range(100) if number != 42]
+    assert totals.dropped == 1
+    assert sink.places["0"].position == 50
+
+
+@pytest.mark.spec("B6")
+def test_a_function_that_fails_on_no_events_at_all_stops_under_every_policy(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, sink = made(tmp_path, events=50), MemorySink()
+
+    def broken(events: DataFrame) -> DataFrame:
+        return events.select("no_such_column")
+
+    policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
+    with pytest.raises(BatchFailed, match="no_such_column"):
+        pipeline(spark, url, sink, poison=policy).transform(broken).run(until_caught_up=True)
+    assert not sink.rows
+    assert not any(place.position for place in sink.places.values())
+
+
+@pytest.mark.spec("B6")
+def test_a_function_that_returns_no_frame_is_told_so(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=10), MemorySink()
+    policy = PoisonPolicy.stop(retries=0)
+    line = pipeline(spark, url, sink, poison=policy).transform(lambda events: events.count())  # type: ignore[arg-type, return-value]
+    with pytest.raises(BatchFailed, match="returned int, not a DataFrame"):
+        line.run(until_caught_up=True)
+
+
+@pytest.mark.spec("S4")
+def test_after_a_crash_the_sink_is_believed_where_it_is_ahead(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Committed to the sink, and killed before the checkpoint was written."""
+    url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
+    sink.places["0"] = Sunk(position=60, epoch=0)
+    pipeline(spark, url, sink).run(until_caught_up=True)
+    assert bodies(sink) == list(range(60, 100))
+
+
+@pytest.mark.spec("S4")
+def test_a_sink_that_was_made_anew_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    url = made(tmp_path, events=100, partitions=1)
+    pipeline(spark, url, MemorySink()).run(until_caught_up=True)
+    other = MemorySink()
+    with pytest.raises(SinkChanged, match=r"holds nothing of partition 0 .* up to 99 were"):
+        pipeline(spark, url, other).run(until_caught_up=True)
+    assert not other.rows
+
+
+@pytest.mark.spec("S4")
+def test_a_sink_that_was_restored_to_an_older_state_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
+    pipeline(spark, url, sink).run(until_caught_up=True)
+    sink.places["0"] = Sunk(position=30, epoch=1)
+    with pytest.raises(SinkChanged, match="holds events up to 29 of partition 0"):
+        pipeline(spark, url, sink).run(until_caught_up=True)
+
+
+@pytest.mark.spec("S4")
+def test_an_operators_reset_is_honoured_once(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
+    pipeline(spark, url, sink).run(until_caught_up=True)
+    resets(url, 90)
+    pipeline(spark, url, sink).run(until_caught_up=True)
+    assert bodies(sink) == sorted([*range(100), *range(90, 100)])
+    pipeline(spark, url, sink).run(until_caught_up=True)
+    assert len(sink.rows) == 110
+
+
+@pytest.mark.spec("B5")
+def test_a_sink_of_another_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=10, partitions=1), MemorySink()
+    sink.places["0"] = Sunk(position=5, epoch=99)
+    with pytest.raises(SinkChanged, match=r"heard of epoch 99 .* store is at 1"):
+        pipeline(spark, url, sink).run(until_caught_up=True)
+    assert not sink.rows
+
+
+@pytest.mark.spec("S4")
+def test_a_place_beyond_the_end_of_the_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=10, partitions=1), MemorySink()
+    sink.places["0"] = Sunk(position=500, epoch=0)
+    with pytest.raises(PositionLost, match=r"partition 0 .* go on at event 500.* before event 10"):
+        pipeline(spark, url, sink).run(until_caught_up=True)
+    assert not sink.rows
+
+
+@pytest.mark.spec("S4")
+def test_events_that_retention_removed_are_a_choice(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/leases.db"
+    with Log.open(url, volumes=[tmp_path / "volume"]) as log:
+        log.create("orders", partitions=1, segment_bytes=4096)
+        with log.producer("orders") as producer:
+            for number in range(20):
+                body = str(number).encode()
+                producer.send(Event(body=body.ljust(1000))).result()
+        log.trim("orders", execute=True, keep_bytes=8192)
+        first = log.info("orders").parts[0].first_sequence
+    assert 0 < first < 20
+    sink = MemorySink()
+    sink.places["0"] = Sunk(position=0, epoch=0)
+    with pytest.raises(PositionLost, match=rf"events 0 to {first - 1} of partition 0"):
+        pipeline(spark, url, sink).run(until_caught_up=True)
+    pipeline(spark, url, sink, on_trimmed=OnTrimmed.EARLIEST).run(until_caught_up=True)
+    assert bodies(sink) == list(range(first, 20))
+
+
+@pytest.mark.spec("S1")
+def test_a_group_may_begin_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
+    url, sink = made(tmp_path, events=100), MemorySink()
+    pipeline(spark, url, sink, start=Start.latest()).run(until_caught_up=True)
+    assert not sink.rows
+
+
+@pytest.mark.spec("S4")
+def test_a_function_instead_of_a_sink_gets_the_epochs_and_the_checkpoint_follows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = made(tmp_path, events=100, partitions=2)
+    seen: list[tuple[int, Batch]] = []
+
+    def note(frame: DataFrame, batch: Batch) -> None:
+        seen.append((frame.count(), batch))
+
+    line = Pipeline(spark, "orders", url, "sums").foreach_batch(note)
+    line.run(until_caught_up=True)
+    assert [count for count, _ in seen] == [100]
+    assert [share.epoch for share in seen[0][1].shares] == [1, 1]
+    Pipeline(spark, "orders", url, "sums").foreach_batch(note).run(until_caught_up=True)
+    assert len(seen) == 1
+
+
+def test_a_pipeline_needs_a_sink_and_has_only_one(spark: SparkSession, tmp_path: Path) -> None:
+    url = made(tmp_path, events=1, partitions=1)
+    with pytest.raises(UsageError, match="needs a sink"):
+        Pipeline(spark, "orders", url, "sums").run()
+    line = Pipeline(spark, "orders", url, "sums").write_to(MemorySink())
+    with pytest.raises(UsageError, match="one sink"):
+        line.write_to(MemorySink())
+    line.run(until_caught_up=True)
+    with pytest.raises(UsageError, match="run once"):
+        line.run()
