@@ -22,6 +22,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from leasehold.cli.audit import EXAMPLE as AUDIT_EXAMPLE
+from leasehold.cli.audit import audit
 from leasehold.cli.checkpoints import checkpoints_app
 from leasehold.cli.files import files_app
 from leasehold.cli.groups import groups_app
@@ -63,6 +65,7 @@ app = typer.Typer(
 )
 app.command(epilog=EXAMPLE)(process)
 app.command(epilog=EXAMPLES)(simulate)
+app.command(epilog=AUDIT_EXAMPLE)(audit)
 for each in (
     groups_app,
     members_app,

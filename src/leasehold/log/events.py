@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -45,8 +46,7 @@ STORED_SCHEMA = pa.schema(
         pa.field("epoch", pa.int64(), nullable=False),
     ]
 )
-# Built from values: what pa.nulls makes of a map is three times as long when it is stored.
-_NO_PROPERTIES = pa.array([None] * 4096, _PROPERTIES.type)
+_MANY = 4096
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _EXPECTED = {
     "key": "text (string), null where there is none",
@@ -278,8 +278,16 @@ def _in_one_piece(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _no_properties(count: int) -> pa.Array:
-    if count <= len(_NO_PROPERTIES):
-        return _NO_PROPERTIES.slice(0, count)
+    return _nulls(max(count, _MANY)).slice(0, count)
+
+
+@lru_cache(maxsize=4)
+def _nulls(count: int) -> pa.Array:
+    """No properties, ``count`` times.
+
+    Built from values: what pa.nulls makes of a map is three times as long when it is stored. And not
+    before it is needed: the first pa.array of a process loads pandas, where that is installed.
+    """
     return pa.array([None] * count, _PROPERTIES.type)
 
 

@@ -10,6 +10,7 @@ Wrong bytes raise ``DataDamaged``, never an error of Arrow or ``struct``.
 from __future__ import annotations
 
 import struct
+from array import array
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -40,7 +41,11 @@ _STORED_AROUND_BYTES = 8192  # each batch: what Arrow says about its columns, an
 _PADDING = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 _TIMES = pa.timestamp("us", "UTC")
 _INTEGERS = pa.int64()
-_RAMP = pa.array(range(1 << 14), _INTEGERS)
+_RAMP_ROWS = 1 << 14
+# By its bytes: the first pa.array of a process loads pandas, where that is installed.
+_RAMP = pa.Array.from_buffers(
+    _INTEGERS, _RAMP_ROWS, [None, pa.py_buffer(array("q", range(_RAMP_ROWS)))]
+)
 _ADD = pc.get_function("add")  # ten times as fast as pc.add for a batch of a thousand
 
 View = bytes | bytearray | memoryview

@@ -49,6 +49,7 @@ class Fence:
         self.holder = reservation.holder
         self.checkpoint_location = checkpoint_location
         self.refusal: LeaseLost | None = None
+        self.last_batch: int | None = None
         self._reservation = reservation
         self._spark = spark
         self._clock = clock or SystemClock()
@@ -100,6 +101,7 @@ class Fence:
         def write(frame: DataFrame, batch_id: int) -> None:
             with self.working():
                 made.write(frame, batch_id)
+                self.last_batch = batch_id
 
         return write
 
@@ -116,6 +118,7 @@ class Fence:
                 self.check()
                 function(frame, batch_id, self)
                 self.check()  # else Spark would note the batch as done
+                self.last_batch = batch_id
 
         return write
 

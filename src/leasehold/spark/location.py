@@ -43,9 +43,9 @@ def canonical(location: str, *, default: str = LOCAL) -> str:
     scheme, rest = found[1].lower(), found[2]
     if scheme == "file":
         return f"file:{os.path.realpath('/' + rest.lstrip('/'))}"
-    authority, slash, path = rest.removeprefix("//").partition("/")
-    clean = posixpath.normpath(f"{slash}{path}") if path else ""
-    return f"{scheme}://{authority.lower()}{clean if clean != '/' else ''}"
+    authority, _, path = rest.removeprefix("//").partition("/")
+    clean = posixpath.normpath("/" + path.lstrip("/"))
+    return f"{scheme}://{authority.lower()}{clean.rstrip('/')}"
 
 
 def job_name(place: str) -> str:

@@ -34,16 +34,18 @@ from leasehold.spark.publishing_rows import Plan
 from leasehold.spark.publishing_sending import MOST_ROWS, Over, Sender, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from leasehold.clock import Clock
     from leasehold.log.streams import StreamInfo
     from leasehold.spark.publishing_entry import Claim, Record
     from leasehold.spark.publishing_rows import StagedFile
+    from leasehold.spark.sinks.port import Sunk
 
 log = logging.getLogger("leasehold.spark")
 
 SAVES = "save/"  # begins the name of a sink that is made for one batch
+_SHARED = "queries"
 _ORPHANED = timedelta(days=1)
 
 
@@ -119,23 +121,34 @@ class Publisher:
         """The name of the stream."""
         return self._stream.name
 
-    def plan(self) -> Plan:
+    def plan(self, *, shared: bool = False) -> Plan:
         """Where tasks are to stage one batch: a directory that is new and theirs alone.
+
+        ``shared``: one for all batches of all queries instead, which stays.
 
         Raises:
             UnknownStream: the stream was deleted.
             VolumeUnusable: there can be no such directory.
         """
         found = self._log.stream(self._stream.name)
-        directory = self._staging / new_token()
+        directory = self._staging / (_SHARED if shared else new_token())
         try:
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=shared)
         except OSError as error:
             raise VolumeUnusable(
                 f"no directory can be made in {self._staging} ({error}): name another one with the "
                 "option staging"
             ) from error
         return Plan.of(found, str(directory))
+
+    def fence(self, sink: str, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+        """Raise epochs; return what was known before.
+
+        Raises:
+            SinkChanged: the stream was made anew.
+            UnknownStream: the stream was deleted.
+        """
+        return self._book.fence(sink, group, epochs, self._log.stream(self.stream))
 
     def commit(self, claim: Claim, staged: Iterable[StagedFile]) -> Record | None:
         """Commit a batch and publish it; None if it was done before and is forgotten.
@@ -223,8 +236,7 @@ class Publisher:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         for directory in {path.parent for path in paths}:
-            with suppress(OSError):
-                directory.rmdir()
+            _drop(directory)
 
     def discard(self, files: Iterable[StagedFile], plan: Plan | None = None) -> None:
         """Remove what was staged, if it is not committed; of a plan all there is. Never raises.
@@ -239,6 +251,10 @@ class Publisher:
         self.remove(each for each in files if each.path not in kept)
         if plan is not None and not any(path.startswith(plan.directory) for path in kept):
             shutil.rmtree(plan.directory, ignore_errors=True)
+
+    def clear(self, plan: Plan) -> None:
+        """Remove the directory of a plan whose batch is published. Never raises."""
+        shutil.rmtree(plan.directory, ignore_errors=True)
 
     def finish_left(
         self,
@@ -288,7 +304,7 @@ class Publisher:
                 log.info("%s belongs to no batch and is removed", path)
                 with suppress(OSError):
                     path.unlink()
-                    path.parent.rmdir()
+                _drop(path.parent)
 
 
 def _check(files: Sequence[StagedFile]) -> None:
@@ -303,6 +319,13 @@ def _check(files: Sequence[StagedFile]) -> None:
         raise SinkUnfit(
             f"a batch has {rows} rows, and may have {MOST_ROWS - 1}: write it in several batches"
         )
+
+
+def _drop(directory: Path) -> None:
+    """Remove a directory, if it is empty and was for one batch."""
+    if directory.name != _SHARED:
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def _beside(opened_log: Log) -> str:

@@ -88,7 +88,7 @@ class Book:
         """
 
         def step(tx: Tx) -> dict[str, Sunk] | LeaseholdError:
-            changed = prepared(tx, sink, stream, lineage="")
+            changed = prepared(tx, sink, stream)
             if isinstance(changed, LeaseholdError):
                 return changed
             known = {part: place_of(tx, sink, group, part)[0] for part in epochs}
@@ -188,7 +188,7 @@ class Book:
     def refused(self, sink: str) -> int:
         """How many writes under an older epoch were refused."""
         row = self._database.read(lambda tx: tx.one("sink_get", sink=sink))
-        return 0 if row is None else int(row[4])
+        return 0 if row is None else int(row[3])
 
     def close(self) -> None:
         """Give the connections back."""

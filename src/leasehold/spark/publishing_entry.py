@@ -34,7 +34,6 @@ class Claim:
         holder, began_at: for the history.
         by_number: the shares are batch numbers of a query: one that begins anew after a crash may
             find its last batch committed under an older epoch.
-        lineage: the checkpoint of the query; empty if it is not known.
         fence_key: a key of the store that must be held, under ``fence_epoch``; empty: none.
     """
 
@@ -45,7 +44,6 @@ class Claim:
     holder: str
     began_at: str
     by_number: bool = False
-    lineage: str = ""
     fence_key: str = ""
     fence_epoch: int = 0
 
@@ -95,7 +93,7 @@ class Entry:
     def made(self, staged: Sequence[StagedFile]) -> Entered | LeaseholdError:
         """Enter it, find it, or say why not."""
         claim, tx = self.claim, self.tx
-        last = prepared(tx, claim.sink, self.stream, lineage=claim.lineage)
+        last = prepared(tx, claim.sink, self.stream)
         if isinstance(last, LeaseholdError):
             return last
         if (refused := self._refused()) is not None:
@@ -118,9 +116,12 @@ class Entry:
     def _refused(self) -> FencedWrite | None:
         claim = self.claim
         for share in claim.shares:
-            known, _ = self._place(share)
-            if known.epoch > share.epoch:
-                return fenced(claim.group, share.range.partition, share.epoch, known.epoch)
+            known = self._place(share)[0].epoch
+            if claim.by_number:
+                row = self.tx.one("place_highest", sink=claim.sink, grp=claim.group)
+                known = known if row is None else int(row[0])
+            if known > share.epoch:
+                return fenced(claim.group, share.range.partition, share.epoch, known)
         if not claim.fence_key:
             return None
         row = self.tx.one("owner_get", key=claim.fence_key)
@@ -181,7 +182,7 @@ class Entry:
 
     def _entered(self, number: int, staged: Sequence[StagedFile]) -> Record:
         claim, tx = self.claim, self.tx
-        tx.run("sink_number", sink=claim.sink, number=number, lineage=claim.lineage)
+        tx.run("sink_number", sink=claim.sink, number=number)
         tx.run(
             "commit_put",
             sink=claim.sink,
@@ -215,10 +216,10 @@ class Entry:
         return record_of(tx.one("commit_get", sink=claim.sink, number=number))
 
 
-def prepared(tx: Tx, sink: str, stream: StreamInfo, *, lineage: str) -> int | SinkChanged:
+def prepared(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
     """The number of the last commit of the sink, which is made if it is new."""
     made = stream.created_at
-    tx.run("sink_put", sink=sink, stream=stream.name, made=made, lineage=lineage)
+    tx.run("sink_put", sink=sink, stream=stream.name, made=made)
     row = tx.one("sink_get", sink=sink)
     if row is None:  # just made
         return 0
@@ -228,13 +229,7 @@ def prepared(tx: Tx, sink: str, stream: StreamInfo, *, lineage: str) -> int | Si
             f"{sink} has written to the stream {there}, and this is {stream.name!r} of {made}: the "
             "stream was made anew, or the name is used twice; give the sink another name"
         )
-    if lineage and row[2] and row[2] != lineage:
-        return SinkChanged(
-            f"{sink} was written by the query with the checkpoint {row[2]}, and this one has "
-            f"{lineage}: its batch numbers mean something else; give this query another name "
-            "(the option name), or its old checkpoint back"
-        )
-    return int(row[3])
+    return int(row[2])
 
 
 def place_of(tx: Tx, sink: str, group: str, part: str) -> tuple[Sunk, int]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -166,7 +167,12 @@ def _named(partition: str, count: int) -> pa.Array:
 
 @lru_cache(maxsize=64)
 def _repeated(partition: str, size: int) -> pa.Array:
-    return pa.repeat(pa.scalar(partition, pa.utf8()), size)
+    """By its bytes: the first pa.scalar of a process loads pandas, which takes a second."""
+    name = partition.encode()
+    places = array("i", range(0, (size + 1) * len(name), len(name)))
+    return pa.Array.from_buffers(
+        pa.utf8(), size, [None, pa.py_buffer(places), pa.py_buffer(name * size)]
+    )
 
 
 def _joined(pieces: Iterator[pa.RecordBatch], *, least_rows: int) -> Iterator[pa.RecordBatch]:

@@ -213,6 +213,7 @@ class Standby:
             word = self._words.get()
             heir = word.heir
             self._end(spark, running, fence, word)
+            progress.catch_up(fence.last_batch)
             return self._judged(word, fence, reservation, progress)
         except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
             self._tell(What.FAILED, epoch=fence.epoch, text=str(error))
@@ -231,12 +232,7 @@ class Standby:
         """
         before = {each.runId for each in spark.streams.active}
         try:
-            query = self._build(spark, fence)
-            if not hasattr(query, "runId"):
-                raise UsageError(
-                    f"build returned {query!r}: it must return the started query, the result of "
-                    "writeStream…start()"
-                )
+            query = _query(self._build(spark, fence))
             running, default = RunningQuery(query, fence), default_file_system(spark)
             running.check_location(canonical(self._location, default=default), default=default)
         except BaseException:
@@ -383,6 +379,15 @@ def _stopped_by_signals(driver: Standby) -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _query(built: StreamingQuery) -> StreamingQuery:
+    if not hasattr(built, "runId"):
+        raise UsageError(
+            f"build returned {built!r}: it must return the started query, the result of "
+            "writeStream…start()"
+        )
+    return built
 
 
 def _lost(reason: str) -> LeaseLost:

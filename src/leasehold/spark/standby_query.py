@@ -45,6 +45,7 @@ class Progress(StreamingQueryListener):
         self._told = told
         self._run: str | None = None
         self._early: dict[str, int] = {}
+        self._lock = threading.Lock()
         self.last: int | None = None
 
     def follow(self, run: str) -> None:
@@ -70,8 +71,16 @@ class Progress(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
         """See Spark."""
 
+    def catch_up(self, batch: int | None) -> None:
+        """The query has ended, and this was its last batch: Spark may not have told of it."""
+        if batch is not None:
+            self._done(batch)
+
     def _done(self, batch: int) -> None:
-        self.last = batch
+        with self._lock:
+            if self.last is not None and batch <= self.last:
+                return
+            self.last = batch
         self._told(batch)
         try:
             self._reservation.mark(batch)

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource
+
+from leasehold.spark.source import options
+from leasehold.spark.source.layout import declared
+from leasehold.spark.source.read import batch_reader
+from leasehold.spark.source.stream import EventStream
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
 
 
 class LeaseholdSource(DataSource):
@@ -12,3 +28,53 @@ class LeaseholdSource(DataSource):
     def name(cls) -> str:
         """The name of the format."""
         return "leasehold"
+
+    def schema(self) -> StructType | str:
+        """The columns of a read that names none.
+
+        Raises:
+            UsageError: an option makes no sense.
+        """
+        return declared(options.parse(self.options).json)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For ``spark.read``.
+
+        Raises:
+            UsageError: an option or a column makes no sense.
+        """
+        options.check_kind(self.options, streaming=False)
+        return batch_reader(schema, options.parse(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """For ``spark.readStream``.
+
+        Raises:
+            UsageError: an option or a column makes no sense.
+        """
+        options.check_kind(self.options, streaming=True)
+        return EventStream(schema, options.parse(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        """For ``df.write``.
+
+        Raises:
+            UsageError: an option or a column makes no sense.
+        """
+        from leasehold.spark.source.write import batch_writer  # noqa: PLC0415 - only to write
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001
+    ) -> DataSourceStreamWriter:
+        """For ``df.writeStream``.
+
+        Raises:
+            UsageError: an option or a column makes no sense.
+        """
+        from leasehold.spark.source.write import stream_writer  # noqa: PLC0415 - only to write
+
+        return stream_writer(self.options, schema, overwrite=overwrite)

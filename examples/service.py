@@ -1,0 +1,46 @@
+"""A service that handles events in batches: how much each customer has bought. Feed it with
+
+    leasehold log append orders --store sqlite:///leases.db <<'END'
+    {"customer": "ann", "total": 7}
+    {"customer": "dan", "total": 5}
+    END
+
+``on_batch`` gets an Arrow record batch and costs far less per event than ``on_event``. Run it in
+several terminals: each has its share of the partitions. A checkpoint is written after each batch,
+so after a kill the last batch comes again: store what you store so that this does no harm.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from leasehold.errors import LeaseholdError
+from leasehold.log import Log
+from leasehold.processor import BlockingContext, EventProcessor
+from leasehold.sources import EventBatch, LogSource
+
+
+def handle(context: BlockingContext, batch: EventBatch) -> None:
+    bought: Counter[str] = Counter()
+    for body in batch.arrow.column("body").to_pylist():
+        order = json.loads(body)
+        bought[order["customer"]] += order["total"]
+    for customer, total in sorted(bought.items()):
+        print(f"partition {context.partition}: {customer} bought for {total}", flush=True)
+
+
+def main(url: str) -> None:
+    volume = Path(url.removeprefix("sqlite:///")).parent / "events"
+    with Log.open(url, volumes=[volume]) as log:
+        log.create("orders", partitions=4)  # again is harmless
+        service = EventProcessor(LogSource(log, "orders"), url, "sums", on_batch=handle)
+        print("ready", flush=True)
+        service.run()  # until Ctrl-C or SIGTERM
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///leases.db")
+    except LeaseholdError as error:
+        sys.exit(f"error: {error}")

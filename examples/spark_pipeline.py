@@ -1,0 +1,77 @@
+"""Your own file through a shared Spark pipeline. Run it in two terminals, and kill one:
+
+    python examples/spark_pipeline.py flights.csv
+    python examples/spark_pipeline.py flights.csv
+
+CSV, Parquet or JSON lines. Each row of the file becomes an event of a stream, and each event a row
+of a Delta table beside the store: once, whatever is killed. The programs share the partitions, and
+end when everything is in the table.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import csv, parquet
+from pyarrow import json as json_lines
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sql
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from leasehold.errors import LeaseholdError
+from leasehold.log import Event, Log, ProducerOptions
+from leasehold.spark.pipeline import Pipeline
+from leasehold.spark.session import session
+from leasehold.spark.sinks.delta import DeltaSink
+
+READERS = {
+    ".csv": csv.read_csv,
+    ".parquet": parquet.read_table,
+    ".jsonl": json_lines.read_json,
+}
+AT_ONCE = 1000
+
+
+def send(table: pa.Table, file: Path, url: str, place: Path) -> None:
+    """By a producer whose id is the file's: what it sends again is not stored again."""
+    name = hashlib.sha256(file.read_bytes()).digest()[:16]
+    with Log.open(url, volumes=[place / "events"]) as log:
+        log.create(file.stem, partitions=8)
+        with log.producer(file.stem, ProducerOptions(producer_id=name)) as producer:
+            for batch in table.to_batches(max_chunksize=AT_ONCE):
+                rows = [json.dumps(row, default=str).encode() for row in batch.to_pylist()]
+                producer.send([Event(body=row) for row in rows])
+
+
+def main(file: Path, url: str) -> None:
+    place = Path(url.removeprefix("sqlite:///")).parent
+    table = READERS[file.suffix](file)
+    send(table, file, url, place)
+    columns = from_arrow_schema(table.schema)
+
+    def rows(events: DataFrame) -> DataFrame:
+        """Your transformation: here the columns of the file, and where each row was in the log."""
+        row = sql.from_json(events.body.cast("string"), columns).alias("row")
+        return events.select("partition", "sequence_number", row).select(
+            "partition", "sequence_number", "row.*"
+        )
+
+    done = (
+        Pipeline(session(file.stem), f"log:{file.stem}", url, "table")
+        .transform(rows)
+        .write_to(DeltaSink(place / f"{file.stem}-table"))
+        .run(until_caught_up=True)  # without it: until Ctrl-C
+    )
+    print(f"{done.rows:,} rows by this driver, in {done.batches} batches")
+
+
+if __name__ == "__main__":
+    file, url = [*map(Path, sys.argv[1:2]), Path()][0], [*sys.argv[2:], "sqlite:///leases.db"][0]
+    if file.suffix not in READERS:
+        sys.exit("usage: spark_pipeline.py FILE.csv|FILE.parquet|FILE.jsonl [sqlite:///leases.db]")
+    try:
+        main(file, url)
+    except LeaseholdError as error:
+        sys.exit(f"error: {error}")

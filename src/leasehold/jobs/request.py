@@ -1,0 +1,200 @@
+"""A wish in a thread of its own: renewals go on whatever the program does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import CancelledError, Future
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.errors import LeaseLost
+from leasehold.jobs.claimant import Claimant
+from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+    from datetime import timedelta
+
+    from leasehold.clock import Clock
+    from leasehold.jobs.wish import Held, Wish
+    from leasehold.model import Ownership
+    from leasehold.ports import Store
+
+T = TypeVar("T")
+
+log = logging.getLogger("leasehold.jobs")
+
+_BROKEN = "the renewals have ended"
+
+
+class Request:
+    """One wish: asked for once, held at most once, and over.
+
+    ``on_waiting``, ``on_lost`` and ``on_asked`` are called in the thread that renews: they must
+    return at once.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        *,
+        store: str | Store,
+        clock: Clock | None = None,
+        on_waiting: Callable[[Held], None] | None = None,
+        on_lost: Callable[[str], None] | None = None,
+        on_asked: Callable[[str | None], None] | None = None,
+    ) -> None:
+        """Ask for nothing yet. ``store``: a URL, or a store that serves any event loop."""
+        self.wish = wish
+        self.lost = threading.Event()
+        self._store = store
+        self._clock = clock or SystemClock()
+        self._told = _Telling(
+            over=self.lost, on_waiting=on_waiting, on_lost=on_lost, on_asked=on_asked
+        )
+        self._answer: Future[Held | Claimant | None] = Future()
+        self._loop = asyncio.new_event_loop()
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+        self._stopped = asyncio.Event()
+        self._heir: str | None = None
+        self._thread: threading.Thread | None = None
+
+    def ask(self, *, wait: timedelta | None) -> Held | Claimant | None:
+        """Block until it is held, or ``wait`` is over, or ``cancel`` was called: None.
+
+        Raises:
+            StoreUnavailable, StoreUnusable, UnknownStore: the store can not be asked.
+        """
+        wait_s = None if wait is None else wait.total_seconds()
+        name = f"reservation of {self.wish.keys[0]}"
+        # A daemon: a program that forgot to release must still be able to end.
+        self._thread = threading.Thread(target=self._live, args=(wait_s,), name=name, daemon=True)
+        self._thread.start()
+        try:
+            return self._answer.result()
+        except BaseException:  # KeyboardInterrupt too: nobody would release it any more
+            self.cancel()
+            self._post(self._stopped.set)
+            raise
+
+    def cancel(self) -> None:
+        """End the waiting. From any thread, and from a signal handler."""
+        self._post(self._end_waiting)
+
+    def release(self, *, to: str | None = None) -> None:
+        """Let go; when this returns the store has heard of it, or time will end it."""
+        self._heir = to
+        self._post(self._stopped.set)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something in the thread of the reservation, and wait for it."""
+        try:
+            return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
+        except (CancelledError, RuntimeError) as error:
+            raise LeaseLost(
+                f"{self.wish.keys[0]} was released meanwhile",
+                key=self.wish.keys[0],
+                reason="released",
+            ) from error
+
+    # ------------------------------------------------------------ the thread
+
+    def _live(self, wait_s: float | None) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main(wait_s))
+        except Exception as error:
+            log.debug("the reservation of %s ended", self.wish.keys[0], exc_info=True)
+            if not self._answer.done():
+                self._answer.set_exception(error)
+
+    async def _main(self, wait_s: float | None) -> None:
+        async with self._opened() as store:
+            claimant = Claimant(
+                store, self.wish, told=self._told, clock=self._clock, rng=system_random()
+            )
+            held: Held | None = None
+            with anyio.CancelScope() as self._scope:
+                if self._cancelled:
+                    self._scope.cancel()
+                held = await claimant.take(wait_s=wait_s)
+            if held is not None or not claimant.ownerships:
+                await claimant.leave()
+                self._answer.set_result(held)
+                return
+            self._answer.set_result(claimant)
+            try:
+                await self._hold(claimant)
+            finally:
+                claimant.lose(_BROKEN)  # nothing, if it has ended in order
+            await claimant.leave(to=self._heir)
+
+    async def _hold(self, claimant: Claimant) -> None:
+        """Until it is released; a loss is told, and the work is waited for."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(claimant.keep)
+            await self._stopped.wait()
+            claimant.release()
+
+    def _end_waiting(self) -> None:
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[Store]:
+        if not isinstance(self._store, str):
+            yield self._store
+            return
+        async with open_store(self._store, clock=self._clock) as store:
+            yield store
+
+    def _post(self, call: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed: all is over
+            return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Telling:
+    """Passes a claimant's words on; a listener that fails ends no reservation."""
+
+    over: threading.Event
+    on_waiting: Callable[[Held], None] | None
+    on_lost: Callable[[str], None] | None
+    on_asked: Callable[[str | None], None] | None
+
+    def waits(self, held: Held) -> None:
+        """See ``Told``."""
+        _tell(self.on_waiting, held)
+
+    def taken(self, ownerships: Mapping[str, Ownership]) -> None:
+        """See ``Told``: ``ask`` returns, which says it."""
+
+    def lost(self, reason: str) -> None:
+        """See ``Told``."""
+        self.over.set()
+        _tell(self.on_lost, reason)
+
+    def asked(self, by: str | None) -> None:
+        """See ``Told``."""
+        _tell(self.on_asked, by)
+
+
+def _tell(listener: Callable[[Any], None] | None, what: object) -> None:
+    if listener is None:
+        return
+    try:
+        listener(what)
+    except Exception:
+        log.exception("a listener of a reservation failed")

@@ -1,0 +1,14 @@
+"""The audit: whether a group did what it promises, proved or refuted from what was written down.
+
+It reads and never changes anything: the terms and checkpoints of the store, the commits and rows of
+the sink, and the log. Times of different clocks are shown, and never used in a proof.
+"""
+
+from __future__ import annotations
+
+from leasehold.spark.audit.gather import audit
+from leasehold.spark.audit.judge import judge
+from leasehold.spark.audit.material import Material
+from leasehold.spark.audit.record import Audit, Check, Finding, Verdict
+
+__all__ = ["Audit", "Check", "Finding", "Material", "Verdict", "audit", "judge"]

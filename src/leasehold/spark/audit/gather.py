@@ -1,0 +1,168 @@
+"""Gather the material and judge it: the only part of an audit that asks anybody; it only reads.
+
+The order in which things are read matters in a group that works meanwhile: checkpoints before
+commits, commits before terms, and the ends of the log last. So whatever is read later includes all
+that was needed for what was read before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.clock import SystemClock
+from leasehold.errors import LeaseholdError, StoreError, UnknownResource, UnknownStream, UsageError
+from leasehold.names import last_part, partition_group, partition_key
+from leasehold.sources.ranges import open_ranges
+from leasehold.spark.audit.judge import judge
+from leasehold.spark.audit.material import Material
+from leasehold.spark.audit.targets import rows_of
+from leasehold.spark.frames import Frames
+from leasehold.spark.ranges import Range
+from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from leasehold.clock import Clock
+    from leasehold.model import Checkpoint, Term
+    from leasehold.sources.port import PartitionEnds
+    from leasehold.spark.audit.record import Audit
+    from leasehold.spark.sinks.port import Commit, Sink
+
+_EVERY_TERM = 1_000_000
+_LOOKS = 3
+_COLUMNS = ("partition", "sequence_number", "enqueued_at")
+
+
+def audit(
+    spark: SparkSession,
+    *,
+    store: str,
+    stream: str,
+    group: str,
+    sink: Sink | None = None,
+    clock: Clock | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Audit:
+    """Look at all that was written down of a group, and judge it. This blocks.
+
+    ``store`` is a URL. ``sink`` is opened and closed here: give one that nobody uses. ``say`` is
+    told what is being done.
+
+    Raises:
+        UnknownResource: the store knows no such group.
+        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be read.
+        SinkUnfit, SinkChanged: the sink can not be opened.
+    """
+    name = partition_group(stream, group)
+    say("reading the store")
+    shown, epochs, checkpoints = anyio.run(_checkpoints, store, name)
+    commits: tuple[Commit, ...] | None = None
+    rows, settled, trouble = None, True, ""
+    if sink is not None:
+        say(f"reading the commits of {sink.name}")
+        sink.open(spark)
+    try:
+        if sink is not None:
+            commits, rows, settled, trouble = _sunk(spark, sink, name, store)
+        named = {each.range.partition for each in commits or ()}
+        keys = {partition_key(stream, group, each) for each in {*epochs, *named}}
+        terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
+        if not (epochs or terms or commits):
+            raise UnknownResource(
+                f"there is no group {group!r} of stream {stream!r} in this store, and nothing is "
+                "known of its past: `leasehold groups ls` lists those there are"
+            )
+        ends, log_trouble = _ends(store, stream)
+        material = Material(
+            stream=stream,
+            group=group,
+            store=shown,
+            at=(clock or SystemClock()).utc_now(),
+            terms=terms,
+            checkpoints=checkpoints,
+            epochs=epochs,
+            sink=sink.name if sink is not None else None,
+            commits=commits,
+            ends=ends,
+            settled=settled,
+            rows_trouble=trouble,
+            log_trouble=log_trouble,
+        )
+        say("judging, on Spark")
+        log = _log(spark, store, stream, ends) if ends is not None else None
+        return judge(spark, material, rows=rows, log=log)
+    finally:
+        if sink is not None:
+            sink.close()
+
+
+async def _checkpoints(url: str, name: str) -> tuple[str, dict[str, int], tuple[Checkpoint, ...]]:
+    """The store for people, the epoch of each partition, and the checkpoints."""
+    async with open_store(url) as store:
+        known = await store.resources(name)
+        checkpoints = await store.checkpoints(name)
+        epochs = {last_part(key): each.epoch for key, each in known.items()}
+        return store.url, epochs, tuple(checkpoints.values())
+
+
+async def _terms(url: str, keys: Iterable[str]) -> tuple[Term, ...]:
+    """All terms that are kept, oldest first."""
+    async with open_store(url) as store:
+        found = [term for key in keys for term in await store.history(key, limit=_EVERY_TERM)]
+    return tuple(reversed(found))
+
+
+def _sunk(
+    spark: SparkSession, sink: Sink, name: str, store: str
+) -> tuple[tuple[Commit, ...], DataFrame | None, bool, str]:
+    """Commits and rows of the same moment, if the sink stands still for it."""
+    commits = tuple(sink.commits(name))
+    rows = None
+    for _ in range(_LOOKS):
+        try:
+            rows = rows_of(sink, spark, store=store)
+        except (LeaseholdError, OSError) as error:
+            return commits, None, True, str(error)
+        again = tuple(sink.commits(name))
+        if again == commits:
+            return commits, rows, True, ""
+        commits = again
+    return commits, rows, False, ""
+
+
+def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str]:
+    """Where each partition of the stream ends; None without a log, with the reason if it has one.
+
+    A stream need not be one of the store's log.
+    """
+    try:
+        source = open_ranges(stream, store_url=url, name="audit")
+    except (UsageError, UnknownStream):
+        return None, ""
+    except StoreError:
+        raise
+    except (LeaseholdError, OSError) as error:
+        return None, str(error)
+    try:
+        return source.ends(source.partitions()), ""
+    except (LeaseholdError, OSError) as error:
+        return None, str(error)
+    finally:
+        source.close()
+
+
+def _log(
+    spark: SparkSession, url: str, stream: str, ends: Mapping[str, PartitionEnds]
+) -> DataFrame:
+    """All events of the log between these ends, by number only."""
+    ranges = [
+        Range(partition=partition, start=each.first, end=each.next)
+        for partition, each in ends.items()
+    ]
+    frames = Frames(spark, f"log:{stream}", url, columns=_COLUMNS)
+    return frames.of(ranges) if any(map(len, ranges)) else frames.none()

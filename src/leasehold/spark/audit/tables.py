@@ -1,0 +1,145 @@
+"""The material as DataFrames, each with the text of its times beside them for findings.
+
+Times become text here: a session may show them in any time zone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from leasehold.names import last_part
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from leasehold.spark.audit.material import Material
+
+_TIME = pa.timestamp("us", tz="UTC")
+_TERMS = pa.schema(
+    [
+        ("partition", pa.string()),
+        ("epoch", pa.int64()),
+        ("holder", pa.string()),
+        ("started_at", _TIME),
+        ("ended_at", _TIME),
+        ("reason", pa.string()),
+        ("started", pa.string()),
+        ("ended", pa.string()),
+    ]
+)
+_CHECKPOINTS = pa.schema(
+    [
+        ("partition", pa.string()),
+        ("epoch", pa.int64()),
+        ("resumes_at", pa.int64()),
+        ("updated_at", _TIME),
+        ("updated", pa.string()),
+    ]
+)
+_COMMITS = pa.schema(
+    [
+        ("partition", pa.string()),
+        ("ordinal", pa.int64()),
+        ("commit", pa.string()),
+        ("start", pa.int64()),
+        ("end", pa.int64()),
+        ("epoch", pa.int64()),
+        ("holder", pa.string()),
+        ("rows", pa.int64()),
+        ("committed", pa.string()),
+    ]
+)
+_EPOCHS = pa.schema([("partition", pa.string()), ("epoch", pa.int64())])
+_ENDS = pa.schema([("partition", pa.string()), ("first", pa.int64()), ("next", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """One DataFrame for each kind of record; those nobody could read are empty."""
+
+    terms: DataFrame
+    checkpoints: DataFrame
+    commits: DataFrame
+    epochs: DataFrame
+    ends: DataFrame
+
+
+def tables(spark: SparkSession, material: Material) -> Tables:
+    """Make them; no job runs."""
+
+    def made(rows: list[dict[str, object]], schema: pa.Schema) -> DataFrame:
+        # All that is written down of a group is little: in one partition nothing is ever shuffled.
+        return spark.createDataFrame(pa.Table.from_pylist(rows, schema=schema)).coalesce(1)
+
+    return Tables(
+        terms=made(_terms(material), _TERMS),
+        checkpoints=made(_checkpoints(material), _CHECKPOINTS),
+        commits=made(_commits(material), _COMMITS),
+        epochs=made([{"partition": p, "epoch": e} for p, e in material.epochs.items()], _EPOCHS),
+        ends=made(
+            [
+                {"partition": partition, "first": each.first, "next": each.next}
+                for partition, each in (material.ends or {}).items()
+            ],
+            _ENDS,
+        ),
+    )
+
+
+def _terms(material: Material) -> list[dict[str, object]]:
+    return [
+        {
+            "partition": last_part(each.key),
+            "epoch": each.epoch,
+            "holder": each.holder,
+            "started_at": each.started_at,
+            "ended_at": each.ended_at,
+            "reason": each.reason.value if each.reason else None,
+            "started": told(each.started_at),
+            "ended": told(each.ended_at),
+        }
+        for each in material.terms
+    ]
+
+
+def _checkpoints(material: Material) -> list[dict[str, object]]:
+    return [
+        {
+            "partition": last_part(each.key),
+            "epoch": each.epoch,
+            "resumes_at": each.resumes_at,
+            "updated_at": each.updated_at,
+            "updated": told(each.updated_at),
+        }
+        for each in material.checkpoints
+    ]
+
+
+def _commits(material: Material) -> list[dict[str, object]]:
+    return [
+        {
+            "partition": each.range.partition,
+            "ordinal": ordinal,
+            "commit": each.commit,
+            "start": each.range.start,
+            "end": each.range.end,
+            "epoch": each.epoch,
+            "holder": each.holder,
+            "rows": each.rows,
+            "committed": told(each.committed_at),
+        }
+        for ordinal, each in enumerate(material.commits or ())
+    ]
+
+
+def told(at: datetime | None) -> str:
+    """A time for people, to the millisecond; ``now`` for one that has not come."""
+    if at is None:
+        return "now"
+    text = at.isoformat(sep=" ", timespec="milliseconds")
+    return text.removesuffix("+00:00") + "Z"

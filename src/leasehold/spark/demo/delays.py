@@ -1,0 +1,128 @@
+"""The work of the drivers: departure delays by carrier, route and hour, and what they must be.
+
+The table grows with each commit by a row for each carrier, route and hour of that batch: to read
+it, sum over them. ``numbers`` holds which flights went into a row: nobody needs it but the proof
+that none is missing and none there twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pandas import DataFrame
+    from pyspark.sql import DataFrame as SparkFrame
+
+GROUP = "delays"
+BY = ["carrier", "origin", "dest", "hour"]
+_FLIGHT = "n int, carrier string, origin string, dest string, hour int, dep_delay long"
+_SUMS = {"flights": "sum", "departed": "sum", "delay_min": "sum", "longest_min": "max"}
+_MOST_EXAMPLES = 5
+_NO_FLIGHT = -1_000_000  # no delay is as small
+
+
+def delays(events: SparkFrame) -> SparkFrame:
+    """The flights of one batch, by carrier, route and hour."""
+    from pyspark.sql import functions as sql  # noqa: PLC0415 - the comparison needs no Spark
+
+    flight = sql.from_json(sql.col("body").cast("string"), _FLIGHT)
+    flights = events.select(flight.alias("flight")).select("flight.*")
+    return flights.groupBy(*BY).agg(
+        sql.count("*").alias("flights"),
+        sql.count("dep_delay").alias("departed"),
+        sql.sum("dep_delay").alias("delay_min"),
+        sql.max("dep_delay").alias("longest_min"),
+        sql.collect_list("n").alias("numbers"),
+    )
+
+
+def expected(flights: DataFrame) -> DataFrame:
+    """The same over all flights at once, by pandas."""
+    made = flights.groupby(BY).agg(
+        flights=("n", "size"),
+        departed=("dep_delay", "count"),
+        delay_min=("dep_delay", "sum"),
+        longest_min=("dep_delay", "max"),
+    )
+    return _plain(made)
+
+
+def found(table: pa.Table) -> DataFrame:
+    """What the table says, summed up."""
+    columns = [*BY, *_SUMS]
+    return _plain(table.select(columns).to_pandas().groupby(BY).agg(_SUMS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The table beside the flights.
+
+    Attributes:
+        flights, in_table: how many there are, and how many went into the table, twice or not.
+        missing, twice, strange: flights that are not in it, more than once in it, or no flights.
+        groups, unequal: carriers, routes and hours; those whose sums are not the same.
+        delay_min, delay_found_min: the sum of all delays, by pandas and in the table.
+        examples: some of what is wrong, in words.
+    """
+
+    flights: int
+    in_table: int
+    missing: int
+    twice: int
+    strange: int
+    groups: int
+    unequal: int
+    delay_min: int
+    delay_found_min: int
+    examples: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether the table is what it must be, to the last flight."""
+        wrong = (self.missing, self.twice, self.strange, self.unequal)
+        return not any(wrong) and self.flights == self.in_table
+
+
+def compare(flights: DataFrame, table: pa.Table) -> Comparison:
+    """Compare the table with the flights that were sent, one by one and group by group."""
+    numbers = pc.list_flatten(table.column("numbers")).to_pandas()
+    times = numbers.value_counts()
+    known = times.reindex(flights["n"], fill_value=0)
+    right, is_ = expected(flights), found(table)
+    both = right.join(is_, how="outer", rsuffix="_found")
+    other = [f"{name}_found" for name in _SUMS]
+    same = both[other].set_axis(list(_SUMS), axis="columns").eq(both[list(_SUMS)]).all(axis=1)
+    unequal = both[~same]
+    examples = [
+        *(f"flight {n} is {count} times in the table" for n, count in known[known != 1].items()),
+        *(f"{' '.join(map(str, group))}: the sums differ" for group in unequal.index),
+    ]
+    return Comparison(
+        flights=len(flights),
+        in_table=len(numbers),
+        missing=int((known == 0).sum()),
+        twice=int((known > 1).sum()),
+        strange=int((~times.index.isin(flights["n"])).sum()),
+        groups=len(right),
+        unequal=len(unequal),
+        delay_min=int(right["delay_min"].sum()),
+        delay_found_min=int(is_["delay_min"].sum()),
+        examples=tuple(examples[:_MOST_EXAMPLES]),
+    )
+
+
+def _plain(sums: DataFrame) -> DataFrame:
+    """In whole numbers that can be compared: a group without a delay has 0 and no longest one."""
+    return pd.DataFrame(
+        {
+            name: pd.to_numeric(sums[name])
+            .fillna(_NO_FLIGHT if name == "longest_min" else 0)
+            .astype(int)
+            for name in _SUMS
+        }
+    )

@@ -1,0 +1,152 @@
+"""The drivers of the demo as the demo sees them: processes to start, stop, wake and kill.
+
+Guarantee: after ``end`` nothing of a driver is left, not its Java and not its workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.spark.demo.messages import Kind, Moment, Said, heard
+from leasehold.spark.demo.processes import (
+    kill_session,
+    session_members,
+    signal_session,
+    stop_session,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MODULE = "leasehold.spark.demo.driver"
+_LAST_LINES = 15
+_LAST_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """What a driver needs to know."""
+
+    name: str
+    url: str
+    stream: str
+    group: str
+    table: str
+    lease_s: float
+    interval_s: float
+
+    def written(self) -> str:
+        """As the one argument of its program."""
+        return json.dumps(asdict(self))
+
+
+class Driver:
+    """One driver, from its start to its end."""
+
+    def __init__(self, settings: DriverSettings, logs: Path) -> None:
+        """Start it; its words go to files in ``logs``."""
+        self.name = settings.name
+        self.state = "starts"
+        self._said: list[Said] = []
+        self._errors = logs / f"driver-{self.name}.log"
+        self._story = logs / f"driver-{self.name}.jsonl"
+        with self._errors.open("wb") as errors:
+            self._popen = subprocess.Popen(  # noqa: S603
+                [sys.executable, "-m", _MODULE, settings.written()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+        self._reading = threading.Thread(target=self._read, name=f"hears {self.name}", daemon=True)
+        self._reading.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the driver's Python, and the number of its session."""
+        return self._popen.pid
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; ``None`` while it lives."""
+        return self._popen.poll()
+
+    def said(self, kind: Kind) -> list[Said]:
+        """All that it said of this kind, in order."""
+        return [each for each in list(self._said) if each.kind is kind]
+
+    def halt_at(self, moment: Moment) -> None:
+        """Let its next batch wait there. It says ``WAITS`` when it does."""
+        self._write(f"halt {moment}")
+
+    def pause(self) -> int:
+        """SIGSTOP for the driver, its Java and its workers; how many processes stand still.
+
+        If it waits at a moment, it goes on from there when it is woken.
+        """
+        count = stop_session(self.pid)
+        self._write("go")
+        return count
+
+    def wake(self) -> None:
+        """SIGCONT for all of them."""
+        signal_session(self.pid, signal.SIGCONT)
+
+    def kill(self) -> int:
+        """``kill -9`` for all of them; how many processes there were."""
+        count = kill_session(self.pid)
+        self._popen.wait()
+        return count
+
+    def leave(self) -> None:
+        """SIGTERM: it ends its batch, hands its partitions over, and goes."""
+        if self.code is None:
+            self._popen.terminate()
+
+    def end(self, *, wait_s: float = 0.0) -> None:
+        """Whatever is left of it is killed, after ``wait_s`` for an end of its own."""
+        if wait_s:
+            try:
+                self._popen.wait(wait_s)
+            except subprocess.TimeoutExpired:
+                self.state = "killed"
+        while any(True for _ in session_members(self.pid)):
+            kill_session(self.pid)
+            self._popen.poll()
+        self._popen.wait()
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+        self._reading.join(_LAST_WAIT_S)
+
+    def last_words(self) -> str:
+        """The end of its log, for people."""
+        lines = self._errors.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+    def _write(self, line: str) -> None:
+        if self._popen.stdin is not None and self.code is None:
+            try:
+                self._popen.stdin.write(line + "\n")
+                self._popen.stdin.flush()
+            except BrokenPipeError:  # it has just ended, which ``code`` tells
+                return
+
+    def _read(self) -> None:
+        if self._popen.stdout is None:
+            return
+        with self._story.open("w", encoding="utf-8") as story, self._popen.stdout as lines:
+            for line in lines:
+                story.write(line)
+                story.flush()
+                said = heard(line)
+                if said is not None:
+                    self._said.append(said)

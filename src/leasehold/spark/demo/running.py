@@ -1,0 +1,90 @@
+"""The demo from its first flight to its verdict."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+from deltalake import DeltaTable
+
+from leasehold.spark.audit import Verdict as AuditVerdict
+from leasehold.spark.audit import audit
+from leasehold.spark.demo.delays import GROUP, compare
+from leasehold.spark.demo.flights import STREAM, events_of, flights_file, read_flights
+from leasehold.spark.demo.screen import Screen
+from leasehold.spark.demo.show import Show, ShowOptions
+from leasehold.spark.demo.verdict import AuditWord, Verdict
+from leasehold.spark.session import session
+from leasehold.spark.sinks.delta import DeltaSink
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from leasehold.clock import Clock
+    from leasehold.spark.demo.place import Place
+
+_SPARK = {
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """``flights``: how many of them; ``None``: the whole year. The rest is of the show."""
+
+    show: ShowOptions
+    flights: int | None = None
+
+
+def run_demo(place: Place, options: DemoOptions, *, console: Console, clock: Clock) -> Verdict:
+    """Run it; it takes about two minutes.
+
+    Raises:
+        UsageError: the flights are not installed.
+        LeaseholdError: something did not happen that had to, or a driver ended by itself.
+    """
+    flights = read_flights(flights_file(), most=options.flights)
+    with ThreadPoolExecutor(1, "spark of the audit") as pool:
+        begun: list[Future[SparkSession]] = []
+        show = Show(
+            place,
+            events_of(flights),
+            options=options.show,
+            screen=Screen(console),
+            clock=clock,
+            # A Spark takes seconds to start: that of the audit does while the drivers still work.
+            before_the_end=lambda: begun.append(pool.submit(_audit_session)),
+        )
+        try:
+            shown = anyio.run(show.run)
+            spark = begun[0].result()
+            console.print("the audit begins, and the comparison with pandas")
+            compared = compare(flights, DeltaTable(str(place.table)).to_pyarrow_table())
+            return Verdict(shown=shown, comparison=compared, audit=_audited(spark, place))
+        finally:
+            for each in begun:
+                each.result().stop()
+
+
+def _audit_session() -> SparkSession:
+    return session("audit of the demo", master="local[2]", settings=_SPARK)
+
+
+def _audited(spark: SparkSession, place: Place) -> AuditWord:
+    """Audit the group, and write the report."""
+    found = audit(spark, store=place.url, stream=STREAM, group=GROUP, sink=DeltaSink(place.table))
+    place.report.write_text(found.html(), encoding="utf-8")
+    return AuditWord(
+        claims=len(found.checks),
+        proved=sum(each.verdict is AuditVerdict.PROVED for each in found.checks),
+        words=tuple(
+            f"{each.check}, partition {each.partition}: {each.what} ({each.evidence})"
+            for each in found.findings
+        ),
+    )

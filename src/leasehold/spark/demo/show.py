@@ -1,0 +1,310 @@
+"""The course of the demo: who is started, killed, stopped and woken, and when.
+
+Guarantees: each fault comes at a moment that is sure to hurt, however fast the machine is: the
+sender keeps back enough flights for it. Whatever happens, also Ctrl-C, no process is left behind.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.errors import LeaseholdError, UnknownResource
+from leasehold.insight import open_desk
+from leasehold.log.log import Log
+from leasehold.spark.demo.delays import GROUP
+from leasehold.spark.demo.drivers import Driver, DriverSettings
+from leasehold.spark.demo.flights import STREAM
+from leasehold.spark.demo.looks import Look, Rates, listed, look_of
+from leasehold.spark.demo.messages import Kind, Moment, Said
+from leasehold.spark.demo.screen import DriverLine, Picture
+from leasehold.spark.demo.sending import Sender
+from leasehold.spark.demo.story import Story
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from leasehold.clock import Clock
+    from leasehold.insight import Desk
+    from leasehold.spark.demo.place import Place
+    from leasehold.spark.demo.screen import Screen
+
+_LOOK_EVERY_S = 0.3
+_PATIENCE_S = 180.0
+_GOODBYE_S = 30.0
+# Shares of all flights. The sender waits at a gate until the fault that comes there is on its way.
+_KILL_AT, _FIRST_GATE = 0.30, 0.35
+_STOP_AT, _SECOND_GATE = 0.60, 0.65
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """``per_s``: how many flights are sent in a second; ``None``: as many as can be."""
+
+    per_s: float | None
+    partitions: int = 8
+    lease_s: float = 4.0
+    interval_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the demo has seen.
+
+    Attributes:
+        killed_rows: rows that B had committed, and not noted in the store, when it was killed.
+        paused_s: how long A stood still. refused_rows: rows of the commit it then tried.
+        refused_words: how the table refused it.
+    """
+
+    killed_rows: int
+    paused_s: float
+    refused_rows: int
+    refused_words: str
+    took_s: float
+
+
+class Show:
+    """One run of the demo."""
+
+    def __init__(
+        self,
+        place: Place,
+        events: pa.Table,
+        *,
+        options: ShowOptions,
+        screen: Screen,
+        clock: Clock,
+        before_the_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing is started yet. ``before_the_end`` is called after the last fault."""
+        self._before_the_end = before_the_end
+        self._place = place
+        self._events = events
+        self._options = options
+        self._screen = screen
+        self._clock = clock
+        self._began_s = clock.boottime_s()
+        self._drivers: dict[str, Driver] = {}
+        self._story = Story()
+        self._rates = Rates()
+        self._look = Look(at_s=0.0)
+        self._stack = ExitStack()
+
+    async def run(self) -> Shown:
+        """Run it to the end: all flights are in the table, as far as the store knows.
+
+        Raises:
+            LeaseholdError: something did not happen in time, or a driver ended by itself.
+        """
+        with self._stack, self._screen:
+            log = self._stack.enter_context(
+                Log.open(self._place.url, volumes=[self._place.volume], name="demo")
+            )
+            log.create(STREAM, partitions=self._options.partitions)
+            per_s = self._options.per_s
+            sender = Sender(log, STREAM, self._events, per_s=per_s, clock=self._clock)
+            self._stack.callback(sender.close)
+            self._sender = sender
+            async with open_desk(self._place.url, clock=self._clock) as desk:
+                self._desk: Desk = desk
+                return await self._acts()
+
+    async def _acts(self) -> Shown:
+        self._open_gate(_FIRST_GATE)
+        self._sender.start()
+        self._tell(
+            f"{self._total:,} flights begin to flow into {self._options.partitions} partitions"
+        )
+        for name in ("A", "B"):
+            self._start(name)
+        self._tell("drivers A and B start, each with a Spark of its own")
+        await self._until("A and B share the partitions", lambda look: self._share("A", "B", look))
+        killed = await self._kill_b()
+        paused_s, refused = await self._pause_a()
+        self._before_the_end()
+        await self._until("every flight is in the table", self._all_done)
+        self._tell("every flight is in the table, says the store", "good")
+        for driver in self._drivers.values():
+            driver.leave()
+        for driver in self._drivers.values():
+            driver.end(wait_s=_GOODBYE_S)
+        return Shown(
+            killed_rows=killed.rows,
+            paused_s=paused_s,
+            refused_rows=refused.rows,
+            refused_words=refused.words,
+            took_s=self._now_s(),
+        )
+
+    # --------------------------------------------------------------- faults
+
+    async def _kill_b(self) -> Said:
+        """Between the commit in the table and the checkpoint in the store: the worst moment."""
+        await self._until("a third is done", lambda look: look.done >= _KILL_AT * self._total)
+        driver = self._drivers["B"]
+        batch = await self._halted(driver, Moment.COMMITTED, _SECOND_GATE)
+        driver.state = "killed"
+        count = driver.kill()
+        self._story.lost("B", self._now_s(), "was killed")
+        self._tell(
+            f"B is killed with kill -9 ({count} processes): {batch.rows:,} rows are in the table, "
+            "their checkpoint is not in the store",
+            "bad",
+        )
+        self._start("C")
+        self._tell("driver C starts in its place")
+        await self._until(
+            "A has B's partitions", lambda look: look.all_owned and not look.owned_by("B")
+        )
+        return batch
+
+    async def _pause_a(self) -> tuple[float, Said]:
+        """Just before its commit, past its lease, and until its successor has committed."""
+        await self._until("A and C share the partitions", lambda look: self._share("A", "C", look))
+        await self._until("two thirds are done", lambda look: look.done >= _STOP_AT * self._total)
+        driver = self._drivers["A"]
+        batch = await self._halted(driver, Moment.STAGED, 1.0)
+        commits, driver.state = len(driver.said(Kind.COMMITTED)), "stopped"
+        stopped_s, count = self._now_s(), driver.pause()
+        self._story.lost("A", stopped_s, "was stopped")
+        self._tell(
+            f"A is stopped ({count} processes) while it commits {batch.rows:,} rows of "
+            f"{listed(sorted(batch.epochs))}",
+            "bad",
+        )
+        await self._until("C has done A's work", lambda look: _succeeded(look, batch.epochs))
+        paused_s, driver.state = self._now_s() - stopped_s, "works"
+        self._story.back("A")
+        driver.wake()
+        self._tell(f"A wakes up after {paused_s:.1f} s and goes on with its commit")
+        await self._until(
+            "A's commit is refused",
+            lambda _: bool(driver.said(Kind.REFUSED)) or len(driver.said(Kind.COMMITTED)) > commits,
+        )
+        if not driver.said(Kind.REFUSED):
+            raise LeaseholdError(
+                "the commit of a driver that had lost its lease was accepted: the proof has "
+                f"failed. Please report it, with {self._place.root}"
+            )
+        refused = driver.said(Kind.REFUSED)[-1]
+        why = refused.words.partition(". ")[0]
+        self._tell(f"the table refuses A's {refused.rows:,} rows: {why}", "good")
+        return paused_s, refused
+
+    async def _halted(self, driver: Driver, moment: Moment, gate: float) -> Said:
+        """Let the driver wait at a moment of its next batch, for which flights are let in."""
+        driver.halt_at(moment)
+        self._open_gate(gate)
+        await self._until(f"{driver.name} is {moment}", lambda _: bool(driver.said(Kind.WAITS)))
+        return driver.said(Kind.WAITS)[-1]
+
+    # ---------------------------------------------------------------- looks
+
+    async def _until(self, what: str, true: Callable[[Look], bool]) -> None:
+        """Look, and look again, until it is so.
+
+        Raises:
+            LeaseholdError: it did not come to pass, or something has ended that should not.
+        """
+        limit_s = self._now_s() + _PATIENCE_S + self._pace_s
+        while True:
+            await self._see()
+            if true(self._look):
+                return
+            self._check()
+            if self._now_s() > limit_s:
+                raise LeaseholdError(
+                    f"the demo has waited {_PATIENCE_S:.0f} s for this, and it did not come: "
+                    f"{what}. What the drivers say is in {self._place.logs}"
+                )
+            await self._clock.sleep(_LOOK_EVERY_S)
+
+    async def _see(self) -> None:
+        try:
+            view = await self._desk.group(STREAM, GROUP)
+        except UnknownResource:  # no driver has joined yet
+            self._look = Look(at_s=self._now_s())
+        else:
+            self._look = look_of(view, at_s=self._now_s())
+        self._rates.add(self._look)
+        for line in self._story.see(self._look):
+            self._screen.tell(line)
+        for name, driver in self._drivers.items():
+            if driver.state == "starts" and self._look.owned_by(name):
+                driver.state = "works"
+        self._screen.show(
+            Picture(
+                look=self._look,
+                drivers=tuple(map(self._driver_line, self._drivers.values())),
+                sent=self._sender.sent,
+                total=self._total,
+            )
+        )
+
+    def _driver_line(self, driver: Driver) -> DriverLine:
+        return DriverLine(
+            name=driver.name,
+            state=driver.state,
+            partitions=len(self._look.owned_by(driver.name)),
+            per_s=self._rates.per_s(driver.name),
+            total=self._rates.total(driver.name),
+        )
+
+    def _check(self) -> None:
+        if self._sender.error is not None:
+            raise LeaseholdError(f"the flights can not be sent: {self._sender.error}")
+        for driver in self._drivers.values():
+            if driver.state != "killed" and driver.code is not None:
+                raise LeaseholdError(
+                    f"driver {driver.name} has ended by itself with code {driver.code}:\n"
+                    f"{driver.last_words()}"
+                )
+
+    def _share(self, one: str, other: str, look: Look) -> bool:
+        return look.all_owned and bool(look.owned_by(one)) and bool(look.owned_by(other))
+
+    def _all_done(self, look: Look) -> bool:
+        return look.done == look.stored == self._total
+
+    # --------------------------------------------------------------- small
+
+    @property
+    def _total(self) -> int:
+        return int(self._events.num_rows)
+
+    @property
+    def _pace_s(self) -> float:
+        return self._total / self._options.per_s if self._options.per_s else 0.0
+
+    def _now_s(self) -> float:
+        return self._clock.boottime_s() - self._began_s
+
+    def _tell(self, words: str, tone: str = "plain") -> None:
+        self._screen.tell(self._story.tell(self._now_s(), words, tone))
+
+    def _open_gate(self, share: float) -> None:
+        self._sender.open_to(round(share * self._total))
+
+    def _start(self, name: str) -> None:
+        settings = DriverSettings(
+            name=name,
+            url=self._place.url,
+            stream=STREAM,
+            group=GROUP,
+            table=str(self._place.table),
+            lease_s=self._options.lease_s,
+            interval_s=self._options.interval_s,
+        )
+        driver = self._drivers[name] = Driver(settings, self._place.logs)
+        self._stack.callback(driver.end)
+
+
+def _succeeded(look: Look, epochs: dict[str, int]) -> bool:
+    """Whether somebody else owns all these partitions, and has committed to one of them."""
+    parts = [each for each in look.parts if each.partition in epochs]
+    owned = all(each.owner and each.epoch > epochs[each.partition] for each in parts)
+    return owned and any(each.done_epoch > epochs[each.partition] for each in parts)

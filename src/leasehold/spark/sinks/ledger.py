@@ -1,0 +1,212 @@
+"""The ledger of a sink: positions, epochs and commits, as rows of a database.
+
+Everything here is a part of a transaction that the sink has open, so that its output and these rows
+are there together or not at all. Rules, as in ``leasehold.spark.sinks.port``: an epoch never falls,
+a position moves only from where a batch starts to its end, and the same commit again is found.
+
+The rows of the partitions are locked in the order of their names: two batches that share partitions
+pass one after the other and never block each other; two that share none do not wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from leasehold.errors import FencedWrite, SinkChanged
+from leasehold.spark.ranges import Range
+from leasehold.spark.sinks.port import Commit, Sunk, Written
+from leasehold.stores.blocking import named_queries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from leasehold.spark.sinks.port import Batch, Share
+    from leasehold.stores.blocking import Params, Tx
+
+
+@cache
+def ledger_queries(schema: str = "") -> Mapping[str, str]:
+    """The statements of the ledger. ``schema``: where its tables lie, with a dot at its end."""
+    return sql_of("ledger.sql", schema)
+
+
+def sql_of(name: str, schema: str = "") -> Mapping[str, str]:
+    """The statements of one of the sinks' ``.sql`` files, by name."""
+    text = files("leasehold.spark.sinks").joinpath("sql", name).read_text(encoding="utf-8")
+    return named_queries(text.replace("{schema}", schema))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The rows of one sink. ``sink`` is its id in the database, ``name`` that for people."""
+
+    sink: str
+    name: str
+
+    def fence(self, tx: Tx, group: str, epochs: Mapping[str, int]) -> dict[str, Sunk]:
+        """Raise the epochs; return what was known before."""
+        before = self._locked(tx, group, epochs)
+        tx.many(
+            "position_fence",
+            [
+                {"epoch": epoch, "wall": tx.wall, **self._at(group, partition)}
+                for partition, epoch in sorted(epochs.items())
+                if before[partition].epoch < epoch
+            ],
+        )
+        return before
+
+    def move(self, tx: Tx, group: str, places: Mapping[str, Sunk]) -> None:
+        """Put the positions where they are said to be.
+
+        Raises:
+            FencedWrite: an epoch is higher than the one given.
+        """
+        before = self._locked(tx, group, places)
+        for partition, place in sorted(places.items()):
+            if before[partition].epoch > place.epoch:
+                raise self._fenced(group, partition, place.epoch, before[partition].epoch)
+        self._put(tx, group, places)
+
+    def done(self, tx: Tx, commit: str, batch: Batch) -> Written | None:
+        """What this commit has added, if it was done before; None if it may be done now.
+
+        The positions stay locked to the end of the transaction.
+
+        Raises:
+            FencedWrite: an epoch is higher.
+            SinkChanged: a position is neither where the batch starts nor where it ends.
+        """
+        known = self._locked(tx, batch.group, [each.range.partition for each in batch.shares])
+        found: tuple[int, int, int] | None = tx.one("commit_get", id=commit)
+        if found is not None:
+            return _written(found)
+        for share in batch.shares:
+            epoch = known[share.range.partition].epoch
+            if epoch > share.epoch:
+                raise self._fenced(batch.group, share.range.partition, share.epoch, epoch)
+        if all(
+            known[each.range.partition] == Sunk(position=each.range.end, epoch=each.epoch)
+            for each in batch.shares
+        ):
+            return self._found(tx, batch.group, batch.shares[0])
+        for share in batch.shares:
+            position = known[share.range.partition].position
+            if position not in {None, share.range.start}:
+                raise SinkChanged(
+                    f"{self.name} holds the events of partition {share.range.partition} of "
+                    f"{batch.group!r} up to {position}, and the batch is {share.range}: somebody "
+                    "else has moved the position; nothing was committed. Start the pipeline "
+                    "again, and it goes on where the sink is"
+                )
+        return None
+
+    def record(self, tx: Tx, commit: str, batch: Batch, written: Written) -> None:
+        """Move the positions to the end of the batch and remember the commit. After ``done``."""
+        self._put(
+            tx,
+            batch.group,
+            {
+                each.range.partition: Sunk(position=each.range.end, epoch=each.epoch)
+                for each in batch.shares
+            },
+        )
+        tx.run(
+            "commit_put",
+            id=commit,
+            sink=self.sink,
+            grp=batch.group,
+            holder=batch.holder,
+            began_at=batch.began_at.isoformat(timespec="microseconds"),
+            wall=tx.wall,
+            rows=written.rows,
+            bytes=written.bytes,
+            files=written.files,
+        )
+        tx.many(
+            "share_put",
+            [
+                {
+                    "id": commit,
+                    "part": each.range.partition,
+                    "first": each.range.start,
+                    "next": each.range.end,
+                    "epoch": each.epoch,
+                }
+                for each in batch.shares
+            ],
+        )
+
+    def commits(self, tx: Tx, group: str) -> list[Commit]:
+        """All that is remembered of a group, oldest first."""
+        return [_commit(row) for row in tx.all("history", sink=self.sink, grp=group)]
+
+    # ------------------------------------------------------------- parts
+
+    def _locked(self, tx: Tx, group: str, partitions: Iterable[str]) -> dict[str, Sunk]:
+        names = sorted(partitions)
+        tx.many("position_lock", [{"wall": tx.wall, **self._at(group, each)} for each in names])
+        # A statement of its own, after the locks were had: it sees what was committed meanwhile.
+        rows = tx.all("positions", sink=self.sink, grp=group)
+        known = {part: Sunk(position=position, epoch=epoch) for part, epoch, position in rows}
+        return {each: known[each] for each in names}
+
+    def _put(self, tx: Tx, group: str, places: Mapping[str, Sunk]) -> None:
+        tx.many(
+            "position_put",
+            [
+                {
+                    "epoch": place.epoch,
+                    "position": place.position,
+                    "wall": tx.wall,
+                    **self._at(group, partition),
+                }
+                for partition, place in sorted(places.items())
+            ],
+        )
+
+    def _found(self, tx: Tx, group: str, share: Share) -> Written:
+        """What the commit that ended here has added; nothing, if the position was moved here."""
+        row = tx.one(
+            "commit_ending",
+            sink=self.sink,
+            grp=group,
+            part=share.range.partition,
+            next=share.range.end,
+            epoch=share.epoch,
+        )
+        return Written(rows=0) if row is None else _written(row)
+
+    def _at(self, group: str, partition: str) -> Params:
+        return {"sink": self.sink, "grp": group, "part": partition}
+
+    def _fenced(self, group: str, partition: str, epoch: int, higher: int) -> FencedWrite:
+        return FencedWrite(
+            f"{self.name} has heard of epoch {higher} of partition {partition} of {group!r}, and "
+            f"this is epoch {epoch}: somebody else owns the partition; nothing was committed",
+            key=partition,
+            epoch=epoch,
+            reason="fenced",
+        )
+
+
+def _written(row: tuple[int, int, int]) -> Written:
+    rows, in_bytes, in_files = row
+    return Written(rows=rows, bytes=in_bytes, files=in_files)
+
+
+def _commit(row: Any) -> Commit:
+    commit, part, first, following, epoch, holder, began_at, committed_at, rows = row
+    return Commit(
+        commit=commit,
+        range=Range(partition=part, start=first, end=following),
+        epoch=epoch,
+        holder=holder,
+        began_at=datetime.fromisoformat(began_at),
+        committed_at=datetime.fromisoformat(committed_at),
+        rows=rows,
+    )

@@ -1,0 +1,188 @@
+"""A stream of the log as a sink: what a pipeline makes of events are events again.
+
+The rows are staged by the tasks and entered, with the positions, in one transaction of the store's
+database: that is the commit. Then they are published (``leasehold.spark.publishing``). Every row is
+stored once, and rows with one key stay in order within a batch and from batch to batch of one
+partition's owner. While a batch is published, readers of the stream see a part of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.taskcontext import TaskContext
+
+from leasehold.clock import new_token
+from leasehold.errors import UsageError
+from leasehold.sources.opening import stream_of
+from leasehold.spark.publishing import Publisher
+from leasehold.spark.publishing_entry import Claim
+from leasehold.spark.publishing_rows import Plan, StagedFile, check_columns, stage
+from leasehold.spark.ranges import Range
+from leasehold.spark.sinks.port import Commit, Staged, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from leasehold.clock import Clock
+    from leasehold.spark.sinks.port import Batch, Sunk
+
+Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_ANSWER = "file string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    plan: Plan
+    files: tuple[StagedFile, ...]
+
+
+class LogSink:
+    """See ``Sink``. The rows have the columns ``key``, ``body`` and ``properties``."""
+
+    atomic = True
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        store: str,
+        name: str = "",
+        staging: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        """Nothing is opened yet.
+
+        ``stream``: ``orders`` or ``log:orders``; it must be there. ``store``: the URL of the store
+        that has the log. ``name``: of the sink, where several write to one stream for different
+        pipelines; groups have positions of their own in any case. ``staging``: a directory that
+        the driver and all executors see; by default one beside the log's volumes.
+
+        Raises:
+            UsageError: it names no stream.
+        """
+        self._stream = stream_of(stream)
+        self._store = store
+        self._staging = staging
+        self._clock = clock
+        self._sink = f"sink/{name or self._stream}"
+        # Two drivers may publish at once: each in order for itself.
+        self._lane = new_token()
+        self._publisher: Publisher | None = None
+        self.name = f"log:{self._stream}"
+
+    def open(self, spark: SparkSession | None = None) -> None:
+        """See ``Sink``.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        """
+        del spark
+        self._publisher = Publisher.open(
+            self._stream, self._store, staging=self._staging, clock=self._clock
+        )
+        self._publisher.finish_left()
+
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+        """See ``Sink``. What former owners committed of these partitions is published first."""
+        known = self._opened().fence(self._sink, group, epochs)
+        self._opened().finish_left(
+            sink=self._sink, lane=self._lane, group=group, parts=frozenset(epochs)
+        )
+        return known
+
+    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+        """See ``Sink``."""
+        self._opened().book.move(self._sink, group, places)
+
+    def stage(self, frame: DataFrame, batch: Batch) -> Staged:
+        """See ``Sink``."""
+        del batch
+        check_columns(to_arrow_schema(frame.schema))
+        publisher = self._opened()
+        plan = publisher.plan()
+        try:
+            rows = frame.mapInArrow(_task(plan), _ANSWER).collect()
+        except BaseException:
+            publisher.discard((), plan)
+            raise
+        files = tuple(StagedFile(**json.loads(text)) for (text,) in rows)
+        return Staged(_Staged(plan=plan, files=files))
+
+    def commit(self, staged: Staged, batch: Batch) -> Written:
+        """See ``Sink``.
+
+        Raises:
+            VolumeUnusable: a staged file is not to be seen by the driver.
+        """
+        inside: _Staged = staged.inside
+        claim = Claim(
+            sink=self._sink,
+            group=batch.group,
+            lane=self._lane,
+            shares=batch.shares,
+            holder=batch.holder,
+            began_at=batch.began_at.isoformat(),
+        )
+        record = self._opened().commit(claim, inside.files)
+        self._opened().clear(inside.plan)
+        if record is None:
+            return Written(rows=sum(each.rows for each in inside.files))
+        return Written(rows=record.rows, bytes=record.bytes, files=len(record.files))
+
+    def discard(self, staged: Staged) -> None:
+        """See ``Sink``. What turns out to be committed stays."""
+        inside: _Staged = staged.inside
+        if self._publisher is not None:
+            self._publisher.discard(inside.files, inside.plan)
+
+    def commits(self, group: str) -> Iterator[Commit]:
+        """See ``Sink``. The last 100,000 are remembered."""
+        for row in self._opened().book.history(self._sink, group):
+            number, part, start, end, epoch, holder, began_at, committed_at, rows = row
+            yield Commit(
+                commit=f"{self._sink}#{number}",
+                range=Range(partition=part, start=start, end=end),
+                epoch=epoch,
+                holder=holder,
+                began_at=datetime.fromisoformat(began_at),
+                committed_at=datetime.fromisoformat(committed_at),
+                rows=rows,
+            )
+
+    def close(self) -> None:
+        """See ``Sink``."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def _opened(self) -> Publisher:
+        if self._publisher is None:
+            raise UsageError(f"{self.name} is not open: call open() first")
+        return self._publisher
+
+
+def _task(plan: Plan) -> Task:
+    """What a task runs: it takes rows, and gives its file, if it had rows."""
+
+    def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if gc.get_freeze_count() == 0:  # Spark collects after each task
+            gc.collect()
+            gc.freeze()
+        task = TaskContext.get()
+        number = task.partitionId() if task else 0
+        file = stage(batches, plan, task=number, token=new_token())
+        texts = [] if file is None else [json.dumps(asdict(file))]
+        yield pa.RecordBatch.from_pydict({"file": pa.array(texts, pa.string())})
+
+    return staged

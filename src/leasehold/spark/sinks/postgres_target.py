@@ -1,0 +1,190 @@
+"""The database of a PostgreSQL sink: whole transactions, asked again when a connection breaks.
+
+A step may be run again after a break, also when its commit was done and only the answer was lost:
+so it must find that out by itself, as the ledger does. Several threads may use it at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from leasehold.clock import SystemClock
+from leasehold.errors import LeaseholdError, SinkUnfit, StoreUnavailable, StoreUnusable, UsageError
+from leasehold.spark.sinks.ledger import ledger_queries, sql_of
+from leasehold.stores.blocking_postgres import Connection, PostgresTx, translated
+from leasehold.stores.postgres.trouble import explained, passes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from leasehold.stores.postgres.address import Address
+
+T = TypeVar("T")
+
+SCHEMA = "leasehold_sink"
+PATIENCE_S = 5.0
+# Shorter than the patience: those that wait for a lock are to see the end of a stopped holder.
+_IDLE_LIMIT_S = 3.0
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+_ENDED_WHILE_IDLE = "25P03"
+# Rows twice in one upsert, no such unique index, a column that is always generated, other types.
+_UNFIT = ("21000", "42P10", "428C9", "42804")
+
+
+@cache
+def queries() -> Mapping[str, bytes]:
+    """All statements of the PostgreSQL sink, as the driver wants them."""
+    both = {**ledger_queries(f"{SCHEMA}."), **sql_of("target.sql")}
+    return {name: translated(text) for name, text in both.items()}
+
+
+def schema_script() -> bytes:
+    """What makes the schema."""
+    return files("leasehold.spark.sinks").joinpath("sql", "target_schema.sql").read_bytes()
+
+
+def composed(name: str, /, **parts: sql.Composable) -> sql.Composed:
+    """A statement with its identifiers put in. It is to be run with values, if only with none."""
+    return sql.SQL(queries()[name].decode()).format(**parts)
+
+
+def identifier(*names: str) -> sql.Identifier:
+    """A name, or one with its schema, quoted."""
+    return sql.Identifier(*(name.replace("%", "%%") for name in names))
+
+
+def identifiers(names: Iterable[str]) -> sql.Composed:
+    """A list of names."""
+    return sql.SQL(", ").join(map(identifier, names))
+
+
+def stage_name(batch: str) -> str:
+    """The table with the staged rows of a batch."""
+    return f"stage_{batch}"
+
+
+class TargetTx(PostgresTx):
+    """One open transaction; see ``Tx``."""
+
+    def __init__(self, connection: Connection, now: float) -> None:
+        """Over a transaction that has begun."""
+        super().__init__(connection, queries(), now)
+        self.connection = connection
+
+    def do(self, statement: sql.Composed, **values: object) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run a statement with identifiers in it."""
+        return self.connection.execute(statement, values)
+
+
+class Target:
+    """A database. Connects when it is first asked."""
+
+    def __init__(self, address: Address, *, patience_s: float = PATIENCE_S) -> None:
+        """``patience_s``: how long to try again, and to wait for a lock."""
+        self.address = address
+        self._patience_s = patience_s
+        self._idle: list[Connection] = []
+        self._stopwatch = SystemClock().boottime_s  # how long a call waits is real time
+        self._closed = threading.Event()
+
+    def write(self, work: Callable[[TargetTx], T]) -> T:
+        """Run ``work`` in one transaction; it is durable on return.
+
+        Raises:
+            SinkUnfit: the server refused the rows; nothing was written.
+            StoreUnavailable: no answer in time. It may or may not have been done.
+            StoreUnusable: it answers and can not serve.
+        """
+        until_s, pause_s = self._stopwatch() + self._patience_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                with self._borrowed() as connection, connection.transaction():
+                    row = connection.execute(queries()["clock"]).fetchone()
+                    return work(TargetTx(connection, float(row[0]) if row else 0.0))
+            except psycopg.Error as error:
+                if not passes(error) and error.sqlstate != _ENDED_WHILE_IDLE:
+                    raise meaning(error, self.address) from error
+                if self._stopwatch() + pause_s >= until_s or self._closed.wait(pause_s):
+                    raise StoreUnavailable(
+                        f"{explained(error, self.address)} (given up after "
+                        f"{self._patience_s:g} s; what was asked for may have been done)"
+                    ) from error
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Close what is idle now, and the rest when its call is over."""
+        self._closed.set()
+        self._drop_idle()
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[Connection]:
+        if self._closed.is_set():
+            raise UsageError(f"{self.address.url} is closed: open the sink again")
+        connection = self._idle.pop() if self._idle else self._connected()
+        try:
+            yield connection
+        except BaseException as error:
+            status = connection.info.transaction_status
+            if connection.closed or status is not psycopg.pq.TransactionStatus.IDLE:
+                connection.close()
+                self._drop_idle()  # the others may be just as broken
+            elif isinstance(error, LeaseholdError):
+                self._idle.append(connection)  # rolled back, and sound
+            else:
+                connection.close()
+            raise
+        self._idle.append(connection)
+        if self._closed.is_set():
+            self._drop_idle()
+
+    def _connected(self) -> Connection:
+        connection = connected(self.address)
+        try:
+            limits = {
+                "patience_ms": int(self._patience_s * 1000),
+                "idle_ms": int(_IDLE_LIMIT_S * 1000),
+            }
+            connection.execute(queries()["session"], limits)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+def connected(address: Address) -> Connection:
+    """A new connection; its texts are UTF-8, as Arrow's are."""
+    return psycopg.Connection.connect(address.conninfo, autocommit=True, client_encoding="UTF8")
+
+
+def meaning(error: psycopg.Error, address: Address) -> LeaseholdError:
+    """The error to raise: what, why (in the server's words), and what to do."""
+    code = error.sqlstate or ""
+    unfit = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or code in _UNFIT
+    if not unfit and code != "42501":
+        return explained(error, address)
+    words = error.diag.message_primary or str(error)
+    if code == "42501":
+        return StoreUnusable(
+            f"PostgreSQL at {address.where} refused: {words}; the sink's user needs the right to "
+            f"insert into the table (and to update it, with key=), to use the schema {SCHEMA} and "
+            "create tables in it, and on first use to create that schema"
+        )
+    where = (error.diag.context or "").partition("\n")[0]
+    advice = "rows with the same key came twice in one batch: group by the key first; "
+    return SinkUnfit(
+        f"PostgreSQL at {address.where} refused the rows: {words}"
+        f"{f' ({where})' if where else ''}; {advice if code == '21000' else ''}"
+        "nothing was committed"
+    )

@@ -1,0 +1,190 @@
+"""What can be said to the data source when it reads, checked before anything is opened.
+
+Every option is known or refused with the nearest name, and two that contradict each other are
+refused too. Spark does not tell upper from lower case in names of options; nor do we.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from leasehold.errors import InvalidOptions, UsageError
+from leasehold.log.start import Start
+from leasehold.sources.opening import stream_of
+from leasehold.spark import ranges as range_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from leasehold.spark.ranges import Range
+
+NAMES = (
+    *("store", "stream", "path", "partitions", "start", "starts", "end", "ranges", "tasks"),
+    *("json", "json.mode", "maxEventsPerTrigger", "onTrimmed"),
+)
+_SELECTING = ("partitions", "start", "starts", "end")
+_BATCH_ONLY = ("end", "ranges")
+_STREAM_ONLY = ("maxEventsPerTrigger", "onTrimmed")
+_HOW_STARTS = 'write {"0": "seq:5", "3": "latest"}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Where to read, from where to where, and in how many tasks at most.
+
+    Attributes:
+        source: the stream, as ``log:orders`` or ``orders``.
+        store: the URL of the store; it may hold a password and is never shown.
+        partitions: only these; None for all there are.
+        start: where each partition begins, unless ``starts`` has another word on it.
+        end: where each ends.
+        ranges: exactly these events, instead of all of that.
+        tasks: the most that Spark gets at once.
+        json: the fields of the body in Spark's words, or ``true`` if the schema names them; "" for
+            a body that is left alone.
+        null_malformed: whether a body that is no such JSON gives nulls, and not an error.
+        most_events: for each batch of a stream; None for all there are.
+        skip_trimmed: whether a stream goes on with what is left where retention was faster.
+    """
+
+    source: str
+    store: str = field(repr=False)
+    partitions: tuple[str, ...] | None = None
+    start: Start = field(default_factory=Start.earliest)
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    end: Start = field(default_factory=Start.latest)
+    ranges: tuple[Range, ...] | None = None
+    tasks: int = 1
+    json: str = ""
+    null_malformed: bool = False
+    most_events: int | None = None
+    skip_trimmed: bool = False
+
+    def start_of(self, partition: str) -> Start:
+        """Where this partition begins."""
+        return self.starts.get(partition, self.start)
+
+
+def parse(given: Mapping[str, str]) -> ReadOptions:
+    """Read the options of a batch or a stream.
+
+    Raises:
+        UsageError: one is missing, unknown or makes no sense; the message says what to write.
+        InvalidOptions: two of them contradict each other.
+    """
+    said = _known(given)
+    if not said.get("store"):
+        raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
+    if "ranges" in said and (others := [name for name in _SELECTING if name in said]):
+        raise InvalidOptions(
+            f"ranges says exactly what to read, and {', '.join(others)} too: give one or the other"
+        )
+    return ReadOptions(
+        source=_source(said),
+        store=said["store"],
+        partitions=_partitions(said.get("partitions")),
+        start=Start.parse(said.get("start", "earliest")),
+        starts=_starts(said.get("starts")),
+        end=Start.parse(said.get("end", "latest")),
+        ranges=range_text.read(said["ranges"]) if "ranges" in said else None,
+        tasks=_count(said, "tasks") or len(os.sched_getaffinity(0)),
+        json=_json(said),
+        null_malformed=_choice(said, "json.mode", ("fail", "null")) == "null",
+        most_events=_count(said, "maxEventsPerTrigger"),
+        skip_trimmed=_choice(said, "onTrimmed", ("fail", "earliest")) == "earliest",
+    )
+
+
+def check_kind(given: Mapping[str, str], *, streaming: bool) -> None:
+    """Return if all options have a meaning for a batch, or for a stream.
+
+    Raises:
+        InvalidOptions: one has not.
+    """
+    for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+        if name in _known(given):
+            mine, other = ("stream", "batch") if streaming else ("batch", "stream")
+            raise InvalidOptions(
+                f"the option {name} is for a {other} and means nothing to a {mine}"
+            )
+
+
+def _known(given: Mapping[str, str]) -> dict[str, str]:
+    """The same, by the names as we write them."""
+    names = {name.lower(): name for name in NAMES}
+    said: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in names:
+            near = get_close_matches(name.lower(), names, n=1)
+            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(NAMES)}"
+            raise UsageError(f"reading has no option {name!r}: {hint}")
+        said[names[name.lower()]] = value
+    return said
+
+
+def _source(said: Mapping[str, str]) -> str:
+    stream, path = said.get("stream", ""), said.get("path", "")
+    if stream and path and stream_of(stream) != stream_of(path):
+        raise InvalidOptions(f"the stream is {stream!r} by its option and {path!r} by load()")
+    if not (stream or path):
+        raise UsageError('no stream is named: write .load("orders") or .option("stream", "orders")')
+    stream_of(stream or path)
+    return stream or path
+
+
+def _partitions(text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    ids = [word.strip() for word in text.split(",")]
+    if not all(ids) or len(set(ids)) < len(ids):
+        raise UsageError(f"{text!r} does not name partitions, each once: write them as 0,3")
+    return tuple(ids)
+
+
+def _starts(text: str | None) -> dict[str, Start]:
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"starts is no JSON ({error}): {_HOW_STARTS}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"starts is {text!r} and not a place for each partition: {_HOW_STARTS}")
+    return {partition: _start(place) for partition, place in found.items()}
+
+
+def _start(place: object) -> Start:
+    if isinstance(place, int) and not isinstance(place, bool):
+        return Start.sequence(place)
+    if isinstance(place, str):
+        return Start.parse(place)
+    raise UsageError(f"{place!r} in starts is no place to start at: {_HOW_STARTS}")
+
+
+def _count(said: Mapping[str, str], name: str) -> int | None:
+    text = said.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(f"{name} is a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def _choice(said: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    word = said.get(name, words[0]).lower()
+    if word not in words:
+        raise UsageError(f"{name} is {' or '.join(words)}, not {word!r}")
+    return word
+
+
+def _json(said: Mapping[str, str]) -> str:
+    text = said.get("json", "").strip()
+    if "json" in said and not text:
+        raise UsageError('json names no fields: write .option("json", "carrier string, delay int")')
+    if "json.mode" in said and not text:
+        raise InvalidOptions("json.mode says what to do with malformed JSON: say json too")
+    return "" if text.lower() == "false" else text

@@ -1,0 +1,159 @@
+"""Batch reads: ranges are fixed when the read is planned, and shared out to few, equal tasks.
+
+What is read is what was there at that moment; events that come later are not in it, however long
+the tasks take and however often one is repeated.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from leasehold.errors import BeyondEnd, Trimmed, UsageError
+from leasehold.log.start import Kind
+from leasehold.spark.ranges import Range, tasks
+from leasehold.spark.reading import opened
+from leasehold.spark.source.filters import NOTHING, take
+from leasehold.spark.source.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+    from leasehold.log.start import Start
+    from leasehold.sources.ranges import RangeSource
+    from leasehold.spark.source.options import ReadOptions
+
+_LEAST_EVENTS = 2_000  # a task costs more than to read so few
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class EventPartition(InputPartition):
+    """The ranges of one task."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        """Keep them."""
+        super().__init__(tuple(ranges))
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """What the task reads."""
+        return tuple(self.value)
+
+
+class EventReader(DataSourceReader):
+    """Reads what the options say."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        """Look at the columns.
+
+        Raises:
+            UsageError: one is unknown or has a wrong type.
+        """
+        self._options = options
+        self._layout = Layout(schema, options)
+        self._pushed = NOTHING
+
+    def partitions(self) -> list[EventPartition]:
+        """Fix the ranges now, and share them out.
+
+        Raises:
+            LeaseholdError: the stream, a partition or a place in it is not there.
+        """
+        source = opened(self._options.source, self._options.store)
+        found = self._pushed.narrowed(planned(source, self._options), source.find)
+        return shared_out(found, self._options.tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task. Nothing to plan means one task without ranges."""
+        if not isinstance(partition, EventPartition):
+            return iter(())
+        return self._layout.rows(partition.ranges, self._pushed)
+
+
+class FilteringReader(EventReader):
+    """The same, and takes filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Keep those we apply; give the others back."""
+        self._pushed, rest = take(filters)
+        return rest
+
+
+def batch_reader(schema: StructType, options: ReadOptions) -> EventReader:
+    """The reader that Spark will have now.
+
+    Spark refuses one that takes filters unless the session says so; but only a process that hands
+    filters down asks for them. So the other processes get the one that takes none.
+
+    Raises:
+        UsageError: a column is unknown or has a wrong type.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    pushes = _PUSHING in sys.modules or getattr(main, "name", "") == _PUSHING
+    return FilteringReader(schema, options) if pushes else EventReader(schema, options)
+
+
+def shared_out(ranges: Sequence[Range], most: int) -> list[EventPartition]:
+    """Few tasks, with about the same number of events each."""
+    total = sum(map(len, ranges))
+    count = min(most, max(total // _LEAST_EVENTS, 1))
+    return [EventPartition(each) for each in tasks(ranges, count)]
+
+
+def planned(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
+    """The ranges that the options mean now.
+
+    Raises:
+        UsageError: there is no such partition.
+        Trimmed, BeyondEnd: a partition does not have the place that was asked for.
+    """
+    if options.ranges is not None:
+        chosen(source, tuple(each.partition for each in options.ranges))
+        return options.ranges
+    wanted = chosen(source, options.partitions, options.starts)
+    ends = source.ends(wanted)
+    ranges = []
+    for partition in wanted:
+        known = {Kind.EARLIEST: ends[partition].first, Kind.LATEST: ends[partition].next}
+        start = place(source, partition, options.start_of(partition), known)
+        end = place(source, partition, options.end, known)
+        ranges.append(Range(partition=partition, start=start, end=max(start, end)))
+    return tuple(ranges)
+
+
+def chosen(
+    source: RangeSource, wanted: Sequence[str] | None, also: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """The partitions to read: these, or all.
+
+    Raises:
+        UsageError: one of them, or of ``also``, is not there.
+    """
+    there = source.partitions()
+    for each in (*(wanted or ()), *also):
+        if each not in there:
+            raise UsageError(
+                f"{source.name!r} has no partition {each}: it has {there[0]} to {there[-1]}"
+            )
+    return tuple(there if wanted is None else wanted)
+
+
+def place(source: RangeSource, partition: str, start: Start, known: dict[Kind, int]) -> int:
+    """The number of the event that ``start`` means; ``known`` are those of both ends.
+
+    Raises:
+        Trimmed, BeyondEnd: it is not there; the message names the partition.
+    """
+    if start.kind in known:
+        return known[start.kind]
+    try:
+        return source.find(partition, start)
+    except (Trimmed, BeyondEnd) as error:
+        error.args = (f"{start} of partition {partition} of {source.name!r}: {error}",)
+        raise

@@ -1,0 +1,169 @@
+"""Structured Streaming: offsets by partition, bounded batches, and no word about progress.
+
+Guarantees:
+
+* A batch is what its two offsets say, and nothing else: when it is repeated after a crash, the same
+  events come. Offsets never go back.
+* New partitions are read from their first event on. One that the option ``partitions`` leaves out
+  keeps its offset.
+* Where the events at an offset are not there, the query fails with the partition and the range,
+  unless ``onTrimmed`` is ``earliest``.
+* A store that does not answer is asked again for a minute before the query fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from leasehold.clock import SystemClock
+from leasehold.errors import StoreUnavailable
+from leasehold.log.start import Kind
+from leasehold.sources.port import PartitionEnds
+from leasehold.spark.reading import closed, opened
+from leasehold.spark.source.filters import NOTHING
+from leasehold.spark.source.layout import Layout
+from leasehold.spark.source.offsets import advanced, between, check
+from leasehold.spark.source.read import EventPartition, chosen, place, shared_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+    from leasehold.clock import Clock
+    from leasehold.sources.ranges import RangeSource
+    from leasehold.spark.source.offsets import Offsets
+    from leasehold.spark.source.options import ReadOptions
+
+T = TypeVar("T")
+
+_PATIENCE_S = 60.0
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
+
+
+class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives in a process of its own beside the driver; a copy of it is in each task."""
+
+    def __init__(
+        self, schema: StructType, options: ReadOptions, *, clock: Clock | None = None
+    ) -> None:
+        """Look at the columns.
+
+        Raises:
+            UsageError: one is unknown or has a wrong type.
+        """
+        self._options = options
+        self._layout = Layout(schema, options)
+        self._clock = clock or SystemClock()
+        self._target: Mapping[str, int] | None = None
+        self._first: Offsets | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        """Where the options say. Spark asks twice, and gets the same answer."""
+        if self._first is None:
+            self._first = self._asked(self._begin)
+        return self._first
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """As the option says."""
+        most = self._options.most_events
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Go no further than what is there now."""
+        self._target = {name: known.next for name, known in self._asked(self._ends).items()}
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+        """The end of the next batch.
+
+        Raises:
+            BeyondEnd, Trimmed: the events at ``start`` are not there.
+            StoreUnavailable: for a minute there was no answer.
+        """
+        options = self._options
+        ends = self._asked(lambda source: source.ends(source.partitions()))
+        check(start, ends, stream=options.source, skip_trimmed=options.skip_trimmed)
+        if options.partitions is not None:
+            ends = {name: ends[name] for name in options.partitions}
+        if self._target is not None:
+            ends = _up_to(self._target, ends)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return advanced(start, ends, most)
+
+    def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
+        """Where the stream ends now: with it Spark shows how far behind the query is."""
+        try:
+            ends = self._ends(opened(self._options.source, self._options.store))
+        except StoreUnavailable:
+            return None  # for people only, so it waits for nothing
+        return {name: known.next for name, known in ends.items()}
+
+    def partitions(self, start: Offsets, end: Offsets) -> list[EventPartition]:
+        """The tasks of a batch."""
+        firsts: dict[str, int] = {}
+        if self._options.skip_trimmed:
+            ends = self._asked(lambda source: source.ends(tuple(end)))
+            firsts = {name: known.first for name, known in ends.items()}
+        return shared_out(between(start, end, firsts), self._options.tasks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        if not isinstance(partition, EventPartition):
+            return iter(())
+        return self._layout.rows(partition.ranges, NOTHING)
+
+    def commit(self, end: Offsets) -> None:
+        """Do nothing.
+
+        Spark says this of a batch when the next one is planned, and never of the last one. Whoever
+        published progress from here would always show one batch too few.
+        """
+
+    def _begin(self, source: RangeSource) -> Offsets:
+        options = self._options
+        wanted = chosen(source, options.partitions, options.starts)
+        found: Offsets = {}
+        for name, known in source.ends(wanted).items():
+            both = {Kind.EARLIEST: known.first, Kind.LATEST: known.next}
+            found[name] = place(source, name, options.start_of(name), both)
+        return found
+
+    def _ends(self, source: RangeSource) -> Mapping[str, PartitionEnds]:
+        return source.ends(chosen(source, self._options.partitions))
+
+    def _asked(self, ask: Callable[[RangeSource], T]) -> T:
+        """The answer of the stream; a store that does not answer gets time."""
+        source, store = self._options.source, self._options.store
+        until = self._clock.boottime_s() + _PATIENCE_S
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return ask(opened(source, store))
+            except StoreUnavailable:
+                if self._clock.boottime_s() + wait_s > until:
+                    raise
+                closed(source, store)
+                anyio.run(self._clock.sleep, wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _up_to(
+    target: Mapping[str, int], ends: Mapping[str, PartitionEnds]
+) -> dict[str, PartitionEnds]:
+    """The same, as if nothing had come since."""
+    return {
+        name: PartitionEnds(first=known.first, next=min(known.next, target[name]))
+        for name, known in ends.items()
+        if name in target
+    }

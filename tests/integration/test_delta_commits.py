@@ -1,0 +1,324 @@
+"""A Delta table takes rows and positions in one step, and refuses whoever was fenced."""
+
+from __future__ import annotations
+
+from multiprocessing import get_context
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from tests.support.delta_process import die, fight, race
+from tests.support.delta_tables import (
+    BEGAN_AT,
+    GROUP,
+    batch,
+    data_files,
+    numbers,
+    opened,
+    put,
+    staged,
+    staged_rows,
+)
+
+from leasehold.clock import SystemClock
+from leasehold.errors import FencedWrite, SinkChanged, StoreUnavailable
+from leasehold.spark.sinks.delta_log import DeltaLog
+from leasehold.spark.sinks.port import Sunk
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "delays"
+
+
+def processes(*programs: tuple[Any, ...]) -> list[int | None]:
+    """How each of them ended; they run at the same time. What they import is imported once."""
+    server = get_context("forkserver")
+    server.set_forkserver_preload(["tests.support.delta_process"])
+    running = [server.Process(target=target, args=args) for target, *args in programs]
+    for each in running:
+        each.start()
+    for each in running:
+        each.join(timeout=60)
+    return [each.exitcode for each in running]
+
+
+@pytest.mark.spec("S4")
+def test_a_commit_adds_the_rows_and_moves_the_positions(table: Path) -> None:
+    sink = opened(table)
+    assert sink.fence(GROUP, {"0": 1, "1": 4}) == {"0": Sunk(), "1": Sunk()}
+    put(sink, table, ("0", 0, 10, 1), ("1", 5, 8, 4))
+    assert numbers(table, "0") == list(range(10))
+    assert numbers(table, "1") == [5, 6, 7]
+    assert opened(table).fence(GROUP, {"0": 2, "1": 5}) == {
+        "0": Sunk(position=10, epoch=1),
+        "1": Sunk(position=8, epoch=4),
+    }
+
+
+@pytest.mark.spec("S4")
+def test_a_batch_without_output_rows_moves_the_positions(table: Path) -> None:
+    sink = opened(table)
+    sink.fence(GROUP, {"0": 1})
+    each = batch(("0", 0, 10, 1))
+    assert sink.commit(staged_rows(table, []), each).rows == 0
+    assert sink.fence(GROUP, {"0": 1}) == {"0": Sunk(position=10, epoch=1)}
+    put(sink, table, ("0", 10, 12, 1))
+    assert numbers(table) == [10, 11]
+
+
+@pytest.mark.spec("S4")
+def test_the_same_commit_again_is_harmless(table: Path) -> None:
+    sink = opened(table)
+    sink.fence(GROUP, {"0": 1})
+    each = batch(("0", 0, 10, 1))
+    rows = staged(table, each)
+    first = sink.commit(rows, each)
+    version = DeltaTable(table).version()
+    assert sink.commit(rows, each) == first
+    assert opened(table).commit(staged(table, each), each) == first
+    assert DeltaTable(table).version() == version
+    sink.discard(rows)
+    assert numbers(table) == list(range(10))
+    assert len(data_files(table)) == 1
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_zombie_with_an_old_snapshot_is_refused(table: Path) -> None:
+    old, new = opened(table), opened(table)
+    old.fence(GROUP, {"0": 1})
+    put(old, table, ("0", 0, 10, 1))
+    each = batch(("0", 10, 20, 1))
+    rows = staged(table, each)
+    refresh = old._log.refresh
+    refresh()
+    new.fence(GROUP, {"0": 2})
+    calls = iter([True])
+    # It was judged before the fence, and slept until now.
+    old._log.refresh = lambda: next(calls, False) or refresh()  # type: ignore[method-assign]
+    with pytest.raises(FencedWrite) as refused:
+        old.commit(rows, each)
+    assert (refused.value.key, refused.value.epoch) == ("0", 1)
+    old.discard(rows)
+    assert numbers(table) == list(range(10))
+    assert len(data_files(table)) == 1
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_zombie_that_reads_the_table_again_is_refused(table: Path) -> None:
+    put(opened(table), table, ("0", 0, 10, 1))
+    opened(table).fence(GROUP, {"0": 2})
+    with pytest.raises(FencedWrite, match="epoch 2"):
+        put(opened(table), table, ("0", 10, 20, 1))
+    assert numbers(table) == list(range(10))
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_lower_epoch_fences_nothing_and_is_told_the_higher_one(table: Path) -> None:
+    put(opened(table), table, ("0", 0, 10, 5))
+    version = DeltaTable(table).version()
+    assert opened(table).fence(GROUP, {"0": 3}) == {"0": Sunk(position=10, epoch=5)}
+    assert DeltaTable(table).version() == version
+    put(opened(table), table, ("0", 10, 11, 5))
+
+
+@pytest.mark.spec("B5", "S4")
+def test_one_fenced_partition_refuses_the_whole_batch(table: Path) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 1), ("1", 0, 10, 1))
+    opened(table).fence(GROUP, {"1": 2})
+    with pytest.raises(FencedWrite) as refused:
+        put(sink, table, ("0", 10, 20, 1), ("1", 10, 20, 1))
+    assert refused.value.key == "1"
+    assert numbers(table, "0") == list(range(10))
+    put(sink, table, ("0", 10, 20, 1))
+
+
+@pytest.mark.spec("S4")
+def test_drivers_with_different_partitions_do_not_hinder_each_other(table: Path) -> None:
+    one, two = opened(table), opened(table)
+    put(one, table, ("0", 0, 5, 1))
+    two.fence(GROUP, {"1": 1})
+    each = batch(("1", 0, 5, 1))
+    rows = staged(table, each)
+    two._log.refresh()
+    put(one, table, ("0", 5, 9, 1))
+    two._log.refresh = lambda: True  # type: ignore[method-assign]  # judged before that commit
+    two.commit(rows, each)
+    assert (numbers(table, "0"), numbers(table, "1")) == (list(range(9)), list(range(5)))
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_fence_holds_before_there_is_a_table(table: Path) -> None:
+    old, new = opened(table), opened(table)
+    old.fence(GROUP, {"0": 1})
+    assert new.fence(GROUP, {"0": 2}) == {"0": Sunk(epoch=1)}
+    with pytest.raises(FencedWrite):
+        put(old, table, ("0", 0, 10, 1))
+    put(new, table, ("0", 0, 10, 2))
+    assert numbers(table) == list(range(10))
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_fence_and_the_creation_of_the_table_may_come_in_any_order(table: Path) -> None:
+    old, new = opened(table), opened(table)
+    old.fence(GROUP, {"0": 1})
+    write = new._fences.write
+
+    def made_meanwhile(*given: object) -> None:
+        put(old, table, ("0", 0, 10, 1))
+        write(*given)  # type: ignore[arg-type]
+
+    new._fences.write = made_meanwhile  # type: ignore[method-assign]
+    assert new.fence(GROUP, {"0": 2})["0"].position == 10
+    with pytest.raises(FencedWrite):
+        put(old, table, ("0", 10, 20, 1))
+    put(new, table, ("0", 10, 20, 2))
+    assert numbers(table) == list(range(20))
+
+
+@pytest.mark.spec("S4")
+def test_a_commit_whose_answer_was_lost_is_found_and_its_files_are_kept(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 1))
+    each = batch(("0", 10, 20, 1))
+    rows = staged(table, each)
+    real = DeltaTable.create_write_transaction
+
+    def lost(*given: object, **named: object) -> None:
+        real(*given, **named)  # type: ignore[arg-type]
+        raise OSError("the connection was cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaTable, "create_write_transaction", lost)
+        with pytest.raises(StoreUnavailable):
+            sink.commit(rows, each)
+    sink.discard(rows)  # a driver that gives up must not take the rows with it
+    assert numbers(table) == list(range(20))
+    assert sink.commit(rows, each).rows == 10
+    assert numbers(table) == list(range(20))
+
+
+@pytest.mark.spec("S4")
+def test_positions_and_epochs_outlive_a_checkpoint_of_the_log(table: Path) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 3))
+    DeltaTable(table).create_checkpoint()
+    assert opened(table).fence(GROUP, {"0": 4}) == {"0": Sunk(position=10, epoch=3)}
+
+
+def test_positions_can_be_moved_by_whoever_fenced_them(table: Path) -> None:
+    sink = opened(table)
+    sink.fence(GROUP, {"0": 1})
+    sink.move(GROUP, {"0": Sunk(position=7, epoch=1)})
+    assert opened(table).fence(GROUP, {"0": 1})["0"].position == 7
+    with pytest.raises(SinkChanged, match="starts at 0"):
+        put(sink, table, ("0", 0, 10, 1))
+    put(sink, table, ("0", 7, 10, 1))
+    sink.move(GROUP, {"0": Sunk(position=2, epoch=1)})
+    put(sink, table, ("0", 2, 3, 1))
+    sink.move(GROUP, {"0": Sunk(position=None, epoch=1)})
+    assert opened(table).fence(GROUP, {"0": 2}) == {"0": Sunk(position=None, epoch=1)}
+    with pytest.raises(FencedWrite):
+        sink.move(GROUP, {"0": Sunk(position=0, epoch=1)})
+
+
+def test_the_history_tells_every_commit_oldest_first(table: Path) -> None:
+    sink = opened(table)
+    before = SystemClock().utc_now().replace(microsecond=0)
+    put(sink, table, ("0", 0, 10, 1), ("1", 0, 2, 3))
+    sink.fence("partition/flights/other", {"0": 9})
+    put(sink, table, ("0", 10, 15, 1))
+    found = list(opened(table).commits(GROUP))
+    assert [(str(each.range), each.epoch, each.rows) for each in found] == [
+        ("0[0, 10)", 1, 12),
+        ("1[0, 2)", 3, 12),
+        ("0[10, 15)", 1, 5),
+    ]
+    assert found[0].commit == found[1].commit != found[2].commit
+    assert {each.holder for each in found} == {"driver-a"}
+    assert {each.began_at for each in found} == {BEGAN_AT}
+    assert all(before <= each.committed_at for each in found)
+    assert list(sink.commits("partition/flights/nobody")) == []
+
+
+@pytest.mark.spec("S4")
+def test_groups_of_one_table_have_their_own_positions(table: Path) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 1))
+    assert sink.fence("partition/flights/other", {"0": 1}) == {"0": Sunk()}
+
+
+@pytest.mark.spec("S4")
+def test_processes_that_race_for_the_same_batches_write_each_once(table: Path) -> None:
+    assert processes((race, table, 60), (race, table, 60)) == [0, 0]
+    assert numbers(table) == list(range(60))
+
+
+@pytest.mark.spec("B5", "S4")
+def test_processes_that_fence_each_other_write_each_row_once(table: Path) -> None:
+    assert processes((fight, table, 60, 1), (fight, table, 60, 2)) == [0, 0]
+    assert numbers(table) == list(range(60))
+    epochs = [each.epoch for each in opened(table).commits(GROUP)]
+    assert epochs == sorted(epochs)
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize(
+    ("point", "position"),
+    [
+        ("in a fence without a table", None),
+        ("between stage and commit", None),
+        ("before the commit, in the table's creation", None),
+        ("after the commit", 5),
+    ],
+)
+def test_a_driver_killed_before_there_is_a_table_leaves_all_or_nothing(
+    table: Path, point: str, position: int | None
+) -> None:
+    assert processes((die, table, point)) == [-SIGKILL]
+    sink = opened(table)
+    assert sink.fence(GROUP, {"0": 8})["0"].position == position
+    put(sink, table, ("0", position or 0, 10, 8))
+    assert numbers(table) == list(range(10))
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize(
+    ("point", "position"),
+    [("before the fence", 10), ("after the fence", 10), ("between stage and commit", 10)],
+)
+def test_a_driver_killed_at_any_point_leaves_all_or_nothing(
+    table: Path, point: str, position: int
+) -> None:
+    put(opened(table), table, ("0", 0, 10, 1))
+    assert processes((die, table, point)) == [-SIGKILL]
+    sink = opened(table)
+    told = sink.fence(GROUP, {"0": 8})["0"]
+    assert told == Sunk(position=position, epoch=1 if point == "before the fence" else 7)
+    put(sink, table, ("0", position, 12, 8))
+    assert numbers(table) == list(range(12))
+
+
+def test_a_crowded_table_is_said_to_be_so(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from leasehold.spark.sinks.delta_log import Conflict
+
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 1))
+
+    def never(*_: object) -> None:
+        raise Conflict("Concurrent transaction failed", certain=True)
+
+    monkeypatch.setattr(DeltaLog, "write", never)
+    with pytest.raises(StoreUnavailable, match="20 times in a row"):
+        sink.fence(GROUP, {"0": 2})
+    each = batch(("0", 10, 11, 1))
+    rows = staged(table, each)
+    with pytest.raises(StoreUnavailable):
+        sink.commit(rows, each)
+    sink.discard(rows)
+    assert len(data_files(table)) == 1

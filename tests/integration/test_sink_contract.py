@@ -1,0 +1,31 @@
+"""The contract of a sink, for those that run without Spark over frames of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.postgres import database
+from tests.support.sink_contract import CASES, Case, World
+from tests.support.sink_worlds import WORLDS
+from tests.support.sink_worlds import world as made
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with database() as made_url:
+        yield made_url
+
+
+@pytest.fixture(params=WORLDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path, url: str) -> Iterator[World]:
+    opened = made(request.param, tmp_path, url)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.spec("S4", "B5")
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+def test_a_sink_keeps_its_contract(case: Case, world: World) -> None:
+    case(world)

@@ -1,0 +1,194 @@
+"""Reading ranges as Arrow, as a task of Spark does it, from a real log and without Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
+
+from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownStream, UsageError
+from leasehold.spark import reading
+from leasehold.spark.ranges import Range
+from leasehold.spark.reading import closed, events, opened
+from leasehold.spark.schema import EVENTS, arrow_of, cut
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Iterator[Stream]:
+    with opened_stream(tmp_path) as made:
+        yield made
+        closed(STREAM, made.url)
+
+
+def whole(*ranges: tuple[str, int, int]) -> list[Range]:
+    return [Range(partition=name, start=start, end=end) for name, start, end in ranges]
+
+
+def numbers(batches: Iterator[pa.RecordBatch]) -> list[tuple[str, int]]:
+    return [
+        (row["partition"], row["sequence_number"])
+        for batch in batches
+        for row in batch.select(["partition", "sequence_number"]).to_pylist()
+    ]
+
+
+@pytest.mark.spec("S2")
+def test_ranges_come_whole_in_order_and_with_the_schema_of_spark(stream: Stream) -> None:
+    stream.send(0, numbered(0, 5), numbered(5, 5))
+    stream.send(2, numbered(0, 4))
+    ranges = whole(("2", 1, 3), ("0", 3, 9))
+
+    batches = list(events(STREAM, stream.url, ranges, EVENTS.fieldNames()))
+
+    assert all(batch.schema == arrow_of(EVENTS) for batch in batches)
+    assert numbers(iter(batches)) == [("2", 1), ("2", 2), *(("0", n) for n in range(3, 9))]
+    bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
+    assert bodies[2] == b'{"n": 3, "name": "e3"}'
+
+
+def test_columns_come_in_the_order_and_with_the_nullability_that_is_asked_for(
+    stream: Stream,
+) -> None:
+    stream.send(1, numbered(0, 4))
+    schema = pa.schema([pa.field("body", pa.binary()), pa.field("key", pa.utf8())])
+
+    [batch] = events(f"log:{STREAM}", stream.url, whole(("1", 0, 4)), schema)
+
+    assert batch.schema == schema
+    assert batch.column("key").to_pylist() == [None, "k1", "k2", None]
+
+
+def test_small_frames_are_joined_and_large_ones_sent_in_parts(stream: Stream) -> None:
+    stream.send(0, *(numbered(10 * each, 10) for each in range(20)))
+    stream.send(1, numbered(0, 100))
+    ranges = whole(("0", 0, 200), ("1", 0, 100))
+
+    batches = list(
+        events(
+            STREAM,
+            stream.url,
+            ranges,
+            ["partition", "sequence_number"],
+            least_rows=64,
+            most_rows=80,
+        )
+    )
+
+    assert [batch.num_rows for batch in batches] == [70, 70, 140, 20]
+    assert numbers(iter(batches)) == [
+        *(("0", n) for n in range(200)),
+        *(("1", n) for n in range(100)),
+    ]
+
+
+def test_a_large_frame_is_not_copied(stream: Stream) -> None:
+    stream.send(0, numbered(0, 2000))
+
+    [batch] = events(STREAM, stream.url, whole(("0", 0, 2000)), ["body"])
+
+    [source] = opened(STREAM, stream.url).read("0", 0, 2000)
+    assert batch.num_rows == 2000
+    before = pa.total_allocated_bytes()
+    [again] = events(STREAM, stream.url, whole(("0", 0, 2000)), ["body"])
+    assert again.equals(batch)
+    assert pa.total_allocated_bytes() - before < source.arrow.nbytes // 10
+
+
+def test_large_events_are_bounded_by_their_bytes(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 10)
+    stream.send(0, numbered(0, 200))
+
+    batches = list(events(STREAM, stream.url, whole(("0", 0, 200)), ["body"]))
+
+    assert sum(batch.num_rows for batch in batches) == 200
+    assert max(batch.nbytes for batch in batches) < 3 << 10
+
+
+def test_a_stream_is_opened_once_for_a_process_and_anew_after_a_fork(stream: Stream) -> None:
+    first = opened(STREAM, stream.url)
+
+    assert opened(STREAM, stream.url) is first
+    child = os.fork()
+    if not child:
+        os._exit(0 if opened(STREAM, stream.url) is not first else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    closed(STREAM, stream.url)
+    assert opened(STREAM, stream.url) is not first
+
+
+def test_an_unknown_column_is_refused_before_anything_is_opened() -> None:
+    with pytest.raises(UsageError, match="no column 'size'"):
+        events(STREAM, "sqlite:////nowhere/log.db", [], ["size"])
+
+
+def test_damage_is_told_with_partition_and_range(stream: Stream) -> None:
+    stream.send(0, numbered(0, 50))
+    for path in stream.files():
+        data = bytearray(path.read_bytes())
+        at = data.find(b'"name": "e30"')
+        if at >= 0:
+            data[at] ^= 1
+            path.write_bytes(data)
+
+    with pytest.raises(DataDamaged, match=r"events 0\[10, 40\) of 'orders' can not be read"):
+        list(events(STREAM, stream.url, whole(("0", 10, 40)), ["key"]))
+
+
+def test_what_is_not_there_yet_is_told_with_partition_and_range(stream: Stream) -> None:
+    stream.send(0, numbered(0, 5))
+
+    with pytest.raises(BeyondEnd, match=r"events 0\[0, 9\) of 'orders' can not be read") as caught:
+        list(events(STREAM, stream.url, whole(("0", 0, 9)), ["key"]))
+
+    assert caught.value.end == 5
+
+
+def test_what_retention_has_removed_is_told_with_partition_and_range(tmp_path: Path) -> None:
+    with opened_stream(tmp_path, segment_bytes=65536) as stream:
+        for first in range(0, 4000, 500):
+            stream.send(0, numbered(first, 500))
+        stream.log.trim(STREAM, execute=True, keep_bytes=1)
+
+        with pytest.raises(Trimmed, match=r"events 0\[0, 100\) of 'orders'"):
+            list(events(STREAM, stream.url, whole(("0", 0, 100)), ["key"]))
+        closed(STREAM, stream.url)
+
+
+def test_a_stream_that_was_deleted_is_told(stream: Stream) -> None:
+    stream.send(0, numbered(0, 5))
+    opened(STREAM, stream.url)
+    stream.log.delete(STREAM)
+
+    with pytest.raises(UnknownStream, match=r"events 0\[0, 5\)"):
+        list(events(STREAM, stream.url, whole(("0", 0, 5)), ["key"]))
+
+
+def test_reading_does_not_load_pandas(stream: Stream) -> None:
+    # It takes a second of each worker, and Arrow loads it wherever it can.
+    stream.send(1, numbered(0, 4))
+    program = (
+        "import sys; from leasehold.spark import source; from leasehold.spark.ranges import Range;"
+        "from leasehold.spark.reading import events; from leasehold.spark.schema import EVENTS;"
+        "rows = [Range(partition='1', start=0, end=4)];"
+        f"[batch] = events({STREAM!r}, {stream.url!r}, rows, EVENTS.fieldNames());"
+        "print(batch.num_rows, 'pandas' in sys.modules)"
+    )
+
+    said = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+
+    assert said.stdout.split() == ["4", "False"]
+
+
+def test_no_ranges_give_no_batches(stream: Stream) -> None:
+    assert list(events(STREAM, stream.url, [], cut(["key"]).fieldNames())) == []
+    assert list(events(STREAM, stream.url, whole(("0", 0, 0)), ["key"])) == []

@@ -1,0 +1,268 @@
+"""The audit on Spark: what is whole is proved, and each kind of fault is found by its own words."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from tests.support import audits as a
+from tests.support.command import CommandLine
+from tests.support.spark_logs import made
+
+from leasehold.core.timing import Timing
+from leasehold.model import EndReason
+from leasehold.sources.port import PartitionEnds
+from leasehold.spark.audit import Material, Verdict, audit, checkpoints, commits, judge, logs, terms
+from leasehold.spark.audit import rows as sink_rows
+from leasehold.spark.audit.findings import fetched
+from leasehold.spark.audit.record import Level
+from leasehold.spark.audit.tables import tables
+from leasehold.spark.pipeline import Pipeline
+from leasehold.spark.settings import PipelineOptions
+from leasehold.spark.sinks.delta import DeltaSink
+
+Pairs = Sequence[tuple[str, int]]
+
+
+def numbers(spark: SparkSession, pairs: Pairs) -> DataFrame:
+    columns = {
+        "partition": [partition for partition, _ in pairs],
+        "sequence_number": [number for _, number in pairs],
+        "enqueued_at": pa.array(
+            [a.at(number) for _, number in pairs], pa.timestamp("us", tz="UTC")
+        ),
+    }
+    return spark.createDataFrame(pa.table(columns))
+
+
+def told(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str, str], str]:
+    """What was found: (check, partition) -> the words."""
+    return {
+        (each.check, each.partition): each.what
+        for (_, found), seen in fetched(frames).items()
+        if found is level
+        for each in seen.first
+    }
+
+
+@pytest.mark.spec("B10", "S1")
+def test_a_clean_life_is_proved(spark: SparkSession) -> None:
+    rows, log = numbers(spark, a.SUNK), numbers(spark, a.LOGGED)
+    found = judge(spark, a.CLEAN, rows=rows, log=log)
+    assert [each.name for each in found.checks if each.verdict is not Verdict.PROVED] == []
+    assert (found.verdict, len(found.checks), found.findings) == (Verdict.PROVED, 11, ())
+    assert found.check("rows-once").looked_at == 25
+    assert "4 events of the log wait" in found.notes[0]
+    # The commit of events 0 to 9 came at 1.5 s, and event 9 at 9 s: two clocks, never below 0.
+    assert [each.lag_s for each in found.lags] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.spec("B10")
+def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
+    expired, released = EndReason.EXPIRED, EndReason.RELEASED
+    broken = (
+        a.term("apart", 1, "a", 0, 20, expired),
+        a.term("apart", 2, "b", 15),
+        a.term("open", 1, "a", 0),
+        a.term("open", 2, "b", 5),
+        a.term("twice", 1, "a", 0, 5, released),
+        a.term("twice", 1, "b", 6, 7, released),
+        a.term("skipped", 1, "a", 0, 5, released),
+        a.term("skipped", 3, "b", 6),
+        a.term("lost", 1, "a", 0, 5, released),
+        a.term("why", 1, "a", 0, 5),
+        a.term("back", 1, "a", 6, 5, released),
+        a.term("old", 5, "a", 0),
+    )
+    material = replace(
+        a.CLEAN, terms=(*a.TERMS, *broken), epochs={"0": 2, "lost": 2, "never": 1, "free": 0}
+    )
+    frames = terms.findings(tables(spark, material))
+    assert told(frames) == {
+        ("terms-apart", "apart"): "epoch 2 of b began before epoch 1 of a was over: "
+        "two owners at once",
+        ("terms-apart", "open"): "epoch 2 of b began before epoch 1 of a was over: "
+        "two owners at once",
+        ("epochs-rise", "twice"): "epoch 1 was given 2 times",
+        ("epochs-rise", "skipped"): "epoch 3 follows 1: there are terms that are not told",
+        ("epochs-rise", "lost"): "the store is at epoch 2, which has no term",
+        ("epochs-rise", "never"): "the store is at epoch 1, which has no term",
+        ("ends-told", "why"): "epoch 1 of a ended without a reason",
+        ("ends-told", "back"): "epoch 1 of a ended before it began",
+    }
+    assert told(frames, Level.UNKNOWN) == {
+        ("epochs-rise", "old"): "the terms before epoch 5 are not kept any more"
+    }
+
+
+@pytest.mark.spec("B5", "B10")
+def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
+    names = ("gap", "again", "late", "nobody", "other", "beyond", "later", "reset", "old", "inside")
+    first = [a.term(each, 1, "a", 0, 9, EndReason.EXPIRED) for each in names if each != "old"]
+    second = [a.term(each, 2, "b", 10) for each in ("late", "gap")]
+    resets = [a.term("reset", 2, "operator", 10, 10, EndReason.RESET), a.term("reset", 3, "b", 11)]
+    material = replace(
+        a.CLEAN,
+        terms=(*first, *second, *resets, a.term("old", 7, "b", 0)),
+        commits=(
+            *a.COMMITS[:0],
+            a.commit("g1", "gap", 0, 10, 1, "a"),
+            a.commit("g2", "gap", 15, 20, 2, "b"),
+            a.commit("a1", "again", 0, 10, 1, "a"),
+            a.commit("a2", "again", 5, 12, 1, "a"),
+            a.commit("i1", "inside", 0, 10, 1, "a"),
+            a.commit("i2", "inside", 3, 5, 1, "a"),
+            a.commit("l1", "late", 0, 10, 1, "a"),
+            a.commit("l2", "late", 10, 20, 2, "b"),
+            a.commit("l3", "late", 20, 25, 1, "a"),
+            a.commit("n1", "nobody", 0, 10, 4, "a"),
+            a.commit("o1", "other", 0, 10, 1, "z"),
+            a.commit("b1", "beyond", 0, 30, 1, "a"),
+            a.commit("s1", "later", 5, 10, 1, "a"),
+            a.commit("r1", "reset", 0, 20, 1, "a"),
+            a.commit("r2", "reset", 10, 20, 3, "b"),
+            a.commit("r3", "reset", 20, 24, 3, "b"),
+            a.commit("f1", "old", 0, 10, 6, "a"),
+        ),
+        ends={each: PartitionEnds(first=0, next=25) for each in names},
+    )
+    frames = commits.findings(tables(spark, material))
+    assert told(frames) == {
+        ("commits-tile", "gap"): "events 10 to 14 are in no commit",
+        ("commits-tile", "again"): "events 5 to 9 were committed again",
+        ("commits-tile", "inside"): "events 3 to 4 were committed again",
+        ("commits-fenced", "late"): "a committed under epoch 1 after b had committed under epoch 2",
+        ("commits-owned", "nobody"): "a commit of a is under epoch 4, which nobody had",
+        ("commits-owned", "other"): "a commit of z is under epoch 1, which was that of a",
+        ("commits-tile", "beyond"): "events 25 to 29 were committed, and the log ends before "
+        "event 25",
+    }
+    assert told(frames, Level.UNKNOWN) == {
+        ("commits-tile", "later"): "events 0 to 4 come before the first commit that is told",
+        ("commits-tile", "reset"): "a reset went back from event 20 to 10: they came again",
+        ("commits-owned", "old"): "1 commits are of terms that are not kept any more",
+    }
+
+
+@pytest.mark.spec("B10")
+def test_each_fault_of_checkpoints_has_its_own_words(spark: SparkSession) -> None:
+    names = ("ahead", "nobody", "late", "early", "moved")
+    held = [a.term(each, 2, "a", 10, 20, EndReason.RELEASED) for each in names if each != "moved"]
+    material = replace(
+        a.CLEAN,
+        terms=(*held, a.term("moved", 2, "operator", 10, 10, EndReason.RESET)),
+        checkpoints=(
+            a.checkpoint("ahead", 2, 10, 15),
+            a.checkpoint("nobody", 3, 9, 15),
+            a.checkpoint("late", 2, 9, 21),
+            a.checkpoint("early", 2, 9, 9),
+            a.checkpoint("moved", 2, 500, 10),
+        ),
+        commits=tuple(a.commit("v1", each, 0, 10, 2, "a") for each in names),
+    )
+    assert told(checkpoints.findings(tables(spark, material), sink=True)) == {
+        ("checkpoints-follow", "ahead"): "the checkpoint says that events up to 10 are done, and "
+        "the sink holds those up to 9",
+        ("checkpoints-owned", "nobody"): "the checkpoint was written under epoch 3, which nobody "
+        "had",
+        ("checkpoints-owned", "late"): "the checkpoint of epoch 2 of a was written after its term "
+        "was over",
+        ("checkpoints-owned", "early"): "the checkpoint of epoch 2 of a was written before its "
+        "term began",
+    }
+
+
+@pytest.mark.spec("S1")
+def test_missing_doubled_and_stray_rows_are_found(spark: SparkSession) -> None:
+    """Of a commit that made other rows than one for each event only strays can be told."""
+    summed = replace(a.commit("v9", "sums", 0, 10, 1, "a"), rows=3)
+    material = a.with_commits(*a.COMMITS, summed)
+    sunk = [pair for pair in a.SUNK if pair not in {("0", 7), ("0", 8)}]
+    sunk += [("1", 4), ("0", 20), ("sums", 1), ("sums", 1), ("sums", 2)]
+    made_tables = tables(spark, material)
+    rows = numbers(spark, sunk)
+    frames = [sink_rows.miscounted(rows, made_tables.commits)]
+    frames += sink_rows.findings(rows, made_tables.commits)
+    seen = fetched(frames)
+    assert {
+        (each.partition, each.what, each.evidence) for each in seen["rows-once", Level.FAULT].first
+    } == {
+        ("0", "2 events have no row, or too few", "the first is event 7, the last event 8"),
+        (
+            "0",
+            "1 events have rows and are in no commit",
+            "the first is event 20, the last event 20",
+        ),
+        ("1", "1 events have more than one row", "the first is event 4, the last event 4"),
+    }
+    (unsure,) = seen["rows-once", Level.UNKNOWN].first
+    assert (unsure.partition, unsure.what[:30]) == ("sums", "1 events have more than one ro")
+    # 28 were written, two are gone and two came: the count alone would not have told.
+    assert ("rows-counted", Level.FAULT) not in seen
+
+
+@pytest.mark.spec("S1")
+def test_a_log_with_a_gap_and_a_number_twice_is_found(spark: SparkSession) -> None:
+    pairs = [("0", 3), ("0", 4), ("0", 6), ("1", 0), ("1", 1), ("1", 1), ("3", 0)]
+    ends = {"0": (3, 7), "1": (0, 2), "2": (0, 0), "3": (0, 1), "4": (0, 2)}
+    material = replace(
+        a.CLEAN,
+        ends={each: PartitionEnds(first=low, next=high) for each, (low, high) in ends.items()},
+    )
+    made_tables = tables(spark, material)
+    assert told(logs.findings(numbers(spark, pairs), made_tables.ends)) == {
+        ("log-whole", "0"): "1 events are missing",
+        ("log-whole", "1"): "numbers are given twice",
+        ("log-whole", "4"): "2 events are missing",
+    }
+
+
+@pytest.mark.spec("B10", "S1", "S4")
+def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    url, place = made(tmp_path, events=400, partitions=2), tmp_path / "table"
+    options = PipelineOptions(batch_events=150, timing=Timing.of(lease=timedelta(seconds=2)))
+    line = Pipeline(spark, "log:orders", url, "copies", options=options)
+    line.transform(lambda events: events.select("partition", "sequence_number", "body"))
+    line.write_to(DeltaSink(place)).run(until_caught_up=True)
+
+    found = audit(spark, store=url, stream="orders", group="copies", sink=DeltaSink(place))
+    assert (found.verdict, found.findings) == (Verdict.PROVED, ())
+    assert (found.check("rows-once").looked_at, found.check("log-whole").looked_at) == (400, 400)
+    assert len(found.lags) == len(found.material.commits or ())
+    assert ET.fromstring(found.html().partition("\n")[2]).tag == "html"
+
+    one = DeltaTable(place).to_pyarrow_table().slice(0, 1)
+    write_deltalake(place, one, mode="append")
+    leasehold = CommandLine(monkeypatch, capfdbinary, url)
+    page = tmp_path / "audit.html"
+    done = leasehold("audit", "orders", "copies", "--sink", f"delta:{place}", "--html", str(page))
+    assert done.code == 1
+    assert done.out.startswith("REFUTED  orders copies: 2 findings against 2 of 11 claims")
+    assert "1 events have more than one row" in " ".join(done.out.split())
+    assert done.widest <= 80
+    assert "REFUTED" in page.read_text(encoding="utf-8")
+
+
+def test_a_sink_that_can_not_be_read_is_unknown_and_not_proved(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    columns = "partition string, sequence_number long"
+    (tmp_path / "part.parquet").write_bytes(b"no Parquet at all")
+    rows = spark.read.schema(columns).parquet(f"file://{tmp_path}/part.parquet")
+    material: Material = a.with_commits(*a.COMMITS)
+    found = judge(spark, material, rows=rows)
+    assert found.check("rows-counted").verdict is Verdict.UNKNOWN
+    assert found.verdict is Verdict.UNKNOWN
+    assert any("could not be read" in each.what for each in found.findings)

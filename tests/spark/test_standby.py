@@ -1,0 +1,217 @@
+"""A standby inside one process: what ends it, what it refuses, what it tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from leasehold.errors import StoreError, UsageError
+from leasehold.jobs import Reservation, try_reserve
+from leasehold.names import job_key
+from leasehold.ports import Store
+from leasehold.spark.fence import Fence
+from leasehold.spark.location import canonical, job_name
+from leasehold.spark.standby import Standby
+from leasehold.spark.standby_events import StandbyEvent, What
+from leasehold.stores import open_store
+
+pytestmark = pytest.mark.timeout(120)
+
+Function = Callable[[DataFrame, int, Fence], None]
+
+
+class Scene:
+    """Files as a stream, a checkpoint, and a store."""
+
+    def __init__(self, spark: SparkSession, place: Path) -> None:
+        self.spark = spark
+        self.files = place / "files"
+        self.files.mkdir()
+        (self.files / "one.txt").write_text("1\n2\n3\n", encoding="utf-8")
+        self.checkpoint = str(place / "checkpoint")
+        self.url = f"sqlite:///{place}/leases.db"
+        self.events: list[StandbyEvent] = []
+        self.change = threading.Condition()
+
+    def tell(self, event: StandbyEvent) -> None:
+        with self.change:
+            self.events.append(event)
+            self.change.notify_all()
+
+    def until(self, what: What) -> StandbyEvent:
+        with self.change:
+            assert self.change.wait_for(lambda: what in self.told(), timeout=60), self.events
+            return next(each for each in self.events if each.what is what)
+
+    def told(self) -> list[What]:
+        return [each.what for each in self.events]
+
+    def query(self, function: Function, *, once: bool = True) -> Callable[..., StreamingQuery]:
+        def build(spark: SparkSession, fence: Fence) -> StreamingQuery:
+            writer = (
+                spark.readStream.text(str(self.files))
+                .writeStream.option("checkpointLocation", self.checkpoint)
+                .foreachBatch(fence.call(function))
+            )
+            trigger: Any = (
+                {"availableNow": True} if once else {"processingTime": "100 milliseconds"}
+            )
+            return writer.trigger(**trigger).start()
+
+        return build
+
+    def standby(self, build: Callable[..., Any], **options: Any) -> Standby:
+        given = {"name": "rows", "lease": timedelta(seconds=20), "spark": self.spark, **options}
+        return Standby(
+            build,
+            checkpoint_location=self.checkpoint,
+            store=self.url,
+            on_event=self.tell,
+            **given,
+        )
+
+    def ask(self, question: Callable[[Store], Any]) -> Any:
+        async def read() -> Any:
+            async with open_store(self.url) as store:
+                return await question(store)
+
+        return anyio.run(read)
+
+
+async def read_history(store: Store, key: str) -> Any:
+    return await store.history(key)
+
+
+@contextmanager
+def running(driver: Standby) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=driver.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        driver.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def scene(spark: SparkSession, tmp_path: Path) -> Scene:
+    return Scene(spark, tmp_path)
+
+
+@pytest.mark.spec("S5")
+def test_a_query_that_ends_is_released_and_its_batch_is_there_for_operators(scene: Scene) -> None:
+    rows: list[str] = []
+
+    def collect(frame: DataFrame, batch_id: int, fence: Fence) -> None:
+        assert batch_id == 0
+        assert fence.epoch == 1
+        rows.extend(row.value for row in frame.collect())
+
+    scene.standby(scene.query(collect)).run()
+    assert sorted(rows) == ["1", "2", "3"]
+    assert scene.told() == [What.ACTIVE, What.BATCH, What.ENDED]
+    assert scene.events[-1].batch == 0
+    stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
+    assert (stored.epoch, stored.position.sequence_number) == (1, 0)
+    place = job_key(job_name(canonical(scene.checkpoint)))
+    for key in (job_key("rows"), place):
+        (term,) = scene.ask(partial(read_history, key=key))
+        assert term.reason.value == "released"
+
+
+def test_a_query_that_fails_is_started_again_and_its_error_is_raised_in_the_end(
+    scene: Scene,
+) -> None:
+    epochs: list[int] = []
+
+    def fail(_frame: DataFrame, _batch: int, fence: Fence) -> None:
+        epochs.append(fence.epoch)
+        raise ValueError("these rows are bad")
+
+    with pytest.raises(Exception, match="these rows are bad"):
+        scene.standby(scene.query(fail), restarts=1).run()
+    assert epochs == [1, 2]
+    assert scene.told() == [What.ACTIVE, What.FAILED] * 2
+    assert not scene.spark.streams.active
+
+
+def test_what_is_no_query_or_has_another_checkpoint_is_refused_and_stopped(scene: Scene) -> None:
+    with pytest.raises(UsageError, match="must return the started query"):
+        scene.standby(lambda *_: None).run()
+    build = scene.query(lambda *_: None, once=False)
+    wrong = scene.standby(build)
+    wrong._location = f"{scene.checkpoint}-of-another"
+    with pytest.raises(UsageError, match=r"keeps its progress at file:.*checkpoint, and file:"):
+        wrong.run()
+    assert not scene.spark.streams.active
+    assert scene.told() == [What.ACTIVE, What.ACTIVE]
+
+
+@pytest.mark.spec("S5")
+def test_two_names_on_one_location_exclude_each_other(scene: Scene) -> None:
+    place = job_name(canonical(scene.checkpoint))
+    other = try_reserve("other", also=[place], store=scene.url)
+    assert isinstance(other, Reservation)
+    with running(scene.standby(scene.query(lambda *_: None))) as thread:
+        text = scene.until(What.WAITING).text
+        assert f"held by {other.holder}" in text
+        assert "a query of another name works on this location" in text
+        other.release()
+        scene.until(What.ENDED)
+        thread.join(60)
+
+
+def test_an_operator_can_send_a_driver_home(scene: Scene) -> None:
+    with running(
+        scene.standby(scene.query(lambda *_: None, once=False), lease=timedelta(seconds=4))
+    ):
+        scene.until(What.BATCH)
+        (holder,) = scene.ask(lambda store: store.peers("job"))
+        assert scene.ask(lambda store: store.dismiss(holder))
+        scene.until(What.STOPPED)
+    assert scene.told()[-2:] == [What.ASKED, What.STOPPED]
+    assert not scene.spark.streams.active
+
+
+def test_a_stop_waits_for_the_batch_under_way(scene: Scene) -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), []
+
+    def work(_frame: DataFrame, batch_id: int, fence: Fence) -> None:
+        begun.set()
+        go_on.wait(60)
+        fence.check()
+        done.append(batch_id)
+
+    driver = scene.standby(scene.query(work, once=False))
+    with running(driver):
+        assert begun.wait(60)
+        driver.stop()
+        go_on.set()
+    assert done == [0]
+    assert scene.told()[-1] is What.STOPPED
+    stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
+    assert stored.position.sequence_number == 0
+
+
+def test_a_store_that_can_not_be_opened_is_told_before_anything_runs(
+    scene: Scene, tmp_path: Path
+) -> None:
+    scene.url = f"sqlite:///{tmp_path}/no/such/place/leases.db"
+    with pytest.raises(StoreError):
+        scene.standby(scene.query(lambda *_: None)).run()
+    with pytest.raises(UsageError):
+        Standby(lambda *_: None, name="", checkpoint_location="x", store=scene.url)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        Standby(lambda *_: None, name="x", checkpoint_location="", store=scene.url)  # type: ignore[arg-type]
+    assert not scene.events

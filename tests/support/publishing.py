@@ -1,0 +1,102 @@
+"""A log on disk, batches for it staged without Spark, and what is in it afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from leasehold.clock import new_token
+from leasehold.log import Log, Start
+from leasehold.spark.publishing import Publisher
+from leasehold.spark.publishing_entry import Claim
+from leasehold.spark.publishing_rows import Plan, StagedFile, stage
+from leasehold.spark.ranges import Range
+from leasehold.spark.sinks.port import Share
+
+STREAM = "orders"
+PARTITIONS = 3
+GROUP = "partition/clicks/copy"
+
+
+def make_log(url: str, directory: Path, *, stream: str = STREAM) -> None:
+    """A stream with three partitions, on one volume."""
+    with Log.open(url, volumes=[directory / "volume"]) as log:
+        log.create(stream, partitions=PARTITIONS)
+
+
+def table(name: str, count: int, *, start: int = 0) -> pa.RecordBatch:
+    """Events ``<name>:<number>`` with seven keys."""
+    numbers = range(start, start + count)
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": [f"k{number % 7}" for number in numbers],
+            "body": [f"{name}:{number}".encode() for number in numbers],
+        }
+    )
+
+
+def staged(plan: Plan, name: str, count: int, *, tasks: int = 2) -> list[StagedFile]:
+    """The events of a batch as so many tasks stage them."""
+    size = -(-count // tasks)
+    files = (
+        stage(
+            [table(name, min(size, count - task * size), start=task * size)],
+            plan,
+            task=task,
+            token=new_token(),
+        )
+        for task in range(tasks)
+    )
+    return [each for each in files if each is not None]
+
+
+def share(part: str, start: int, end: int, epoch: int = 1) -> Share:
+    return Share(range=Range(partition=part, start=start, end=end), epoch=epoch)
+
+
+def claim(*shares: Share, lane: str = "a", sink: str = "sink/test", **more: object) -> Claim:
+    told: dict[str, object] = {
+        "sink": sink,
+        "group": GROUP,
+        "lane": lane,
+        "shares": shares,
+        "holder": "driver-1",
+        "began_at": datetime(2026, 1, 1, tzinfo=UTC).isoformat(),
+    }
+    return Claim(**told | more)  # type: ignore[arg-type]
+
+
+def query(batch: int, *, epoch: int = 0, checkpoint: str = "query", **more: object) -> Claim:
+    """The claim of a streaming query for its batch of this number."""
+    told = {"sink": "query/test", "group": "query/test", "lane": "", "by_number": True}
+    return claim(share(checkpoint, batch, batch + 1, epoch), **told | more)  # type: ignore[arg-type]
+
+
+def bodies(url: str, stream: str = STREAM) -> list[str]:
+    """All events of the stream, partition by partition."""
+    found = []
+    with Log.open(url) as log:
+        for number in range(log.stream(stream).partitions):
+            with log.reader(stream, number, start=Start.earliest()) as reader:
+                found += [event.body.decode() for batch in reader.batches() for event in batch]
+    return found
+
+
+def counted(url: str, stream: str = STREAM) -> dict[str, int]:
+    """How many different events of each batch there are; fails if one is there twice."""
+    found = bodies(url, stream)
+    twice = [body for body, count in Counter(found).items() if count > 1]
+    assert not twice, f"{len(twice)} events are stored twice: {twice[:5]}"
+    return dict(Counter(body.partition(":")[0] for body in found))
+
+
+def left_over(directory: Path) -> list[Path]:
+    """The files that are still staged."""
+    return sorted(directory.rglob("*.arrow"))
+
+
+def publisher(url: str, *, stream: str = STREAM, **more: object) -> Publisher:
+    return Publisher.open(stream, url, **more)  # type: ignore[arg-type]

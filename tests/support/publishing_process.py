@@ -1,0 +1,57 @@
+"""A driver that writes batches to the log without Spark, and ends or stops at a given step.
+
+Its one argument is a JSON object: ``url``, ``first`` and ``count`` (the batches of a query that it
+commits in turn), ``rows`` of each, ``epoch``; and ``signal`` (``KILL`` or ``STOP``), which it sends
+to itself at the ``times``-th call of the step ``at``. Writes a JSON line before that, and one for
+each batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from tests.support.publishing import publisher, query, staged
+
+from leasehold.errors import LeaseholdError
+from leasehold.spark import publishing_sending
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def main(told: dict[str, Any]) -> None:
+    calls, lock = 0, threading.Lock()
+
+    def step(name: str) -> None:
+        nonlocal calls
+        if name != told.get("at"):
+            return
+        with lock:
+            calls += 1
+            if calls == told["times"]:
+                say(at=name)
+                os.kill(os.getpid(), getattr(signal, f"SIG{told['signal']}"))
+
+    # So that a batch is sent in many deliveries.
+    publishing_sending._MOST_PARCELS = 1
+    opened = publisher(told["url"], step=step)
+    for number in range(told["first"], told["first"] + told["count"]):
+        files = staged(opened.plan(), f"b{number}", told["rows"], tasks=4)
+        try:
+            opened.commit(query(number, epoch=told["epoch"]), files)
+        except LeaseholdError as error:
+            opened.discard(files)
+            say(batch=number, refused=type(error).__name__)
+        else:
+            say(batch=number)
+    opened.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

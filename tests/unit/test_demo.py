@@ -1,0 +1,322 @@
+"""The pure parts of the demo: the flights, the pace, the story, the comparison and the verdict."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from leasehold.cli import demo as command
+from leasehold.errors import UsageError
+from leasehold.log import partition_of
+from leasehold.spark.demo.delays import Comparison, compare
+from leasehold.spark.demo.flights import events_of, flights_file, read_flights
+from leasehold.spark.demo.looks import Look, Part, Rates, driver_of
+from leasehold.spark.demo.messages import Kind, Said, heard
+from leasehold.spark.demo.place import prepared
+from leasehold.spark.demo.screen import DriverLine, Picture, Screen, painted
+from leasehold.spark.demo.sending import Pace
+from leasehold.spark.demo.show import Shown
+from leasehold.spark.demo.story import Line, Story
+from leasehold.spark.demo.verdict import AuditWord, Verdict, table_of, wrong
+
+FLIGHTS = 6_000
+
+
+@pytest.fixture(scope="module")
+def flights() -> pd.DataFrame:
+    return read_flights(flights_file(), most=FLIGHTS)
+
+
+def partials(flights: pd.DataFrame, batches: int = 5) -> pa.Table:
+    """The table as drivers would write it: a few rows for each batch."""
+    by = ["carrier", "origin", "dest", "hour"]
+    parts = [
+        flights[flights["n"] % batches == number]
+        .groupby(by)
+        .agg(
+            flights=("n", "size"),
+            departed=("dep_delay", "count"),
+            delay_min=("dep_delay", lambda each: each.sum(min_count=1)),
+            longest_min=("dep_delay", "max"),
+            numbers=("n", list),
+        )
+        .reset_index()
+        for number in range(batches)
+    ]
+    return pa.Table.from_pandas(pd.concat(parts), preserve_index=False)
+
+
+# --------------------------------------------------------------- the flights
+
+
+def test_flights_come_in_the_order_of_their_scheduled_departure(flights: pd.DataFrame) -> None:
+    assert list(flights["n"]) == list(range(FLIGHTS))
+    assert flights["departure"].is_monotonic_increasing
+    assert flights["dep_delay"].isna().any()  # some never left
+
+
+def test_an_event_is_a_flight_as_json_with_the_aircraft_as_key(flights: pd.DataFrame) -> None:
+    events = events_of(flights)
+    assert events.num_rows == FLIGHTS
+    first = events.slice(0, 1).to_pylist()[0]
+    assert first["key"] == flights["tailnum"][0]
+    again = pd.read_json(io.StringIO("\n".join(events["body"].to_pylist())), lines=True)
+    assert list(again["n"]) == list(flights["n"])
+    assert again["dep_delay"].sum() == flights["dep_delay"].sum()
+
+
+def test_the_flights_fill_eight_partitions_about_evenly(flights: pd.DataFrame) -> None:
+    events = events_of(flights)
+    counts = pd.Series([partition_of(key, 8) for key in events["key"].to_pylist()]).value_counts()
+    assert len(counts) == 8
+    assert counts.max() < 2 * counts.min()
+
+
+# ------------------------------------------------------------------ the pace
+
+
+def test_the_pace_follows_the_clock_and_stops_at_the_gate() -> None:
+    pace = Pace(100.0, now_s=10.0)
+    assert pace.due(10.5, sent=0, gate=1000) == 50
+    assert pace.due(11.0, sent=50, gate=70) == 20
+    assert pace.due(20.0, sent=70, gate=70) == 0
+    # Time before a gate is not made up for.
+    assert pace.due(20.1, sent=70, gate=1000) == 10
+
+
+def test_without_a_pace_only_the_gate_counts() -> None:
+    pace = Pace(None, now_s=0.0)
+    assert pace.due(0.0, sent=0, gate=3000) == 3000
+    assert pace.due(0.0, sent=3000, gate=3000) == 0
+
+
+# ----------------------------------------------------------------- the story
+
+
+def part(partition: str, owner: str | None, *, done: int = 0, epoch: int = 1) -> Part:
+    return Part(
+        partition=partition, owner=owner, epoch=epoch, done=done, head=100, done_epoch=epoch
+    )
+
+
+def look(at_s: float, owners: str, *, done: int = 0) -> Look:
+    parts = [
+        part(str(number), None if name == "-" else name, done=done)
+        for number, name in enumerate(owners)
+    ]
+    return Look(at_s=at_s, parts=tuple(parts))
+
+
+def words(lines: list[Line]) -> list[str]:
+    return [each.words for each in lines]
+
+
+def test_the_story_tells_takes_hand_overs_and_take_overs() -> None:
+    story = Story()
+    assert words(story.see(look(0.0, "----"))) == []
+    assert words(story.see(look(1.0, "AAAA"))) == ["A takes partitions 0, 1, 2, 3"]
+    assert words(story.see(look(2.0, "AABB"))) == ["A hands partitions 2, 3 over to B"]
+    assert words(story.see(look(3.0, "AABB"))) == []
+    story.lost("B", 10.0, "was killed")
+    assert words(story.see(look(11.0, "AA--"))) == []
+    assert words(story.see(look(14.9, "AAAA"))) == [
+        "A takes partitions 2, 3, 4.9 s after B was killed"
+    ]
+    story.back("B")
+    assert words(story.see(look(20.0, "BAAA"))) == ["A hands partition 0 over to B"]
+
+
+def test_rates_come_from_the_checkpoints_of_what_a_driver_owns() -> None:
+    rates = Rates()
+    rates.add(look(0.0, "AB"))
+    rates.add(look(1.0, "AB", done=500))
+    rates.add(look(2.0, "A-", done=1000))
+    assert (rates.total("A"), rates.total("B")) == (1000, 500)
+    assert rates.per_s("A") == 500.0
+    for second in range(3, 12):
+        rates.add(look(float(second), "A-", done=1000))
+    assert rates.per_s("A") == 0.0
+
+
+def test_a_driver_is_known_by_the_begin_of_its_id() -> None:
+    assert driver_of("A-some_host-1f2e3d4c") == "A"
+
+
+def test_what_a_driver_says_comes_through_and_other_lines_do_not() -> None:
+    said = Said(kind=Kind.REFUSED, rows=7, epochs={"0": 3}, words="no")
+    assert heard(said.line()) == said
+    for line in ("", "WARNING something", "[]", '{"kind": "sings"}', "7"):
+        assert heard(line) is None
+
+
+# ---------------------------------------------------------------- the screen
+
+
+def picture() -> Picture:
+    drivers = [
+        DriverLine(name=name, state="stopped", partitions=8, per_s=123_456.0, total=336_776)
+        for name in "ABC"
+    ]
+    full = [replace(each, done=84_321, head=99_999, epoch=17) for each in look(99.9, "ABC-").parts]
+    return Picture(
+        look=Look(at_s=99.9, parts=tuple(full)), drivers=tuple(drivers), sent=336_776, total=336_776
+    )
+
+
+def test_the_picture_fits_into_eighty_columns() -> None:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(painted(picture()))
+    lines = console.export_text().splitlines()
+    assert max(len(each.rstrip()) for each in lines) <= 80
+    shown = "\n".join(lines)
+    assert "336,776 of 336,776" in shown
+    assert "nobody" in shown
+    assert "15,678" in shown  # waits
+
+
+def test_without_a_terminal_lines_follow_each_other() -> None:
+    file = io.StringIO()
+    with Screen(Console(file=file, width=80)) as screen:
+        screen.tell(Line(at_s=1.0, words="B is killed", tone="bad"))
+        screen.show(picture())
+        screen.show(picture())
+    told = file.getvalue().splitlines()
+    assert told[0].split(maxsplit=2) == ["1.0", "s", "B is killed"]
+    assert len(told) == 2  # how far it is, is said only now and then
+
+
+# ------------------------------------------------------------ the comparison
+
+
+@pytest.mark.spec("S4")
+def test_a_table_with_every_flight_once_is_equal(flights: pd.DataFrame) -> None:
+    found = compare(flights, partials(flights))
+    assert found.equal, found
+    assert (found.flights, found.in_table, found.examples) == (FLIGHTS, FLIGHTS, ())
+    assert found.delay_min == found.delay_found_min == int(flights["dep_delay"].sum())
+
+
+def test_a_table_that_lacks_a_row_is_not(flights: pd.DataFrame) -> None:
+    table = partials(flights)
+    lost = table.slice(0, 1).to_pylist()[0]
+    found = compare(flights, table.slice(1))
+    assert not found.equal
+    assert (found.missing, found.twice, found.unequal) == (lost["flights"], 0, 1)
+    assert f"flight {lost['numbers'][0]} is 0 times in the table" in found.examples
+
+
+def test_a_table_with_a_row_twice_is_not(flights: pd.DataFrame) -> None:
+    table = partials(flights)
+    found = compare(flights, pa.concat_tables([table, table.slice(5, 1)]))
+    assert not found.equal
+    assert (found.missing, found.twice, found.unequal) == (0, table["flights"][5].as_py(), 1)
+
+
+def test_a_table_with_one_flight_lost_and_one_twice_is_not(flights: pd.DataFrame) -> None:
+    rows = partials(flights).to_pylist()
+    several = next(each for each in rows if each["flights"] > 1)
+    several["numbers"][0] = several["numbers"][1]  # all sums stay as they are
+    found = compare(flights, pa.Table.from_pylist(rows))
+    assert not found.equal
+    assert (found.missing, found.twice, found.unequal) == (1, 1, 0)
+
+
+def test_a_table_with_a_wrong_sum_or_a_strange_flight_is_not(flights: pd.DataFrame) -> None:
+    rows = partials(flights).to_pylist()
+    rows[0]["delay_min"] = (rows[0]["delay_min"] or 0) + 1
+    found = compare(flights, pa.Table.from_pylist(rows))
+    assert not found.equal
+    assert found.unequal == 1
+    strange = {**rows[0], "carrier": "ZZ", "flights": 1, "numbers": [FLIGHTS + 5]}
+    found = compare(flights, pa.Table.from_pylist([*rows, strange]))
+    assert (found.strange, found.unequal) == (1, 2)
+
+
+# --------------------------------------------------------------- the verdict
+
+
+SHOWN = Shown(killed_rows=2_000, paused_s=9.1, refused_rows=2_310, refused_words="no", took_s=100.0)
+EQUAL = Comparison(
+    flights=336_776,
+    in_table=336_776,
+    missing=0,
+    twice=0,
+    strange=0,
+    groups=2_893,
+    unequal=0,
+    delay_min=4_152_200,
+    delay_found_min=4_152_200,
+    examples=(),
+)
+PROVED = AuditWord(claims=11, proved=11)
+
+
+def test_the_verdict_holds_only_if_all_of_it_does() -> None:
+    good = Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)
+    assert good.holds
+    assert not wrong(good)
+    for bad in (
+        replace(good, comparison=replace(EQUAL, missing=1, examples=("flight 7",))),
+        replace(good, comparison=replace(EQUAL, in_table=1)),
+        replace(good, audit=replace(PROVED, proved=10, words=("commits-tile",))),
+        replace(good, shown=replace(SHOWN, refused_rows=0)),
+    ):
+        assert not bad.holds
+        assert not all(right for _, _, right in bad.rows())
+
+
+def test_the_verdict_fits_into_eighty_columns() -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table_of(Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)))
+    lines = console.export_text().splitlines()
+    assert len(lines) == 2 + 7  # none is folded
+    assert "336,776 of 336,776" in lines[2]
+
+
+# ----------------------------------------------------------------- the place
+
+
+def test_a_place_that_has_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x", encoding="utf-8")
+    with pytest.raises(UsageError, match="not empty"), prepared(tmp_path):
+        pass
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "x"
+
+
+def test_the_default_place_keeps_the_last_demo_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    with prepared(None) as place:
+        (place.root / "old").mkdir()
+    with prepared(None) as again:
+        assert again == place
+        assert not (place.root / "old").exists()
+        with pytest.raises(UsageError, match="another demo runs"), prepared(None):
+            pass
+    (place.root / ".leasehold-demo").unlink()
+    with pytest.raises(UsageError, match="no demo"), prepared(None):
+        pass
+
+
+# --------------------------------------------------------------- the command
+
+
+def test_a_speed_is_a_number_or_max() -> None:
+    assert command._per_s("max") is None
+    assert command._per_s("4500") == 4500.0
+    for bad in ("fast", "0", "-1", "inf", "nan"):
+        with pytest.raises(UsageError, match="flights per second"):
+            command._per_s(bad)
+
+
+def test_a_missing_extra_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "pyspark" else object())
+    with pytest.raises(UsageError, match=r"needs pyspark: pip install 'leasehold\[demo\]'"):
+        command._check_extras()
