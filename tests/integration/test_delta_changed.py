@@ -105,12 +105,12 @@ def test_rows_replaced_while_a_commit_was_under_way_are_found_by_the_next(table:
     rows = staged(table, each)
     refresh = sink._log.refresh
     refresh()
-    DeltaTable(table).restore(0)
+    replace(table, "overwrite")
     sink._log.refresh = lambda: True  # type: ignore[method-assign]  # it was judged before
     sink.commit(rows, each)
     sink._log.refresh = refresh  # type: ignore[method-assign]
     for other in (sink, opened(table)):
-        with pytest.raises(SinkChanged, match="RESTORE"):
+        with pytest.raises(SinkChanged, match="mode Overwrite"):
             put(other, table, ("0", 20, 30, 2))
 
 

@@ -171,7 +171,7 @@ def test_a_fence_and_the_creation_of_the_table_may_come_in_any_order(table: Path
         put(old, table, ("0", 0, 10, 1))
         write(*given)  # type: ignore[arg-type]
 
-    new._fences.write = made_meanwhile  # type: ignore[method-assign]
+    new._fences.write = made_meanwhile  # type: ignore[assignment, method-assign]
     assert new.fence(GROUP, {"0": 2})["0"].position == 10
     with pytest.raises(FencedWrite):
         put(old, table, ("0", 10, 20, 1))

@@ -13,9 +13,17 @@ import pyarrow as pa
 import pytest
 from tests.support.local_frames import local_frame
 from tests.support.postgres import database, execute
+from tests.support.postgres_proxy import proxy
 from tests.support.sink_contract import GROUP, batch_of, known
 
-from leasehold.errors import BatchFailed, SinkChanged, SinkUnfit, StoreError, UsageError
+from leasehold.errors import (
+    BatchFailed,
+    SinkChanged,
+    SinkUnfit,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
 from leasehold.spark.sinks.port import Sunk
 from leasehold.spark.sinks.postgres import PostgresSink
 from leasehold.spark.sinks.postgres_copy import to_hex
@@ -222,10 +230,12 @@ def test_staging_tables_go_with_their_batch(url: str, table: str, opened: Open) 
     opened()
     assert _stages(url, table) == [], "nobody can commit it any more"
     sink.stage(local_frame("id bigint", [(2,)]), batch_of(("1", 0, 1, 1)))
+    ((name,),) = _stages(url, table)
     execute(url, "update leasehold_sink.sink_staging set made_at = now() - interval '25 hours'")
     opened()
     assert _stages(url, table) == []
-    assert execute(url, "select relname from pg_class where relname like 'stage%'") == []
+    gone = execute(url, "select to_regclass(%s)", f"leasehold_sink.stage_{name}")
+    assert gone == [(None,)]
 
 
 def test_a_task_that_nobody_waits_for_does_not_hold_up_the_commit(
@@ -273,6 +283,21 @@ def test_a_failed_task_leaves_no_staging_table(url: str, table: str, opened: Ope
     with pytest.raises(ZeroDivisionError):
         sink.stage(frame, batch_of(("0", 0, 1, 1)))  # type: ignore[arg-type]
     assert _stages(url, table) == []
+
+
+def test_a_server_that_tasks_can_not_reach_is_no_fault_of_the_rows(url: str, table: str) -> None:
+    class Shut(_Twice):
+        def mapInArrow(self, task: object, answer: str) -> object:  # noqa: N802 - Spark's name
+            door.close()
+            return self._frame.mapInArrow(task, answer)  # type: ignore[attr-defined]
+
+    frame = Shut(local_frame("id bigint", [(1,)]))
+    with proxy(url) as door:
+        sink = PostgresSink(door.url, table, create=True, patience_s=0.1)
+        sink.open()
+        with pytest.raises(StoreUnavailable, match="a task could not write"):
+            sink.stage(frame, batch_of(("0", 0, 1, 1)))  # type: ignore[arg-type]
+        sink.close()
 
 
 def test_secrets_are_never_shown(url: str) -> None:

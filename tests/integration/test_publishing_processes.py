@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,31 @@ class Driver:
         return found
 
     def wait(self) -> int:
-        return self._popen.wait(30)
+        return self._popen.wait(60)
+
+    def end(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+        self._popen.wait()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
 
     def resume(self) -> None:
         self._popen.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def drive(url: str) -> Iterator[Callable[..., Driver]]:
+    """Start drivers, which are gone at the end of the test."""
+    started: list[Driver] = []
+
+    def begin(**told: Any) -> Driver:
+        started.append(Driver(url, **told))
+        return started[-1]
+
+    yield begin
+    for driver in started:
+        driver.end()
 
 
 @pytest.fixture
@@ -53,9 +75,9 @@ def url(tmp_path: Path) -> str:
 @pytest.mark.spec("S4")
 @pytest.mark.parametrize(("at", "times"), STEPS)
 def test_a_batch_whose_driver_is_killed_is_stored_once(
-    url: str, tmp_path: Path, at: str, times: int
+    url: str, drive: Callable[..., Driver], tmp_path: Path, at: str, times: int
 ) -> None:
-    driver = Driver(url, signal="KILL", at=at, times=times)
+    driver = drive(signal="KILL", at=at, times=times)
     assert driver.line() == {"at": at}
     assert driver.wait() == -signal.SIGKILL
     if at == "staged":
@@ -73,9 +95,9 @@ def test_a_batch_whose_driver_is_killed_is_stored_once(
 @pytest.mark.spec("S4", "S5", "B5")
 @pytest.mark.parametrize(("at", "times"), STEPS)
 def test_a_driver_that_was_paused_adds_nothing_when_it_wakes_up(
-    url: str, at: str, times: int
+    url: str, drive: Callable[..., Driver], at: str, times: int
 ) -> None:
-    old = Driver(url, signal="STOP", at=at, times=times, epoch=1, count=2)
+    old = drive(signal="STOP", at=at, times=times, epoch=1, count=2)
     assert old.line() == {"at": at}
     new = publisher(url)
     for number in range(4):  # it took over, and replays the batch that was under way
@@ -90,8 +112,10 @@ def test_a_driver_that_was_paused_adds_nothing_when_it_wakes_up(
 
 
 @pytest.mark.spec("S4")
-def test_two_drivers_that_race_for_the_same_batches_store_each_once(url: str) -> None:
-    drivers = [Driver(url, count=6, rows=60) for _ in range(2)]
+def test_two_drivers_that_race_for_the_same_batches_store_each_once(
+    url: str, drive: Callable[..., Driver]
+) -> None:
+    drivers = [drive(count=6, rows=60) for _ in range(2)]
     said: list[list[dict[str, Any]]] = [[], []]
 
     def listen(place: int) -> None:

@@ -93,7 +93,7 @@ def test_a_driver_that_wakes_up_late_commits_nothing(
     assert other.fence(GROUP, {"1": 2}) == {"1": Sunk(position=5, epoch=1)}
     with pytest.raises(FencedWrite) as caught:
         sink.commit(staged, late)
-    assert caught.value.key == f"{GROUP}/1"
+    assert caught.value.key == "1"
     sink.discard(staged)
     # The other goes on from there, and so does the first with what it still owns.
     new, mine = batch(share("1", 5, 8, 2)), batch(share("0", 5, 9))

@@ -25,7 +25,7 @@ from leasehold.spark.standby import Standby
 from leasehold.spark.standby_events import StandbyEvent, What
 from leasehold.stores import open_store
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)  # a session may have to be started first
 
 Function = Callable[[DataFrame, int, Fence], None]
 

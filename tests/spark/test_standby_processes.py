@@ -26,7 +26,7 @@ from leasehold.model import Checkpoint, Term
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
-pytestmark = [pytest.mark.xdist_group("standby"), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.xdist_group("standby"), pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0

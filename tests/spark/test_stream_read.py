@@ -1,4 +1,4 @@
-"""``spark.readStream.format("leasehold")``: the queries themselves; the reader has its own tests."""
+"""``spark.readStream.format("leasehold")``: whole queries; the reader has its own tests."""
 
 from __future__ import annotations
 

@@ -72,8 +72,12 @@ def die(path: Path, point: str) -> None:
     elif point == "before the commit, in the table's creation":
         Storage.finish_root = dead  # type: ignore[method-assign]
     else:
-        made = DeltaLog._sync
-        DeltaLog._sync = (  # type: ignore[method-assign]
-            lambda log, version: dead() if version else made(log, version)
-        )
+        real = DeltaLog._sync
+
+        def dead_after_rows(log: DeltaLog, version: int) -> None:
+            if version:
+                dead()
+            real(log, version)
+
+        DeltaLog._sync = dead_after_rows  # type: ignore[assignment, method-assign]
     sink.commit(files, each)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import pytest
+import typer
 from rich.console import Console
+from typer.testing import CliRunner, Result
 
 from leasehold.cli import demo as command
 from leasehold.errors import UsageError
@@ -320,3 +322,46 @@ def test_a_missing_extra_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(command, "find_spec", lambda name: None if name == "pyspark" else object())
     with pytest.raises(UsageError, match=r"needs pyspark: pip install 'leasehold\[demo\]'"):
         command._check_extras()
+
+
+def played(monkeypatch: pytest.MonkeyPatch, place: Path, verdict: Verdict) -> Result:
+    """The command, with a demo that comes to this verdict."""
+    monkeypatch.setattr("leasehold.spark.demo.running.run_demo", lambda *_given, **_named: verdict)
+    app = typer.Typer()
+    app.command()(command.demo)
+    return CliRunner().invoke(app, ["--keep", str(place)])
+
+
+def test_the_command_says_where_everything_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)
+    done = played(monkeypatch, tmp_path / "kept", good)
+    assert done.exit_code == 0, done.output
+    assert str(tmp_path / "kept") in done.output
+    for word in ("report.html", "delays", "logs", "examples/spark_pipeline.py"):
+        assert word in done.output
+
+
+@pytest.mark.spec("S4")
+def test_the_exit_code_is_1_if_a_flight_is_in_the_table_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flights: pd.DataFrame
+) -> None:
+    table = partials(flights)
+    tampered = compare(flights, pa.concat_tables([table, table.slice(0, 1)]))
+    done = played(
+        monkeypatch, tmp_path / "kept", Verdict(shown=SHOWN, comparison=tampered, audit=PROVED)
+    )
+    assert done.exit_code == 1
+    assert "is 2 times in the table" in done.output
+    assert "The demo has failed" in done.output
+
+
+def test_the_exit_code_is_1_if_the_audit_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = AuditWord(claims=11, proved=10, words=("commits-tile, partition 3: a gap",))
+    bad = Verdict(shown=SHOWN, comparison=EQUAL, audit=audit)
+    done = played(monkeypatch, tmp_path / "kept", bad)
+    assert done.exit_code == 1
+    assert "commits-tile, partition 3: a gap" in done.output

@@ -73,7 +73,9 @@ def demo(
         try:
             verdict = running.run_demo(place, options, console=out, clock=SystemClock())
         except KeyboardInterrupt:
-            out.print(f"stopped; no process is left, and what there is of it is in {place.root}")
+            out.print(
+                f"stopped; no process is left. What there is, is in {place.root}", soft_wrap=True
+            )
             raise typer.Exit(_STOPPED) from None
         out.print()
         out.print(verdicts.table_of(verdict))

@@ -285,7 +285,7 @@ def _no_properties(count: int) -> pa.Array:
 def _nulls(count: int) -> pa.Array:
     """No properties, ``count`` times.
 
-    Built from values: what pa.nulls makes of a map is three times as long when it is stored. And not
+    Built from values: what pa.nulls makes of a map is three times as long when it is stored. Not
     before it is needed: the first pa.array of a process loads pandas, where that is installed.
     """
     return pa.array([None] * count, _PROPERTIES.type)

@@ -161,14 +161,14 @@ class Publisher:
             StoreUnavailable: unknown whether it was done, or not yet published: call it again.
         """
         files = sorted(staged, key=lambda each: (each.task, each.path))
-        _check(files)
+        unfit = _unfit(files)  # of a batch that was published before the files are gone
         stream = self._log.stream(self._stream.name)
         self._step("staged")
-        entered = self._book.commit(claim, files, stream)
+        entered = self._book.commit(claim, files, stream, unfit=unfit)
         while entered.before:
             for each in entered.before:
                 self.finish(each)
-            entered = self._book.commit(claim, files, stream)
+            entered = self._book.commit(claim, files, stream, unfit=unfit)
         self._step("committed")
         record = entered.record
         if record is not None and not record.published:
@@ -307,18 +307,19 @@ class Publisher:
                 _drop(path.parent)
 
 
-def _check(files: Sequence[StagedFile]) -> None:
-    """Refuse what could not be published once it is entered."""
+def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
+    """Why these could not be published once they are entered."""
     for file in files:
         if not Path(file.path).is_file():
-            raise VolumeUnusable(
+            return VolumeUnusable(
                 f"{file.path} was staged by an executor and is not to be seen by the driver: they "
                 "must share the directory; name one with the option staging"
             )
     if (rows := sum(file.rows for file in files)) >= MOST_ROWS:
-        raise SinkUnfit(
+        return SinkUnfit(
             f"a batch has {rows} rows, and may have {MOST_ROWS - 1}: write it in several batches"
         )
+    return None
 
 
 def _drop(directory: Path) -> None:

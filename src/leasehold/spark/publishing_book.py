@@ -61,8 +61,15 @@ class Book:
         """The store, without its secrets."""
         return self._database.url
 
-    def commit(self, claim: Claim, staged: Sequence[StagedFile], stream: StreamInfo) -> Entered:
-        """Enter a batch, in one step.
+    def commit(
+        self,
+        claim: Claim,
+        staged: Sequence[StagedFile],
+        stream: StreamInfo,
+        *,
+        unfit: LeaseholdError | None = None,
+    ) -> Entered:
+        """Enter a batch, in one step. ``unfit``: why it can not be entered, if it is not there yet.
 
         Raises:
             FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
@@ -71,7 +78,7 @@ class Book:
         """
 
         def step(tx: Tx) -> Entered | LeaseholdError:
-            return Entry(tx, claim, stream).made(staged)
+            return Entry(tx, claim, stream).made(staged, unfit=unfit)
 
         answer = self._database.write(step)
         if isinstance(answer, LeaseholdError):

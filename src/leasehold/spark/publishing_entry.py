@@ -90,7 +90,9 @@ class Entry:
     claim: Claim
     stream: StreamInfo
 
-    def made(self, staged: Sequence[StagedFile]) -> Entered | LeaseholdError:
+    def made(
+        self, staged: Sequence[StagedFile], *, unfit: LeaseholdError | None
+    ) -> Entered | LeaseholdError:
         """Enter it, find it, or say why not."""
         claim, tx = self.claim, self.tx
         last = prepared(tx, claim.sink, self.stream)
@@ -105,6 +107,8 @@ class Entry:
         for share in claim.shares:
             if (changed := self._changed(share)) is not None:
                 return changed
+        if unfit is not None:
+            return unfit
         before = self._before()
         if before:
             return Entered(record=None, before=before)
@@ -262,7 +266,7 @@ def fenced(group: str, part: str, epoch: int, known: int) -> FencedWrite:
     return FencedWrite(
         f"{group}/{part} was taken over under epoch {known}, and this write is under epoch "
         f"{epoch}: it was refused and changed nothing; stop, somebody else goes on",
-        key=f"{group}/{part}",
+        key=part,
         epoch=epoch,
         reason="fenced",
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
-from leasehold.errors import LeaseholdError
+from leasehold.errors import LeaseholdError, StoreError
 from leasehold.log.events import STORED_SCHEMA
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.schema import arrow_of, cut
@@ -50,8 +50,7 @@ class _Opened:
 
     def get(self, source: str, store: str) -> RangeSource:
         """Open it, or give the one that is open."""
-        if self._process != os.getpid():  # a fork has the memory of it, and not its threads
-            self.__init__()  # type: ignore[misc]
+        self._leave_behind()
         with self._lock:
             found = self._sources.get((source, store))
             if found is None:
@@ -61,10 +60,16 @@ class _Opened:
 
     def drop(self, source: str, store: str) -> None:
         """Close it: after trouble the next one begins anew."""
+        self._leave_behind()
         with self._lock:
             found = self._sources.pop((source, store), None)
         if found is not None:
             found.close()
+
+    def _leave_behind(self) -> None:
+        """Forget what a fork took along: it has the memory of it, and not its threads."""
+        if self._process != os.getpid():
+            self._lock, self._process, self._sources = threading.Lock(), os.getpid(), {}
 
 
 _OPENED = _Opened()
@@ -130,7 +135,8 @@ def _pieces(
                 for first in range(0, whole.num_rows, rows):
                     yield whole if rows >= whole.num_rows else whole.slice(first, rows)
         except LeaseholdError as error:
-            closed(source, store)
+            if isinstance(error, StoreError):
+                closed(source, store)
             error.args = (f"events {each} of {source!r} can not be read: {error}",)
             raise
 

@@ -75,7 +75,7 @@ def too_old(commits: DataFrame, terms: DataFrame) -> DataFrame:
         .groupBy("partition", "oldest")
         .agg(F.count("*").alias("commits"))
     )
-    what = words("%d commits are of terms that are not kept any more", "commits")
+    what = words("commits of terms that are not kept any more: %d", "commits")
     evidence = words("the oldest term has epoch %d", "oldest")
     return found(frame, COMMITS_OWNED, what, evidence, level=Level.UNKNOWN)
 

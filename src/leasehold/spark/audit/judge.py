@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from leasehold.spark.audit import checkpoints, claims, commits, logs, terms
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 
 _LIVE = "the sink was written while it was read: stop the drivers, then audit again"
 _LONGEST = 300
+# To compile code for a hundred rows takes longer than to look at them: a third of the CPU.
+_SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
+# What Spark raises if an action fails: of its own, or as it comes from the JVM.
+_TROUBLE = (PySparkException, Py4JJavaError)
 
 
 def judge(
@@ -36,22 +46,22 @@ def judge(
     log: DataFrame | None = None,
 ) -> Audit:
     """Every claim that can be judged on this material, and what it can not say."""
-    made = tables(spark, material)
+    small, made = tables(_quick(spark), material), tables(spark, material)
     sink, by_number = material.commits is not None, rows is not None and sink_rows.numbered(rows)
-    frames = [*terms.findings(made), *checkpoints.findings(made, sink=sink)]
+    frames = [*terms.findings(small), *checkpoints.findings(small, sink=sink)]
     if sink:
-        frames += commits.findings(made)
+        frames += commits.findings(small)
     seen = dict(fetched(frames))
     try:
         seen |= fetched(_of_the_rows(rows, made, by_number=by_number))
-    except PySparkException as error:
+    except _TROUBLE as error:
         material = replace(material, rows_trouble=_short(error))
     lags: tuple[Lag, ...] = ()
     try:
         if log is not None:
             seen |= fetched(logs.findings(log, made.ends))
             lags = logs.lags(log, made.commits, material) if material.commits else ()
-    except PySparkException as error:
+    except _TROUBLE as error:
         material = replace(material, log_trouble=_short(error))
     checks = tuple(
         check_of(claim, number, seen, _unseen(claim, material))
@@ -61,6 +71,18 @@ def judge(
     return Audit(material=material, checks=checks, notes=notes, lags=lags)
 
 
+def _quick(spark: SparkSession) -> SparkSession:
+    """A session for many small queries, beside the caller's, whose settings stay as they are.
+
+    Whoever makes a DataFrame with it must make one with the caller's own next: the session that
+    made the last one is the active one.
+    """
+    found = spark.newSession()
+    for key, value in _SMALL.items():
+        found.conf.set(key, value)
+    return found
+
+
 def _of_the_rows(rows: DataFrame | None, made: Tables, *, by_number: bool) -> list[DataFrame]:
     if rows is None:
         return []
@@ -68,11 +90,12 @@ def _of_the_rows(rows: DataFrame | None, made: Tables, *, by_number: bool) -> li
     return [*counted_rows, *sink_rows.findings(rows, made.commits)] if by_number else counted_rows
 
 
-def _short(error: PySparkException) -> str:
+def _short(error: Exception) -> str:
     """The line that says what happened, without the stack of the JVM."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("leasehold.errors.")]
-    return (ours or lines or [type(error).__name__])[-1 if ours else 0][:_LONGEST]
+    causes = [line for line in lines if line.startswith((": ", "Caused by: "))]
+    return (ours or causes or lines or [type(error).__name__])[-1].lstrip(": ")[:_LONGEST]
 
 
 def _asked(material: Material, *, rows: bool, by_number: bool) -> list[tuple[Claim, int]]:

@@ -38,7 +38,8 @@ def findings(log: DataFrame, ends: DataFrame) -> list[DataFrame]:
     what = (
         F.when(F.col("events") > F.col("numbers"), F.lit("numbers are given twice"))
         .when(
-            F.col("numbers") < expected, words("%d events are missing", expected - F.col("numbers"))
+            F.col("numbers") < expected,
+            words("events that are missing: %d", expected - F.col("numbers")),
         )
         .otherwise(F.lit("there are events outside of its ends"))
     )

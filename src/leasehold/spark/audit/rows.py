@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTITION, NUMBER = "partition", "sequence_number"
-_STRAY = "events have rows and are in no commit"
-_MISSING = "events have no row, or too few"
-_DOUBLED = "events have more than one row"
-_MADE = "events have more than one row; a transformation may have made them"
+_STRAY = "events that have rows and are in no commit"
+_MISSING = "events without a row, or with too few"
+_DOUBLED = "events with more than one row"
+_MADE = "events with more than one row, which a transformation may have made"
 
 
 def numbered(rows: DataFrame) -> bool:
@@ -42,9 +42,9 @@ def miscounted(rows: DataFrame, commits: DataFrame) -> DataFrame:
     )
     what = F.when(
         F.col("has") < F.col("wrote"),
-        words("%d rows are missing in the sink", F.col("wrote") - F.col("has")),
+        words("rows that are missing in the sink: %d", F.col("wrote") - F.col("has")),
     ).otherwise(
-        words("the sink has %d rows that no commit wrote", F.col("has") - F.col("wrote")),
+        words("rows in the sink that no commit wrote: %d", F.col("has") - F.col("wrote")),
     )
     evidence = words("it has %d, the commits wrote %d", "has", "wrote")
     return found(frame, ROWS_COUNTED, what, evidence)
@@ -67,7 +67,7 @@ def findings(rows: DataFrame, commits: DataFrame) -> list[DataFrame]:
         .groupBy("partition", "kind")
         .agg(F.count("*").alias("events"), F.min(NUMBER).alias("low"), F.max(NUMBER).alias("high"))
     )
-    what = F.concat(F.format_string("%d ", "events"), F.col("kind"))
+    what = words("%s: %d", "kind", "events")
     evidence = words("the first is event %d, the last event %d", "low", "high")
     made = F.col("kind") == _MADE
     return [

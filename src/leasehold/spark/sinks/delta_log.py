@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable
 from leasehold.spark.sinks import delta_history as history
-from leasehold.spark.sinks.delta_schema import nullable, refuse_unfit_table
+from leasehold.spark.sinks.delta_schema import all_nullable, columns_of, refuse_unfit_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -143,7 +143,7 @@ class DeltaLog:
         Raises:
             StoreUnavailable: it could not be made.
         """
-        columns = Schema.from_json(json.dumps(nullable(schema).jsonValue()))
+        columns = Schema.from_json(json.dumps(all_nullable(schema).jsonValue()))
         try:
             DeltaTable.create(
                 self._place.uri,
@@ -244,7 +244,7 @@ class DeltaLog:
 
     def _keep(self, table: DeltaTable) -> None:
         metadata = table.metadata()
-        schema = StructType.fromJson(json.loads(table.schema().to_json()))
+        schema = columns_of(table)
         try:
             refuse_unfit_table(self._name, schema, metadata.configuration)
         except SinkUnfit as error:

@@ -17,6 +17,8 @@ from leasehold.errors import SinkUnfit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from deltalake import DeltaTable
+
 _KEEPABLE = (
     t.BinaryType,
     t.BooleanType,
@@ -114,12 +116,22 @@ def refuse_unfit_new(sink: str, rows: t.StructType, partition_by: Sequence[str])
 def nullable(kind: t.DataType) -> t.DataType:
     """The same type, with nulls allowed everywhere, and without comments."""
     if isinstance(kind, t.StructType):
-        return t.StructType([t.StructField(f.name, nullable(f.dataType)) for f in kind])
+        return all_nullable(kind)
     if isinstance(kind, t.ArrayType):
         return t.ArrayType(nullable(kind.elementType))
     if isinstance(kind, t.MapType):
         return t.MapType(nullable(kind.keyType), nullable(kind.valueType))
     return kind
+
+
+def columns_of(table: DeltaTable) -> t.StructType:
+    """The columns of a table, as Spark types."""
+    return t.StructType.fromJson(json.loads(table.schema().to_json()))
+
+
+def all_nullable(columns: t.StructType) -> t.StructType:
+    """The same columns, with nulls allowed everywhere, and without comments."""
+    return t.StructType([t.StructField(each.name, nullable(each.dataType)) for each in columns])
 
 
 def required(table: t.StructType) -> tuple[str, ...]:

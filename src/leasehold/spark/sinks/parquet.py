@@ -8,6 +8,7 @@ names the files, moves the positions and remembers the commit. Those who read wi
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
@@ -54,6 +55,7 @@ Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _ANSWER = "path string, rows bigint, bytes bigint"
 _ANSWER_ARROW = pa.schema([("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())])
 _A_DAY = timedelta(days=1)
+_GLOB = re.compile(r"([\\{}\[\]*?])")  # what Spark would take for a pattern in a path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +332,7 @@ def read_committed(
         return spark.createDataFrame([], columns)
     # As they are: no columns are to be guessed from the names of directories.
     reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
-    return reader.parquet(*files)
+    return reader.parquet(*(_GLOB.sub(r"\\\1", each) for each in files))
 
 
 def committed_files(path: str | os.PathLike[str], store: str | None = None) -> list[str]:

@@ -16,14 +16,13 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg import sql
 from pyarrow import csv
 
 from leasehold.errors import SinkUnfit
 from leasehold.spark.sinks.postgres_target import (
     composed,
     connected,
-    identifier,
-    identifiers,
     meaning,
     stage_name,
 )
@@ -63,14 +62,13 @@ def copy_rows(batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attemp
                     connection = stack.enter_context(connected(address))
                     stack.enter_context(connection.transaction())
                     cursor = stack.enter_context(connection.cursor())
-                    names = tuple(each.schema.names)
                     statement = composed(
                         "copy",
-                        stage=identifier(stage_name(batch)),
-                        columns=identifiers(names),
-                        attempt=identifier(ATTEMPT),
+                        stage=sql.Identifier(stage_name(batch)),
+                        columns=sql.SQL(", ").join(map(sql.Identifier, each.schema.names)),
+                        attempt=sql.Identifier(ATTEMPT),
                     )
-                    copy = stack.enter_context(cursor.copy(statement, {}))
+                    copy = stack.enter_context(cursor.copy(statement))
                 copy.write(to_csv(each, attempt))
                 rows += each.num_rows
     except psycopg.Error as error:

@@ -128,7 +128,7 @@ class Target:
     def _borrowed(self) -> Iterator[Connection]:
         if self._closed.is_set():
             raise UsageError(f"{self.address.url} is closed: open the sink again")
-        connection = self._idle.pop() if self._idle else self._connected()
+        connection = self._taken() or self._connected()
         try:
             yield connection
         except BaseException as error:
@@ -158,9 +158,15 @@ class Target:
             raise
         return connection
 
+    def _taken(self) -> Connection | None:
+        try:
+            return self._idle.pop()  # other threads may take one at the same moment
+        except IndexError:
+            return None
+
     def _drop_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        while (connection := self._taken()) is not None:
+            connection.close()
 
 
 def connected(address: Address) -> Connection:

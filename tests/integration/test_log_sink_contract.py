@@ -1,0 +1,61 @@
+"""The contract of a sink, for the log, over frames of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.local_frames import local_frame
+from tests.support.publishing import STREAM, make_log
+from tests.support.sink_contract import CASES, Case, Row
+
+from leasehold.log import Log
+from leasehold.spark.sinks.log import LogSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class LogWorld:
+    def __init__(self, directory: Path) -> None:
+        self.url = f"sqlite:///{directory}/store.db"
+        self.stack = ExitStack()
+        make_log(self.url, directory)
+
+    def sink(self) -> LogSink:
+        sink = LogSink(STREAM, store=self.url)
+        sink.open()
+        self.stack.callback(sink.close)
+        return sink
+
+    def frame(self, rows: Sequence[Row], *, names: Sequence[str] = ("id", "word")) -> DataFrame:
+        """The number is the key, and the word is the body."""
+        body = {"word": "body"}.get(names[1], names[1])
+        return local_frame(
+            f"key string, {body} string", [(str(number), word) for number, word in rows]
+        )
+
+    def rows(self) -> list[Row]:
+        found: list[Row] = []
+        with Log.open(self.url) as log:
+            for number in range(log.stream(STREAM).partitions):
+                with log.reader(STREAM, number) as reader:
+                    events = [event for batch in reader.batches() for event in batch]
+                found += [(int(event.key or 0), event.body.decode()) for event in events]
+        return sorted(found)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[LogWorld]:
+    made = LogWorld(tmp_path)
+    yield made
+    made.stack.close()
+
+
+@pytest.mark.spec("S4", "B5")
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+def test_the_log_keeps_the_contract_of_a_sink(case: Case, world: LogWorld) -> None:
+    case(world)
