@@ -142,6 +142,20 @@ def test_damage_is_told_with_partition_and_range(stream: Stream) -> None:
         list(events(STREAM, stream.url, whole(("0", 10, 40)), ["key"]))
 
 
+def test_an_end_that_can_not_be_told_is_an_error_and_not_an_earlier_end(stream: Stream) -> None:
+    stream.send(0, numbered(0, 5))
+    for path in stream.files():
+        data = path.read_bytes()
+        if data.startswith(b"LHSEGMNT"):
+            path.write_bytes(b"\0" * 64 + data[64:])
+
+    source = opened(STREAM, stream.url)
+
+    assert source.ends(["1"])["1"].next == 0
+    with pytest.raises(DataDamaged):
+        source.ends(["0"])
+
+
 def test_what_is_not_there_yet_is_told_with_partition_and_range(stream: Stream) -> None:
     stream.send(0, numbered(0, 5))
 

@@ -23,8 +23,9 @@ from leasehold.sources.port import PartitionEnds
 from leasehold.spark.audit import Material, Verdict, audit, checkpoints, commits, judge, logs, terms
 from leasehold.spark.audit import rows as sink_rows
 from leasehold.spark.audit.findings import fetched
+from leasehold.spark.audit.judge import _quick
 from leasehold.spark.audit.record import Level
-from leasehold.spark.audit.tables import tables
+from leasehold.spark.audit.tables import Tables, tables
 from leasehold.spark.pipeline import Pipeline
 from leasehold.spark.settings import PipelineOptions
 from leasehold.spark.sinks.delta import DeltaSink
@@ -41,6 +42,13 @@ def numbers(spark: SparkSession, pairs: Pairs) -> DataFrame:
         ),
     }
     return spark.createDataFrame(pa.table(columns))
+
+
+def small(spark: SparkSession, material: Material) -> Tables:
+    """As ``judge`` makes them; the session of all tests stays the active one."""
+    made_tables = tables(_quick(spark), material)
+    tables(spark, material)
+    return made_tables
 
 
 def told(frames: list[DataFrame], level: Level = Level.FAULT) -> dict[tuple[str, str], str]:
@@ -87,7 +95,7 @@ def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
     material = replace(
         a.CLEAN, terms=(*a.TERMS, *broken), epochs={"0": 2, "lost": 2, "never": 1, "free": 0}
     )
-    frames = terms.findings(tables(spark, material))
+    frames = terms.findings(small(spark, material))
     assert told(frames) == {
         ("terms-apart", "apart"): "epoch 2 of b began before epoch 1 of a was over: "
         "two owners at once",
@@ -136,7 +144,7 @@ def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
         ),
         ends={each: PartitionEnds(first=0, next=25) for each in names},
     )
-    frames = commits.findings(tables(spark, material))
+    frames = commits.findings(small(spark, material))
     assert told(frames) == {
         ("commits-tile", "gap"): "events 10 to 14 are in no commit",
         ("commits-tile", "again"): "events 5 to 9 were committed again",
@@ -170,7 +178,7 @@ def test_each_fault_of_checkpoints_has_its_own_words(spark: SparkSession) -> Non
         ),
         commits=tuple(a.commit("v1", each, 0, 10, 2, "a") for each in names),
     )
-    assert told(checkpoints.findings(tables(spark, material), sink=True)) == {
+    assert told(checkpoints.findings(small(spark, material), sink=True)) == {
         ("checkpoints-follow", "ahead"): "the checkpoint says that events up to 10 are done, and "
         "the sink holds those up to 9",
         ("checkpoints-owned", "nobody"): "the checkpoint was written under epoch 3, which nobody "

@@ -70,9 +70,7 @@ def test_only_what_is_committed_is_read_and_it_is_as_it_was(
     sink.stage(_frame(spark, 7, 9), batch_of(("0", 2, 3, 1)))  # never committed
     found = read_committed(spark, path)
     assert _rows(found) == _rows(_frame(spark, 0, 7))
-    assert [(each.name, each.dataType) for each in found.schema] == [
-        (each.name, each.dataType) for each in _frame(spark, 0, 0).schema
-    ]
+    assert found.schema.simpleString() == _frame(spark, 0, 0).schema.simpleString()
     assert known(sink).position == 2
     with pytest.raises(SinkUnfit, match="'whole' is int there and bigint here"):
-        sink.stage(_frame(spark, 0, 1).selectExpr("* except (whole)", "id as whole"), batch)
+        sink.stage(found.withColumn("whole", found["id"]), batch)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from leasehold.log.events import EventBatch
+    from leasehold.log.streams import PartitionInfo
 
 _MOST_EVENTS = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -39,7 +40,11 @@ class RangeSource(Protocol):
         ...
 
     def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """Where each of these partitions begins and ends now."""
+        """Where each of these partitions begins and ends now.
+
+        Raises:
+            DataDamaged, VolumeUnusable: the end of one can not be told.
+        """
         ...
 
     def find(self, partition: str, start: Start) -> int:
@@ -95,11 +100,17 @@ class LogRanges:
         return {
             str(part.number): PartitionEnds(
                 first=part.first_sequence,
-                next=part.next_sequence,
+                next=self._end(part),
                 last_enqueued_at=part.last_enqueued_at,
             )
             for part in found.parts
         }
+
+    def _end(self, part: PartitionInfo) -> int:
+        """The end, or an error: of a last segment that it can not read, the log tells the begin."""
+        if part.segments and part.last_enqueued_at is None:
+            return self.find(str(part.number), Start.latest())
+        return part.next_sequence
 
     def find(self, partition: str, start: Start) -> int:
         """See ``RangeSource``."""

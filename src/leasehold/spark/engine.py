@@ -202,7 +202,7 @@ class Engine:
             group=self._shares.group,
             number=self._number,
             shares=shares,
-            holder=self._shares.holder,
+            holder=next(iter(tenures.values())).ownership.holder,
             began_at=self._clock.utc_now(),
         )
         self._number += 1

@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, new_token
-from leasehold.errors import LeaseholdError, SinkUnfit, UnknownStream, UsageError, VolumeUnusable
+from leasehold.errors import (
+    LeaseholdError,
+    SinkUnfit,
+    StoreUnavailable,
+    UnknownStream,
+    UsageError,
+    VolumeUnusable,
+)
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.streams import stream_directory
@@ -172,7 +179,7 @@ class Publisher:
         self._step("committed")
         record = entered.record
         if record is not None and not record.published:
-            self.finish(record)
+            self._finish_own(record)
         if not entered.is_new:
             log.info("%s was committed before", claim.sink)
             self.remove(files)
@@ -280,6 +287,15 @@ class Publisher:
         """Give everything back. Again is harmless."""
         self._book.close()
         self._log.close()
+
+    def _finish_own(self, record: Record) -> None:
+        try:
+            self.finish(record)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"{record.label} is committed and could not be published yet ({error}): whoever "
+                "writes to the stream next finishes it; do not write it a second time"
+            ) from error
 
     def _finish_left(self) -> None:
         """Finish what others left, if that can be done; our own batch is done."""

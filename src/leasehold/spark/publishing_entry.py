@@ -104,11 +104,9 @@ class Entry:
         found = [self._found(share) for share in claim.shares]
         if all(found):
             return self._done_before()
-        for share in claim.shares:
-            if (changed := self._changed(share)) is not None:
-                return changed
-        if unfit is not None:
-            return unfit
+        changes = filter(None, map(self._changed, claim.shares))
+        if (reason := next(changes, unfit)) is not None:
+            return reason
         before = self._before()
         if before:
             return Entered(record=None, before=before)

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.ladder import Ladder
-from leasehold.errors import LeaseLost, StoreError, UsageError
+from leasehold.errors import LeaseholdError, LeaseLost, StoreError, UsageError
 from leasehold.jobs import Held, Reservation
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
@@ -150,7 +150,8 @@ class Standby:
                     self._pause_after(outcome.error, failures)
         finally:
             if mine:
-                spark.stop()
+                with suppress(Exception):  # a signal to all processes has ended Spark's as well
+                    spark.stop()
 
     def _spark(self) -> tuple[SparkSession, bool]:
         if self._given is None:
@@ -206,9 +207,9 @@ class Standby:
             reservation, spark=spark, checkpoint_location=self._location, clock=self._clock
         )
         progress = Progress(reservation, lambda batch: self._batch(fence, batch))
-        spark.streams.addListener(progress)
         heir: str | None = None
         try:
+            spark.streams.addListener(progress)
             running = self._started(spark, fence, progress)
             word = self._words.get()
             heir = word.heir
@@ -222,7 +223,8 @@ class Standby:
             with suppress(Exception):
                 spark.streams.removeListener(progress)
             reservation.release(to=heir)
-            fence.close()
+            with suppress(LeaseholdError):  # what a sink could not give back ends with it
+                fence.close()
 
     def _started(self, spark: SparkSession, fence: Fence, progress: Progress) -> RunningQuery:
         """Make and start the query, and have its end reported.

@@ -87,7 +87,8 @@ def _pictures(audit: Audit) -> Iterator[str]:
     if known.terms:
         ways = Counter(each.reason.value if each.reason else "lasting" for each in known.terms)
         ended = ", ".join(f"{number:,} {way}" for way, number in ways.most_common())
-        yield _picture("Who owned what", ownership(audit), f"{_MARKS} Terms: {ended}.")
+        words = f"{_MARKS} Terms: {ended}. 0 s is {told(span.since)}, here and below."
+        yield _picture("Who owned what", ownership(audit), words)
         yield _key(colour)
     if audit.lags:
         points = [

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Said by deltalake when it has certainly written nothing.
 _REFUSALS = (
+    "Commit failed: a concurrent transaction",
     "Concurrent transaction failed",
     "Metadata changed since last commit",
     "Protocol changed since last commit",
