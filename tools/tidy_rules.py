@@ -36,7 +36,20 @@ TOP_LEVEL = {
     "tests",
     "tools",
 }
-EXTENSIONS = {"css", "html", "js", "json", "lock", "md", "py", "sql", "svg", "toml", "typed"}
+EXTENSIONS = {
+    "css",
+    "html",
+    "js",
+    "json",
+    "lock",
+    "md",
+    "properties",
+    "py",
+    "sql",
+    "svg",
+    "toml",
+    "typed",
+}
 WITHOUT_EXTENSION = {".ci/run", ".editorconfig", ".gitignore", "LICENSE", "Makefile"}
 
 # Time, randomness and ids are handed in. Names that end in a dot ban all that is below them.

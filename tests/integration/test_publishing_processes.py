@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.support.publishing import bodies, counted, left_over, make_log, publisher, query, staged
 
+from leasehold.spark import publishing_sending
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = [("staged", 1), ("committed", 1), ("sending", 1), ("sending", 5), ("sent", 1)]
 
@@ -95,8 +97,13 @@ def test_a_batch_whose_driver_is_killed_is_stored_once(
 @pytest.mark.spec("S4", "S5", "B5")
 @pytest.mark.parametrize(("at", "times"), STEPS)
 def test_a_driver_that_was_paused_adds_nothing_when_it_wakes_up(
-    url: str, drive: Callable[..., Driver], at: str, times: int
+    url: str,
+    drive: Callable[..., Driver],
+    at: str,
+    times: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(publishing_sending, "_ANSWER_LIMIT_S", 0.5)  # of an owner that is paused
     old = drive(signal="STOP", at=at, times=times, epoch=1, count=2)
     assert old.line() == {"at": at}
     new = publisher(url)

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from leasehold.spark.sinks.delta import DeltaSink
 
 from leasehold.clock import SystemClock
 from leasehold.core.timing import Timing
@@ -42,6 +41,7 @@ from leasehold.spark.happenings import (
 from leasehold.spark.pipeline import Pipeline
 from leasehold.spark.session import session
 from leasehold.spark.settings import PipelineOptions
+from leasehold.spark.sinks.delta import DeltaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

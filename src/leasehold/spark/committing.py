@@ -10,8 +10,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from leasehold.core.ladder import Ladder
-from leasehold.errors import FencedWrite, LeaseLost, StoreError, StoreUnavailable
-from leasehold.spark.happenings import BatchCommitted, BatchRefused
+from leasehold.errors import BatchFailed, FencedWrite, LeaseLost, StoreError, StoreUnavailable
+from leasehold.spark.happenings import BatchCommitted, BatchRefused, BatchTried
 
 if TYPE_CHECKING:
     from leasehold.spark.engine import Surroundings
@@ -22,6 +22,7 @@ log = logging.getLogger("leasehold.spark")
 
 _PAUSES = Ladder(base_s=0.05, most_s=1.0)
 _LEAST_S = 1e-6
+_MOST_LOST = 3
 
 
 class Committing:
@@ -31,12 +32,17 @@ class Committing:
         """Nothing is committed yet."""
         self._around = around
         self._clock = around.clock
+        self._lost_in_a_row = 0
 
     def commit(self, work: Work, staged: Staged) -> bool:
-        """Commit the batch; False if it is not ours any more: then nothing was written.
+        """Commit the batch; False if nothing was written, and it is to be planned anew.
+
+        That is if it is not ours any more, or if what was staged is gone.
 
         Raises:
             SinkChanged: the sink is not as it was left.
+            SinkUnfit: the sink does not take these rows.
+            BatchFailed: what was staged is gone, again and again.
         """
         began_s = self._clock.boottime_s()
         try:
@@ -47,9 +53,20 @@ class Committing:
             log.warning("batch %s was refused: %s", work.batch.label, lost)
             self._around.board.tell(BatchRefused(**work.told(), why=str(lost), by_sink=by_sink))
             return False
+        except BatchFailed as gone:
+            self._around.sink.discard(staged)
+            self._lost_in_a_row += 1
+            self._around.board.tell(
+                BatchTried(**work.told(), attempt=self._lost_in_a_row, error=gone)
+            )
+            if self._lost_in_a_row >= _MOST_LOST:
+                raise
+            log.warning("batch %s is staged again: %s", work.batch.label, gone)
+            return False
         except BaseException:
             self._around.sink.discard(staged)
             raise
+        self._lost_in_a_row = 0
         ended = self._marked(work)
         self._tell(work, written, began_s)
         return ended
@@ -65,7 +82,7 @@ class Committing:
                 # It may have been done. The sink knows, and says so when it is asked again.
                 failures += 1
                 log.warning("batch %s: no answer to the commit: %s", work.batch.label, error)
-                self._around.shares.nap(_PAUSES.pause_s(failures, self._around.rng))
+                self._around.shares.pause(_PAUSES.pause_s(failures, self._around.rng))
 
     def _marked(self, work: Work) -> bool:
         """Write the checkpoints. Without them a sink that keeps positions is right all the same."""
@@ -84,7 +101,7 @@ class Committing:
                 log.warning("the checkpoints of %s: %s", work.batch.label, error)
                 if self._around.sink.atomic or not work.is_held:
                     return True
-                self._around.shares.nap(_PAUSES.pause_s(failures, self._around.rng))
+                self._around.shares.pause(_PAUSES.pause_s(failures, self._around.rng))
             else:
                 return True
 

@@ -154,7 +154,8 @@ class Engine:
             except StoreError as error:
                 failures += 1
                 log.warning("partitions can not be opened yet: %s", error)
-                self._nap(_IDLE.pause_s(failures + 3, self._around.rng))
+                pause_s = _IDLE.pause_s(failures + 3, self._around.rng)
+                self._shares.pause(pause_s, unless=self._around.is_stopping)
                 if self._around.is_stopping():
                     return {}
 
@@ -291,9 +292,6 @@ class Engine:
         if self._began_s is None:
             return 0.0
         return self._began_s + self._options.interval.total_seconds() - now_s
-
-    def _nap(self, seconds: float) -> None:
-        self._shares.wait(seconds, unless=self._around.is_stopping)
 
     def _look_for_partitions(self) -> None:
         now_s = self._clock.boottime_s()

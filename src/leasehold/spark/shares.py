@@ -203,10 +203,12 @@ class Shares:
             if not self._fresh and not unless():
                 self._changed.wait(seconds)
 
-    def nap(self, seconds: float) -> None:
-        """Wait so long, or less if something changes here."""
-        with self._changed:
-            self._changed.wait(seconds)
+    def pause(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait so long, whatever happens here, but not when ``unless`` says so."""
+        until_s = self._clock.boottime_s() + seconds
+        while not unless() and (left_s := until_s - self._clock.boottime_s()) > 0:
+            with self._changed:  # a signal handler may set what ``unless`` looks at, and no more
+                self._changed.wait(min(left_s, self._clock.slice_s))
 
     def wake(self) -> None:
         """Let whoever waits return. From any thread, not from a signal handler."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 
+from leasehold.core.ladder import Ladder
 from leasehold.core.poison import Then
-from leasehold.errors import BatchFailed, SinkUnfit, UsageError
+from leasehold.errors import BatchFailed, SinkUnfit, StoreError, UsageError
 from leasehold.names import last_part
 from leasehold.sources.dead_letters import DeadLetter
 from leasehold.sources.tracebacks import reason_of, traceback_of
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import Batch, Staged
 
 log = logging.getLogger("leasehold.spark")
+
+_PAUSES = Ladder(base_s=0.1, most_s=5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,7 @@ class Staging:
             BatchFailed: it can not be done, and the policy says to stop.
             SinkUnfit: its columns do not fit the sink.
         """
-        attempt = 0
+        attempt = silent = 0
         policy = self._around.options.poison
         while True:
             try:
@@ -101,13 +104,20 @@ class Staging:
                 if not work.is_held or self._around.is_stopping():
                     self._refused(work)
                     return None
+                if isinstance(error, StoreError):  # no fault of the batch: it passes, or is told
+                    silent += 1
+                    log.warning("batch %s waits for the sink: %s", work.batch.label, error)
+                    self._pause(_PAUSES.pause_s(silent, self._around.rng))
+                    continue
                 attempt += 1
                 self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=error))
                 if policy.exhausted(attempt) or work.is_part:
                     return self._given_up(work, error, attempt)
                 log.warning("batch %s failed: %s", work.batch.label, reason_of(error))
-                pause_s = policy.pauses.pause_s(attempt, self._around.rng)
-                self._around.shares.wait(pause_s, unless=self._around.is_stopping)
+                self._pause(policy.pauses.pause_s(attempt, self._around.rng))
+
+    def _pause(self, seconds: float) -> None:
+        self._around.shares.pause(seconds, unless=self._around.is_stopping)
 
     def lost(self, key: str) -> None:
         """Cancel the job under way if it reads this partition. Returns at once."""
