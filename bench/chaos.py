@@ -38,6 +38,7 @@ KINDS = ("kill driver", "pause driver", "kill executor", "pause executor")
 _WEIGHTS = (3, 3, 2, 2)
 _LEASE_S = 4.0
 _TASK_S = 0.1
+_PATIENT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class Campaign:
         with self._events():
             for _ in range(self._plan.faults):
                 self._wait(self._rng.uniform(self._plan.least_gap_s, self._plan.most_gap_s))
+                self._let_work()
                 told(self._fault())
         self._peace()
         self.outcome.events = sum(self._crew.ends().values())
@@ -132,6 +134,14 @@ class Campaign:
         self.outcome.faults[kind] += 1
         self.outcome.notes.append(note)
         return note
+
+    def _let_work(self) -> None:
+        """Wait for a commit since the last fault, for a while: who does nothing is hard to hurt."""
+        before = len(self._crew.said("committed"))
+        end_s = time.monotonic() + _PATIENT_S
+        while len(self._crew.said("committed")) == before and time.monotonic() < end_s:
+            self._wait(0.1)
+            self._revive()
 
     def _pause(self, executor: Process, pause_s: float) -> None:
         stopped = self._cluster.stop_executor(executor)

@@ -7,7 +7,7 @@ a condition that needs each column, which is how the sides are comparable, and w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.report import Bar, Row
 from bench.spark_scene import JSON_COLUMNS, Cost, Scene, compare, faster, load, scene
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _AS_PARQUET = Bar(words=">= 1.0 x", least=1.0)
 _CUT = Bar(words=">= 2.5 x", least=2.5)
 # True for each row, and nothing of it can be left out, pushed down or known before.
-_EVERY_COLUMN = (
+EVERY_COLUMN = (
     "octet_length(partition) + sequence_number + offset + unix_micros(enqueued_at) + epoch + "
     "octet_length(coalesce(key, '')) + octet_length(body) + coalesce(cardinality(properties), 0) "
     ">= 0"
@@ -32,7 +32,7 @@ def reading(*, events: int, rounds: int) -> Sequence[Row]:
     """All rows of the table about reading."""
     with scene(events=events) as made:
         made.parquet()
-        return [load(), *_whole(made, rounds), *_pruned(made, rounds), *_cut(made, rounds)]
+        return [load(), *_whole(made, rounds), *_pruned(made, rounds), *cut(made, rounds)]
 
 
 def _count(frame: DataFrame) -> Callable[[], object]:
@@ -44,7 +44,7 @@ def noop(frame: DataFrame) -> Callable[[], object]:
     return frame.write.format("noop").mode("overwrite").save
 
 
-def _grouped(frame: DataFrame) -> Callable[[], object]:
+def grouped(frame: DataFrame) -> Callable[[], list[Any]]:
     return frame.groupBy("key").count().collect
 
 
@@ -60,8 +60,8 @@ def _mean(parsed: DataFrame) -> Callable[[], object]:
 def _whole(made: Scene, rounds: int) -> list[Row]:
     rows = noop(made.read()), noop(made.parquet())
     found = [_row("whole rows, thrown away", *rows, made, rounds, _AS_PARQUET)]
-    for what, work in (("count", _count), ("group by key", _grouped), ("JSON: mean", _json)):
-        ours, peer = (work(each.where(_EVERY_COLUMN)) for each in (made.read(), made.parquet()))
+    for what, work in (("count", _count), ("group by key", grouped), ("JSON: mean", _json)):
+        ours, peer = (work(each.where(EVERY_COLUMN)) for each in (made.read(), made.parquet()))
         found.append(_row(f"whole rows, {what}", ours, peer, made, rounds, _AS_PARQUET))
     return [row for rows in found for row in rows]
 
@@ -71,7 +71,7 @@ def _pruned(made: Scene, rounds: int) -> list[Row]:
     parquet = made.parquet()
     work = {
         "count; Parquet: by its footers": (made.read("epoch long").count, parquet.count),
-        "group by key": (_grouped(made.read("key string")), _grouped(parquet)),
+        "group by key": (grouped(made.read("key string")), grouped(parquet)),
         "JSON: mean": (_json(made.read("body binary")), _json(parquet)),
         "JSON: mean, decoded in the source": (
             _mean(made.read(json=JSON_COLUMNS).select("device", "temperature")),
@@ -82,7 +82,7 @@ def _pruned(made: Scene, rounds: int) -> list[Row]:
     return [row for rows in found for row in rows]
 
 
-def _cut(made: Scene, rounds: int) -> list[Row]:
+def cut(made: Scene, rounds: int) -> list[Row]:
     ours, peer = noop(made.read("key string")), noop(made.read())
     what = '.schema("key string"); peer: the whole row'
     return _row(what, ours, peer, made, rounds, _CUT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench import spark_batches, spark_reading
 from bench.report import Row
+from bench.spark_scene import scene
 from pyspark.sql import SparkSession
 
 
@@ -11,16 +12,15 @@ def compared(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.peer is not None]
 
 
-def test_reading_is_measured_on_both_sides(spark: SparkSession) -> None:
-    rows = compared(list(spark_reading.reading(events=400, rounds=1)))
-    assert [row.what for row in rows if row.bar] == [
-        "whole rows, thrown away: s",
-        "whole rows, count: s",
-        "whole rows, group by key: s",
-        "whole rows, JSON: mean: s",
-        '.schema("key string"); peer: the whole row: s',
-    ]
-    assert all(isinstance(row.ours, float | int) and row.ours > 0 for row in rows)
+def test_both_sides_read_the_same_rows_and_a_column_cut_is_measured(spark: SparkSession) -> None:
+    with scene(events=400) as made:
+        sides = [each.where(spark_reading.EVERY_COLUMN) for each in (made.read(), made.parquet())]
+        ours, peer = (sorted(map(tuple, spark_reading.grouped(each)())) for each in sides)
+        rows = spark_reading.cut(made, rounds=1)
+    assert ours == peer
+    assert sum(count for _, count in ours) == 400
+    assert [row.bar for row in rows] == [">= 2.5 x", None]
+    assert len(compared(rows)) == 2
 
 
 def test_batches_and_backlogs_are_measured_on_both_sides(spark: SparkSession) -> None:

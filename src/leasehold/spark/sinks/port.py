@@ -16,7 +16,8 @@ Guarantees of every sink whose ``atomic`` is true:
 A sink that is not atomic keeps no positions: it writes in ``stage``, may be given the same events
 again after a crash, and everything else does nothing.
 
-The positions of a Structured Streaming query are its batch numbers, of one partition, ``query``.
+The positions of a Structured Streaming query are its batch numbers, of one partition: the id that
+its checkpoint has.
 """
 
 from __future__ import annotations
@@ -166,12 +167,17 @@ class Sink(Protocol):
         Raises:
             FencedWrite: an epoch is higher: somebody else owns the partition it names in ``key``.
             SinkChanged: a position is not where the batch starts, though nobody else owns it.
+            SinkUnfit: the sink does not take these rows; nothing was written.
+            BatchFailed: what was staged is gone; nothing was written: stage it again.
             StoreUnavailable: unknown whether it was done: call it again.
         """
         ...
 
     def discard(self, staged: Staged) -> None:
-        """Throw staged rows away that will not be committed. Never raises."""
+        """Throw staged rows away that will not be committed. Never raises.
+
+        What a commit may have taken, though no answer came, is kept.
+        """
         ...
 
     def commits(self, group: str) -> Iterator[Commit]:
