@@ -21,8 +21,8 @@ READY  := .venv/.ready-$(or $(PY_TAG),none)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## a group of 32 hosts, one joins: ours beside the others
-	@$(BIN)/leasehold simulate --hosts 32 --partitions 1024 --scenario join --compare $(ARGS)
+demo: $(READY) ## a year of flights on two Spark drivers, killed and paused, and the proof
+	@$(BIN)/leasehold demo $(ARGS)
 
 test: $(READY) ## all tests (ARGS="-k lease" picks some)
 	@$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)

@@ -7,6 +7,7 @@ a condition that needs each column, which is how the sides are comparable, and w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from bench.report import Bar, Row
@@ -14,12 +15,14 @@ from bench.spark_scene import JSON_COLUMNS, Cost, Scene, compare, faster, load, 
 from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pyspark.sql import DataFrame
 
 _AS_PARQUET = Bar(words=">= 1.0 x", least=1.0)
 _CUT = Bar(words=">= 2.5 x", least=2.5)
+# Made anew for each run: of one with a shuffle in it Spark keeps the result.
+Frame = Callable[[], "DataFrame"]
 # True for each row, and nothing of it can be left out, pushed down or known before.
 EVERY_COLUMN = (
     "octet_length(partition) + sequence_number + offset + unix_micros(enqueued_at) + epoch + "
@@ -35,46 +38,60 @@ def reading(*, events: int, rounds: int) -> Sequence[Row]:
         return [load(), *_whole(made, rounds), *_pruned(made, rounds), *cut(made, rounds)]
 
 
-def _count(frame: DataFrame) -> Callable[[], object]:
-    return frame.count
+def _count(frame: Frame) -> Callable[[], object]:
+    return lambda: frame().count()
 
 
-def noop(frame: DataFrame) -> Callable[[], object]:
+def noop(frame: Frame) -> Callable[[], object]:
     """Every row is made, and thrown away."""
-    return frame.write.format("noop").mode("overwrite").save
+    return lambda: frame().write.format("noop").mode("overwrite").save()
 
 
-def grouped(frame: DataFrame) -> Callable[[], list[Any]]:
-    return frame.groupBy("key").count().collect
+def grouped(frame: Frame) -> Callable[[], list[Any]]:
+    return lambda: frame().groupBy("key").count().collect()
 
 
-def _json(frame: DataFrame) -> Callable[[], object]:
-    parsed = frame.select(sf.from_json(frame.body.cast("string"), JSON_COLUMNS).alias("it"))
-    return _mean(parsed.select("it.*"))
+def _json(frame: Frame) -> Callable[[], object]:
+    def parsed() -> DataFrame:
+        whole = frame()
+        document = sf.from_json(whole.body.cast("string"), JSON_COLUMNS)
+        return whole.select(document.alias("it")).select("it.*")
+
+    return _mean(parsed)
 
 
-def _mean(parsed: DataFrame) -> Callable[[], object]:
-    return parsed.groupBy("device").agg(sf.avg("temperature")).collect
+def _mean(parsed: Frame) -> Callable[[], object]:
+    return lambda: parsed().groupBy("device").agg(sf.avg("temperature")).collect()
 
 
 def _whole(made: Scene, rounds: int) -> list[Row]:
-    rows = noop(made.read()), noop(made.parquet())
-    found = [_row("whole rows, thrown away", *rows, made, rounds, _AS_PARQUET)]
+    found = _row(
+        "whole rows, thrown away", noop(made.read), noop(made.parquet), made, rounds, _AS_PARQUET
+    )
+
+    def ours() -> DataFrame:
+        return made.read().where(EVERY_COLUMN)
+
+    def peer() -> DataFrame:
+        return made.parquet().where(EVERY_COLUMN)
+
     for what, work in (("count", _count), ("group by key", grouped), ("JSON: mean", _json)):
-        ours, peer = (work(each.where(EVERY_COLUMN)) for each in (made.read(), made.parquet()))
-        found.append(_row(f"whole rows, {what}", ours, peer, made, rounds, _AS_PARQUET))
-    return [row for rows in found for row in rows]
+        found += _row(f"whole rows, {what}", work(ours), work(peer), made, rounds, _AS_PARQUET)
+    return found
 
 
 def _pruned(made: Scene, rounds: int) -> list[Row]:
     """The same as one writes it: Parquet gives only the columns; ours does, if it is told them."""
-    parquet = made.parquet()
+    parquet = made.parquet
     work = {
-        "count; Parquet: by its footers": (made.read("epoch long").count, parquet.count),
-        "group by key": (grouped(made.read("key string")), grouped(parquet)),
-        "JSON: mean": (_json(made.read("body binary")), _json(parquet)),
+        "count; Parquet: by its footers": (
+            _count(lambda: made.read("epoch long")),
+            _count(parquet),
+        ),
+        "group by key": (grouped(lambda: made.read("key string")), grouped(parquet)),
+        "JSON: mean": (_json(lambda: made.read("body binary")), _json(parquet)),
         "JSON: mean, decoded in the source": (
-            _mean(made.read(json=JSON_COLUMNS).select("device", "temperature")),
+            _mean(lambda: made.read("device string, temperature double", json=JSON_COLUMNS)),
             _json(parquet),
         ),
     }
@@ -83,9 +100,9 @@ def _pruned(made: Scene, rounds: int) -> list[Row]:
 
 
 def cut(made: Scene, rounds: int) -> list[Row]:
-    ours, peer = noop(made.read("key string")), noop(made.read())
+    """Few columns of ours beside all of ours."""
     what = '.schema("key string"); peer: the whole row'
-    return _row(what, ours, peer, made, rounds, _CUT)
+    return _row(what, noop(lambda: made.read("key string")), noop(made.read), made, rounds, _CUT)
 
 
 def _row(

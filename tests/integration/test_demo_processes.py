@@ -87,15 +87,16 @@ def test_nothing_is_left_of_a_session_that_was_killed(leader: subprocess.Popen[s
 
 def test_a_brake_holds_one_batch_at_one_moment_and_lets_it_go() -> None:
     brake, waits, passed = Brake(), threading.Event(), threading.Event()
-    brake.wait_at(Moment.STAGED, tell=waits.set)
+    brake.wait_at(Moment.STAGED, rows=9, tell=waits.set)
     assert not waits.is_set()  # nobody asked
 
     def batch() -> None:
-        brake.wait_at(Moment.COMMITTED, tell=pytest.fail)
-        brake.wait_at(Moment.STAGED, tell=waits.set)
+        brake.wait_at(Moment.COMMITTED, rows=9, tell=pytest.fail)
+        brake.wait_at(Moment.STAGED, rows=4, tell=pytest.fail)
+        brake.wait_at(Moment.STAGED, rows=5, tell=waits.set)
         passed.set()
 
-    brake.ask(Moment.STAGED)
+    brake.ask(Moment.STAGED, least_rows=5)
     thread = threading.Thread(target=batch)
     thread.start()
     assert waits.wait(PATIENCE_S)

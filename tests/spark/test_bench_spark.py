@@ -14,7 +14,10 @@ def compared(rows: list[Row]) -> list[Row]:
 
 def test_both_sides_read_the_same_rows_and_a_column_cut_is_measured(spark: SparkSession) -> None:
     with scene(events=400) as made:
-        sides = [each.where(spark_reading.EVERY_COLUMN) for each in (made.read(), made.parquet())]
+        sides = (
+            lambda: made.read().where(spark_reading.EVERY_COLUMN),
+            lambda: made.parquet().where(spark_reading.EVERY_COLUMN),
+        )
         ours, peer = (sorted(map(tuple, spark_reading.grouped(each)())) for each in sides)
         rows = spark_reading.cut(made, rounds=1)
     assert ours == peer

@@ -27,11 +27,13 @@ class Brake:
     def __init__(self) -> None:
         """Nothing waits."""
         self._wanted: Moment | None = None
+        self._least_rows = 0
         self._go = threading.Event()
 
-    def ask(self, moment: Moment) -> None:
-        """Let the next batch that comes there wait."""
+    def ask(self, moment: Moment, *, least_rows: int = 0) -> None:
+        """Let the next batch of so many rows that comes there wait."""
         self._go.clear()
+        self._least_rows = least_rows
         self._wanted = moment
 
     def go(self) -> None:
@@ -39,9 +41,9 @@ class Brake:
         self._wanted = None
         self._go.set()
 
-    def wait_at(self, moment: Moment, *, tell: Callable[[], None]) -> None:
+    def wait_at(self, moment: Moment, *, rows: int, tell: Callable[[], None]) -> None:
         """Return at once, or, if it was asked for, after ``go``; ``tell`` is called before."""
-        if self._wanted is moment:
+        if self._wanted is moment and rows >= self._least_rows:
             self._wanted = None
             tell()
             self._go.wait()
@@ -85,14 +87,14 @@ class WatchedSink:
     def commit(self, staged: Staged, batch: Batch) -> Written:
         """See ``Sink``."""
         self._say(Kind.STAGED, batch)
-        self._brake.wait_at(Moment.STAGED, tell=lambda: self._say(Kind.WAITS, batch))
+        self._wait_at(Moment.STAGED, batch)
         try:
             written = self._inner.commit(staged, batch)
         except FencedWrite as error:
             self._say(Kind.REFUSED, batch, words=str(error))
             raise
         self._say(Kind.COMMITTED, batch)
-        self._brake.wait_at(Moment.COMMITTED, tell=lambda: self._say(Kind.WAITS, batch))
+        self._wait_at(Moment.COMMITTED, batch)
         return written
 
     def discard(self, staged: Staged) -> None:
@@ -106,6 +108,9 @@ class WatchedSink:
     def close(self) -> None:
         """See ``Sink``."""
         self._inner.close()
+
+    def _wait_at(self, moment: Moment, batch: Batch) -> None:
+        self._brake.wait_at(moment, rows=batch.rows, tell=lambda: self._say(Kind.WAITS, batch))
 
     def _say(self, kind: Kind, batch: Batch, *, words: str = "") -> None:
         epochs = {each.range.partition: each.epoch for each in batch.shares}

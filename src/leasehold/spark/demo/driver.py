@@ -68,11 +68,11 @@ def main(settings: DriverSettings) -> None:
 def _listen(words: TextIO, brake: Brake) -> None:
     """Do what the demo says; when it is gone, end with all that was started here."""
     for line in words:
-        order, _, moment = line.strip().partition(" ")
-        if order == "halt":
-            brake.ask(Moment(moment))
-        elif order == "go":
-            brake.go()
+        match line.split():
+            case ["halt", moment, least_rows]:
+                brake.ask(Moment(moment), least_rows=int(least_rows))
+            case ["go"]:
+                brake.go()
     for pid in session_members(os.getsid(0)):
         if pid != os.getpid():
             with suppress(ProcessLookupError):
