@@ -25,6 +25,8 @@ from rich.markup import escape
 from leasehold.cli.audit import EXAMPLE as AUDIT_EXAMPLE
 from leasehold.cli.audit import audit
 from leasehold.cli.checkpoints import checkpoints_app
+from leasehold.cli.demo import EXAMPLES as DEMO_EXAMPLES
+from leasehold.cli.demo import demo
 from leasehold.cli.files import files_app
 from leasehold.cli.groups import groups_app
 from leasehold.cli.leases import leases_app
@@ -66,6 +68,7 @@ app = typer.Typer(
 app.command(epilog=EXAMPLE)(process)
 app.command(epilog=EXAMPLES)(simulate)
 app.command(epilog=AUDIT_EXAMPLE)(audit)
+app.command(epilog=DEMO_EXAMPLES)(demo)
 for each in (
     groups_app,
     members_app,

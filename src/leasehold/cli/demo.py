@@ -98,7 +98,7 @@ def _print_next(root: Path, url: str) -> None:
     out.print("\nLook further:")
     for line in (
         f"leasehold groups describe flights delays --store {url}",
-        f"leasehold log tail flights --store {url}",
+        f"leasehold audit flights delays --sink delta:{root / 'delays'} --store {url}",
         "python examples/spark_pipeline.py YOUR.csv   # the same on your own data",
     ):
         out.print(f"  {line}", soft_wrap=True)

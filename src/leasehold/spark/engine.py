@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.core.ladder import Ladder
-from leasehold.errors import StoreError
+from leasehold.errors import LeaseLost, StoreError
 from leasehold.spark.committing import Committing
 from leasehold.spark.happenings import BatchPlanned, ShareOpened
 from leasehold.spark.opening import Opening
@@ -131,6 +131,7 @@ class Engine:
             places = self._opened(fresh)
         finally:
             self._shares.end(list(fresh.values()))
+        self._mark_opened(fresh, places)
         for partition, place in places.items():
             self._done[partition] = self._ahead[partition] = place.position
             self._around.board.tell(
@@ -142,6 +143,19 @@ class Engine:
                     by=place.by,
                 )
             )
+
+    def _mark_opened(self, fresh: dict[str, Tenure], places: dict[str, Place]) -> None:
+        """Write the checkpoints that a former owner could not: the sink is ahead of them."""
+        late = {
+            partition: (fresh[partition], place.position)
+            for partition, place in places.items()
+            if not place.is_marked
+        }
+        if late:
+            try:
+                self._shares.mark(late)
+            except (StoreError, LeaseLost) as error:
+                log.warning("the checkpoints of %s are behind: %s", ", ".join(late), error)
 
     def _opened(self, fresh: dict[str, Tenure]) -> dict[str, Place]:
         failures = 0

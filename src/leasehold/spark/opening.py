@@ -32,6 +32,7 @@ class Place:
 
     position: int
     by: str
+    is_marked: bool  # else the checkpoint is behind the sink
 
 
 class Opening:
@@ -67,7 +68,9 @@ class Opening:
             if found.by is By.NOBODY:
                 raise self._contradiction(partition, done, sunk)
             position = self._in_log(partition, found, ends[partition])
-            places[partition] = Place(position=position, by=found.by.value)
+            places[partition] = Place(
+                position=position, by=found.by.value, is_marked=found.by is not By.SINK or done == position
+            )
             if found.by is By.OPERATOR or found.position not in {None, position}:
                 moves[partition] = Sunk(position=position, epoch=tenure.ownership.epoch)
         if moves and self._sink.atomic:
