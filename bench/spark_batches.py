@@ -14,10 +14,10 @@ from bench.report import Bar, Row
 from bench.spark_scene import JSON_COLUMNS, STREAM, Scene, cpu_s, faster, load, scene
 from pyspark.sql import functions as sf
 
-from leasehold.spark.happenings import BatchCommitted
-from leasehold.spark.pipeline import Pipeline
-from leasehold.spark.settings import PipelineOptions
-from leasehold.spark.sinks.delta import DeltaSink
+from leasehold.spark.pipeline.happenings import BatchCommitted
+from leasehold.spark.pipeline.pipeline import Pipeline
+from leasehold.spark.pipeline.settings import PipelineOptions
+from leasehold.spark.sinks.delta.sink import DeltaSink
 from leasehold.spark.sinks.port import Commit, Staged, Sunk, Written
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from bench.report import Row
 from tests.support import sessions
 
 from leasehold.log import Log, LogOptions
-from leasehold.spark.session import session
+from leasehold.spark.sessions import session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

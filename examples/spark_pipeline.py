@@ -22,9 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from leasehold.errors import LeaseholdError
 from leasehold.log import Event, Log, ProducerOptions
-from leasehold.spark.pipeline import Pipeline
-from leasehold.spark.session import session
-from leasehold.spark.sinks.delta import DeltaSink
+from leasehold.spark import DeltaSink, Pipeline, session
 
 READERS = {
     ".csv": csv.read_csv,

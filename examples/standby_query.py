@@ -15,10 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.errors import LeaseholdError
 from leasehold.log import Log
-from leasehold.spark.fence import Fence
-from leasehold.spark.sinks.delta import DeltaSink
-from leasehold.spark.standby import standby
-from leasehold.spark.standby_events import StandbyEvent
+from leasehold.spark import DeltaSink, Fence, StandbyEvent, standby
 
 
 def tell(event: StandbyEvent) -> None:

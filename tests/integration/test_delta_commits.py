@@ -24,7 +24,7 @@ from tests.support.delta_tables import (
 
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, SinkChanged, StoreUnavailable
-from leasehold.spark.sinks.delta_log import DeltaLog
+from leasehold.spark.sinks.delta.log import DeltaLog
 from leasehold.spark.sinks.port import Sunk
 
 
@@ -305,7 +305,7 @@ def test_a_driver_killed_at_any_point_leaves_all_or_nothing(
 
 
 def test_a_crowded_table_is_said_to_be_so(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from leasehold.spark.sinks.delta_log import Conflict
+    from leasehold.spark.sinks.delta.log import Conflict
 
     sink = opened(table)
     put(sink, table, ("0", 0, 10, 1))

@@ -25,8 +25,8 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.spark.sinks.port import Sunk
-from leasehold.spark.sinks.postgres import PostgresSink
-from leasehold.spark.sinks.postgres_copy import to_hex
+from leasehold.spark.sinks.postgres.copy import to_hex
+from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 _NUMBERS = count(1)
 Open = Callable[..., PostgresSink]

@@ -20,8 +20,8 @@ from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
 from tests.support.sink_worlds import ParquetWorld, PostgresWorld, world
 
 from leasehold.errors import FencedWrite, SinkChanged, StoreUnavailable
-from leasehold.spark.sinks.parquet import ParquetSink
-from leasehold.spark.sinks.postgres import PostgresSink
+from leasehold.spark.sinks.parquet.sink import ParquetSink
+from leasehold.spark.sinks.postgres.sink import PostgresSink
 from leasehold.stores.sqlite.database import Transaction
 
 PLACES = {

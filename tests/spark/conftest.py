@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from leasehold.spark.session import session
+from leasehold.spark.sessions import session
 
 HERE = Path(__file__).parent
 # Compiled once is enough for a test: half the CPU of a start.

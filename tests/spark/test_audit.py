@@ -26,9 +26,9 @@ from leasehold.spark.audit.findings import fetched
 from leasehold.spark.audit.judge import _quick
 from leasehold.spark.audit.record import Level
 from leasehold.spark.audit.tables import Tables, tables
-from leasehold.spark.pipeline import Pipeline
-from leasehold.spark.settings import PipelineOptions
-from leasehold.spark.sinks.delta import DeltaSink
+from leasehold.spark.pipeline.pipeline import Pipeline
+from leasehold.spark.pipeline.settings import PipelineOptions
+from leasehold.spark.sinks.delta.sink import DeltaSink
 
 Pairs = Sequence[tuple[str, int]]
 

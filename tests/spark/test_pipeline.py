@@ -21,7 +21,7 @@ from leasehold.errors import StoreUnavailable
 from leasehold.names import partition_group, partition_key
 from leasehold.processor.hooks import HookEvent
 from leasehold.spark import Pipeline, PipelineOptions
-from leasehold.spark.happenings import (
+from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchPlanned,
     BatchRefused,
@@ -225,7 +225,11 @@ def test_a_job_is_cancelled_when_its_partition_is_lost(spark: SparkSession, tmp_
             threading.Event().wait(60)
             yield from batches
 
-        threading.Timer(1.0, lambda: (_break(url), released.set())).start()
+        def take_away() -> None:
+            _break(url)
+            released.set()
+
+        threading.Timer(1.0, take_away).start()
         return events.mapInArrow(endless, events.schema)
 
     line = pipeline(spark, url, sink, local_events=0).transform(slow)

@@ -8,7 +8,7 @@ from tests.support.postgres import database, execute
 from tests.support.sink_contract import GROUP, batch_of, known
 
 from leasehold.errors import SinkUnfit
-from leasehold.spark.sinks.postgres import PostgresSink
+from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 
 @pytest.mark.spec("S4")

@@ -19,10 +19,10 @@ from leasehold.errors import StoreError, UsageError
 from leasehold.jobs import Reservation, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
-from leasehold.spark.fence import Fence
-from leasehold.spark.location import canonical, job_name
-from leasehold.spark.standby import Standby
-from leasehold.spark.standby_events import StandbyEvent, What
+from leasehold.spark.queries.events import StandbyEvent, What
+from leasehold.spark.queries.fence import Fence
+from leasehold.spark.queries.location import canonical, job_name
+from leasehold.spark.queries.standby import Standby
 from leasehold.stores import open_store
 
 pytestmark = pytest.mark.timeout(300)  # a session may have to be started first

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.delta import DeltaSink, StagedFiles
-from leasehold.spark.sinks.delta_files import TaskWriter, answers
-from leasehold.spark.sinks.delta_storage import storage
+from leasehold.spark.sinks.delta.files import TaskWriter, answers
+from leasehold.spark.sinks.delta.sink import DeltaSink, StagedFiles
+from leasehold.spark.sinks.delta.storage import storage
 from leasehold.spark.sinks.port import Batch, Share, Staged
 
 GROUP = "partition/flights/delays"

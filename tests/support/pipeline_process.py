@@ -28,7 +28,7 @@ import pyarrow as pa
 from leasehold.clock import SystemClock
 from leasehold.core.timing import Timing
 from leasehold.processor.hooks import HookEvent
-from leasehold.spark.happenings import (
+from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchEvent,
     BatchPlanned,
@@ -38,10 +38,10 @@ from leasehold.spark.happenings import (
     ShareClosed,
     ShareOpened,
 )
-from leasehold.spark.pipeline import Pipeline
-from leasehold.spark.session import session
-from leasehold.spark.settings import PipelineOptions
-from leasehold.spark.sinks.delta import DeltaSink
+from leasehold.spark.pipeline.pipeline import Pipeline
+from leasehold.spark.pipeline.settings import PipelineOptions
+from leasehold.spark.sessions import session
+from leasehold.spark.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,7 +121,7 @@ class Voice:
         self._released.set()
 
     def hook(self, told: HookEvent) -> None:
-        """See ``leasehold.spark.happenings``."""
+        """See ``leasehold.spark.pipeline.happenings``."""
         match told:
             case ShareOpened():
                 self.say(

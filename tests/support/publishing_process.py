@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.publishing import publisher, query, staged
 
 from leasehold.errors import LeaseholdError
-from leasehold.spark import publishing_sending
+from leasehold.spark.publishing import sending as publishing_sending
 
 
 def say(**what: object) -> None:

@@ -13,8 +13,8 @@ from tests.support.local_frames import local_frame
 from tests.support.postgres import execute
 from tests.support.sink_contract import Row
 
-from leasehold.spark.sinks.parquet import ParquetSink, committed_files
-from leasehold.spark.sinks.postgres import PostgresSink
+from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files
+from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,11 +22,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
-from leasehold.spark.fence import Fence
-from leasehold.spark.session import session
-from leasehold.spark.sinks.delta import DeltaSink
-from leasehold.spark.standby import Standby
-from leasehold.spark.standby_events import StandbyEvent
+from leasehold.spark.queries.events import StandbyEvent
+from leasehold.spark.queries.fence import Fence
+from leasehold.spark.queries.standby import Standby
+from leasehold.spark.sessions import session
+from leasehold.spark.sinks.delta.sink import DeltaSink
 
 ROWS = 10
 CLOCK = SystemClock()

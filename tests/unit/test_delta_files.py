@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from leasehold.spark.sinks import delta_files
-from leasehold.spark.sinks.delta_files import TaskWriter, answers
-from leasehold.spark.sinks.delta_history import parsed
-from leasehold.spark.sinks.delta_stats import stats_of
-from leasehold.spark.sinks.delta_storage import storage
+from leasehold.spark.sinks.delta.files import TaskWriter, answers
+from leasehold.spark.sinks.delta.history import parsed
+from leasehold.spark.sinks.delta.stats import stats_of
+from leasehold.spark.sinks.delta.storage import storage
 
 MOMENT = datetime(2013, 1, 1, 5, 0, 0, 1001, UTC)
 
@@ -78,8 +77,8 @@ def test_what_has_no_safe_bound_has_none() -> None:
 def test_a_file_that_is_large_enough_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_files, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(delta_files, "_FILE_BYTES", 1)
+    monkeypatch.setattr(files_of_delta, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(files_of_delta, "_FILE_BYTES", 1)
     batches = [pa.record_batch({"n": [i]}) for i in range(3)]
     files, refused = answers([writer(tmp_path).written("part", iter(batches))])
     assert (len(files), refused) == (3, [])
@@ -93,7 +92,7 @@ def test_a_file_that_is_large_enough_is_followed_by_another(
 def test_only_so_many_files_are_open_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta_files, "_MOST_OPEN", 2)
+    monkeypatch.setattr(files_of_delta, "_MOST_OPEN", 2)
     rows = pa.record_batch({"k": [1, 2, 3, 1], "n": [0, 1, 2, 3]})
     files, _ = answers([writer(tmp_path, "k").written("part", iter([rows]))])
     assert sorted(each.cut for each in files) == [(("k", "1"),), (("k", "2"),), (("k", "3"),)]
@@ -101,7 +100,7 @@ def test_only_so_many_files_are_open_at_once(
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_files, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(files_of_delta, "_GROUP_BYTES", 1)
 
     def failing() -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"n": [1]})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
-from leasehold.spark.planning import halves, next_ranges
+from leasehold.spark.pipeline.planning import halves, next_ranges
 from leasehold.spark.ranges import Range, read, tasks, written
 
 RANGES = st.lists(

@@ -8,9 +8,11 @@ import pytest
 
 import leasehold
 import leasehold.files
+import leasehold.jobs
 import leasehold.log
 import leasehold.processor
 import leasehold.sources
+import leasehold.spark
 
 
 def test_there_are_twenty_names_at_most() -> None:
@@ -18,7 +20,16 @@ def test_there_are_twenty_names_at_most() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [leasehold, leasehold.files, leasehold.log, leasehold.processor, leasehold.sources]
+    "module",
+    [
+        leasehold,
+        leasehold.files,
+        leasehold.jobs,
+        leasehold.log,
+        leasehold.processor,
+        leasehold.sources,
+        leasehold.spark,
+    ],
 )
 def test_every_one_is_there_and_has_a_docstring(module: ModuleType) -> None:
     undocumented = [name for name in module.__all__ if not getattr(module, name).__doc__]
@@ -29,3 +40,11 @@ def test_tokens_are_never_shown() -> None:
     lease = leasehold.Lease(holder="h", token="very-secret", group="a/b", duration_s=10.0)
     ownership = leasehold.Ownership(key="a/b/c", epoch=1, holder="h", token="very-secret")
     assert "very-secret" not in f"{lease!r} {ownership!r} {lease} {ownership}"
+
+
+def test_no_name_of_spark_is_hidden_by_a_module() -> None:
+    """A module that was imported is an attribute of its package, before any lazy name."""
+    for name in leasehold.spark.__all__:
+        for _ in range(2):
+            found = getattr(leasehold.spark, name)
+            assert not isinstance(found, ModuleType), name

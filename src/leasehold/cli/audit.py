@@ -87,7 +87,7 @@ def audit(
     try:
         from leasehold.spark.audit import audit as run  # noqa: PLC0415 - Spark may be missing
         from leasehold.spark.audit.targets import target  # noqa: PLC0415
-        from leasehold.spark.session import session  # noqa: PLC0415
+        from leasehold.spark.sessions import session  # noqa: PLC0415
     except ImportError as error:
         raise UsageError(
             f"an audit runs on Spark, and the package {error.name!r} is missing: "

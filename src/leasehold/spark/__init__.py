@@ -31,14 +31,14 @@ and nothing else.
 =================  ====================================================================
 module             holds
 =================  ====================================================================
-``session``        a session with the settings that matter; ``java``: something to run it on
+``sessions``       a session with the settings that matter; ``java``: something to run it on
 ``source``         the data source; ``schema``, ``reading``: events as Spark wants them
-``pipeline``       its face; ``engine``: the loop; ``shares``: the lease and the partitions
-``opening``        fence, then ask; ``planning``, ``frames``: what a batch reads
-``staging``        the user's function and its failures; ``committing``: the last step
-``sinks``          the contract (``sinks.port``), Delta, PostgreSQL, Parquet, log, a function
+``pipeline``       ``engine``: the loop; ``shares``: the lease and the partitions; ``opening``:
+                   fence, then ask; ``planning``, ``frames``: what a batch reads; ``staging``:
+                   the user's function and its failures; ``committing``: the last step
+``sinks``          the contract (``port``), Delta, PostgreSQL, Parquet, log, a function
 ``publishing``     writing to the log, all or nothing
-``standby``        one of several drivers of a Structured Streaming query; ``fence``
+``queries``        standby drivers of a Structured Streaming query, and their fences
 ``audit``          proves from history, log and sink what happened
 ``demo``           the main job, with real faults
 =================  ====================================================================
@@ -54,32 +54,63 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leasehold.core.poison import PoisonPolicy
     from leasehold.processor.settings import OnTrimmed
-    from leasehold.spark.pipeline import Pipeline
-    from leasehold.spark.session import session
-    from leasehold.spark.settings import PipelineOptions
+    from leasehold.spark.pipeline.pipeline import Pipeline
+    from leasehold.spark.pipeline.progress import Totals
+    from leasehold.spark.pipeline.settings import PipelineOptions
+    from leasehold.spark.queries.events import StandbyEvent
+    from leasehold.spark.queries.fence import Fence
+    from leasehold.spark.queries.standby import standby
+    from leasehold.spark.sessions import session
+    from leasehold.spark.sinks.delta.reading import read_delta
+    from leasehold.spark.sinks.delta.sink import DeltaSink
     from leasehold.spark.sinks.foreach import ForeachSink, noop_sink
+    from leasehold.spark.sinks.log import LogSink
+    from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files, read_committed
+    from leasehold.spark.sinks.postgres.sink import PostgresSink
     from leasehold.spark.source import register
 
 __all__ = [
+    "DeltaSink",
+    "Fence",
     "ForeachSink",
+    "LogSink",
     "OnTrimmed",
+    "ParquetSink",
     "Pipeline",
     "PipelineOptions",
     "PoisonPolicy",
+    "PostgresSink",
+    "StandbyEvent",
+    "Totals",
+    "committed_files",
     "noop_sink",
+    "read_committed",
+    "read_delta",
     "register",
     "session",
+    "standby",
 ]
 
 _HOMES = {
+    "DeltaSink": "leasehold.spark.sinks.delta.sink",
+    "Fence": "leasehold.spark.queries.fence",
     "ForeachSink": "leasehold.spark.sinks.foreach",
+    "LogSink": "leasehold.spark.sinks.log",
     "OnTrimmed": "leasehold.processor.settings",
-    "Pipeline": "leasehold.spark.pipeline",
-    "PipelineOptions": "leasehold.spark.settings",
+    "ParquetSink": "leasehold.spark.sinks.parquet.sink",
+    "Pipeline": "leasehold.spark.pipeline.pipeline",
+    "PipelineOptions": "leasehold.spark.pipeline.settings",
     "PoisonPolicy": "leasehold.core.poison",
+    "PostgresSink": "leasehold.spark.sinks.postgres.sink",
+    "StandbyEvent": "leasehold.spark.queries.events",
+    "Totals": "leasehold.spark.pipeline.progress",
+    "committed_files": "leasehold.spark.sinks.parquet.sink",
     "noop_sink": "leasehold.spark.sinks.foreach",
+    "read_committed": "leasehold.spark.sinks.parquet.sink",
+    "read_delta": "leasehold.spark.sinks.delta.reading",
     "register": "leasehold.spark.source",
-    "session": "leasehold.spark.session",
+    "session": "leasehold.spark.sessions",
+    "standby": "leasehold.spark.queries.standby",
 }
 
 

@@ -18,7 +18,7 @@ from leasehold.sources.ranges import open_ranges
 from leasehold.spark.audit.judge import judge
 from leasehold.spark.audit.material import Material
 from leasehold.spark.audit.targets import rows_of
-from leasehold.spark.frames import Frames
+from leasehold.spark.pipeline.frames import Frames
 from leasehold.spark.ranges import Range
 from leasehold.stores import open_store
 

@@ -21,10 +21,10 @@ from leasehold.spark.demo.delays import delays
 from leasehold.spark.demo.drivers import DriverSettings
 from leasehold.spark.demo.messages import Kind, Moment, Said
 from leasehold.spark.demo.processes import session_members
-from leasehold.spark.pipeline import Pipeline
-from leasehold.spark.session import session
-from leasehold.spark.settings import PipelineOptions
-from leasehold.spark.sinks.delta import DeltaSink
+from leasehold.spark.pipeline.pipeline import Pipeline
+from leasehold.spark.pipeline.settings import PipelineOptions
+from leasehold.spark.sessions import session
+from leasehold.spark.sinks.delta.sink import DeltaSink
 
 # Compiled once and collected by one thread: on few cores a session starts in half the time.
 _SPARK = {

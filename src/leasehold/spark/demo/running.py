@@ -16,8 +16,8 @@ from leasehold.spark.demo.flights import STREAM, events_of, flights_file, read_f
 from leasehold.spark.demo.screen import Screen
 from leasehold.spark.demo.show import Show, ShowOptions
 from leasehold.spark.demo.verdict import AuditWord, Verdict
-from leasehold.spark.session import session
-from leasehold.spark.sinks.delta import DeltaSink
+from leasehold.spark.sessions import session
+from leasehold.spark.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -1,6 +1,6 @@
 """Writing to the log through Spark's own API: ``df.write`` and ``df.writeStream``.
 
-Both stage in their tasks and publish in the driver's commit: see ``leasehold.spark.publishing``. A
+Both stage in their tasks and publish in the driver's commit: see ``leasehold.spark.publishing.publisher``. A
 batch write is all or nothing. A batch of a stream is stored once, however often its number comes,
 and not at all when the driver's fence is over.
 
@@ -26,9 +26,9 @@ from pyspark.taskcontext import TaskContext
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.names import holder_id
-from leasehold.spark.publishing import SAVES, Publisher
-from leasehold.spark.publishing_entry import Claim
-from leasehold.spark.publishing_rows import check_columns, stage
+from leasehold.spark.publishing.entry import Claim
+from leasehold.spark.publishing.publisher import SAVES, Publisher
+from leasehold.spark.publishing.rows import check_columns, stage
 from leasehold.spark.ranges import Range
 from leasehold.spark.sinks.port import Share
 from leasehold.spark.source.write_options import (
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from leasehold.spark.publishing_rows import Plan, StagedFile
+    from leasehold.spark.publishing.rows import Plan, StagedFile
 
 _BATCH = "batch"
 _QUERY = "query"

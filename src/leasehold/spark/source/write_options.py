@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from leasehold.errors import InvalidOptions, UsageError
 from leasehold.names import check_name
 from leasehold.sources.opening import stream_of
-from leasehold.spark.location import canonical
+from leasehold.spark.queries.location import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

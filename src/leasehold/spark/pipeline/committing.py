@@ -1,0 +1,124 @@
+"""Committing a staged batch: looked at once more, then the sink, then the checkpoint.
+
+The look before the commit is a courtesy: a driver that slept sees by the clock that it is too late
+and saves everybody the trouble. What keeps its rows out is the sink, which knows the epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from leasehold.core.ladder import Ladder
+from leasehold.errors import BatchFailed, FencedWrite, LeaseLost, StoreError, StoreUnavailable
+from leasehold.spark.pipeline.happenings import BatchCommitted, BatchRefused, BatchTried
+
+if TYPE_CHECKING:
+    from leasehold.spark.pipeline.engine import Surroundings
+    from leasehold.spark.pipeline.staging import Work
+    from leasehold.spark.sinks.port import Staged, Written
+
+log = logging.getLogger("leasehold.spark")
+
+_PAUSES = Ladder(base_s=0.05, most_s=1.0)
+_LEAST_S = 1e-6
+_MOST_LOST = 3
+
+
+class Committing:
+    """For one run of a pipeline; in a thread of its own."""
+
+    def __init__(self, around: Surroundings) -> None:
+        """Nothing is committed yet."""
+        self._around = around
+        self._clock = around.clock
+        self._lost_in_a_row = 0
+
+    def commit(self, work: Work, staged: Staged) -> bool:
+        """Commit the batch; False if nothing was written, and it is to be planned anew.
+
+        That is if it is not ours any more, or if what was staged is gone.
+
+        Raises:
+            SinkChanged: the sink is not as it was left.
+            SinkUnfit: the sink does not take these rows.
+            BatchFailed: what was staged is gone, again and again.
+        """
+        began_s = self._clock.boottime_s()
+        try:
+            written = self._written(work, staged)
+        except LeaseLost as lost:
+            self._around.sink.discard(staged)
+            by_sink = isinstance(lost, FencedWrite)
+            log.warning("batch %s was refused: %s", work.batch.label, lost)
+            self._around.board.tell(BatchRefused(**work.told(), why=str(lost), by_sink=by_sink))
+            return False
+        except BatchFailed as gone:
+            self._around.sink.discard(staged)
+            self._lost_in_a_row += 1
+            self._around.board.tell(
+                BatchTried(**work.told(), attempt=self._lost_in_a_row, error=gone)
+            )
+            if self._lost_in_a_row >= _MOST_LOST:
+                raise
+            log.warning("batch %s is staged again: %s", work.batch.label, gone)
+            return False
+        except BaseException:
+            self._around.sink.discard(staged)
+            raise
+        self._lost_in_a_row = 0
+        ended = self._marked(work)
+        self._tell(work, written, began_s)
+        return ended
+
+    def _written(self, work: Work, staged: Staged) -> Written:
+        failures = 0
+        while True:
+            for tenure in work.tenures.values():
+                tenure.check()
+            try:
+                return self._around.sink.commit(staged, work.batch)
+            except StoreUnavailable as error:
+                # It may have been done. The sink knows, and says so when it is asked again.
+                failures += 1
+                log.warning("batch %s: no answer to the commit: %s", work.batch.label, error)
+                self._around.shares.pause(_PAUSES.pause_s(failures, self._around.rng))
+
+    def _marked(self, work: Work) -> bool:
+        """Write the checkpoints. Without them a sink that keeps positions is right all the same."""
+        failures = 0
+        marks = {
+            each.range.partition: (work.tenures[each.range.partition], each.range.end)
+            for each in work.batch.shares
+        }
+        while True:
+            try:
+                self._around.shares.mark(marks)
+            except LeaseLost:
+                return True  # the partitions are closed by now; the next owner asks the sink
+            except StoreError as error:
+                failures += 1
+                log.warning("the checkpoints of %s: %s", work.batch.label, error)
+                if self._around.sink.atomic or not work.is_held:
+                    return True
+                self._around.shares.pause(_PAUSES.pause_s(failures, self._around.rng))
+            else:
+                return True
+
+    def _tell(self, work: Work, written: Written, began_s: float) -> None:
+        now_s = self._clock.boottime_s()
+        batch_s = max(now_s - work.began_s, _LEAST_S)
+        rows = work.batch.rows
+        self._around.board.tell(
+            BatchCommitted(
+                **work.told(),
+                rows_out=written.rows,
+                plan_s=work.planned_s - work.began_s,
+                stage_s=began_s - work.planned_s,
+                commit_s=now_s - began_s,
+                batch_s=batch_s,
+                in_per_s=rows / max(work.since_s, _LEAST_S) if work.since_s else 0.0,
+                done_per_s=rows / batch_s,
+                lag_events=max(work.lag_events - rows, 0),
+            )
+        )

@@ -1,0 +1,144 @@
+"""Taking over partitions: the sink is fenced first, then asked how far it has come.
+
+In this order nothing can slip between: when the sink has answered, no former owner can commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.core.resume import By, resumed, resumed_by_checkpoint
+from leasehold.errors import PositionLost, SinkChanged
+from leasehold.log.start import Start
+from leasehold.processor.settings import OnTrimmed
+from leasehold.spark.sinks.port import Sunk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from leasehold.core.resume import Resumed
+    from leasehold.processor.tenure import Tenure
+    from leasehold.sources.port import PartitionEnds
+    from leasehold.sources.ranges import RangeSource
+    from leasehold.spark.pipeline.settings import PipelineOptions
+    from leasehold.spark.pipeline.shares import Shares
+    from leasehold.spark.sinks.port import Sink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a partition goes on, and who said so."""
+
+    position: int
+    by: str
+    is_marked: bool  # else the checkpoint is behind the sink
+
+
+class Opening:
+    """Finds the places for one pipeline."""
+
+    def __init__(
+        self, *, sink: Sink, shares: Shares, source: RangeSource, options: PipelineOptions
+    ) -> None:
+        """Nothing is asked yet."""
+        self._sink = sink
+        self._shares = shares
+        self._source = source
+        self._options = options
+
+    def places(self, fresh: Mapping[str, Tenure]) -> dict[str, Place]:
+        """The place of each partition; those that turn out to be lost are left out.
+
+        Raises:
+            SinkChanged: sink and checkpoint contradict each other.
+            PositionLost: the place is not in the log (any more).
+            StoreUnavailable: ask again.
+        """
+        known = self.fenced(fresh)
+        checkpoints = self._shares.checkpoints()
+        ends = self._source.ends(list(known))
+        places: dict[str, Place] = {}
+        moves: dict[str, Sunk] = {}
+        for partition, sunk in known.items():
+            tenure = fresh[partition]
+            checkpoint = checkpoints.get(tenure.ownership.key)
+            done = None if checkpoint is None else checkpoint.resumes_at
+            found = self._resumed(tenure, done, sunk)
+            if found.by is By.NOBODY:
+                raise self._contradiction(partition, done, sunk)
+            position = self._in_log(partition, found, ends[partition])
+            places[partition] = Place(
+                position=position,
+                by=found.by.value,
+                is_marked=found.by is not By.SINK or done == position,
+            )
+            if found.by is By.OPERATOR or found.position not in {None, position}:
+                moves[partition] = Sunk(position=position, epoch=tenure.ownership.epoch)
+        if moves and self._sink.atomic:
+            self._sink.move(self._shares.group, moves)
+        return places
+
+    def fenced(self, tenures: Mapping[str, Tenure]) -> dict[str, Sunk]:
+        """Fence the sink for these, and tell what it knows. What is lost already is left out."""
+        epochs = {each: tenure.ownership.epoch for each, tenure in tenures.items()}
+        known = self._sink.fence(self._shares.group, epochs) if self._sink.atomic else {}
+        found = {}
+        for partition, epoch in epochs.items():
+            sunk = known.get(partition, Sunk())
+            if sunk.epoch > epoch:
+                self._given_up(tenures[partition], sunk.epoch)
+            else:
+                found[partition] = sunk
+        return found
+
+    def _given_up(self, tenure: Tenure, sunk_epoch: int) -> None:
+        """The sink has heard of a later owner. If the store has not, it is not ours to write."""
+        owned = tenure.ownership
+        if self._shares.epoch(owned.key) == owned.epoch:
+            raise SinkChanged(
+                f"{self._sink.name} has heard of epoch {sunk_epoch} of partition "
+                f"{tenure.partition} for {self._shares.group!r}, and the store is at "
+                f"{owned.epoch}: a group of this name in another store writes to it, or the store "
+                "was made anew. Use another name for the group"
+            )
+        self._shares.fenced(tenure)
+
+    def _resumed(self, tenure: Tenure, checkpoint: int | None, sunk: Sunk) -> Resumed:
+        if not self._sink.atomic:
+            return resumed_by_checkpoint(checkpoint)
+        reset_epoch = self._shares.reset_epoch(tenure.ownership.key)
+        return resumed(checkpoint=checkpoint, sunk=sunk.position, is_reset=reset_epoch > sunk.epoch)
+
+    def _in_log(self, partition: str, found: Resumed, ends: PartitionEnds) -> int:
+        if found.position is None:
+            return self._source.find(partition, self._options.start)
+        if found.position > ends.next:
+            raise PositionLost(
+                f"partition {partition} of {self._source.name!r} is to go on at event "
+                f"{found.position}, as the {found.by.value} says, and ends before event "
+                f"{ends.next}: the stream was made anew, or is another one; use another group, or "
+                "reset the checkpoint (leasehold checkpoints reset)"
+            )
+        if found.position >= ends.first:
+            return found.position
+        match self._options.on_trimmed:
+            case OnTrimmed.EARLIEST:
+                return ends.first
+            case OnTrimmed.LATEST:
+                return self._source.find(partition, Start.latest())
+            case _:
+                raise PositionLost(
+                    f"events {found.position} to {ends.first - 1} of partition {partition} of "
+                    f"{self._source.name!r} were removed by retention before they were processed: "
+                    "go on without them with on_trimmed=OnTrimmed.EARLIEST"
+                )
+
+    def _contradiction(self, partition: str, checkpoint: int | None, sunk: Sunk) -> SinkChanged:
+        knows = "nothing" if sunk.position is None else f"events up to {sunk.position - 1}"
+        return SinkChanged(
+            f"{self._sink.name} holds {knows} of partition {partition} of {self._source.name!r}, "
+            f"and the checkpoint says that events up to {(checkpoint or 0) - 1} were committed: it "
+            "was made anew, restored, or is another one. Nothing was written. Use a new group for "
+            "a new sink, or say where it is to go on: leasehold checkpoints reset"
+        )

@@ -1,0 +1,228 @@
+"""``Pipeline``: several Spark drivers share a stream, each event goes into the sink once.
+
+The package's docstring has the design.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Self
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.errors import UsageError
+from leasehold.names import check_name, last_part
+from leasehold.processor.hooks import Board
+from leasehold.sources.ranges import open_ranges
+from leasehold.spark.pipeline.engine import Engine, Surroundings
+from leasehold.spark.pipeline.frames import Frames
+from leasehold.spark.pipeline.happenings import ShareClosed
+from leasehold.spark.pipeline.progress import ProgressLines, Tally
+from leasehold.spark.pipeline.settings import PipelineOptions
+from leasehold.spark.pipeline.shares import Shares
+from leasehold.spark.sinks.foreach import ForeachSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from leasehold.clock import Clock
+    from leasehold.model import Ownership
+    from leasehold.processor.hooks import Hook
+    from leasehold.spark.pipeline.progress import Totals
+    from leasehold.spark.sinks.foreach import OnBatch
+    from leasehold.spark.sinks.port import Sink
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Pipeline:
+    """One driver of a group. It can be run once.
+
+    Guarantees: with a sink that is atomic, every event of the stream is in the output of exactly
+    one committed batch, whatever drivers are killed, paused, added or stopped. A driver that was
+    paused and wakes up late commits nothing. Partitions move between drivers between two batches.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: str,
+        store: str,
+        group: str,
+        *,
+        source_store: str | None = None,
+        options: PipelineOptions | None = None,
+        hooks: Sequence[Hook] = (),
+        name: str = "driver",
+        clock: Clock | None = None,
+    ) -> None:
+        """Nothing is done yet. ``source``: ``log:STREAM``; ``store``: URL of the leases.
+
+        ``source_store``: the database in which the log is, if it is another one.
+
+        Raises:
+            UsageError, InvalidName: with what is wrong.
+        """
+        self.group = check_name(group, what="group")
+        self.name = check_name(name, what="pipeline name")
+        self.options = options or PipelineOptions()
+        self._spark = spark
+        self._source = source
+        self._store = store
+        self._source_store = source_store or store
+        self._clock = clock or SystemClock()
+        self._hooks = tuple(hooks)
+        self._functions: list[Callable[[DataFrame], DataFrame]] = []
+        self._sink: Sink | None = None
+        self._tally = Tally()
+        self._shares: Shares | None = None
+        self._is_stopping = False
+        self._has_run = False
+
+    def transform(self, function: Callable[[DataFrame], DataFrame]) -> Self:
+        """Put each batch of events through the function. Again: one after the other.
+
+        It is called once for each batch, and sees that batch only: what it sums up is summed up
+        for the batch.
+        """
+        if not callable(function):
+            raise UsageError(f"transform takes a function of a DataFrame, not {function!r}")
+        self._functions.append(function)
+        return self
+
+    def write_to(self, sink: Sink) -> Self:
+        """Commit what comes out to the sink, together with the positions."""
+        if self._sink is not None:
+            raise UsageError("a pipeline has one sink: its positions are committed with it")
+        self._sink = sink
+        return self
+
+    def foreach_batch(self, function: OnBatch) -> Self:
+        """Call ``function(frame, batch)`` instead of a sink: at least once for each event."""
+        return self.write_to(ForeachSink(function))
+
+    @property
+    def totals(self) -> Totals:
+        """What was done so far."""
+        return self._tally.totals
+
+    def stop(self) -> None:
+        """Finish the batch under way, hand the partitions over, and return from ``run``.
+
+        Returns at once. From any thread.
+        """
+        self._is_stopping = True
+        if self._shares is not None:
+            self._shares.wake()
+
+    def run(self, *, until_caught_up: bool = False, show: bool | None = None) -> Totals:
+        """Work until ``stop``, SIGINT or SIGTERM; a second signal leaves at once, without order.
+
+        ``until_caught_up``: return when everything is committed that was in the stream when this
+        was called, by this driver or another one. ``show``: write progress to stderr, which is
+        done by default if that is a terminal.
+
+        Raises:
+            BatchFailed: a batch can not be transformed, and the policy says to stop.
+            SinkUnfit, SinkChanged: the sink can not take the rows, or is not as it was left.
+            PositionLost: the place to go on is not in the log.
+            UnknownStream, StoreUnusable, UsageError: it can not begin.
+        """
+        if self._has_run:
+            raise UsageError("a pipeline can be run once: make another one")
+        if self._sink is None:
+            raise UsageError("a pipeline needs a sink: call write_to(…) or foreach_batch(…)")
+        self._has_run = True
+        hooks: list[Hook] = [self._tally, *self._hooks]
+        if show or (show is None and sys.stderr.isatty()):
+            hooks.insert(0, ProgressLines(_to_stderr, clock=self._clock))
+        with self._signals(), ExitStack() as stack:
+            engine = self._engine(self._sink, Board(hooks), stack)
+            engine.run(until_caught_up=until_caught_up)
+        return self.totals
+
+    def _engine(self, sink: Sink, board: Board, stack: ExitStack) -> Engine:
+        source = open_ranges(self._source, store_url=self._source_store, name=self.name)
+        stack.callback(source.close)
+        frames = Frames(
+            self._spark,
+            self._source,
+            self._source_store,
+            columns=self.options.columns,
+            local_events=self.options.local_events,
+            task_count=self.options.tasks,
+        )
+        stack.callback(sink.close)
+        sink.open(self._spark)
+        engines: list[Engine] = []
+
+        def lost(ownership: Ownership, reason: str) -> None:
+            for each in engines:
+                each.lost(ownership.key)
+            board.tell(
+                ShareClosed(
+                    holder=ownership.holder,
+                    partition=last_part(ownership.key),
+                    epoch=ownership.epoch,
+                    reason=reason,
+                )
+            )
+
+        shares = self._shares = stack.enter_context(
+            Shares(
+                self._store,
+                stream=source.name,
+                group=self.group,
+                name=self.name,
+                options=self.options,
+                clock=self._clock,
+                lost=lost,
+            )
+        )
+        around = Surroundings(
+            spark=self._spark,
+            frames=frames,
+            function=self._function,
+            sink=sink,
+            shares=shares,
+            source=source,
+            options=self.options,
+            board=board,
+            clock=self._clock,
+            rng=system_random(),
+            is_stopping=lambda: self._is_stopping,
+        )
+        engines.append(Engine(around))
+        shares.join(source.partitions())
+        return engines[0]
+
+    def _function(self, frame: DataFrame) -> DataFrame:
+        for each in self._functions:
+            frame = each(frame)
+        return frame
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        former = {each: signal.signal(each, self._asked) for each in _SIGNALS}
+        try:
+            yield
+        finally:
+            for each, handler in former.items():
+                signal.signal(each, handler)
+
+    def _asked(self, number: int, _frame: object) -> None:
+        if self._is_stopping:
+            os._exit(128 + number)
+        self._is_stopping = True  # no lock is taken here: the loop looks several times a second
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

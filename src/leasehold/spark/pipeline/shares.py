@@ -1,0 +1,264 @@
+"""The partitions that this driver holds: a member of the group, in a thread of its own.
+
+Guarantees: the lease is renewed whatever Spark does. A partition that is to be handed over is given
+up when no batch that reads it is under way, and no new one begins with it. What was lost is known
+here at once, and ``lost`` is called, so that the job can be cancelled.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Self
+
+import anyio.from_thread
+
+from leasehold.clock import system_random
+from leasehold.errors import StoreError
+from leasehold.model import EndReason, Mark, Position
+from leasehold.names import last_part, partition_group, partition_key
+from leasehold.processor.member import Member
+from leasehold.processor.tenure import Tenure
+from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from anyio.from_thread import BlockingPortal
+
+    from leasehold.clock import Clock
+    from leasehold.model import Checkpoint, MarkRefusal, Ownership, Resource, Term
+    from leasehold.ports import Store
+    from leasehold.spark.pipeline.settings import PipelineOptions
+
+_TERMS = 100
+
+
+class Shares:
+    """``with`` joins the group and leaves it. All but ``Keeper``'s methods are for one thread."""
+
+    def __init__(
+        self,
+        store: str,
+        *,
+        stream: str,
+        group: str,
+        name: str,
+        options: PipelineOptions,
+        clock: Clock,
+        lost: Callable[[Ownership, str], None],
+    ) -> None:
+        """Not joined yet. ``lost`` is called in the lease's thread, and must return at once."""
+        self.group = partition_group(stream, group)
+        self._url = store
+        self._stream = stream
+        self._consumers = group
+        self._options = options.member(group=self.group, name=name)
+        self._clock = clock
+        self._lost = lost
+        self._changed = threading.Condition()
+        self._fresh: dict[str, Tenure] = {}
+        self._held: dict[str, Tenure] = {}
+        self._draining: set[str] = set()
+        self._busy: Counter[str] = Counter()
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> Self:
+        self._portal_owner = anyio.from_thread.start_blocking_portal(
+            name=f"leases of {self._options.name}"
+        )
+        self._portal: BlockingPortal = self._portal_owner.__enter__()
+        try:
+            self._store: Store = self._portal.call(
+                self._stack.enter_async_context, open_store(self._url, clock=self._clock)
+            )
+            self._member = Member(
+                self._store,
+                self._options,
+                keeper=self,
+                clock=self._clock,
+                rng=system_random(),
+            )
+        except BaseException:
+            self._portal_owner.__exit__(None, None, None)
+            raise
+        self._running: Future[None] | None = None
+        return self
+
+    def join(self, partitions: Sequence[str]) -> None:
+        """Make the partitions known; with the first call, begin to hold a share of them."""
+        keys = [partition_key(self._stream, self._consumers, each) for each in partitions]
+        self._portal.call(self._store.declare, keys)
+        if self._running is None:
+            self._running = self._portal.start_task_soon(self._member.run)
+            self._running.add_done_callback(lambda _: self._tell())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._running is not None:
+                self._portal.call(self._member.drain)
+                with suppress(BaseException if error is not None else StoreError):
+                    self._running.result()
+        finally:
+            self._portal.call(self._stack.aclose)
+            self._portal_owner.__exit__(kind, error, trace)
+
+    # ------------------------------------------------------- for the driver
+
+    @property
+    def holder(self) -> str:
+        """The id under which the group knows this driver."""
+        return self._member.holder or self._options.name
+
+    def check(self) -> None:
+        """Return while the member lives.
+
+        Raises:
+            Exception: what has ended it.
+        """
+        if self._running is not None and self._running.done():
+            self._running.result()
+
+    @property
+    def left(self) -> bool:
+        """Whether the member has left the group: it was stopped, or an operator sent it away."""
+        return self._running is not None and self._running.done()
+
+    def fresh(self) -> dict[str, Tenure]:
+        """Partitions that came and were not opened yet, by id; they count as busy from now on."""
+        with self._changed:
+            taken = {each.partition: each for key, each in self._fresh.items()}
+            for tenure in taken.values():
+                self._busy[tenure.ownership.key] += 1
+            self._fresh.clear()
+            return taken
+
+    def opened(self, ownership: Ownership) -> None:
+        """See ``Keeper``."""
+        with self._changed:
+            tenure = Tenure(ownership=ownership, member=self._member)
+            self._held[ownership.key] = self._fresh[ownership.key] = tenure
+            self._changed.notify_all()
+
+    def drain(self, ownership: Ownership) -> bool:
+        """See ``Keeper``."""
+        with self._changed:
+            self._draining.add(ownership.key)
+            self._changed.notify_all()
+            return not self._busy[ownership.key]
+
+    def closed(self, ownership: Ownership, reason: str) -> None:
+        """See ``Keeper``."""
+        with self._changed:
+            tenure = self._held.get(ownership.key)
+            if tenure is not None and tenure.ownership == ownership:
+                tenure.ended = reason
+                del self._held[ownership.key]
+                self._fresh.pop(ownership.key, None)
+                self._draining.discard(ownership.key)
+            self._changed.notify_all()
+        self._lost(ownership, reason)
+
+    def usable(self) -> dict[str, Tenure]:
+        """Those that a new batch may read, by id: held, opened, and not to be handed over."""
+        with self._changed:
+            return {
+                each.partition: each
+                for key, each in self._held.items()
+                if key not in self._fresh and key not in self._draining and each.valid
+            }
+
+    def begin(self, tenures: Sequence[Tenure]) -> bool:
+        """Begin a batch with these partitions; False if one of them was lost or drains by now."""
+        with self._changed:
+            keys = [each.ownership.key for each in tenures]
+            fit = all(each.ended is None for each in tenures) and self._draining.isdisjoint(keys)
+            if fit:
+                self._busy.update(keys)
+            return fit
+
+    def end(self, tenures: Sequence[Tenure]) -> None:
+        """It has ended. What waited for that is given up."""
+        idle = []
+        with self._changed:
+            for tenure in tenures:
+                key = tenure.ownership.key
+                self._busy[key] -= 1
+                if not self._busy[key] and key in self._draining:
+                    idle.append(tenure.ownership)
+        for ownership in idle:
+            self._portal.call(self._member.drained, ownership)
+
+    def wait(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Return when something has changed here, or after so many seconds."""
+        with self._changed:
+            if not self._fresh and not unless():
+                self._changed.wait(seconds)
+
+    def pause(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait so long, whatever happens here, but not when ``unless`` says so."""
+        until_s = self._clock.boottime_s() + seconds
+        while not unless() and (left_s := until_s - self._clock.boottime_s()) > 0:
+            with self._changed:  # a signal handler may set what ``unless`` looks at, and no more
+                self._changed.wait(min(left_s, self._clock.slice_s))
+
+    def wake(self) -> None:
+        """Let whoever waits return. From any thread, not from a signal handler."""
+        self._tell()
+
+    def fenced(self, tenure: Tenure) -> None:
+        """A sink has refused a write under this ownership: it has ended."""
+        self._portal.call(self._member.fenced, tenure.ownership)
+
+    def leave(self) -> None:
+        """Begin to leave: what is idle is handed over, the rest when its batch ends."""
+        self._portal.call(self._member.drain)
+
+    # -------------------------------------------------- asked of the store
+
+    def mark(self, positions: Mapping[str, tuple[Tenure, int]]) -> Mapping[str, MarkRefusal]:
+        """Write the checkpoint of each partition: the event before the number given is done."""
+        marks = [
+            Mark(ownership=tenure.ownership, position=Position(sequence_number=number - 1))
+            for tenure, number in positions.values()
+        ]
+        refused: Mapping[str, MarkRefusal] = self._portal.call(self._member.mark, marks)
+        return refused
+
+    def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """All checkpoints of the group, by key."""
+        found: Mapping[str, Checkpoint] = self._portal.call(self._store.checkpoints, self.group)
+        return found
+
+    def epoch(self, key: str) -> int:
+        """The epoch of the partition as the store knows it now."""
+        found: Mapping[str, Resource] = self._portal.call(self._store.resources, self.group)
+        return found[key].epoch if key in found else 0
+
+    def done(self) -> dict[str, int]:
+        """The first event of each partition that is not done, by id, as the checkpoints say."""
+        return {last_part(key): found.resumes_at for key, found in self.checkpoints().items()}
+
+    def reset_epoch(self, key: str) -> int:
+        """The epoch of the last time that an operator put the checkpoint somewhere; 0: never."""
+        terms: Sequence[Term] = self._portal.call(self._history, key)
+        return max((each.epoch for each in terms if each.reason is EndReason.RESET), default=0)
+
+    def call(self, work: Callable[..., object], *arguments: object) -> object:
+        """Run an async function in the thread of the lease, for what needs an event loop."""
+        return self._portal.call(work, *arguments)
+
+    async def _history(self, key: str) -> Sequence[Term]:
+        return await self._store.history(key, limit=_TERMS)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,229 @@
+"""Transforming and staging a batch, and what becomes of one that can not be.
+
+A failure of a whole batch says nothing about which event it was. With a policy that goes on
+without the event, the batch is cut in two, and again, until the one event is found. A function that
+fails on no events at all is broken; that stops the pipeline under every policy.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+
+from leasehold.core.ladder import Ladder
+from leasehold.core.poison import Then
+from leasehold.errors import BatchFailed, SinkUnfit, StoreError, UsageError
+from leasehold.names import last_part
+from leasehold.sources.dead_letters import DeadLetter
+from leasehold.sources.tracebacks import reason_of, traceback_of
+from leasehold.spark.pipeline.happenings import BatchRefused, BatchStaged, BatchTried, EventDropped
+from leasehold.spark.pipeline.planning import halves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from leasehold.processor.tenure import Tenure
+    from leasehold.spark.pipeline.engine import Surroundings
+    from leasehold.spark.ranges import Range
+    from leasehold.spark.sinks.port import Batch, Staged
+
+log = logging.getLogger("leasehold.spark")
+
+_PAUSES = Ladder(base_s=0.1, most_s=5.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A batch, the ownerships it stands on, and when it was planned, by the clock."""
+
+    batch: Batch
+    tenures: Mapping[str, Tenure]
+    began_s: float
+    since_s: float
+    planned_s: float
+    lag_events: int
+    is_part: bool = False  # of a batch that failed: tried once
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """What it reads."""
+        return tuple(each.range for each in self.batch.shares)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all its partitions may be acted upon at this very moment."""
+        return all(each.valid for each in self.tenures.values())
+
+    def told(self) -> dict[str, Any]:
+        """What every record about it says."""
+        return {
+            "holder": self.batch.holder,
+            "number": self.batch.number,
+            "ranges": self.ranges,
+            "rows": self.batch.rows,
+        }
+
+
+class Staging:
+    """For one run of a pipeline."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        split: Callable[[tuple[Range, ...], tuple[Range, ...]], None],
+    ) -> None:
+        """``split`` has two parts of a batch done instead of it."""
+        self._around = around
+        self._split = split
+        self._context = around.spark.sparkContext
+        self._lock = threading.Lock()
+        self._running: tuple[str, frozenset[str]] | None = None
+        self._canceller = ThreadPoolExecutor(1, "leasehold-cancel")
+
+    def staged(self, work: Work) -> Staged | None:
+        """The rows of the batch, staged; None if it is not to be committed as it is.
+
+        Raises:
+            BatchFailed: it can not be done, and the policy says to stop.
+            SinkUnfit: its columns do not fit the sink.
+        """
+        attempt = silent = 0
+        policy = self._around.options.poison
+        while True:
+            try:
+                return self._once(work, attempt)
+            except SinkUnfit:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the user's function raises
+                if not work.is_held or self._around.is_stopping():
+                    self._refused(work)
+                    return None
+                if isinstance(error, StoreError):  # no fault of the batch: it passes, or is told
+                    silent += 1
+                    log.warning("batch %s waits for the sink: %s", work.batch.label, error)
+                    self._pause(_PAUSES.pause_s(silent, self._around.rng))
+                    continue
+                attempt += 1
+                self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=error))
+                if policy.exhausted(attempt) or work.is_part:
+                    return self._given_up(work, error, attempt)
+                log.warning("batch %s failed: %s", work.batch.label, reason_of(error))
+                self._pause(policy.pauses.pause_s(attempt, self._around.rng))
+
+    def _pause(self, seconds: float) -> None:
+        self._around.shares.pause(seconds, unless=self._around.is_stopping)
+
+    def lost(self, key: str) -> None:
+        """Cancel the job under way if it reads this partition. Returns at once."""
+        with self._lock:
+            running = self._running
+        if running is not None and key in running[1]:
+            self._canceller.submit(self._context.cancelJobGroup, running[0])
+
+    def _once(self, work: Work, attempt: int) -> Staged:
+        if not work.is_held:
+            raise next(each.lost() for each in work.tenures.values() if not each.valid)
+        batch, clock = work.batch, self._around.clock
+        job = f"{batch.holder}-{batch.number}-{attempt}"
+        words = f"{batch.group} batch {batch.number}: {batch.rows:,} events, {batch.label}"
+        self._context.setJobGroup(job, words, interruptOnCancel=True)
+        with self._lock:
+            keys = (each.ownership.key for each in work.tenures.values())
+            self._running = (job, frozenset(keys))
+        began_s = clock.boottime_s()
+        try:
+            staged = self._around.sink.stage(self._output(work), batch)
+        finally:
+            with self._lock:
+                self._running = None
+        stage_s = clock.boottime_s() - began_s
+        self._around.board.tell(BatchStaged(**work.told(), stage_s=stage_s))
+        return staged
+
+    def _output(self, work: Work) -> DataFrame:
+        return _checked(self._around.function(self._around.frames.of(work.ranges)))
+
+    def _refused(self, work: Work) -> None:
+        lost = [each for each in work.tenures.values() if not each.valid]
+        why = str(lost[0].lost()) if lost else "the pipeline stops"
+        self._around.board.tell(BatchRefused(**work.told(), why=why, by_sink=False))
+
+    def _given_up(self, work: Work, error: Exception, attempts: int) -> Staged | None:
+        policy = self._around.options.poison
+        if policy.then is Then.STOP:
+            raise _failed(work, error, attempts) from error
+        try:
+            nothing = self._around.sink.stage(
+                _checked(self._around.function(self._around.frames.none())), work.batch
+            )
+        except Exception as broken:
+            raise _failed(work, broken, attempts) from broken
+        if work.batch.rows > 1:
+            self._around.sink.discard(nothing)
+            self._split(*halves(work.ranges))
+            return None
+        self._dropped(work, error, attempts)
+        return nothing
+
+    def _dropped(self, work: Work, error: Exception, attempts: int) -> None:
+        """Put the one event into the dead letters, if the policy says so, and tell."""
+        (share,) = work.batch.shares
+        place, action = share.range, self._around.options.poison.then
+        letters = self._around.options.dead_letters
+        if action is Then.DEAD_LETTER and letters is not None:
+            source = self._around.source
+            found = [
+                DeadLetter(
+                    event=event,
+                    stream=source.name,
+                    group=last_part(work.batch.group),
+                    partition=place.partition,
+                    epoch=share.epoch,
+                    attempts=attempts,
+                    reason=reason_of(error),
+                    traceback=traceback_of(error),
+                    failed_at=self._around.clock.utc_now(),
+                )
+                for batch in source.read(place.partition, place.start, place.end)
+                for event in batch
+            ]
+            self._around.shares.call(letters.send, found)
+        self._around.board.tell(
+            EventDropped(
+                holder=work.batch.holder,
+                partition=place.partition,
+                epoch=share.epoch,
+                sequence_number=place.start,
+                action=action.value,
+                error=error,
+            )
+        )
+
+    def close(self) -> None:
+        """End its thread."""
+        self._canceller.shutdown()
+
+
+def _checked(frame: object) -> DataFrame:
+    if not isinstance(frame, DataFrame):
+        raise UsageError(
+            f"the transformation returned {type(frame).__name__}, not a DataFrame: return what is "
+            "to be written"
+        )
+    return frame
+
+
+def _failed(work: Work, error: Exception, attempts: int) -> BatchFailed:
+    times = "once" if attempts == 1 else f"{attempts} times"
+    return BatchFailed(
+        f"batch {work.batch.number} ({work.batch.label}) failed {times} and nothing of it was "
+        f"committed: {reason_of(error)}. Mend the transformation and start again, or let the "
+        "pipeline go on without such events: PipelineOptions(poison=PoisonPolicy.dead_letter())",
+        ranges=tuple(map(str, work.ranges)),
+    )

@@ -1,0 +1,1 @@
+"""Writing batches of rows to the log: all of a batch or nothing of it, once."""

@@ -1,0 +1,208 @@
+"""The book of batches for the log: who may commit what, what is committed, what is published.
+
+Every call is one transaction of the store's database. A commit is the one atomic step of a batch:
+its record, its files, and the positions and epochs of all its shares, or nothing. It is refused
+under an epoch that is over, and the same commit again finds the record of the first.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Self
+
+from leasehold.errors import FencedWrite, LeaseholdError
+from leasehold.spark.publishing.entry import (
+    Claim,
+    Entered,
+    Entry,
+    Record,
+    fenced,
+    place_of,
+    prepared,
+    record_of,
+)
+from leasehold.stores.blocking import named_queries, open_blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.log.streams import StreamInfo
+    from leasehold.spark.publishing.rows import StagedFile
+    from leasehold.spark.sinks.port import Sunk
+    from leasehold.stores.blocking import BlockingDatabase, Tx
+
+# Somebody who publishes says so every second. After this time without a word others may.
+_UNTENDED_S = 10.0
+_REMEMBERED = 100_000
+
+
+class Book:
+    """Made by ``Book.open``. Safe to use from several threads."""
+
+    def __init__(self, database: BlockingDatabase) -> None:
+        """Over a database that is open."""
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str, *, clock: Clock) -> Self:
+        """Open the book in the database that ``url`` names.
+
+        Raises:
+            UnknownStore: the URL names no database that can keep a log.
+            StoreUnavailable: there is no answer.
+            StoreUnusable: it can not serve.
+        """
+        return cls(open_blocking(url, queries=_queries(), clock=clock, guard="guard"))
+
+    @property
+    def url(self) -> str:
+        """The store, without its secrets."""
+        return self._database.url
+
+    def commit(
+        self,
+        claim: Claim,
+        staged: Sequence[StagedFile],
+        stream: StreamInfo,
+        *,
+        unfit: LeaseholdError | None = None,
+    ) -> Entered:
+        """Enter a batch, in one step. ``unfit``: why it can not be entered, if it is not there yet.
+
+        Raises:
+            FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
+            SinkChanged: it does not follow what was committed before.
+            StoreUnavailable: unknown whether it was done: call it again.
+        """
+
+        def step(tx: Tx) -> Entered | LeaseholdError:
+            return Entry(tx, claim, stream).made(staged, unfit=unfit)
+
+        answer = self._database.write(step)
+        if isinstance(answer, LeaseholdError):
+            raise answer
+        return answer
+
+    def fence(
+        self, sink: str, group: str, epochs: Mapping[str, int], stream: StreamInfo
+    ) -> Mapping[str, Sunk]:
+        """Raise epochs; return what was known before.
+
+        Raises:
+            SinkChanged: the stream was made anew.
+        """
+
+        def step(tx: Tx) -> dict[str, Sunk] | LeaseholdError:
+            changed = prepared(tx, sink, stream)
+            if isinstance(changed, LeaseholdError):
+                return changed
+            known = {part: place_of(tx, sink, group, part)[0] for part in epochs}
+            for part, epoch in epochs.items():
+                tx.run("place_fence", sink=sink, grp=group, part=part, epoch=epoch)
+            return known
+
+        answer = self._database.write(step)
+        if isinstance(answer, LeaseholdError):
+            raise answer
+        return answer
+
+    def move(self, sink: str, group: str, places: Mapping[str, Sunk]) -> None:
+        """Put positions anywhere.
+
+        Raises:
+            FencedWrite: an epoch is higher; nothing was moved.
+        """
+
+        def step(tx: Tx) -> FencedWrite | None:
+            for part, place in places.items():
+                known, _ = place_of(tx, sink, group, part)
+                if known.epoch > place.epoch:
+                    tx.run("sink_refused", sink=sink)
+                    return fenced(group, part, place.epoch, known.epoch)
+            for part, place in places.items():
+                at = {"position": place.position, "epoch": place.epoch}
+                tx.run("place_move", sink=sink, grp=group, part=part, **at)
+            return None
+
+        if (refused := self._database.write(step)) is not None:
+            raise refused
+
+    def left(
+        self,
+        stream: str,
+        *,
+        sink: str = "",
+        lane: str = "",
+        group: str = "",
+        parts: frozenset[str] = frozenset(),
+    ) -> list[Record]:
+        """What is committed and not published, and is to be published by whoever asks.
+
+        That is what nobody is at work on; and at once: the lane of a sink, and what a group has
+        committed of ``parts``, which have a new owner.
+        """
+
+        def step(tx: Tx) -> list[Record]:
+            found = []
+            for row in tx.all("commits_left", stream=stream):
+                record, tended_at, grp = record_of(row[:10]), row[10], row[11]
+                mine = record.sink == sink and record.lane == lane
+                if record.sink == sink and grp == group and not mine:
+                    shares = tx.all("shares_of", sink=sink, number=record.number)
+                    mine = any(part in parts for (part,) in shares)
+                if mine or not 0.0 <= tx.now - tended_at < _UNTENDED_S:
+                    found.append(record)
+            return found
+
+        return self._database.read(step)
+
+    def files_left(self, stream: str) -> set[str]:
+        """The files of all batches that are not published.
+
+        Asked under the write lock: a commit whose answer was lost is over by then, done or not.
+        """
+        rows = self._database.write(lambda tx: tx.all("commits_left", stream=stream))
+        return {file.path for row in rows for file in record_of(row[:10]).files}
+
+    def tend(self, record: Record) -> bool:
+        """Say that somebody is at work on it; False if there is nothing to do any more."""
+        return self._database.write(
+            lambda tx: tx.run("commit_tend", sink=record.sink, number=record.number, now=tx.now) > 0
+        )
+
+    def publish(self, record: Record, *, forget: bool) -> None:
+        """Note that all its events are in the log. ``forget``: the whole sink was for it alone."""
+
+        def step(tx: Tx) -> None:
+            sink, number = record.sink, record.number
+            tx.run("commit_published", sink=sink, number=number)
+            if forget:
+                tx.run("places_forget", sink=sink)
+                tx.run("sink_forget", sink=sink)
+            oldest = number if forget else number - _REMEMBERED
+            if oldest > 0:
+                tx.run("commit_forget", sink=sink, number=oldest)
+                tx.run("shares_forget", sink=sink, number=oldest)
+
+        self._database.write(step)
+
+    def history(self, sink: str, group: str) -> list[tuple[Any, ...]]:
+        """The shares of all commits that are remembered, oldest first."""
+        return self._database.read(lambda tx: tx.all("history", sink=sink, grp=group))
+
+    def refused(self, sink: str) -> int:
+        """How many writes under an older epoch were refused."""
+        row = self._database.read(lambda tx: tx.one("sink_get", sink=sink))
+        return 0 if row is None else int(row[3])
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._database.close()
+
+
+@cache
+def _queries() -> Mapping[str, str]:
+    text = files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
+    return named_queries(text)

@@ -1,0 +1,356 @@
+"""Writing batches of rows to the log from Spark: all of a batch or nothing of it, once.
+
+1. **Stage.** Tasks write their rows to files in a directory that executors and drivers share
+   (``rows``). Only the files that a task has returned count.
+2. **Commit.** The driver enters the batch in the store's database: its files, and the positions and
+   epochs that it moves, in one transaction (``book``). That is the commit point. A batch
+   that was entered before is not entered again, and one under an epoch that is over is refused.
+3. **Publish.** The files are sent to the log (``sending``). The log recognises what was
+   sent before, so this may be done again, by another process, and by two at once.
+4. The batch is noted as published and its files are removed.
+
+A crash before 2 leaves nothing but files that nobody looks at. After 2 the batch will be in the
+log: whoever commits next, opens the sink, or takes its partitions over, first finishes what was
+left. That is all or nothing for crashes and failures, **not isolation**: while a batch is being
+published, readers of the log see a part of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from leasehold.clock import SystemClock, new_token
+from leasehold.errors import (
+    LeaseholdError,
+    SinkUnfit,
+    StoreUnavailable,
+    UnknownStream,
+    UsageError,
+    VolumeUnusable,
+)
+from leasehold.log.log import Log
+from leasehold.log.options import LogOptions
+from leasehold.log.streams import stream_directory
+from leasehold.spark.publishing.book import Book
+from leasehold.spark.publishing.rows import Plan
+from leasehold.spark.publishing.sending import MOST_ROWS, Over, Sender, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.log.streams import StreamInfo
+    from leasehold.spark.publishing.entry import Claim, Record
+    from leasehold.spark.publishing.rows import StagedFile
+    from leasehold.spark.sinks.port import Sunk
+
+log = logging.getLogger("leasehold.spark")
+
+SAVES = "save/"  # begins the name of a sink that is made for one batch
+_SHARED = "queries"
+_ORPHANED = timedelta(days=1)
+
+
+class Publisher:
+    """One stream as a sink. Safe to use from several threads; each process opens its own."""
+
+    def __init__(
+        self,
+        stream: str,
+        *,
+        log: Log,
+        book: Book,
+        staging: str,
+        clock: Clock,
+        step: Callable[[str], None],
+    ) -> None:
+        """Made by ``Publisher.open``."""
+        self._log = log
+        self._book = book
+        self._clock = clock
+        self._step = step
+        self._stream = log.stream(stream)
+        self._staging = Path(f"{staging}{stream_directory(stream)}")
+
+    @classmethod
+    def open(
+        cls,
+        stream: str,
+        store: str,
+        *,
+        staging: str = "",
+        name: str = "spark",
+        clock: Clock | None = None,
+        step: Callable[[str], None] = lambda _: None,
+    ) -> Self:
+        """Open a stream of the log in ``store``.
+
+        ``staging``: a directory that executors and drivers share; by default one beside the first
+        volume of the log, which is right if all of them see the volumes at the same path.
+        ``step`` is called between the steps of a batch, for tests.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+            UsageError: the store has no log.
+            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        """
+        clock = clock or SystemClock()
+        with ExitStack() as undo:
+            opened_log = Log.open(
+                store, name=name, options=LogOptions(run_monitor=False), clock=clock
+            )
+            undo.callback(opened_log.close)
+            book = Book.open(store, clock=clock)
+            undo.callback(book.close)
+            made = cls(
+                stream,
+                log=opened_log,
+                book=book,
+                staging=str(Path(staging).absolute()) if staging else _beside(opened_log),
+                clock=clock,
+                step=step,
+            )
+            undo.pop_all()
+        return made
+
+    @property
+    def book(self) -> Book:
+        """The records of this store."""
+        return self._book
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream."""
+        return self._stream.name
+
+    def plan(self, *, shared: bool = False) -> Plan:
+        """Where tasks are to stage one batch: a directory that is new and theirs alone.
+
+        ``shared``: one for all batches of all queries instead, which stays.
+
+        Raises:
+            UnknownStream: the stream was deleted.
+            VolumeUnusable: there can be no such directory.
+        """
+        found = self._log.stream(self._stream.name)
+        directory = self._staging / (_SHARED if shared else new_token())
+        try:
+            directory.mkdir(parents=True, exist_ok=shared)
+        except OSError as error:
+            raise VolumeUnusable(
+                f"no directory can be made in {self._staging} ({error}): name another one with the "
+                "option staging"
+            ) from error
+        return Plan.of(found, str(directory))
+
+    def fence(self, sink: str, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+        """Raise epochs; return what was known before.
+
+        Raises:
+            SinkChanged: the stream was made anew.
+            UnknownStream: the stream was deleted.
+        """
+        return self._book.fence(sink, group, epochs, self._log.stream(self.stream))
+
+    def commit(self, claim: Claim, staged: Iterable[StagedFile]) -> Record | None:
+        """Commit a batch and publish it; None if it was done before and is forgotten.
+
+        Raises:
+            FencedWrite: an epoch is over: somebody else goes on. Nothing was entered.
+            SinkChanged: the batch does not follow what was committed before.
+            SinkUnfit: it has too many rows.
+            VolumeUnusable: a staged file is not to be seen here.
+            StoreUnavailable: unknown whether it was done, or not yet published: call it again.
+        """
+        files = sorted(staged, key=lambda each: (each.task, each.path))
+        unfit = _unfit(files)  # of a batch that was published before the files are gone
+        stream = self._log.stream(self._stream.name)
+        self._step("staged")
+        entered = self._book.commit(claim, files, stream, unfit=unfit)
+        while entered.before:
+            for each in entered.before:
+                self.finish(each)
+            entered = self._book.commit(claim, files, stream, unfit=unfit)
+        self._step("committed")
+        record = entered.record
+        if record is not None and not record.published:
+            self._finish_own(record)
+        if not entered.is_new:
+            log.info("%s was committed before", claim.sink)
+            self.remove(files)
+        self._finish_left()
+        self._sweep()
+        return record
+
+    def finish(self, record: Record) -> None:
+        """Publish what is committed. Again, and by several at once, is harmless.
+
+        Raises:
+            StoreUnavailable: not all could be stored in time; it is committed, and will be
+                finished by whoever comes next.
+            DataDamaged, VolumeUnusable: a staged file can not be read.
+            FileHeld: a partition is written on another machine.
+            UnknownStream: the stream was deleted; the batch is gone with it.
+        """
+        forget = record.sink.startswith(SAVES)
+        try:
+            sender = Sender(
+                record,
+                self._log,
+                self._stream_of(record),
+                clock=self._clock,
+                tend=lambda: self._book.tend(record),
+                step=self._step,
+            )
+            sender.send(opened(record))
+            self._step("sent")
+            self._book.publish(record, forget=forget)
+            self._step("published")
+        except Over:
+            return
+        except FileNotFoundError as error:
+            if not self._book.tend(record):
+                return  # somebody else has published it, and removed its files
+            raise VolumeUnusable(
+                f"{error.filename or error} of {record.label} is gone before it was published: it "
+                "must be seen here, at this path; bring it back"
+            ) from error
+        except UnknownStream:
+            self._book.publish(record, forget=forget)
+            self.remove(record.files)
+            raise
+        self.remove(record.files)
+        log.info("%s is published", record.label)
+
+    def _stream_of(self, record: Record) -> StreamInfo:
+        found = self._log.stream(record.stream)
+        if found.created_at != record.stream_made:
+            raise UnknownStream(
+                f"the stream {record.stream!r} was deleted and made anew before {record.label} "
+                "was published: the batch is gone with it"
+            )
+        return found
+
+    def remove(self, files: Iterable[StagedFile]) -> None:
+        """Remove staged files, and the directories that are empty then. Never raises."""
+        paths = [Path(each.path) for each in files]
+        for path in paths:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        for directory in {path.parent for path in paths}:
+            _drop(directory)
+
+    def discard(self, files: Iterable[StagedFile], plan: Plan | None = None) -> None:
+        """Remove what was staged, if it is not committed; of a plan all there is. Never raises.
+
+        What can not be found out now is left: it is swept when it is a day old.
+        """
+        try:
+            kept = self._book.files_left(self.stream)
+        except LeaseholdError as error:
+            log.info("staged files are left to be swept: %s", error)
+            return
+        self.remove(each for each in files if each.path not in kept)
+        if plan is not None and not any(path.startswith(plan.directory) for path in kept):
+            shutil.rmtree(plan.directory, ignore_errors=True)
+
+    def clear(self, plan: Plan) -> None:
+        """Remove the directory of a plan whose batch is published. Never raises."""
+        shutil.rmtree(plan.directory, ignore_errors=True)
+
+    def finish_left(
+        self,
+        *,
+        sink: str = "",
+        lane: str = "",
+        group: str = "",
+        parts: frozenset[str] = frozenset(),
+    ) -> int:
+        """Finish what others left; say how many batches. For the arguments see ``Book.left``.
+
+        Raises:
+            LeaseholdError: as ``finish``.
+        """
+        left = self._book.left(self.stream, sink=sink, lane=lane, group=group, parts=parts)
+        for record in left:
+            log.info("%s was committed and not published: finishing it", record.label)
+            with suppress(UnknownStream):
+                self.finish(record)
+        return len(left)
+
+    def close(self) -> None:
+        """Give everything back. Again is harmless."""
+        self._book.close()
+        self._log.close()
+
+    def _finish_own(self, record: Record) -> None:
+        try:
+            self.finish(record)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"{record.label} is committed and could not be published yet ({error}): whoever "
+                "writes to the stream next finishes it; do not write it a second time"
+            ) from error
+
+    def _finish_left(self) -> None:
+        """Finish what others left, if that can be done; our own batch is done."""
+        try:
+            self.finish_left()
+        except LeaseholdError as error:
+            log.warning("batches that others left could not be published yet: %s", error)
+
+    def _sweep(self) -> None:
+        """Remove files that are a day old and belong to no batch that is to be published."""
+        before_s = (self._clock.utc_now() - _ORPHANED).timestamp()
+        try:
+            old = [
+                path for path in self._staging.rglob("*.arrow") if path.lstat().st_mtime < before_s
+            ]
+            kept = self._book.files_left(self.stream) if old else set[str]()
+        except (OSError, LeaseholdError) as error:
+            log.info("%s could not be swept: %s", self._staging, error)
+            return
+        for path in old:
+            if str(path) not in kept:
+                log.info("%s belongs to no batch and is removed", path)
+                with suppress(OSError):
+                    path.unlink()
+                _drop(path.parent)
+
+
+def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
+    """Why these could not be published once they are entered."""
+    for file in files:
+        if not Path(file.path).is_file():
+            return VolumeUnusable(
+                f"{file.path} was staged by an executor and is not to be seen by the driver: they "
+                "must share the directory; name one with the option staging"
+            )
+    if (rows := sum(file.rows for file in files)) >= MOST_ROWS:
+        return SinkUnfit(
+            f"a batch has {rows} rows, and may have {MOST_ROWS - 1}: write it in several batches"
+        )
+    return None
+
+
+def _drop(directory: Path) -> None:
+    """Remove a directory, if it is empty and was for one batch."""
+    if directory.name != _SHARED:
+        with suppress(OSError):
+            directory.rmdir()
+
+
+def _beside(opened_log: Log) -> str:
+    roots = sorted(volume.root for volume in opened_log.files.volumes)
+    usable = [root for root in roots if Path(root).is_dir()]
+    if not usable:
+        raise UsageError(
+            f"none of the volumes {', '.join(roots)} is to be seen here: name a directory that "
+            "executors and drivers share with the option staging"
+        )
+    return f"{usable[0]}.staging"

@@ -1,0 +1,1 @@
+"""Structured Streaming queries with standby drivers, and the fences of their sinks."""

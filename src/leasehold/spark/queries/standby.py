@@ -1,0 +1,409 @@
+"""``standby``: several drivers, one Structured Streaming query, one of them runs it at a time.
+
+Guarantees:
+
+- Name and checkpoint location are reserved together, under one lease. Two names on one location
+  exclude each other, and so do two locations under one name.
+- The others wait with their session up. After an orderly end one of them starts the query within a
+  second; after a crash when the lease has ended.
+- A driver that loses the reservation stops its query before anybody else is let in. If that does
+  not work the process is ended. If it was paused meanwhile, its sinks refuse what it writes, where
+  they were fenced: see ``leasehold.spark.queries.fence``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.core.ladder import Ladder
+from leasehold.errors import LeaseholdError, LeaseLost, StoreError, UsageError
+from leasehold.jobs import Held, Reservation
+from leasehold.jobs.request import Request
+from leasehold.jobs.wish import DEFAULT_LEASE, Wish
+from leasehold.names import job_key
+from leasehold.spark.queries.events import StandbyEvent, What
+from leasehold.spark.queries.fence import Fence
+from leasehold.spark.queries.location import canonical, default_file_system, job_name
+from leasehold.spark.queries.running import Progress, RunningQuery, kill_java
+from leasehold.spark.sessions import session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from leasehold.clock import Clock
+    from leasehold.ports import Store
+
+    Build = Callable[[SparkSession, Fence], StreamingQuery]
+    OnEvent = Callable[[StandbyEvent], None]
+
+log = logging.getLogger("leasehold.spark")
+
+EXIT_STUCK = 75
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PAUSES = Ladder(base_s=1.0, most_s=60.0)
+# What Spark says when somebody without a reservation works on the same checkpoint.
+_FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Word:
+    """Why the waiting for a query is over: ``ended``, ``lost``, ``asked`` or ``stop``."""
+
+    why: str
+    error: Exception | None = None
+    heir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What a term came to: an error that counts, whether this driver is done, any batch done."""
+
+    error: Exception | None = None
+    done: bool = False
+    progressed: bool = False
+
+
+class Standby:
+    """One driver. ``run`` blocks in the thread that calls it; ``stop`` may come from any."""
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        name: str,
+        checkpoint_location: str,
+        store: str | Store,
+        spark: SparkSession | Callable[[], SparkSession] | None = None,
+        lease: timedelta = DEFAULT_LEASE,
+        restarts: int = 3,
+        drain: timedelta = timedelta(seconds=10),
+        exit_when_stuck: bool = True,
+        on_event: OnEvent | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """See ``standby``."""
+        self.name = name
+        self._build = build
+        self._location = checkpoint_location
+        self._store = store
+        self._given = spark
+        self._lease = lease
+        self._restarts = restarts
+        self._drain_s = drain.total_seconds()
+        self._exit_when_stuck = exit_when_stuck
+        self._on_event = on_event
+        self._clock = clock or SystemClock()
+        self._rng = system_random()
+        self._words = queue.SimpleQueue[_Word]()
+        self._request: Request | None = None
+        self._stopping = threading.Event()
+        self._served = False
+        # Both are looked at before a session is started, which takes its time.
+        Wish.of((name,), lease=lease)
+        canonical(checkpoint_location)
+
+    def stop(self) -> None:
+        """End in good order: the query first, then the reservation. Also from a signal handler."""
+        self._stopping.set()
+        self._words.put(_Word(why="stop"))
+        if self._request is not None:
+            self._request.cancel()
+
+    def run(self, *, ready: Callable[[], None] = lambda: None) -> None:
+        """Stand by, run the query, stand by again: until ``stop``, or the query ends by itself.
+
+        ``ready`` is called when the session is up.
+
+        Raises:
+            UsageError: what was given can not work.
+            StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
+            StreamingQueryException: the query failed, and failed again after all restarts.
+        """
+        spark, mine = self._spark()
+        failures = 0
+        try:
+            ready()
+            while not self._stopping.is_set():
+                reservation = self._reserved(spark)
+                if reservation is None:
+                    continue
+                outcome = self._serve(spark, reservation)
+                if outcome.done:
+                    break
+                failures = 0 if outcome.progressed else failures
+                if outcome.error is not None:
+                    failures += 1
+                    self._pause_after(outcome.error, failures)
+        finally:
+            if mine:
+                with suppress(Exception):  # a signal to all processes has ended Spark's as well
+                    spark.stop()
+
+    def _spark(self) -> tuple[SparkSession, bool]:
+        if self._given is None:
+            return session(self.name), True
+        if isinstance(self._given, SparkSession):
+            return self._given, False
+        return self._given(), False
+
+    # ------------------------------------------------------------ the reservation
+
+    def _reserved(self, spark: SparkSession) -> Reservation | None:
+        """Wait for it; None if there is nothing to do now: stopped, or the store was away."""
+        self._words = words = queue.SimpleQueue[_Word]()
+        place = canonical(self._location, default=default_file_system(spark))
+        self._request = request = Request(
+            Wish.of((self.name, job_name(place)), lease=self._lease),
+            store=self._store,
+            clock=self._clock,
+            on_waiting=self._waits,
+            on_lost=lambda reason: words.put(_Word(why="lost", error=_lost(reason))),
+            on_asked=lambda by: words.put(_Word(why="asked", heir=by)),
+        )
+        if self._stopping.is_set():
+            request.cancel()
+        try:
+            answer = request.ask(wait=None)
+        except StoreError as error:
+            if not self._served:
+                raise
+            self._tell(What.FAILED, text=f"the store can not be asked: {error}")
+            self._stopping.wait(_PAUSES.pause_s(1, self._rng))
+            return None
+        if answer is None or isinstance(answer, Held):
+            return None
+        reservation = Reservation(request, answer)
+        if self._stopping.is_set():
+            reservation.release()
+            return None
+        return reservation
+
+    def _waits(self, held: Held) -> None:
+        other = held.key != job_key(self.name)
+        known = " (a query of another name works on this location)" if other else ""
+        self._tell(What.WAITING, text=f"{held}{known}")
+
+    # ------------------------------------------------------------ a term
+
+    def _serve(self, spark: SparkSession, reservation: Reservation) -> _Outcome:
+        """Run the query until something ends it, and let go."""
+        self._served = True
+        self._tell(What.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
+        fence = Fence(
+            reservation, spark=spark, checkpoint_location=self._location, clock=self._clock
+        )
+        progress = Progress(reservation, lambda batch: self._batch(fence, batch))
+        heir: str | None = None
+        try:
+            spark.streams.addListener(progress)
+            running = self._started(spark, fence, progress)
+            word = self._words.get()
+            heir = word.heir
+            self._end(spark, running, fence, word)
+            progress.catch_up(fence.last_batch)
+            return self._judged(word, fence, reservation, progress)
+        except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
+            self._tell(What.FAILED, epoch=fence.epoch, text=str(error))
+            return _Outcome(error=error)
+        finally:
+            with suppress(Exception):
+                spark.streams.removeListener(progress)
+            reservation.release(to=heir)
+            with suppress(LeaseholdError):  # what a sink could not give back ends with it
+                fence.close()
+
+    def _started(self, spark: SparkSession, fence: Fence, progress: Progress) -> RunningQuery:
+        """Make and start the query, and have its end reported.
+
+        Raises:
+            UsageError: that was no query, or one with another checkpoint; nothing runs any more.
+        """
+        before = {each.runId for each in spark.streams.active}
+        try:
+            query = _query(self._build(spark, fence))
+            running, default = RunningQuery(query, fence), default_file_system(spark)
+            running.check_location(canonical(self._location, default=default), default=default)
+        except BaseException:
+            for started in spark.streams.active:
+                if started.runId not in before:
+                    started.stop()
+            raise
+        words = self._words
+        progress.follow(str(query.runId))
+        running.watch(lambda error: words.put(_Word(why="ended", error=error)))
+        return running
+
+    def _end(self, spark: SparkSession, running: RunningQuery, fence: Fence, word: _Word) -> None:
+        """See to it that nothing of the query runs any more, in time."""
+        if word.why == "lost":
+            self._tell(What.LOST, epoch=fence.epoch, text=str(word.error))
+        elif word.why in {"stop", "asked"}:
+            if word.why == "asked":
+                to = f"go to {word.heir}" if word.heir else "leave"
+                self._tell(What.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}")
+            fence.idle(within_s=self._drain_s)  # a batch that is nearly done is not thrown away
+        if running.stop(more_time=lambda: fence.remaining() > timedelta(0)):
+            return
+        text = "the query has not stopped, and the lease is over"
+        self._tell(What.STUCK, epoch=fence.epoch, text=text)
+        log.critical("%s: %s", self.name, text)
+        if self._exit_when_stuck:
+            _end_process(spark)
+        running.stop(more_time=lambda: True)
+
+    def _judged(
+        self, word: _Word, fence: Fence, reservation: Reservation, progress: Progress
+    ) -> _Outcome:
+        epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
+        progressed = batch is not None
+        if word.why == "stop" or (word.why == "asked" and word.heir is None):
+            self._tell(What.STOPPED, epoch=epoch, batch=batch)
+            return _Outcome(done=True)
+        if word.why == "asked":
+            self._tell(What.STOPPED, epoch=epoch, batch=batch, text=f"for {word.heir}")
+            return _Outcome(progressed=progressed)
+        if word.why == "lost" or lost is not None:
+            if word.why != "lost":
+                self._tell(What.LOST, epoch=epoch, batch=batch, text=str(lost))
+            return _Outcome(progressed=progressed)
+        if word.error is None:
+            self._tell(What.ENDED, epoch=epoch, batch=batch)
+            return _Outcome(done=True)
+        self._tell(What.FAILED, epoch=epoch, batch=batch, text=_first_line(word.error))
+        return _Outcome(error=word.error, progressed=progressed)
+
+    def _pause_after(self, error: Exception, failures: int) -> None:
+        """Wait before the next attempt, or give up.
+
+        Raises:
+            Exception: the error itself, if no restart could help or none is left.
+        """
+        foreign = any(each in str(error) for each in _FOREIGN)
+        if foreign:
+            log.error(
+                "%s: a driver that has not reserved it works on %s: end that one, or give it "
+                "standby() as well",
+                self.name,
+                self._location,
+            )
+        if foreign or failures > self._restarts:
+            raise error
+        self._stopping.wait(_PAUSES.pause_s(failures, self._rng))
+
+    # ------------------------------------------------------------ words
+
+    def _batch(self, fence: Fence, batch: int) -> None:
+        self._tell(What.BATCH, epoch=fence.epoch, batch=batch)
+
+    def _tell(
+        self, what: What, *, epoch: int = 0, batch: int | None = None, text: str = ""
+    ) -> None:
+        event = StandbyEvent(what=what, name=self.name, epoch=epoch, batch=batch, text=text)
+        log.log(logging.DEBUG if what is What.BATCH else logging.INFO, "%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("on_event failed")
+
+
+def standby(
+    build: Build,
+    *,
+    name: str,
+    checkpoint_location: str,
+    store: str | Store,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    lease: timedelta = DEFAULT_LEASE,
+    restarts: int = 3,
+    drain: timedelta = timedelta(seconds=10),
+    exit_when_stuck: bool = True,
+    on_event: OnEvent | None = None,
+) -> None:
+    """Run a query on one of several drivers; call this on each. Blocks until SIGTERM or Ctrl-C.
+
+    ``build(spark, fence)`` makes the query, starts it and returns it; it is called each time this
+    driver comes to run it. ``spark``: a session, or what makes one; without it ``session(name)``.
+    ``restarts``: how often in a row a query that fails is started again, after growing pauses;
+    meanwhile another driver may have it. ``drain``: how long a stop waits for the batch under way.
+    ``exit_when_stuck``: end the process with code 75 if the query does not stop before the lease
+    ends; without it, that is only said.
+
+    Raises:
+        UsageError: what was given can not work.
+        StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
+        StreamingQueryException: the query failed, and failed again after all restarts.
+    """
+    driver = Standby(
+        build,
+        name=name,
+        checkpoint_location=checkpoint_location,
+        store=store,
+        spark=spark,
+        lease=lease,
+        restarts=restarts,
+        drain=drain,
+        exit_when_stuck=exit_when_stuck,
+        on_event=on_event,
+    )
+    with _stopped_by_signals(driver) as hold:
+        driver.run(ready=hold)  # Spark's own start takes Ctrl-C for itself
+
+
+@contextmanager
+def _stopped_by_signals(driver: Standby) -> Iterator[Callable[[], None]]:
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals come to the main thread only
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def hold() -> None:
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: driver.stop())
+
+    hold()
+    try:
+        yield hold
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _query(built: StreamingQuery) -> StreamingQuery:
+    if not hasattr(built, "runId"):
+        raise UsageError(
+            f"build returned {built!r}: it must return the started query, the result of "
+            "writeStream…start()"
+        )
+    return built
+
+
+def _lost(reason: str) -> LeaseLost:
+    return LeaseLost(f"the reservation is lost ({reason})", reason=reason)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _end_process(spark: SparkSession) -> None:
+    """At once, with everything: what still runs could write."""
+    kill_java(spark)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(EXIT_STUCK)

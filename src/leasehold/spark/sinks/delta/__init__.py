@@ -1,0 +1,1 @@
+"""A Delta table as a sink; its positions and epochs are transactions of the table itself."""

@@ -1,0 +1,277 @@
+"""The log of a Delta table as one process knows it, and commits that rest on exactly that.
+
+``refresh`` brings the knowledge up to date; what ``version_of`` says belongs to this version of the
+table, and ``write`` commits from it: if somebody else has written one of the same application ids
+meanwhile, it raises ``Conflict`` and nothing was written. Commits of others are no hindrance.
+
+A table that was deleted, made anew, put back from a copy, restored or overwritten as a whole is
+told from one that has only gone on: ``SinkChanged``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    TableNotFoundError,
+)
+from pyspark.sql.types import StructType
+
+from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable
+from leasehold.spark.sinks.delta import history as history
+from leasehold.spark.sinks.delta.schema import all_nullable, columns_of, refuse_unfit_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from deltalake.transaction import AddAction
+
+    from leasehold.spark.sinks.delta.storage import Storage
+
+# Said by deltalake when it has certainly written nothing.
+_REFUSALS = (
+    "Commit failed: a concurrent transaction",
+    "Concurrent transaction failed",
+    "Metadata changed since last commit",
+    "Protocol changed since last commit",
+)
+
+
+class Conflict(Exception):
+    """Somebody else was first: judge again. ``certain``: nothing was written, beyond doubt."""
+
+    def __init__(self, message: str, *, certain: bool) -> None:
+        """Keep whether it is beyond doubt."""
+        super().__init__(message)
+        self.certain = certain
+
+
+class DeltaLog:
+    """The log of one table. One thread at a time."""
+
+    def __init__(self, place: Storage) -> None:
+        """Nothing is read yet."""
+        self._place = place
+        self._name = f"delta:{place.name}"
+        self._table: DeltaTable | None = None
+        self._id = ""
+        self._version = -1
+        self._stamp: tuple[int, ...] | None = None
+        self._transactions: dict[str, int | None] = {}
+        self._scanned_from = 0
+        self._replaced: tuple[int, str] | None = None
+        self._judged: dict[str, int] = {}
+        self.schema = StructType()
+        self.partition_by: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version of the table that is known; -1 if there is no table."""
+        return self._version
+
+    def refresh(self) -> bool:
+        """Read what is new; False if there is no table, and never was one.
+
+        Raises:
+            SinkUnfit: the table has rules that we do not keep.
+            SinkChanged: it is not the table that it was.
+            StoreUnavailable: it can not be read.
+        """
+        try:
+            if self._table is not None and self._same_file():
+                self._table.update_incremental()
+                self._follow(self._table)
+            else:
+                self._open()
+        except LeaseholdError:
+            raise
+        except TableNotFoundError as error:
+            if not self._id:
+                return False
+            raise SinkChanged(
+                f"{self._name} is gone: its table was deleted while the pipeline ran. Nothing was "
+                "written. Put the table back, or start the pipeline with a new group"
+            ) from error
+        except DeltaProtocolError as error:
+            raise SinkUnfit(
+                f"{self._name} needs features that deltalake does not have ({error}): write to "
+                "another table"
+            ) from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise StoreUnavailable(
+                f"the log of {self._name} can not be read ({error}): look at the disk or the "
+                "network, and at the storage options; it is tried again"
+            ) from error
+        return True
+
+    def version_of(self, app_id: str) -> int | None:
+        """The version of an application id in the version of the table that is known."""
+        if self._table is None:
+            return None
+        if app_id not in self._transactions:
+            self._transactions[app_id] = self._table.transaction_version(app_id)
+        return self._transactions[app_id]
+
+    def refuse_replaced(self, group: str) -> None:
+        """Let pass only a table whose rows nobody has replaced since the group last wrote to it.
+
+        Raises:
+            SinkChanged: it was restored or overwritten as a whole.
+        """
+        while self._scanned_from > max(self._judged.get(group, -1) + 1, 0):
+            found = history.entry(self._place, self._scanned_from - 1)
+            if found is None:
+                break  # older than the log reaches
+            self._scanned_from -= 1
+            self._note(found)
+        if self._replaced is not None and self._replaced[0] > self._judged.get(group, -1):
+            version, how = self._replaced
+            raise SinkChanged(
+                f"version {version} of {self._name} has put other rows in place of all rows "
+                f"({how}), but the positions of {group} stand where they were: rows would be "
+                "missing or doubled. Nothing was written. Move the positions to where the rows of "
+                "the table end, which also says that you know; or start with a new group"
+            )
+
+    def create(self, schema: StructType, partition_by: Sequence[str]) -> None:
+        """Make the table, without rows. That somebody else was first is no error.
+
+        Raises:
+            StoreUnavailable: it could not be made.
+        """
+        columns = Schema.from_json(json.dumps(all_nullable(schema).jsonValue()))
+        try:
+            DeltaTable.create(
+                self._place.uri,
+                columns,
+                mode="error",
+                partition_by=list(partition_by),
+                storage_options=self._place.settings,
+            )
+        except (DeltaError, OSError) as error:
+            if not self.refresh():
+                raise StoreUnavailable(
+                    f"{self._name} can not be made ({error}): look at the rights and the room of "
+                    "the place; it is tried again"
+                ) from error
+        self._sync(0)
+        self._place.finish_root()
+
+    def write(
+        self, actions: list[AddAction], transactions: Mapping[str, int], mark: dict[str, Any]
+    ) -> None:
+        """Commit from the version that is known.
+
+        Raises:
+            Conflict: somebody else was first.
+            StoreUnavailable: unknown whether it was done.
+        """
+        table = self._known()
+        properties = CommitProperties(
+            custom_metadata=mark,
+            app_transactions=[Transaction(key, value) for key, value in transactions.items()],
+        )
+        try:
+            table.create_write_transaction(
+                list(actions),
+                "append",
+                table.schema(),
+                list(self.partition_by),
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            text = str(error)
+            raise Conflict(text, certain=any(each in text for each in _REFUSALS)) from error
+        except (DeltaError, OSError) as error:
+            raise StoreUnavailable(
+                f"unknown whether the commit to {self._name} was done ({error}): the same commit "
+                "again finds out"
+            ) from error
+        self._sync(self._version + 1)
+
+    def paths(self) -> set[str]:
+        """All data files that any version names which the log still has."""
+        return {path for found in history.entries(self._place) for path in found.paths}
+
+    def unreferenced(self, hours: int) -> list[str]:
+        """The files that the table does not need and that are older, as deltalake sees it."""
+        return self._known().vacuum(
+            retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=True
+        )
+
+    def _known(self) -> DeltaTable:
+        if self._table is None:
+            raise RuntimeError("refresh() has not found a table")
+        return self._table
+
+    def _same_file(self) -> bool:
+        """Whether the last version that is known is still the same file: else all is read anew.
+
+        To follow from a version of a table that was made anew would mix two tables.
+        """
+        now = self._place.stamp(history.file_of(self._version))
+        return now is not None and now == self._stamp
+
+    def _open(self) -> None:
+        table = DeltaTable(self._place.uri, storage_options=self._place.settings)
+        found = str(table.metadata().id)
+        if self._id and (found != self._id or table.version() < self._version):
+            raise SinkChanged(
+                f"{self._name} is another table now: version {self._version} of {self._id} was "
+                f"known, version {table.version()} of {found} is there. Nothing was written. "
+                "Somebody has made it anew or put an old copy in its place: put the table back, "
+                "or start the pipeline with a new group"
+            )
+        self._transactions = {}
+        self._scanned_from = table.version() + 1
+        self._keep(table)
+
+    def _follow(self, table: DeltaTable) -> None:
+        for version in range(self._version + 1, table.version() + 1):
+            found = history.entry(self._place, version)
+            if found is None:
+                self._transactions = {}  # cleaned up already: ask the table again
+                self._scanned_from = version + 1
+                continue
+            self._transactions.update(found.transactions)
+            self._note(found)
+        if table.version() != self._version:
+            self._keep(table)
+
+    def _keep(self, table: DeltaTable) -> None:
+        metadata = table.metadata()
+        schema = columns_of(table)
+        try:
+            refuse_unfit_table(self._name, schema, metadata.configuration)
+        except SinkUnfit as error:
+            if not self._id:
+                raise
+            raise SinkChanged(f"the table was changed while the pipeline ran: {error}") from error
+        self._id = str(metadata.id)
+        self._table = table
+        self._version = table.version()
+        self._stamp = self._place.stamp(history.file_of(self._version))
+        self.schema = schema
+        self.partition_by = tuple(metadata.partition_columns)
+
+    def _note(self, found: history.Entry) -> None:
+        """Keep what a version says of rows that were replaced, and of what was judged."""
+        if found.ours:
+            group = str(found.ours["group"])
+            self._judged[group] = max(self._judged.get(group, -1), int(found.ours["on"]))
+        if found.replaces and (self._replaced is None or found.version > self._replaced[0]):
+            self._replaced = (found.version, found.replaces)
+
+    def _sync(self, version: int) -> None:
+        """Bring the log to the disk: from ``version`` on, one of them is ours."""
+        names: list[str] = []
+        while self._place.local is not None and (
+            self._place.stamp(history.file_of(version + len(names))) is not None
+        ):
+            names.append(history.file_of(version + len(names)))
+        self._place.finish(names)

@@ -1,0 +1,375 @@
+"""A Delta table as a sink: executors write the files, one commit adds them and moves the positions.
+
+Positions and epochs are application transactions of the table itself, so they are in the same
+commit as the rows, and the table refuses a commit whose partition somebody else has fenced
+meanwhile. Anything that reads Delta can read the table. The page is ``docs/sinks-delta.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from deltalake.transaction import AddAction
+
+from leasehold.clock import SystemClock, new_token
+from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
+from leasehold.spark.sinks.delta import history as history
+from leasehold.spark.sinks.delta import places as places_of
+from leasehold.spark.sinks.delta.fences import Fences
+from leasehold.spark.sinks.delta.files import RESULT, DataFile, TaskWriter, answers
+from leasehold.spark.sinks.delta.log import Conflict, DeltaLog
+from leasehold.spark.sinks.delta.schema import (
+    differences,
+    refuse_unfit_new,
+    refuse_unfit_rows,
+    required,
+)
+from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.delta.sweep import orphans
+from leasehold.spark.sinks.port import Staged, Sunk, Written
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from leasehold.clock import Clock
+    from leasehold.spark.sinks.port import Batch, Commit
+
+# Each conflict means that somebody else's commit of the same partition went through.
+_TRIES = 20
+_SHORTEST_SWEEP = timedelta(hours=1)
+_MS = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class StagedFiles:
+    """Files that no version names. ``offered``: a commit may have been done with them."""
+
+    schema: StructType
+    partition_by: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    offered: bool = False
+
+    @property
+    def written(self) -> Written:
+        """What a commit of them adds."""
+        return Written(
+            rows=sum(each.rows for each in self.files),
+            bytes=sum(each.size_bytes for each in self.files),
+            files=len(self.files),
+        )
+
+
+class DeltaSink:
+    """A Delta table at a path, or at a URI that ``deltalake`` knows. It is made if it is not there.
+
+    Args:
+        path: where the table is, or shall be.
+        partition_by: the columns that a new table is cut by; an existing one has its own.
+        storage_options: as ``deltalake`` takes them; they are sent to the executors.
+        clock: tells when files were made.
+        token: gives names that nobody has used.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        token: Callable[[], str] = new_token,
+    ) -> None:
+        """Nothing is read yet."""
+        self._place = storage(path, dict(storage_options or {}))
+        self._by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self._clock = SystemClock() if clock is None else clock
+        self._token = token
+        self._log = DeltaLog(self._place)
+        self._fences = Fences(self._place, token)
+        self._fences_read = False
+        self._seen: dict[tuple[str, str], Sunk] = {}
+
+    @property
+    def name(self) -> str:
+        """For people: ``delta:`` and the path."""
+        return f"delta:{self._place.name}"
+
+    @property
+    def atomic(self) -> bool:
+        """Always."""
+        return True
+
+    def open(self, spark: SparkSession) -> None:  # noqa: ARG002 - the contract of a sink
+        """Look at the table, if there is one.
+
+        Raises:
+            SinkUnfit: it has rules that this sink does not keep, or is cut by other columns.
+            StoreUnavailable: it can not be read.
+        """
+        if self._look() and self._by and self._by != self._log.partition_by:
+            raise SinkUnfit(
+                f"{self.name} is partitioned by {list(self._log.partition_by)} and not by "
+                f"{list(self._by)}: leave partition_by out, or write to another table"
+            )
+
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+        """Raise the epochs, in one commit without files; return what was known before.
+
+        Raises:
+            SinkChanged: the table is not as it was left.
+            StoreUnavailable: unknown whether it was done: call it again.
+        """
+        for _ in range(_TRIES):
+            if not self._look():
+                known = self._fence_without_table(group, epochs)
+                if not self._look():
+                    return known
+            now = self._judged(group, epochs)
+            raised = {
+                name: Sunk(epoch=epoch)
+                for name, epoch in epochs.items()
+                if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
+            }
+            if raised:
+                mark = history.mark(
+                    "fence",
+                    group,
+                    on=self._log.version,
+                    epochs={name: each.epoch for name, each in raised.items()},
+                )
+                written = places_of.transactions(group, raised, epochs_only=True)
+                try:
+                    self._write(group, [], written, mark)
+                except Conflict:
+                    continue
+            for name, epoch in epochs.items():
+                kept = Sunk(position=now[name].position, epoch=max(now[name].epoch, epoch))
+                self._seen[group, name] = kept
+            return now
+        raise self._crowded()
+
+    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+        """Put positions anywhere; None: as if nothing had ever been written.
+
+        It also says that whoever moves them knows of rows that were replaced as a whole.
+
+        Raises:
+            FencedWrite: an epoch is higher than the one given; nothing was moved.
+            StoreUnavailable: unknown whether it was done: call it again.
+        """
+        epochs = {name: place.epoch for name, place in places.items()}
+        for _ in range(_TRIES):
+            exists = self._look()
+            if not exists:
+                self._fences.read()
+            now = self._places(group, places)
+            places_of.refuse_older_epochs(self.name, now, epochs)
+            if not exists:
+                self._fences.write(group, places)
+                if not self._look():
+                    return
+                continue
+            at = {name: [place.position, place.epoch] for name, place in places.items()}
+            mark = history.mark("move", group, on=self._log.version, places=at)
+            written = places_of.transactions(group, places, epochs_only=False)
+            try:
+                self._write(group, [], written, mark)
+            except Conflict:
+                continue
+            self._seen.update({(group, name): place for name, place in places.items()})
+            return
+        raise self._crowded()
+
+    def stage(self, frame: DataFrame, batch: Batch) -> Staged:  # noqa: ARG002
+        """Write the rows to files beside the table's own, in one Spark job.
+
+        Raises:
+            SinkUnfit: the columns do not fit, or a null is where the table takes none.
+        """
+        schema = frame.schema
+        by, must = self._fitting(schema)
+        writer = TaskWriter(place=self._place, token=self._token(), partition_by=by, required=must)
+        rows = frame.mapInArrow(writer, RESULT).collect()
+        files, refused = answers(row["written"] for row in rows)
+        if refused:
+            self._place.remove([each.path for each in files])
+            raise SinkUnfit(
+                f"the rows do not fit {self.name}: there are nulls in {', '.join(refused)}, which "
+                "the table has as NOT NULL. Nothing was written. Fill or drop them in the "
+                "transformation, or change the table"
+            )
+        return Staged(StagedFiles(schema=schema, partition_by=by, files=files))
+
+    def commit(self, staged: Staged, batch: Batch) -> Written:
+        """Add the files and move the positions, in one version of the table.
+
+        Raises:
+            FencedWrite: an epoch is higher: somebody else owns the partition in ``key``.
+            SinkChanged: the table is not as it was left.
+            StoreUnavailable: unknown whether it was done: call it again.
+        """
+        inside: StagedFiles = staged.inside
+        epochs = {each.range.partition: each.epoch for each in batch.shares}
+        for _ in range(_TRIES):
+            if not self._look():
+                self._log.create(inside.schema, inside.partition_by)
+                continue
+            now = self._places(batch.group, epochs)
+            places_of.refuse_older_epochs(self.name, now, epochs)
+            self._judged(batch.group, epochs)
+            if places_of.done_before(self.name, batch, now):
+                self.discard(staged)  # a commit that was offered keeps its files
+                return inside.written
+            self._refuse_other_columns(inside)
+            if self._offered(inside, batch):
+                for each in batch.shares:
+                    kept = Sunk(position=each.range.end, epoch=each.epoch)
+                    self._seen[batch.group, each.range.partition] = kept
+                return inside.written
+        raise self._crowded()
+
+    def discard(self, staged: Staged) -> None:
+        """Delete the files, unless a commit may have been done with them. Never raises."""
+        inside: StagedFiles = staged.inside
+        if not inside.offered:
+            self._place.remove([each.path for each in inside.files])
+
+    def commits(self, group: str) -> Iterator[Commit]:
+        """All commits of the group that the table's log still has, oldest first."""
+        for found in history.entries(self._place):
+            yield from history.commits_in(found, group)
+
+    def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
+        """Delete files that crashed tasks and drivers have left; return their paths.
+
+        Only files are deleted that this sink has named, that are older, and that no version names
+        which can still be read. ``older_than`` must be longer than the longest batch.
+
+        Raises:
+            InvalidDuration: less than an hour.
+            StoreUnavailable: the table can not be read.
+        """
+        if older_than < _SHORTEST_SWEEP:
+            raise InvalidDuration(
+                f"sweep(older_than={older_than}) might delete the files of a batch that is being "
+                f"written: give {_SHORTEST_SWEEP} or more"
+            )
+        if not self._log.refresh():
+            return []
+        found = orphans(self._place, self._log, older_than, self._clock.utc_now())
+        self._place.remove(found)
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _look(self) -> bool:
+        """Bring what is known up to date; whether there is a table."""
+        exists = self._log.refresh()
+        if exists and not self._fences_read:
+            self._fences.read()
+            self._fences_read = True
+        return exists
+
+    def _fence_without_table(self, group: str, epochs: Mapping[str, int]) -> dict[str, Sunk]:
+        self._fences.read()
+        known = {name: self._fences.of(group, name) for name in epochs}
+        raised = {
+            name: Sunk(position=known[name].position, epoch=epoch)
+            for name, epoch in epochs.items()
+            if known[name].epoch < epoch
+        }
+        self._fences.write(group, raised)
+        return known
+
+    def _places(self, group: str, partitions: Mapping[str, object]) -> dict[str, Sunk]:
+        return {
+            name: places_of.combined(
+                group, name, self._log.version_of, self._fences.of(group, name)
+            )
+            for name in partitions
+        }
+
+    def _judged(self, group: str, partitions: Mapping[str, object]) -> dict[str, Sunk]:
+        """Where they stand, in a table that is as it was left."""
+        now = self._places(group, partitions)
+        seen = {p: sunk for (g, p), sunk in self._seen.items() if g == group and p in now}
+        places_of.refuse_lost(self.name, now, seen)
+        if self._log.version_of(places_of.group_id(group)) is not None:
+            self._log.refuse_replaced(group)
+        return now
+
+    def _epoch_in_table(self, group: str, partition: str) -> int:
+        return self._log.version_of(places_of.epoch_id(group, partition)) or 0
+
+    def _fitting(self, schema: StructType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The columns to cut by and those without nulls, of a table that these rows fit.
+
+        What is known of the table may be old; the commit looks again.
+        """
+        known = self._log.version >= 0
+        if not known or any(differences(schema, self._log.schema)):
+            known = self._look()
+        if not known:
+            refuse_unfit_new(self.name, schema, self._by)
+            return self._by, ()
+        refuse_unfit_rows(self.name, schema, self._log.schema)
+        return self._log.partition_by, required(self._log.schema)
+
+    def _refuse_other_columns(self, inside: StagedFiles) -> None:
+        found = list(differences(inside.schema, self._log.schema))
+        if inside.partition_by != self._log.partition_by:
+            by = list(self._log.partition_by)
+            found.append(f"the table is partitioned by {by}, the rows by {inside.partition_by}")
+        if found:
+            raise SinkChanged(
+                f"the columns of {self.name} were changed while the batch was written: "
+                f"{'; '.join(found)}. Nothing was committed. Start the pipeline again with a "
+                "transformation that gives these columns"
+            )
+
+    def _offered(self, inside: StagedFiles, batch: Batch) -> bool:
+        """Try to commit; False if somebody else was first."""
+        ends = {
+            each.range.partition: Sunk(position=each.range.end, epoch=each.epoch)
+            for each in batch.shares
+        }
+        made_at_ms = int(self._clock.utc_now().timestamp() * _MS)
+        adds = [
+            AddAction(each.path, each.size_bytes, dict(each.cut), made_at_ms, True, each.stats)
+            for each in inside.files
+        ]
+        mark = history.mark_of_batch(batch, on=self._log.version, rows=inside.written.rows)
+        offered_before = inside.offered
+        inside.offered = True
+        written = places_of.transactions(batch.group, ends, epochs_only=False)
+        try:
+            self._write(batch.group, adds, written, mark)
+        except Conflict as conflict:
+            inside.offered = offered_before or not conflict.certain
+            return False
+        return True
+
+    def _write(
+        self,
+        group: str,
+        adds: list[AddAction],
+        transactions: dict[str, int],
+        mark: dict[str, str],
+    ) -> None:
+        known = self._log.version_of(places_of.group_id(group)) is not None
+        first = {} if known else {places_of.group_id(group): 1}
+        self._log.write(adds, transactions | first, mark)
+
+    def _crowded(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.name} was changed by others {_TRIES} times in a row while a commit was tried; "
+            "nothing was written. It is tried again; if this goes on, look for a program that "
+            "changes the table's properties all the time"
+        )

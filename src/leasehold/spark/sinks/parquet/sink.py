@@ -1,0 +1,367 @@
+"""A directory of Parquet files as a sink, with the manifest of the committed ones in the store.
+
+Tasks write files that nobody reads yet; the commit is one transaction of the store's database: it
+names the files, moves the positions and remembers the commit. Those who read with
+``read_committed`` see whole commits and nothing else. Files are never changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import astuple, dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeAlias
+
+import pyarrow as pa
+
+from leasehold.clock import SystemClock, new_suffix, new_token
+from leasehold.errors import BatchFailed, LeaseholdError, SinkUnfit, UsageError
+from leasehold.spark.sinks.ledger import Ledger
+from leasehold.spark.sinks.parquet.columns import (
+    check_columns,
+    check_same,
+    from_text,
+    quoted,
+    to_text,
+)
+from leasehold.spark.sinks.parquet.files import WrittenFile, batch_of, write_files
+from leasehold.spark.sinks.parquet.home import (
+    directory_of,
+    open_manifest,
+    read_pointer,
+    settle,
+    unknown_here,
+    without_secrets,
+)
+from leasehold.spark.sinks.port import Staged, Written
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from leasehold.clock import Clock
+    from leasehold.spark.sinks.port import Batch, Commit, Sunk
+    from leasehold.stores.blocking import BlockingDatabase, Tx
+
+Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_ANSWER = "path string, rows bigint, bytes bigint"
+_ANSWER_ARROW = pa.schema([("path", pa.string()), ("rows", pa.int64()), ("bytes", pa.int64())])
+_A_DAY = timedelta(days=1)
+_GLOB = re.compile(r"([\\{}\[\]*?])")  # what Spark would take for a pattern in a path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    batch: str
+    columns: StructType
+    files: tuple[WrittenFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep has removed."""
+
+    files: int
+    bytes: int
+
+
+class ParquetSink:
+    """See ``Sink``. ``path``: a directory that the driver and all executors see."""
+
+    atomic = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        store: str,
+        partition_by: Sequence[str] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        """Nothing is touched yet.
+
+        ``store``: the URL of the store whose database keeps the manifest: SQLite or PostgreSQL.
+        ``partition_by``: columns by whose values the files are laid in directories.
+
+        Raises:
+            UsageError: the path is a URL, or ``partition_by`` one text.
+        """
+        if isinstance(partition_by, str):
+            raise UsageError(
+                f"partition_by is a list of columns: write partition_by=[{partition_by!r}]"
+            )
+        self._directory = directory_of(path)
+        self._store = store
+        self._partition_by = tuple(partition_by)
+        self._clock = clock or SystemClock()
+        self._database: BlockingDatabase | None = None
+        self.name = f"parquet:{self._directory}"
+        self._ledger = Ledger(sink="", name=self.name)
+
+    def open(self, spark: SparkSession | None = None) -> None:
+        """See ``Sink``. Spark is not asked for anything; ``sweep`` needs none."""
+        del spark
+        with ExitStack() as undo:
+            database = open_manifest(self._store, clock=self._clock)
+            undo.callback(database.close)
+            sink = settle(self._directory, database, without_secrets(self._store, database))
+            undo.pop_all()
+        self._ledger = Ledger(sink=sink, name=self.name)
+        self._database = database
+
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+        """See ``Sink``."""
+        return self._opened().write(lambda tx: self._ledger.fence(tx, group, epochs))
+
+    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+        """See ``Sink``."""
+        self._opened().write(lambda tx: self._ledger.move(tx, group, places))
+
+    def stage(self, frame: DataFrame, batch: Batch) -> Staged:
+        """See ``Sink``."""
+        columns = frame.schema
+        held = self._opened().read(self._columns)
+        if held is not None:
+            check_same(held, columns, sink=self.name)
+        check_columns(columns, sink=self.name, partition_by=self._partition_by)
+        if held is not None and held.names != columns.names:
+            frame = frame.select(*map(quoted, held.names))
+        name = new_token()
+        task = _task(str(self._directory), name, self._partition_by)
+        rows = frame.mapInArrow(task, _ANSWER).collect()
+        files = tuple(WrittenFile(path=path, rows=n, bytes=size) for path, n, size in rows)
+        self._check_seen(files, batch)
+        return Staged(_Staged(batch=name, columns=held or columns, files=files))
+
+    def commit(self, staged: Staged, batch: Batch) -> Written:
+        """See ``Sink``.
+
+        Raises:
+            BatchFailed: its files were swept away meanwhile; stage it again.
+            SinkUnfit: somebody else was first, with other columns.
+        """
+        inside: _Staged = staged.inside
+
+        def step(tx: Tx) -> tuple[Written, bool]:
+            done = self._ledger.done(tx, inside.batch, batch)
+            if done is not None:
+                return done, False
+            self._check_kept(tx, inside, batch)
+            self._keep_columns(tx, inside.columns)
+            tx.many(
+                "file_put",
+                [
+                    {
+                        "sink": self._ledger.sink,
+                        "path": each.path,
+                        "id": inside.batch,
+                        "rows": each.rows,
+                        "bytes": each.bytes,
+                    }
+                    for each in inside.files
+                ],
+            )
+            written = Written(
+                rows=sum(each.rows for each in inside.files),
+                bytes=sum(each.bytes for each in inside.files),
+                files=len(inside.files),
+            )
+            self._ledger.record(tx, inside.batch, batch, written)
+            return written, True
+
+        written, is_new = self._opened().write(step)
+        if not is_new:
+            self.discard(staged)  # the same events were committed from other files
+        return written
+
+    def discard(self, staged: Staged) -> None:
+        """See ``Sink``. Files that turn out to be committed stay."""
+        inside: _Staged = staged.inside
+        with suppress(LeaseholdError, OSError):
+            if self._opened().write(lambda tx: self._given_up(tx, [inside.batch])):
+                for each in inside.files:
+                    (self._directory / each.path).unlink(missing_ok=True)
+
+    def commits(self, group: str) -> Iterator[Commit]:
+        """See ``Sink``."""
+        return iter(self._opened().read(lambda tx: self._ledger.commits(tx, group)))
+
+    def sweep(self, *, older_than: timedelta = _A_DAY) -> Swept:
+        """Remove files that were never committed, and older than this; forbid to commit them.
+
+        A driver that still holds such files gets ``BatchFailed`` at its commit and loses nothing.
+
+        Raises:
+            StoreUnavailable, StoreUnusable: nothing was removed.
+        """
+        limit_s = self._clock.utc_now().timestamp() - older_than.total_seconds()
+        old = [
+            (path, batch)
+            for path in sorted(self._directory.rglob("*.parquet"))
+            if (batch := batch_of(path.name)) and _changed_s(path) <= limit_s
+        ]
+        if not old:
+            return Swept(files=0, bytes=0)
+
+        def step(tx: Tx) -> set[str]:
+            # Of a batch that was committed there may be files too that a failed task has left.
+            self._given_up(tx, sorted({batch for _, batch in old}))
+            return {path for (path,) in tx.all("files", sink=self._ledger.sink)}
+
+        kept = self._opened().write(step)
+        files = size = 0
+        for path, _ in old:
+            if str(path.relative_to(self._directory)) not in kept:
+                with suppress(FileNotFoundError):  # somebody else sweeps too
+                    found = path.stat().st_size
+                    path.unlink()
+                    files, size = files + 1, size + found
+        return Swept(files=files, bytes=size)
+
+    def close(self) -> None:
+        """See ``Sink``."""
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    # ------------------------------------------------------------- parts
+
+    def _opened(self) -> BlockingDatabase:
+        if self._database is None:
+            raise UsageError(f"{self.name} is not open: call open() first")
+        return self._database
+
+    def _given_up(self, tx: Tx, batches: Sequence[str]) -> list[str]:
+        """Forbid to commit these batches; return those that were not committed before."""
+        open_ones = [each for each in batches if tx.one("commit_get", id=each) is None]
+        tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in open_ones])
+        return open_ones
+
+    def _check_kept(self, tx: Tx, inside: _Staged, batch: Batch) -> None:
+        if (row := tx.one("swept_get", id=inside.batch)) is not None:
+            raise BatchFailed(
+                f"the files of {batch.label} were swept away at {row[0]}, before their commit: "
+                f"nothing was committed to {self.name}; stage the batch again",
+                ranges=tuple(str(each.range) for each in batch.shares),
+            )
+
+    def _columns(self, tx: Tx) -> StructType | None:
+        row = tx.one("home_get", sink=self._ledger.sink)
+        return from_text(row[1]) if row and row[1] else None
+
+    def _keep_columns(self, tx: Tx, columns: StructType) -> None:
+        tx.run("columns_put", sink=self._ledger.sink, columns=to_text(columns))
+        held = self._columns(tx)
+        if held is not None:
+            check_same(held, columns, sink=self.name)
+
+    def _check_seen(self, files: Sequence[WrittenFile], batch: Batch) -> None:
+        """Refuse a directory that is another one for the executors than for the driver."""
+        for each in files:
+            if not (self._directory / each.path).is_file():
+                raise SinkUnfit(
+                    f"a task has written {each.path} for {batch.label}, and the driver does not "
+                    f"find it in {self._directory}: give a directory that the driver and all "
+                    "executors share"
+                )
+
+
+def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
+    """What runs on the executors. It holds only what can be sent there."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle_down()
+        files = write_files(
+            batches,
+            directory=directory,
+            batch=batch,
+            attempt=new_suffix(),
+            partition_by=partition_by,
+        )
+        columns = zip(*map(astuple, files), strict=True) if files else ((), (), ())
+        arrays = [
+            pa.array(list(values), field.type)
+            for values, field in zip(columns, _ANSWER_ARROW, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=_ANSWER_ARROW)
+
+    return write
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")  # it is gone
+
+
+def settle_down() -> None:
+    """Once for each Python worker: else Spark collects all of its objects after each task."""
+    if gc.get_freeze_count() == 0:
+        gc.collect()
+        gc.freeze()
+
+
+def read_committed(
+    spark: SparkSession, path: str | os.PathLike[str], store: str | None = None
+) -> DataFrame:
+    """The rows of all commits up to now, and no others. What is committed later is not in it.
+
+    ``store``: only needed where the URL in ``_leasehold.json`` lacks a password or has moved.
+
+    Raises:
+        UsageError: the directory is no sink, or nothing was ever committed to it.
+        SinkChanged: the store does not know it.
+        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+    """
+    directory, columns, files = _committed(path, store)
+    if columns is None:
+        raise UsageError(
+            f"nothing was committed to {directory} yet, so its columns are not known: wait for "
+            "the first commit"
+        )
+    if not files:
+        return spark.createDataFrame([], columns)
+    # As they are: no columns are to be guessed from the names of directories.
+    reader = spark.read.schema(columns).option("recursiveFileLookup", "true")
+    return reader.parquet(*(_GLOB.sub(r"\\\1", each) for each in files))
+
+
+def committed_files(path: str | os.PathLike[str], store: str | None = None) -> list[str]:
+    """The same files by their paths, for other programs.
+
+    Raises:
+        UsageError, SinkChanged, UnknownStore, StoreError: see ``read_committed``.
+    """
+    return _committed(path, store)[2]
+
+
+def _committed(
+    path: str | os.PathLike[str], store: str | None
+) -> tuple[Path, StructType | None, list[str]]:
+    directory = directory_of(path)
+    pointer = read_pointer(directory)
+    if pointer is None:
+        raise UsageError(f"{directory} is no Parquet sink: there is no _leasehold.json in it")
+    database = open_manifest(store or pointer.store, clock=SystemClock())
+    try:
+        home, rows = database.read(
+            lambda tx: (
+                tx.one("home_get", sink=pointer.sink),
+                tx.all("files", sink=pointer.sink),
+            )
+        )
+        if home is None:
+            raise unknown_here(directory, pointer, database)
+    finally:
+        database.close()
+    columns = from_text(home[1]) if home[1] else None
+    return directory, columns, [str(directory / path) for (path,) in rows]
