@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from leasehold.spark.sinks.delta import files as files_of_delta
 from leasehold.spark.sinks.delta.files import TaskWriter, answers
 from leasehold.spark.sinks.delta.history import parsed
 from leasehold.spark.sinks.delta.stats import stats_of

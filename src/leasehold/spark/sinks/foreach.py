@@ -6,13 +6,12 @@ tells its ranges and epochs, so that a function can make its own writes idempote
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from leasehold.spark.sinks.port import Batch, Staged, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -22,7 +21,7 @@ OnBatch: TypeAlias = "Callable[[DataFrame, Batch], None]"
 
 
 class ForeachSink:
-    """Calls ``function(frame, batch)`` for each batch; its return is the promise that all is safe."""
+    """Calls ``function(frame, batch)`` for each batch; when it returns, all must be safe."""
 
     atomic = False
 

@@ -1,7 +1,7 @@
 """A stream of the log as a sink: what a pipeline makes of events are events again.
 
 The rows are staged by the tasks and entered, with the positions, in one transaction of the store's
-database: that is the commit. Then they are published (``leasehold.spark.publishing.publisher``). Every row is
+database: that is the commit. Then they are published (``leasehold.spark.publishing``). Every row is
 stored once, and rows with one key stay in order within a batch and from batch to batch of one
 partition's owner. While a batch is published, readers of the stream see a part of it.
 """

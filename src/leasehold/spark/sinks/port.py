@@ -23,15 +23,15 @@ its checkpoint has.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
-
-from leasehold.spark.ranges import Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from leasehold.spark.ranges import Range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +114,8 @@ class Staged:
 class Sink(Protocol):
     """Where a pipeline writes.
 
-    One thread at a time; but a batch is staged while the one before it is committed, and ``discard``
-    may be called at any time.
+    One thread at a time; but a batch is staged while the one before it is committed, and
+    ``discard`` may be called at any time.
     """
 
     @property

@@ -1,6 +1,6 @@
 """Writing to the log through Spark's own API: ``df.write`` and ``df.writeStream``.
 
-Both stage in their tasks and publish in the driver's commit: see ``leasehold.spark.publishing.publisher``. A
+Both stage in their tasks and publish in the driver's commit: see ``leasehold.spark.publishing``. A
 batch write is all or nothing. A batch of a stream is stored once, however often its number comes,
 and not at all when the driver's fence is over.
 

@@ -23,7 +23,7 @@ from deltalake.exceptions import (
 from pyspark.sql.types import StructType
 
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import history as history
+from leasehold.spark.sinks.delta import history
 from leasehold.spark.sinks.delta.schema import all_nullable, columns_of, refuse_unfit_table
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from deltalake.transaction import AddAction
 
 from leasehold.clock import SystemClock, new_token
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import history as history
+from leasehold.spark.sinks.delta import history
 from leasehold.spark.sinks.delta import places as places_of
 from leasehold.spark.sinks.delta.fences import Fences
 from leasehold.spark.sinks.delta.files import RESULT, DataFile, TaskWriter, answers
