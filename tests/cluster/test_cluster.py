@@ -90,7 +90,7 @@ def story(standalone: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     root = tmp_path_factory.mktemp("story")
     trap, witness = root / "trap", root / "witness"
     with crew(root / "crew", partitions=PARTITIONS) as group:
-        group.fill(500, partitions=PARTITIONS)
+        group.fill(100, partitions=PARTITIONS)
         first = group.begin(
             "first",
             master=standalone.master,
@@ -114,7 +114,7 @@ def story(standalone: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         after = tuple(standalone.executors(first.app))
         second.says("opened", times=PARTITIONS // 2)
         second.says("committed")
-        group.fill(300, partitions=PARTITIONS)
+        group.fill(60, partitions=PARTITIONS)
         group.all_committed()
         yield Story(
             killed=killed,

@@ -12,11 +12,9 @@ written                                 sink
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-import pyarrow as pa
-
+import leasehold.spark as spark_names
 from leasehold.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,15 +36,15 @@ def target(text: str, *, store: str) -> Sink:
         url, _, table = text.partition("#")
         if not table:
             raise UsageError(f"{kind}: names no table: write postgresql://host/database#TABLE")
-        return _made("postgres", "PostgresSink", url, table)
+        return _made("PostgresSink", url, table)
     if not place:
         raise UsageError(f"{text!r} names no sink: write {_EXAMPLES}")
     if kind == "delta":
-        return _made("delta", "DeltaSink", place)
+        return _made("DeltaSink", place)
     if kind == "parquet":
-        return _made("parquet", "ParquetSink", place, store=store)
+        return _made("ParquetSink", place, store=store)
     if kind == "log":
-        return _made("log", "LogSink", place, store=store)
+        return _made("LogSink", place, store=store)
     raise UsageError(f"{text!r} names no sink: write {_EXAMPLES}")
 
 
@@ -68,23 +66,13 @@ def rows_of(sink: Sink, spark: SparkSession, *, store: str) -> DataFrame | None:
 
 
 def _delta_rows(spark: SparkSession, place: str) -> DataFrame | None:
-    """The files of the newest version; what is committed later is not in it."""
-    from deltalake import DeltaTable  # noqa: PLC0415 - only those with such a sink need it
-    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+    """Those of the newest version; what is committed later is not in it."""
+    from leasehold.spark.sinks.delta.reading import read_delta  # noqa: PLC0415
 
     try:
-        if not DeltaTable.is_deltatable(place):
-            return None
-        table = DeltaTable(place)
-        files = table.file_uris()
-    except DeltaError as error:
-        raise OSError(f"{place} can not be read as a Delta table: {error}") from error
-    if not files:
-        empty = pa.schema(table.schema().to_arrow()).empty_table()
-        return spark.createDataFrame(empty)
-    # Columns that the table is cut by are in the names of the directories.
-    reader = spark.read.option("basePath", _uri(place))
-    return reader.parquet(*map(_uri, files))
+        return read_delta(spark, place)
+    except UsageError:
+        return None  # nothing was ever committed, or it needs Delta's own reader
 
 
 def _parquet_rows(spark: SparkSession, place: str, store: str) -> DataFrame | None:
@@ -96,17 +84,11 @@ def _parquet_rows(spark: SparkSession, place: str, store: str) -> DataFrame | No
         return None  # nothing was ever committed
 
 
-def _uri(path: str) -> str:
-    """A path of this machine as one, whatever Spark's own file system is."""
-    return path if "://" in path else f"file://{path}"
-
-
-def _made(module: str, name: str, *words: str, **named: str) -> Sink:
+def _made(name: str, *words: str, **named: str) -> Sink:
     try:
-        made = getattr(import_module(f"leasehold.spark.sinks.{module}"), name)(*words, **named)
+        made = getattr(spark_names, name)(*words, **named)
     except ImportError as error:
         raise UsageError(
-            f"this sink needs the package {error.name!r}: pip install 'leasehold[spark]', and "
-            "'leasehold[postgres]' for PostgreSQL"
+            f"{error}; a PostgreSQL table also needs pip install 'leasehold[postgres]'"
         ) from error
     return cast("Sink", made)
