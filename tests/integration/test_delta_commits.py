@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIGKILL
@@ -21,10 +23,12 @@ from tests.support.delta_tables import (
     staged,
     staged_rows,
 )
+from tests.support.local_frames import local_frame
 
 from leasehold.clock import SystemClock
-from leasehold.errors import FencedWrite, SinkChanged, StoreUnavailable
+from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnavailable
 from leasehold.spark.sinks.delta.log import DeltaLog
+from leasehold.spark.sinks.delta.sink import DeltaSink
 from leasehold.spark.sinks.port import Sunk
 
 
@@ -104,6 +108,105 @@ def test_a_zombie_with_an_old_snapshot_is_refused(table: Path) -> None:
     old.discard(rows)
     assert numbers(table) == list(range(10))
     assert len(data_files(table)) == 1
+
+
+def between_judgement_and_write(sink: DeltaSink, work: Callable[[], object]) -> None:
+    """Let this happen to the next commit when it is judged and not yet written."""
+    looked = sink._refuse_other_columns
+
+    def slept(*given: object) -> None:
+        sink._refuse_other_columns = looked  # type: ignore[method-assign]
+        looked(*given)  # type: ignore[arg-type]
+        work()
+
+    sink._refuse_other_columns = slept  # type: ignore[assignment, method-assign]
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_zombie_that_stages_its_next_batch_meanwhile_is_refused(table: Path) -> None:
+    old, new = opened(table), opened(table)
+    old.fence(GROUP, {"0": 1})
+    each = batch(("0", 0, 5, 1))
+    rows = staged(table, each)
+
+    def stages() -> None:
+        # Columns that do not fit what is known, so that it looks at the table.
+        with pytest.raises(SinkUnfit, match="partition"):
+            old.stage(local_frame("number bigint", [(5,)]), batch(("0", 5, 6, 1)))
+
+    def taken_over() -> None:
+        new.fence(GROUP, {"0": 2})
+        put(new, table, ("0", 0, 5, 2))
+        in_thread(stages)
+
+    between_judgement_and_write(old, taken_over)
+    with pytest.raises(FencedWrite, match="epoch 2"):
+        old.commit(rows, each)
+    assert numbers(table) == list(range(5))
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_zombie_whose_table_has_gone_on_since_it_was_judged_is_refused(table: Path) -> None:
+    old, new = opened(table), opened(table)
+    put(old, table, ("0", 0, 5, 1))
+
+    def gone_on() -> None:
+        new.fence(GROUP, {"0": 2})
+        old._log.refresh()
+
+    between_judgement_and_write(old, gone_on)
+    with pytest.raises(FencedWrite, match="epoch 2"):
+        put(old, table, ("0", 5, 10, 1))
+    assert numbers(table) == list(range(5))
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize("how", ["commit", "fence", "move"])
+def test_nobody_else_uses_what_is_judged_until_it_is_written(
+    table: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 5, 1))
+    write, free = DeltaLog.write, []
+
+    def watched(*given: object, **named: object) -> None:
+        in_thread(lambda: free.append(sink._turn.acquire(blocking=False)))
+        write(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeltaLog, "write", watched)
+    if how == "commit":
+        put(sink, table, ("0", 5, 10, 1))
+    elif how == "fence":
+        sink.fence(GROUP, {"0": 2})
+    else:
+        sink.move(GROUP, {"0": Sunk(position=0, epoch=1)})
+    assert free == [False]
+    assert not sink._turn.locked()
+
+
+@pytest.mark.spec("B5", "S4")
+def test_a_sweep_and_the_history_do_not_move_what_is_being_judged(table: Path) -> None:
+    old, new = opened(table), opened(table)
+    put(old, table, ("0", 0, 5, 1))
+    versions: list[int] = []
+
+    def looks() -> None:
+        new.fence(GROUP, {"0": 2})
+        before = old._log.version
+        in_thread(lambda: (old.sweep(), list(old.commits(GROUP))))
+        versions.append(old._log.version - before)
+
+    between_judgement_and_write(old, looks)
+    with pytest.raises(FencedWrite, match="epoch 2"):
+        put(old, table, ("0", 5, 10, 1))
+    assert versions == [0]
 
 
 @pytest.mark.spec("B5", "S4")
@@ -310,7 +413,7 @@ def test_a_crowded_table_is_said_to_be_so(table: Path, monkeypatch: pytest.Monke
     sink = opened(table)
     put(sink, table, ("0", 0, 10, 1))
 
-    def never(*_: object) -> None:
+    def never(*_: object, **__: object) -> None:
         raise Conflict("Concurrent transaction failed", certain=True)
 
     monkeypatch.setattr(DeltaLog, "write", never)

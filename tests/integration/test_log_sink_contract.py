@@ -55,6 +55,11 @@ def world(tmp_path: Path) -> Iterator[LogWorld]:
     made.stack.close()
 
 
+def test_a_log_sink_tells_where_it_writes_before_it_is_opened(tmp_path: Path) -> None:
+    sink = LogSink(f"log:{STREAM}", store=f"sqlite:///{tmp_path}/store.db", name="copies")
+    assert (sink.stream, sink.store) == (STREAM, f"sqlite:///{tmp_path}/store.db")
+
+
 @pytest.mark.spec("S4", "B5")
 @pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
 def test_the_log_keeps_the_contract_of_a_sink(case: Case, world: LogWorld) -> None:

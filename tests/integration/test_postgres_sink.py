@@ -300,6 +300,24 @@ def test_a_server_that_tasks_can_not_reach_is_no_fault_of_the_rows(url: str, tab
         sink.close()
 
 
+@pytest.mark.spec("S4")
+def test_a_staging_table_whose_answer_was_lost_is_found(url: str, table: str) -> None:
+    batch = batch_of(("0", 0, 2, 1))
+    frame = local_frame("id bigint", [(1,), (2,)])
+    with proxy(url) as door:
+        sink = PostgresSink(door.url, table, create=True)
+        sink.open()
+        sink.fence(GROUP, {"0": 1})
+        door.at_commit = "cut_after_once"
+        staged = sink.stage(frame, batch)
+        assert door.at_commit == "pass", "an answer was lost"
+        assert _stages(url, table) == [(staged.inside.batch,)]
+        assert sink.commit(staged, batch).rows == 2
+        sink.close()
+    assert execute(url, f"select * from {table} order by 1") == [(1,), (2,)]
+    assert _stages(url, table) == []
+
+
 def test_secrets_are_never_shown(url: str) -> None:
     sink = PostgresSink("postgresql://ann:hunter2@127.0.0.1:1/db", "words", patience_s=0.1)
     assert sink.name == "postgres:postgresql://ann@127.0.0.1:1/db words"

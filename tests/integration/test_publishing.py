@@ -435,3 +435,19 @@ def test_orphans_that_are_a_day_old_are_swept_by_a_commit(lite: str, tmp_path: P
     opened.commit(query(0), staged(opened.plan(), "b0", 5))
     opened.close()
     assert left_over(tmp_path) == sorted(Path(file.path) for file in new)
+
+
+def test_empty_directories_that_are_a_day_old_are_swept_by_a_commit(lite: str) -> None:
+    opened = publisher(lite)
+    old, full, shared = opened.plan(), opened.plan(), opened.plan(shared=True)
+    young, own = opened.plan(), opened.plan()
+    staged(full, "young", 5)
+    for each in (old, full, shared):
+        made_at = (
+            Path(each.directory).stat().st_mtime - timedelta(days=1, minutes=1).total_seconds()
+        )
+        os.utime(each.directory, (made_at, made_at))
+    opened.commit(query(0), staged(own, "b0", 5))
+    opened.close()
+    there = {each.name for each in Path(old.directory).parent.iterdir()}
+    assert there == {Path(each.directory).name for each in (full, shared, young)}

@@ -114,6 +114,24 @@ def test_only_the_partitions_asked_for_are_read(stream: Stream) -> None:
     assert source.latestOffset({"1": 2}, ALL) == {"1": 2, "2": 5, "0": 5}
 
 
+def test_what_happens_to_a_partition_that_is_not_read_stops_nothing(stream: Stream) -> None:
+    for first in range(0, 4000, 500):
+        stream.send(0, numbered(first, 500))
+    stream.send(1, numbered(0, 5))
+    stream.log.trim(STREAM, execute=True, keep_bytes=1)
+    for trimmed in ("fail", "earliest"):
+        source = reader(stream, partitions="1", onTrimmed=trimmed)
+        # Trimmed; trimmed and in the checkpoint; beyond the end; not there any more.
+        for left_out in ({}, {"0": 10}, {"2": 9}, {"7": 3}):
+            start = {"1": 2} | left_out
+            end = source.latestOffset(start, ALL)
+            assert end == {"1": 5} | left_out
+            assert read(source, start, end) == [("1", n) for n in range(2, 5)]
+            assert read(source, end, end) == []
+    with pytest.raises(UsageError, match="'orders' has no partition 7"):
+        reader(stream, partitions="7").latestOffset({"7": 3}, ALL)
+
+
 def test_available_now_goes_no_further_than_what_was_there(stream: Stream) -> None:
     stream.send(0, numbered(0, 5))
     source = reader(stream)

@@ -169,7 +169,7 @@ def test_a_driver_whose_lease_was_broken_commits_nothing_late(
             sink.places["0"] = Sunk(position=sink.places["0"].position, epoch=99)
         if isinstance(event, BatchRefused):
             refused.append(event)
-            sink.places["0"] = Sunk(position=None, epoch=1)
+            sink.places["0"] = Sunk(position=0, epoch=1)
 
     pipeline(spark, url, sink, take_it_away).run(until_caught_up=True)
     assert refused[0].by_sink

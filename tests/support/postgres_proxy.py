@@ -20,7 +20,8 @@ class Proxy:
     """Passes everything on. What it does when it sees a COMMIT can be set before.
 
     ``cut_before``: the server never sees it. ``cut_after``: the server answers, and the answer is
-    dropped. ``hold``: it is kept until ``go`` is set; ``seen`` tells that it has come.
+    dropped. ``cut_after_once``: the same, but only the first time. ``hold``: it is kept until
+    ``go`` is set; ``seen`` tells that it has come.
     """
 
     def __init__(self, url: str) -> None:
@@ -83,7 +84,9 @@ class Proxy:
     def _to_client(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := server.recv(65536):
-                if self.at_commit == "cut_after" and self.seen.is_set():
+                if self.at_commit.startswith("cut_after") and self.seen.is_set():
+                    if self.at_commit == "cut_after_once":
+                        self.at_commit = "pass"
                     break
                 client.sendall(data)
         _shut(client)

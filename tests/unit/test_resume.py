@@ -12,6 +12,7 @@ from leasehold.core.resume import By, Resumed, resumed, resumed_by_checkpoint
     ("checkpoint", "sunk", "is_reset", "by", "position"),
     [
         (None, None, False, By.START, None),
+        (0, None, False, By.CHECKPOINT, 0),
         (None, 7, False, By.SINK, 7),
         (7, 7, False, By.SINK, 7),
         (3, 7, False, By.SINK, 7),

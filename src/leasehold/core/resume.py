@@ -35,13 +35,14 @@ class Resumed:
 def resumed(*, checkpoint: int | None, sunk: int | None, is_reset: bool) -> Resumed:
     """Decide. Both are the number of the first event that is not done.
 
-    ``is_reset``: an operator has put the checkpoint where it is, after the sink last heard of the
-    partition.
+    ``is_reset``: an operator has put the checkpoint there, and no owner has written one since.
     """
     if is_reset:
         return Resumed(by=By.OPERATOR, position=checkpoint)
+    if sunk is None and not checkpoint:  # nothing was ever done
+        return resumed_by_checkpoint(checkpoint)
     if sunk is None:
-        return Resumed(by=By.START if checkpoint is None else By.NOBODY)
+        return Resumed(by=By.NOBODY)
     if checkpoint is not None and checkpoint > sunk:
         return Resumed(by=By.NOBODY)
     return Resumed(by=By.SINK, position=sunk)

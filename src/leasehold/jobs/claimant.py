@@ -63,6 +63,7 @@ _SHORTEST_PAUSE_S = 0.02
 _HELD = frozenset((State.LEASED, State.BREAKING))
 RELEASED = "released"
 TRUST_OVER = "trust window over"
+GIVEN_UP = "given up"
 
 
 class Claimant:
@@ -259,26 +260,40 @@ class Claimant:
         self._over.set()
         self._told.lost(reason)
 
+    def give_up(self) -> None:
+        """Believe no more, and renew no more: the work must stop while trust still lasts."""
+        self.lose(GIVEN_UP, until_s=self._trusted_until_s)
+
     async def leave(self, *, to: str | None = None) -> None:
         """End the lease, so that others need not wait; call it when the work has stopped.
 
-        With ``to`` the keys are kept for that holder. If the store does not answer, time ends it.
+        With ``to`` the keys are kept for that holder. If the store does not answer within
+        ``leave_s`` of the wish, time ends it.
         """
         lease, self._lease = self._lease, None
         self._over.set()
         if lease is None:
             return
-        failures, until_s = 0, self._clock.boottime_s() + self.wish.timing.lease_s
+        limit_s = self.wish.leave_s
+        try:
+            await self._clock.bounded(self._leaving(lease, to), seconds=limit_s)
+        except TimeoutError:
+            log.warning(
+                "%s: the store has not heard of the release for %.3g s: time ends the lease",
+                lease.holder,
+                limit_s,
+            )
+
+    async def _leaving(self, lease: Lease, to: str | None) -> None:
+        failures, limit_s = 0, self.wish.leave_s
+        ladder = Ladder(base_s=limit_s / 32, most_s=limit_s / 4)
         while True:
             try:
                 await self._send_leave(lease, to)
             except StoreError as error:
                 failures += 1
-                pause_s = self._ladder.pause_s(failures, self._rng)
-                if self._clock.boottime_s() + pause_s >= until_s:
-                    log.warning("%s: the store does not hear the release: %s", lease.holder, error)
-                    return
-                await self._clock.sleep(pause_s)
+                log.info("%s: no answer to the release: %s", lease.holder, error)
+                await self._clock.sleep(ladder.pause_s(failures, self._rng))
             else:
                 return
 

@@ -31,6 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger("leasehold.jobs")
 
 _BROKEN = "the renewals have ended"
+_RELEASE = 1.5
 
 
 class Request:
@@ -88,12 +89,20 @@ class Request:
         """End the waiting. From any thread, and from a signal handler."""
         self._post(self._end_waiting)
 
+    def give_up(self, claimant: Claimant) -> None:
+        """Renew it no more; from any thread."""
+        self._post(claimant.give_up)
+
     def release(self, *, to: str | None = None) -> None:
         """Let go; when this returns the store has heard of it, or time will end it."""
         self._heir = to
         self._post(self._stopped.set)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        # More than the release may take: only a store that can not even be closed needs it.
+        self._thread.join(_RELEASE * self.wish.leave_s)
+        if self._thread.is_alive():
+            log.warning("%s: the store hangs: time ends the lease", self.wish.keys[0])
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do something in the thread of the reservation, and wait for it."""

@@ -118,10 +118,18 @@ class Reservation:
         self.check()
         self._request.call(lambda: self._claimant.mark(position))
 
+    def give_up(self) -> None:
+        """Renew it no more, for work that does not stop: it is ``lost`` in a moment.
+
+        Nobody else has it before ``remaining`` is over. ``release`` it when the work has stopped.
+        """
+        self._request.give_up(self._claimant)
+
     def release(self, *, to: str | None = None) -> None:
         """Let go at once; others may have it when this returns. Again is harmless.
 
-        Call it when the work has stopped. ``to``: the holder that it is kept for.
+        Call it when the work has stopped. ``to``: the holder that it is kept for. A store that does
+        not answer is not waited for longer than the lease or 15 s and half of that: time ends it.
         """
         self._request.release(to=to)
 

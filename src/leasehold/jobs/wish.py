@@ -22,6 +22,7 @@ DEFAULT_LEASE = timedelta(seconds=15)
 # 0.25 + 2 x 0.2 of the lease, then the grace, then the margin.
 _RENEW, _CALL, _GRACE = 0.25, 0.2, 0.2
 _LONGEST_LOOK_S = 0.5
+_LONGEST_LEAVE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,14 @@ class Wish:
     def look_s(self) -> float:
         """How often one who waits looks: a release is to be seen at once."""
         return min(_LONGEST_LOOK_S, self.timing.renew_s)
+
+    @property
+    def leave_s(self) -> float:
+        """How long a store that does not answer is told of the release: then time ends it.
+
+        Not the whole of a long lease: whoever leaves was often asked to be quick.
+        """
+        return min(_LONGEST_LEAVE_S, self.timing.lease_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

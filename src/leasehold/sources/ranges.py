@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
 
-from leasehold.errors import BeyondEnd
+from leasehold.errors import BeyondEnd, UnknownStream
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.start import Start
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from leasehold.log.events import EventBatch
-    from leasehold.log.streams import PartitionInfo
+    from leasehold.log.streams import PartitionInfo, StreamInfo
 
 _MOST_EVENTS = 1 << 20
 _MOST_BYTES = 1 << 30
@@ -73,9 +73,15 @@ class RangeSource(Protocol):
 
 
 class LogRanges:
-    """A stream of a log that is open. The log is closed with it if ``owns_log``."""
+    """A stream of a log that is open. The log is closed with it if ``owns_log``.
 
-    def __init__(self, log: Log, stream: str, *, owns_log: bool = False) -> None:
+    ``pinned``: it is the stream that was there when this was made; of one that was made anew under
+    its name nothing is told.
+    """
+
+    def __init__(
+        self, log: Log, stream: str, *, owns_log: bool = False, pinned: bool = False
+    ) -> None:
         """Look the stream up.
 
         Raises:
@@ -84,6 +90,7 @@ class LogRanges:
         self._log = log
         self._stream = log.stream(stream)
         self._owns_log = owns_log
+        self._pinned = pinned
 
     @property
     def name(self) -> str:
@@ -92,11 +99,13 @@ class LogRanges:
 
     def partitions(self) -> Sequence[str]:
         """See ``RangeSource``."""
-        return tuple(str(number) for number in range(self._log.stream(self.name).partitions))
+        found = self._same(self._log.stream(self.name))
+        return tuple(str(number) for number in range(found.partitions))
 
     def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
         """See ``RangeSource``."""
-        found = self._log.info(self.name, partitions=map(partition_number, partitions))
+        numbers = map(partition_number, partitions)
+        found = self._same(self._log.info(self.name, partitions=numbers))
         return {
             str(part.number): PartitionEnds(
                 first=part.first_sequence,
@@ -105,6 +114,15 @@ class LogRanges:
             )
             for part in found.parts
         }
+
+    def _same(self, found: StreamInfo) -> StreamInfo:
+        if self._pinned and found.created_at != self._stream.created_at:
+            raise UnknownStream(
+                f"the stream {self.name!r} of {self._stream.created_at} was deleted, and made anew "
+                f"at {found.created_at}: its events have other numbers; start again, with another "
+                "group or with its checkpoints reset"
+            )
+        return found
 
     def _end(self, part: PartitionInfo) -> int:
         """The end, or an error: of a last segment that it can not read, the log tells the begin."""
@@ -143,8 +161,12 @@ class LogRanges:
             self._log.close()
 
 
-def open_ranges(text: str, *, store_url: str, name: str = "reader") -> RangeSource:
+def open_ranges(
+    text: str, *, store_url: str, name: str = "reader", pinned: bool = False
+) -> RangeSource:
     """Open ``log:STREAM``, or ``STREAM``, to read ranges of it. This blocks.
+
+    ``pinned``: refuse to go on with a stream that was made anew under its name.
 
     Raises:
         UsageError: no stream is named, or the store has no log.
@@ -155,6 +177,6 @@ def open_ranges(text: str, *, store_url: str, name: str = "reader") -> RangeSour
     with ExitStack() as undo:
         log = Log.open(store_url, name=name, options=LogOptions(run_monitor=False))
         undo.callback(log.close)
-        made = LogRanges(log, stream, owns_log=True)
+        made = LogRanges(log, stream, owns_log=True, pinned=pinned)
         undo.pop_all()
     return made

@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.ladder import Ladder
 from leasehold.errors import BatchFailed, FencedWrite, LeaseLost, StoreError, StoreUnavailable
-from leasehold.spark.pipeline.happenings import BatchCommitted, BatchRefused, BatchTried
+from leasehold.spark.pipeline.happenings import (
+    BatchCommitted,
+    BatchRefused,
+    BatchTried,
+    Waiting,
+)
 
 if TYPE_CHECKING:
+    from leasehold.processor.tenure import Tenure
     from leasehold.spark.pipeline.engine import Surroundings
     from leasehold.spark.pipeline.staging import Work
     from leasehold.spark.sinks.port import Staged, Written
@@ -23,6 +29,7 @@ log = logging.getLogger("leasehold.spark")
 _PAUSES = Ladder(base_s=0.05, most_s=1.0)
 _LEAST_S = 1e-6
 _MOST_LOST = 3
+_GOODBYE_S = 30.0
 
 
 class Committing:
@@ -32,7 +39,9 @@ class Committing:
         """Nothing is committed yet."""
         self._around = around
         self._clock = around.clock
+        self._patience_s = min(around.options.drain_limit.total_seconds(), _GOODBYE_S)
         self._lost_in_a_row = 0
+        self._unmarked: dict[str, tuple[Tenure, int]] = {}
 
     def commit(self, work: Work, staged: Staged) -> bool:
         """Commit the batch; False if nothing was written, and it is to be planned anew.
@@ -67,43 +76,65 @@ class Committing:
             self._around.sink.discard(staged)
             raise
         self._lost_in_a_row = 0
-        ended = self._marked(work)
+        self._marked(work)
         self._tell(work, written, began_s)
-        return ended
+        return True
 
     def _written(self, work: Work, staged: Staged) -> Written:
         failures = 0
+        stopping_s: float | None = None
         while True:
             for tenure in work.tenures.values():
                 tenure.check()
             try:
                 return self._around.sink.commit(staged, work.batch)
             except StoreUnavailable as error:
-                # It may have been done. The sink knows, and says so when it is asked again.
+                # It may have been done. The sink knows, and says so when it is asked again; when
+                # we stop and it stays away, the next owner asks it.
                 failures += 1
-                log.warning("batch %s: no answer to the commit: %s", work.batch.label, error)
-                self._around.shares.pause(_PAUSES.pause_s(failures, self._around.rng))
+                now_s = self._clock.boottime_s()
+                if self._around.is_stopping():
+                    stopping_s = now_s if stopping_s is None else stopping_s
+                    if now_s - stopping_s > self._patience_s:
+                        raise
+                self._wait(f"the sink, to commit {work.batch.label}", error, failures)
 
-    def _marked(self, work: Work) -> bool:
+    def _marked(self, work: Work) -> None:
         """Write the checkpoints. Without them a sink that keeps positions is right all the same."""
         failures = 0
-        marks = {
-            each.range.partition: (work.tenures[each.range.partition], each.range.end)
-            for each in work.batch.shares
+        for each in work.batch.shares:
+            self._unmarked[each.range.partition] = (
+                work.tenures[each.range.partition],
+                each.range.end,
+            )
+        while not self.catch_up():
+            failures += 1
+            if self._around.sink.atomic or not work.is_held:
+                return
+            error = StoreUnavailable("the checkpoint could not be written")
+            self._wait("the store, to write checkpoints", error, failures)
+
+    def catch_up(self) -> bool:
+        """Write the checkpoints that could not be written so far; True if none is left."""
+        self._unmarked = {
+            each: (tenure, at) for each, (tenure, at) in self._unmarked.items() if tenure.valid
         }
-        while True:
-            try:
-                self._around.shares.mark(marks)
-            except LeaseLost:
-                return True  # the partitions are closed by now; the next owner asks the sink
-            except StoreError as error:
-                failures += 1
-                log.warning("the checkpoints of %s: %s", work.batch.label, error)
-                if self._around.sink.atomic or not work.is_held:
-                    return True
-                self._around.shares.pause(_PAUSES.pause_s(failures, self._around.rng))
-            else:
-                return True
+        if not self._unmarked:
+            return True
+        try:
+            self._around.shares.mark(self._unmarked)
+        except LeaseLost:
+            pass  # the partitions are closed by now; the next owner asks the sink
+        except StoreError as error:
+            log.warning("checkpoints could not be written: %s", error)
+            return False
+        self._unmarked = {}
+        return True
+
+    def _wait(self, what: str, error: Exception, times: int) -> None:
+        log.warning("waiting for %s: %s", what, error)
+        self._around.board.tell(Waiting(holder=self._around.shares.holder, what=what, error=error))
+        self._around.shares.pause(_PAUSES.pause_s(times, self._around.rng))
 
     def _tell(self, work: Work, written: Written, began_s: float) -> None:
         now_s = self._clock.boottime_s()

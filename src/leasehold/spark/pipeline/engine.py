@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.core.ladder import Ladder
-from leasehold.errors import LeaseLost, StoreError
+from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.spark.pipeline.committing import Committing
-from leasehold.spark.pipeline.happenings import BatchPlanned, ShareOpened
+from leasehold.spark.pipeline.happenings import BatchPlanned, ShareOpened, Waiting
 from leasehold.spark.pipeline.opening import Opening
 from leasehold.spark.pipeline.planning import next_ranges
 from leasehold.spark.pipeline.staging import Staging, Work
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.processor.hooks import Board
     from leasehold.processor.tenure import Tenure
+    from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.frames import Frames
     from leasehold.spark.pipeline.opening import Place
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.spark")
 
 _IDLE = Ladder(base_s=0.01, most_s=0.25)
+_PAUSES = Ladder(base_s=0.1, most_s=5.0)
 _LOOK_S = 0.5
 
 
@@ -80,6 +82,7 @@ class Engine:
         self._under_way: tuple[Work, Future[bool]] | None = None
         self._done: dict[str, int] = {}  # committed
         self._ahead: dict[str, int] = {}  # planned
+        self._unsure: dict[str, Tenure] = {}  # held, but where they stand has to be asked
         self._backlog: deque[tuple[Range, ...]] = deque()
         self._number = 0
         self._idle = 0
@@ -106,6 +109,7 @@ class Engine:
                     return
                 else:
                     self._settle()
+                    self._committing.catch_up()
                     self._rest()
             self._shares.check()
         finally:
@@ -124,54 +128,55 @@ class Engine:
     def _take_in(self) -> None:
         """Open the partitions that came."""
         fresh = self._shares.fresh()
-        if not fresh:
-            return
-        self._settle()
+        taken = dict(fresh)
         try:
-            places = self._opened(fresh)
+            if fresh or self._unsure:
+                self._settle()
+            for partition, tenure in self._unsure.items():
+                if partition not in taken and self._shares.begin([tenure]):
+                    taken[partition] = tenure
+            self._unsure = {}
+            if not taken:
+                return
+            places = self._opened(taken)
         finally:
-            self._shares.end(list(fresh.values()))
-        self._mark_opened(fresh, places)
+            self._shares.end(list(taken.values()))
+        self._backlog.clear()
+        for partition in taken:
+            self._done.pop(partition, None)
         for partition, place in places.items():
-            self._done[partition] = self._ahead[partition] = place.position
-            self._around.board.tell(
-                ShareOpened(
-                    holder=self._shares.holder,
-                    partition=partition,
-                    epoch=fresh[partition].ownership.epoch,
-                    position=place.position,
-                    by=place.by,
-                )
-            )
+            self._done[partition] = place.position
+            if partition in fresh:
+                self._tell_opened(partition, fresh[partition], place)
+        self._ahead = dict(self._done)
 
-    def _mark_opened(self, fresh: dict[str, Tenure], places: dict[str, Place]) -> None:
-        """Write the checkpoints that a former owner could not: the sink is ahead of them."""
-        late = {
-            partition: (fresh[partition], place.position)
-            for partition, place in places.items()
-            if not place.is_marked
-        }
-        if late:
-            try:
-                self._shares.mark(late)
-            except (StoreError, LeaseLost) as error:
-                log.warning("the checkpoints of %s are behind: %s", ", ".join(late), error)
+    def _tell_opened(self, partition: str, tenure: Tenure, place: Place) -> None:
+        self._around.board.tell(
+            ShareOpened(
+                holder=tenure.ownership.holder,
+                partition=partition,
+                epoch=tenure.ownership.epoch,
+                position=place.position,
+                by=place.by,
+            )
+        )
 
     def _opened(self, fresh: dict[str, Tenure]) -> dict[str, Place]:
         failures = 0
         while True:
             held = {each: tenure for each, tenure in fresh.items() if tenure.valid}
-            for partition in fresh.keys() - held.keys():
-                self._ahead.pop(partition, None)
             try:
                 return self._opening.places(held) if held else {}
-            except StoreError as error:
+            except LeaseLost as lost:  # while they were being opened: the others go on
+                log.info("lost while it was opened: %s", lost)
                 failures += 1
-                log.warning("partitions can not be opened yet: %s", error)
-                pause_s = _IDLE.pause_s(failures + 3, self._around.rng)
-                self._shares.pause(pause_s, unless=self._around.is_stopping)
-                if self._around.is_stopping():
-                    return {}
+            except StoreUnavailable as error:
+                failures += 1
+                self._wait("the sink or the store, to open partitions", error)
+            pause_s = _PAUSES.pause_s(failures, self._around.rng)
+            self._shares.pause(pause_s, unless=self._around.is_stopping)
+            if self._around.is_stopping():
+                return {}
 
     def _next(self) -> Work | None:
         """The next batch, or None if there is nothing to do."""
@@ -184,14 +189,18 @@ class Engine:
         lag, is_part = 0, bool(self._backlog)
         if is_part:
             ranges = self._backlog.popleft()
-            if any(each.partition not in positions for each in ranges):
-                self._again()
+            if any(positions.get(each.partition) != each.start for each in ranges):
+                self._again()  # something was lost since it was cut
                 return None
         elif positions:
             try:
                 ends = self._around.source.ends(list(positions))
-            except StoreError as error:
-                log.warning("the ends of the partitions can not be read: %s", error)
+            except StoreUnavailable as error:
+                self._wait("the log", error)
+                return None
+            off = [each for each, at in positions.items() if not _is_in(at, ends[each])]
+            if off:  # trimmed, or made anew: opened again, which knows what to do
+                self._unsure.update({each: usable[each] for each in off})
                 return None
             found = {each: end.next for each, end in ends.items()}
             lag = sum(found[each] - positions[each] for each in positions)
@@ -246,6 +255,7 @@ class Engine:
         self._around.board.tell(BatchPlanned(**work.told(), lag_events=work.lag_events))
         staged: Staged | None = None
         ours = False
+        waiting = len(self._backlog)
         try:
             staged = self._staging.staged(work)
             ours = self._settle()
@@ -260,7 +270,7 @@ class Engine:
                 if staged is not None:
                     self._around.sink.discard(staged)
                 self._shares.end(tenures)
-        if ours and not self._backlog:
+        if ours and len(self._backlog) <= waiting:  # it was not cut in two, but given up
             self._again()
 
     def _settle(self) -> bool:
@@ -283,10 +293,9 @@ class Engine:
         """Plan anew from what is committed; after a refusal the sink is asked what that is."""
         self._backlog.clear()
         if refused is not None and self._around.sink.atomic:
-            held = {each: tenure for each, tenure in refused.tenures.items() if tenure.valid}
-            for partition, sunk in self._opening.fenced(held).items() if held else ():
-                if sunk.position is not None:
-                    self._done[partition] = sunk.position
+            self._unsure.update(refused.tenures)
+            for partition in refused.tenures:
+                self._done.pop(partition, None)
         self._ahead = dict(self._done)
 
     def _split(self, first: tuple[Range, ...], second: tuple[Range, ...]) -> None:
@@ -313,8 +322,13 @@ class Engine:
             self._grown_s = now_s
             try:
                 self._shares.join(self._around.source.partitions())
-            except StoreError as error:
-                log.warning("new partitions can not be looked for: %s", error)
+            except StoreUnavailable as error:
+                self._wait("the store, to look for partitions", error)
+
+    def _wait(self, what: str, error: Exception) -> None:
+        """Say that something is waited for."""
+        log.warning("waiting for %s: %s", what, error)
+        self._around.board.tell(Waiting(holder=self._shares.holder, what=what, error=error))
 
     def _is_caught_up(self) -> bool:
         """Whether all that was there at the start is committed, by whomever."""
@@ -339,3 +353,8 @@ class Engine:
         return all(
             found.get(each, firsts[each].first) >= target for each, target in open_targets.items()
         )
+
+
+def _is_in(position: int, ends: PartitionEnds) -> bool:
+    """Whether the partition can be read on from there."""
+    return ends.first <= position <= ends.next

@@ -75,7 +75,8 @@ class BatchCommitted(BatchEvent):
 class BatchRefused(BatchEvent):
     """Its commit was refused, or not tried: a partition is not ours any more. Nothing was written.
 
-    ``by_sink``: the sink itself has refused it; else it was seen here before.
+    ``by_sink``: the sink itself has refused it; else it was seen here before. Only if a commit was
+    sent before without an answer (``Waiting``), it may have been written: the next owner asks.
     """
 
     why: str
@@ -87,6 +88,14 @@ class BatchTried(BatchEvent):
     """The transformation or the staging failed for the ``attempt``-th time."""
 
     attempt: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(HookEvent):
+    """The sink, the store or the log does not answer; it is asked again. ``what``: for what."""
+
+    what: str
     error: BaseException
 
 

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from leasehold.core.resume import Resumed
+    from leasehold.model import Checkpoint
     from leasehold.processor.tenure import Tenure
     from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.settings import PipelineOptions
     from leasehold.spark.pipeline.shares import Shares
     from leasehold.spark.sinks.port import Sink
+
+_SETTLED_HERE = frozenset((By.START, By.OPERATOR))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,6 @@ class Place:
 
     position: int
     by: str
-    is_marked: bool  # else the checkpoint is behind the sink
 
 
 class Opening:
@@ -50,9 +52,13 @@ class Opening:
     def places(self, fresh: Mapping[str, Tenure]) -> dict[str, Place]:
         """The place of each partition; those that turn out to be lost are left out.
 
+        When it returns, sink and checkpoint both stand there: a start by the options is settled
+        once for the group, and an operator's reset is done with once it is carried out.
+
         Raises:
             SinkChanged: sink and checkpoint contradict each other.
             PositionLost: the place is not in the log (any more).
+            LeaseLost: one of them was lost meanwhile: ask again for those that are left.
             StoreUnavailable: ask again.
         """
         known = self.fenced(fresh)
@@ -60,23 +66,24 @@ class Opening:
         ends = self._source.ends(list(known))
         places: dict[str, Place] = {}
         moves: dict[str, Sunk] = {}
+        marks: dict[str, tuple[Tenure, int]] = {}
         for partition, sunk in known.items():
             tenure = fresh[partition]
             checkpoint = checkpoints.get(tenure.ownership.key)
             done = None if checkpoint is None else checkpoint.resumes_at
-            found = self._resumed(tenure, done, sunk)
+            found = self._resumed(tenure, checkpoint, sunk)
             if found.by is By.NOBODY:
                 raise self._contradiction(partition, done, sunk)
             position = self._in_log(partition, found, ends[partition])
-            places[partition] = Place(
-                position=position,
-                by=found.by.value,
-                is_marked=found.by is not By.SINK or done == position,
-            )
-            if found.by is By.OPERATOR or found.position not in {None, position}:
+            places[partition] = Place(position=position, by=found.by.value)
+            if found.by in _SETTLED_HERE or found.position != position:
                 moves[partition] = Sunk(position=position, epoch=tenure.ownership.epoch)
+            if found.by in _SETTLED_HERE or done != position:
+                marks[partition] = (tenure, position)
         if moves and self._sink.atomic:
             self._sink.move(self._shares.group, moves)
+        if marks:  # after the sink: a reset counts until a checkpoint was written after it
+            self._shares.mark(marks)
         return places
 
     def fenced(self, tenures: Mapping[str, Tenure]) -> dict[str, Sunk]:
@@ -104,11 +111,13 @@ class Opening:
             )
         self._shares.fenced(tenure)
 
-    def _resumed(self, tenure: Tenure, checkpoint: int | None, sunk: Sunk) -> Resumed:
+    def _resumed(self, tenure: Tenure, checkpoint: Checkpoint | None, sunk: Sunk) -> Resumed:
+        done = None if checkpoint is None else checkpoint.resumes_at
         if not self._sink.atomic:
-            return resumed_by_checkpoint(checkpoint)
+            return resumed_by_checkpoint(done)
         reset_epoch = self._shares.reset_epoch(tenure.ownership.key)
-        return resumed(checkpoint=checkpoint, sunk=sunk.position, is_reset=reset_epoch > sunk.epoch)
+        is_reset = reset_epoch > (0 if checkpoint is None else checkpoint.epoch - 1)
+        return resumed(checkpoint=done, sunk=sunk.position, is_reset=is_reset)
 
     def _in_log(self, partition: str, found: Resumed, ends: PartitionEnds) -> int:
         if found.position is None:

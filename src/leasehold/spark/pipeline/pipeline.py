@@ -147,8 +147,18 @@ class Pipeline:
         return self.totals
 
     def _engine(self, sink: Sink, board: Board, stack: ExitStack) -> Engine:
-        source = open_ranges(self._source, store_url=self._source_store, name=self.name)
+        source = open_ranges(
+            self._source, store_url=self._source_store, name=self.name, pinned=True
+        )
         stack.callback(source.close)
+        if (getattr(sink, "stream", None), getattr(sink, "store", None)) == (
+            source.name,
+            self._source_store,
+        ):
+            raise UsageError(
+                f"the pipeline reads {source.name!r} and would write to it: what it writes would "
+                "come back to it, without end; write to another stream"
+            )
         frames = Frames(
             self._spark,
             self._source,

@@ -12,6 +12,7 @@ from leasehold.spark.pipeline.happenings import (
     EventDropped,
     ShareClosed,
     ShareOpened,
+    Waiting,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +94,9 @@ class ProgressLines:
             case BatchTried():
                 words = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
                 self._write(f"batch {event.number} failed ({event.attempt}): {words[:_MOST_WORDS]}")
+            case Waiting():
+                why = str(event.error) or type(event.error).__name__
+                self._write(f"waiting for {event.what}: {why.splitlines()[0]}")
             case EventDropped():
                 self._write(
                     f"event {event.sequence_number} of partition {event.partition}: {event.action}"

@@ -17,11 +17,23 @@ from pyspark.sql import DataFrame
 
 from leasehold.core.ladder import Ladder
 from leasehold.core.poison import Then
-from leasehold.errors import BatchFailed, SinkUnfit, StoreError, UsageError
+from leasehold.errors import (
+    BatchFailed,
+    SinkUnfit,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
 from leasehold.names import last_part
 from leasehold.sources.dead_letters import DeadLetter
 from leasehold.sources.tracebacks import reason_of, traceback_of
-from leasehold.spark.pipeline.happenings import BatchRefused, BatchStaged, BatchTried, EventDropped
+from leasehold.spark.pipeline.happenings import (
+    BatchRefused,
+    BatchStaged,
+    BatchTried,
+    EventDropped,
+    Waiting,
+)
 from leasehold.spark.pipeline.planning import halves
 
 if TYPE_CHECKING:
@@ -35,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.spark")
 
 _PAUSES = Ladder(base_s=0.1, most_s=5.0)
+_OF_JOBS = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,21 +113,33 @@ class Staging:
                 return self._once(work, attempt)
             except SinkUnfit:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the user's function raises
+            except Exception as error:
                 if not work.is_held or self._around.is_stopping():
                     self._refused(work)
                     return None
-                if isinstance(error, StoreError):  # no fault of the batch: it passes, or is told
+                if isinstance(error, StoreUnavailable):  # no fault of the batch: it passes
                     silent += 1
-                    log.warning("batch %s waits for the sink: %s", work.batch.label, error)
-                    self._pause(_PAUSES.pause_s(silent, self._around.rng))
+                    self._wait(f"the sink, to stage {work.batch.label}", error, silent)
                     continue
+                if isinstance(error, StoreError) or self._is_gone():
+                    raise
                 attempt += 1
                 self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=error))
                 if policy.exhausted(attempt) or work.is_part:
                     return self._given_up(work, error, attempt)
                 log.warning("batch %s failed: %s", work.batch.label, reason_of(error))
                 self._pause(policy.pauses.pause_s(attempt, self._around.rng))
+
+    def _is_gone(self) -> bool:
+        """Whether Spark was stopped, or its Java has died: then no attempt can succeed."""
+        gateway = getattr(self._context, "_gateway", None)
+        process = getattr(gateway, "proc", None)
+        return self._context._jsc is None or (process is not None and process.poll() is not None)  # noqa: SLF001
+
+    def _wait(self, what: str, error: Exception, times: int) -> None:
+        log.warning("waiting for %s: %s", what, error)
+        self._around.board.tell(Waiting(holder=self._around.shares.holder, what=what, error=error))
+        self._pause(_PAUSES.pause_s(times, self._around.rng))
 
     def _pause(self, seconds: float) -> None:
         self._around.shares.pause(seconds, unless=self._around.is_stopping)
@@ -168,8 +193,28 @@ class Staging:
             self._around.sink.discard(nothing)
             self._split(*halves(work.ranges))
             return None
-        self._dropped(work, error, attempts)
-        return nothing
+        return nothing if self._dropped_when_possible(work, error, attempts, nothing) else None
+
+    def _dropped_when_possible(
+        self, work: Work, error: Exception, attempts: int, nothing: Staged
+    ) -> bool:
+        """Drop the one event; False if there was no time left to put it anywhere."""
+        times = 0
+        try:
+            while work.is_held and not self._around.is_stopping():
+                try:
+                    self._dropped(work, error, attempts)
+                except StoreUnavailable as away:
+                    times += 1
+                    self._wait("the dead letters", away, times)
+                else:
+                    return True
+        except BaseException:
+            self._around.sink.discard(nothing)
+            raise
+        self._around.sink.discard(nothing)
+        self._refused(work)
+        return False
 
     def _dropped(self, work: Work, error: Exception, attempts: int) -> None:
         """Put the one event into the dead letters, if the policy says so, and tell."""
@@ -206,8 +251,11 @@ class Staging:
         )
 
     def close(self) -> None:
-        """End its thread."""
+        """End its thread, and take its words off the jobs of the caller."""
         self._canceller.shutdown()
+        if not self._is_gone():
+            for name in _OF_JOBS:
+                self._context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def _checked(frame: object) -> DataFrame:

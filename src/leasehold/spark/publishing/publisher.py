@@ -305,11 +305,19 @@ class Publisher:
             log.warning("batches that others left could not be published yet: %s", error)
 
     def _sweep(self) -> None:
-        """Remove files that are a day old and belong to no batch that is to be published."""
+        """Remove what is a day old: files of no batch that is to be published, empty directories.
+
+        A driver that dies between its plan and its first file leaves such a directory.
+        """
         before_s = (self._clock.utc_now() - _ORPHANED).timestamp()
         try:
             old = [
                 path for path in self._staging.rglob("*.arrow") if path.lstat().st_mtime < before_s
+            ]
+            directories = [
+                each
+                for each in self._staging.glob("*")
+                if each.is_dir() and each.lstat().st_mtime < before_s
             ]
             kept = self._book.files_left(self.stream) if old else set[str]()
         except (OSError, LeaseholdError) as error:
@@ -321,6 +329,8 @@ class Publisher:
                 with suppress(OSError):
                     path.unlink()
                 _drop(path.parent)
+        for each in directories:
+            _drop(each)
 
 
 def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:

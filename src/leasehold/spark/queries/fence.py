@@ -147,7 +147,17 @@ class Fence:
         with self._change:
             return self._change.wait_for(lambda: not self._busy, timeout=within_s)
 
+    def give_up(self) -> None:
+        """No more order: the reservation is renewed no more, and ``check`` fails in a moment.
+
+        That ends the waiting for a sink that is away. A commit in doubt is left to the next driver,
+        which asks the sink.
+        """
+        self._reservation.give_up()
+
     def close(self) -> None:
-        """Close the sinks."""
+        """Close the sinks, unless a batch that hangs still has one in its hands."""
+        if not self.idle(within_s=0):
+            return
         while self._sinks:
             self._sinks.pop().close()

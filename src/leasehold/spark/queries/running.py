@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from pyspark import SparkContext
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from leasehold.errors import CheckpointBehind, LeaseLost, StoreError, UsageError
@@ -15,7 +16,6 @@ from leasehold.spark.queries.location import canonical
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -149,9 +149,9 @@ class RunningQuery:
                 return False
 
 
-def kill_java(spark: SparkSession) -> None:
+def kill_java() -> None:
     """End Spark's own process, if this one has started it: it must not go on alone."""
-    gateway = getattr(spark.sparkContext, "_gateway", None)
+    gateway = SparkContext._gateway  # noqa: SLF001
     process = getattr(gateway, "proc", None)
     if process is not None:
         with suppress(OSError):

@@ -124,7 +124,8 @@ class QuerySink:
                 self._reservation.check()
                 self._sink.commit(staged, batch)
             except StoreUnavailable as error:
-                # It may have been done. The sink knows, and says so when it is asked again.
+                # It may have been done. The sink knows, and says so when it is asked again: by us,
+                # or, if the driver stops or loses its reservation meanwhile, by the next one.
                 failures += 1
                 log.warning("batch %d: no answer to the commit: %s", batch.number, error)
                 self._reservation.lost.wait(_PAUSES.pause_s(failures, self._rng))

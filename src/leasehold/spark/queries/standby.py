@@ -9,17 +9,15 @@ Guarantees:
 - A driver that loses the reservation stops its query before anybody else is let in. If that does
   not work the process is ended. If it was paused meanwhile, its sinks refuse what it writes, where
   they were fenced: see ``leasehold.spark.queries.fence``.
+- A stop ends. What does not end within ``drain`` loses the reservation, and then the same holds.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import signal
-import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -30,17 +28,19 @@ from leasehold.clock import SystemClock, system_random
 from leasehold.core.ladder import Ladder
 from leasehold.errors import LeaseholdError, LeaseLost, StoreError, UsageError
 from leasehold.jobs import Held, Reservation
+from leasehold.jobs.claimant import GIVEN_UP
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
 from leasehold.spark.queries.events import StandbyEvent, What
 from leasehold.spark.queries.fence import Fence
+from leasehold.spark.queries.leaving import leave_stuck, stopped_by_signals
 from leasehold.spark.queries.location import canonical, default_file_system, job_name
-from leasehold.spark.queries.running import Progress, RunningQuery, kill_java
+from leasehold.spark.queries.running import Progress, RunningQuery
 from leasehold.spark.sessions import session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-EXIT_STUCK = 75
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Which part of the lease the last words may take: less than its margin.
+_LAST_WORDS = 0.05
+_SPARK_STOPS_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
 _PAUSES = Ladder(base_s=1.0, most_s=60.0)
 # What Spark says when somebody without a reservation works on the same checkpoint.
 _FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
@@ -213,7 +214,8 @@ class Standby:
             running = self._started(spark, fence, progress)
             word = self._words.get()
             heir = word.heir
-            self._end(spark, running, fence, word)
+            if not self._end(running, fence, word):
+                return _Outcome(done=True)
             progress.catch_up(fence.last_batch)
             return self._judged(word, fence, reservation, progress)
         except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
@@ -247,28 +249,48 @@ class Standby:
         running.watch(lambda error: words.put(_Word(why="ended", error=error)))
         return running
 
-    def _end(self, spark: SparkSession, running: RunningQuery, fence: Fence, word: _Word) -> None:
-        """See to it that nothing of the query runs any more, in time."""
+    def _end(self, running: RunningQuery, fence: Fence, word: _Word) -> bool:
+        """See to it that nothing of the query runs any more, in time.
+
+        False if it hangs, this driver is to leave, and the process may not be ended for it.
+        """
+        leaves = word.why == "stop" or (word.why == "asked" and word.heir is None)
+        until_s = self._clock.boottime_s() + self._drain_s
         if word.why == "lost":
             self._tell(What.LOST, epoch=fence.epoch, text=str(word.error))
         elif word.why in {"stop", "asked"}:
             if word.why == "asked":
                 to = f"go to {word.heir}" if word.heir else "leave"
                 self._tell(What.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}")
-            fence.idle(within_s=self._drain_s)  # a batch that is nearly done is not thrown away
-        if running.stop(more_time=lambda: fence.remaining() > timedelta(0)):
-            return
+            # A batch that is nearly done is not thrown away.
+            if not fence.idle(within_s=self._drain_s):
+                fence.give_up()
+        until_s = max(until_s, self._clock.boottime_s() + _SPARK_STOPS_S)
+
+        def more_time() -> bool:
+            if self._clock.boottime_s() >= until_s:
+                fence.give_up()  # else it would be renewed for as long as the query hangs
+            return fence.remaining() > timedelta(0)
+
+        if running.stop(more_time=more_time):
+            return True
         text = "the query has not stopped, and the lease is over"
-        self._tell(What.STUCK, epoch=fence.epoch, text=text)
-        log.critical("%s: %s", self.name, text)
+
+        def last_words() -> None:
+            self._tell(What.STUCK, epoch=fence.epoch, text=text)
+            log.critical("%s: %s", self.name, text)
+
         if self._exit_when_stuck:
-            _end_process(spark)
-        running.stop(more_time=lambda: True)
+            leave_stuck(last_words, within_s=_LAST_WORDS * self._lease.total_seconds())
+        last_words()
+        return running.stop(more_time=lambda: not (leaves or self._stopping.is_set()))
 
     def _judged(
         self, word: _Word, fence: Fence, reservation: Reservation, progress: Progress
     ) -> _Outcome:
         epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
+        if lost == GIVEN_UP:  # by this driver itself, after the word
+            lost = None
         progressed = batch is not None
         if word.why == "stop" or (word.why == "asked" and word.heir is None):
             self._tell(What.STOPPED, epoch=epoch, batch=batch)
@@ -336,12 +358,14 @@ def standby(
 ) -> None:
     """Run a query on one of several drivers; call this on each. Blocks until SIGTERM or Ctrl-C.
 
+    The second of these ends the process at once, with 128 and the number of the signal.
+
     ``build(spark, fence)`` makes the query, starts it and returns it; it is called each time this
     driver comes to run it. ``spark``: a session, or what makes one; without it ``session(name)``.
     ``restarts``: how often in a row a query that fails is started again, after growing pauses;
-    meanwhile another driver may have it. ``drain``: how long a stop waits for the batch under way.
-    ``exit_when_stuck``: end the process with code 75 if the query does not stop before the lease
-    ends; without it, that is only said.
+    meanwhile another driver may have it. ``drain``: how long a stop waits for the batch under way;
+    after it the lease is renewed no more. ``exit_when_stuck``: end the process with code 75 if the
+    query does not stop before the lease ends; without it, that is only said.
 
     Raises:
         UsageError: what was given can not work.
@@ -360,27 +384,8 @@ def standby(
         exit_when_stuck=exit_when_stuck,
         on_event=on_event,
     )
-    with _stopped_by_signals(driver) as hold:
+    with stopped_by_signals(driver.stop) as hold:
         driver.run(ready=hold)  # Spark's own start takes Ctrl-C for itself
-
-
-@contextmanager
-def _stopped_by_signals(driver: Standby) -> Iterator[Callable[[], None]]:
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None  # signals come to the main thread only
-        return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-    def hold() -> None:
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: driver.stop())
-
-    hold()
-    try:
-        yield hold
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _query(built: StreamingQuery) -> StreamingQuery:
@@ -398,12 +403,3 @@ def _lost(reason: str) -> LeaseLost:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _end_process(spark: SparkSession) -> None:
-    """At once, with everything: what still runs could write."""
-    kill_java(spark)
-    with suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(EXIT_STUCK)

@@ -81,6 +81,16 @@ class LogSink:
         self._publisher: Publisher | None = None
         self.name = f"log:{self._stream}"
 
+    @property
+    def stream(self) -> str:
+        """The name of the stream that it writes to."""
+        return self._stream
+
+    @property
+    def store(self) -> str:
+        """The URL of the store that has the log, as it was given; it may hold a password."""
+        return self._store
+
     def open(self, spark: SparkSession | None = None) -> None:
         """See ``Sink``.
 

@@ -5,7 +5,7 @@ Guarantees:
 * A batch is what its two offsets say, and nothing else: when it is repeated after a crash, the same
   events come. Offsets never go back.
 * New partitions are read from their first event on. One that the option ``partitions`` leaves out
-  keeps its offset.
+  keeps its offset, and nothing that happens to it matters.
 * Where the events at an offset are not there, the query fails with the partition and the range,
   unless ``onTrimmed`` is ``earliest``.
 * A store that does not answer is asked again for a minute before the query fails.
@@ -89,13 +89,17 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises:
             BeyondEnd, Trimmed: the events at ``start`` are not there.
+            UsageError: a partition that is to be read is not there.
             StoreUnavailable: for a minute there was no answer.
         """
         options = self._options
-        ends = self._asked(lambda source: source.ends(source.partitions()))
-        check(start, ends, stream=options.source, skip_trimmed=options.skip_trimmed)
-        if options.partitions is not None:
-            ends = {name: ends[name] for name in options.partitions}
+        ends = self._asked(self._ends)
+        read = {
+            name: at
+            for name, at in start.items()
+            if options.partitions is None or name in options.partitions
+        }
+        check(read, ends, stream=options.source, skip_trimmed=options.skip_trimmed)
         if self._target is not None:
             ends = _up_to(self._target, ends)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -113,7 +117,8 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a batch."""
         firsts: dict[str, int] = {}
         if self._options.skip_trimmed:
-            ends = self._asked(lambda source: source.ends(tuple(end)))
+            moved = tuple(name for name, last in end.items() if last > start.get(name, 0))
+            ends = self._asked(lambda source: source.ends(moved)) if moved else {}
             firsts = {name: known.first for name, known in ends.items()}
         return shared_out(between(start, end, firsts), self._options.tasks)
 

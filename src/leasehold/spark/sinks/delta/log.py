@@ -1,8 +1,9 @@
 """The log of a Delta table as one process knows it, and commits that rest on exactly that.
 
 ``refresh`` brings the knowledge up to date; what ``version_of`` says belongs to this version of the
-table, and ``write`` commits from it: if somebody else has written one of the same application ids
-meanwhile, it raises ``Conflict`` and nothing was written. Commits of others are no hindrance.
+table, and ``write`` commits from the version that its caller has judged and from no other: if
+``refresh`` has gone on meanwhile, or somebody else has written one of the same application ids, it
+raises ``Conflict`` and nothing was written. Commits of others are no hindrance.
 
 A table that was deleted, made anew, put back from a copy, restored or overwritten as a whole is
 told from one that has only gone on: ``SinkChanged``.
@@ -163,15 +164,25 @@ class DeltaLog:
         self._place.finish_root()
 
     def write(
-        self, actions: list[AddAction], transactions: Mapping[str, int], mark: dict[str, Any]
+        self,
+        actions: list[AddAction],
+        transactions: Mapping[str, int],
+        mark: dict[str, Any],
+        *,
+        on: int,
     ) -> None:
-        """Commit from the version that is known.
+        """Commit from version ``on``, which was judged.
 
         Raises:
-            Conflict: somebody else was first.
+            Conflict: somebody else was first, or another version is known by now.
             StoreUnavailable: unknown whether it was done.
         """
         table = self._known()
+        if table.version() != on:
+            # Delta looks for conflicts only after the version it starts from: what came between
+            # would be passed over.
+            text = f"version {on} was judged, and version {table.version()} is known"
+            raise Conflict(text, certain=True)
         properties = CommitProperties(
             custom_metadata=mark,
             app_transactions=[Transaction(key, value) for key, value in transactions.items()],

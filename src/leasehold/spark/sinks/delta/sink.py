@@ -3,10 +3,15 @@
 Positions and epochs are application transactions of the table itself, so they are in the same
 commit as the rows, and the table refuses a commit whose partition somebody else has fenced
 meanwhile. Anything that reads Delta can read the table. The page is ``docs/sinks-delta.md``.
+
+A commit starts from the very version that was judged. So what is known of the table belongs to one
+thread at a time, from its look at the table to its write (``_turn``); a batch that is staged
+meanwhile, and a sweep, look at the table by themselves.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -65,6 +70,18 @@ class StagedFiles:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """The columns of the table as they were last seen, for those who stage."""
+
+    schema: StructType
+    partition_by: tuple[str, ...]
+
+    @classmethod
+    def of(cls, log: DeltaLog) -> _Columns:
+        return cls(schema=log.schema, partition_by=log.partition_by)
+
+
 class DeltaSink:
     """A Delta table at a path, or at a URI that ``deltalake`` knows. It is made if it is not there.
 
@@ -94,6 +111,8 @@ class DeltaSink:
         self._fences = Fences(self._place, token)
         self._fences_read = False
         self._seen: dict[tuple[str, str], Sunk] = {}
+        self._turn = threading.Lock()  # for all of the above
+        self._columns: _Columns | None = None
 
     @property
     def name(self) -> str:
@@ -112,9 +131,12 @@ class DeltaSink:
             SinkUnfit: it has rules that this sink does not keep, or is cut by other columns.
             StoreUnavailable: it can not be read.
         """
-        if self._look() and self._by and self._by != self._log.partition_by:
+        with self._turn:
+            self._look()
+        known = self._columns
+        if known is not None and self._by and self._by != known.partition_by:
             raise SinkUnfit(
-                f"{self.name} is partitioned by {list(self._log.partition_by)} and not by "
+                f"{self.name} is partitioned by {list(known.partition_by)} and not by "
                 f"{list(self._by)}: leave partition_by out, or write to another table"
             )
 
@@ -125,33 +147,35 @@ class DeltaSink:
             SinkChanged: the table is not as it was left.
             StoreUnavailable: unknown whether it was done: call it again.
         """
-        for _ in range(_TRIES):
-            if not self._look():
-                known = self._fence_without_table(group, epochs)
+        with self._turn:
+            for _ in range(_TRIES):
                 if not self._look():
-                    return known
-            now = self._judged(group, epochs)
-            raised = {
-                name: Sunk(epoch=epoch)
-                for name, epoch in epochs.items()
-                if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
-            }
-            if raised:
-                mark = history.mark(
-                    "fence",
-                    group,
-                    on=self._log.version,
-                    epochs={name: each.epoch for name, each in raised.items()},
-                )
-                written = places_of.transactions(group, raised, epochs_only=True)
-                try:
-                    self._write(group, [], written, mark)
-                except Conflict:
-                    continue
-            for name, epoch in epochs.items():
-                kept = Sunk(position=now[name].position, epoch=max(now[name].epoch, epoch))
-                self._seen[group, name] = kept
-            return now
+                    known = self._fence_without_table(group, epochs)
+                    if not self._look():
+                        return known
+                on = self._log.version
+                now = self._judged(group, epochs)
+                raised = {
+                    name: Sunk(epoch=epoch)
+                    for name, epoch in epochs.items()
+                    if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
+                }
+                if raised:
+                    mark = history.mark(
+                        "fence",
+                        group,
+                        on=on,
+                        epochs={name: each.epoch for name, each in raised.items()},
+                    )
+                    written = places_of.transactions(group, raised, epochs_only=True)
+                    try:
+                        self._write(group, [], written, mark, on=on)
+                    except Conflict:
+                        continue
+                for name, epoch in epochs.items():
+                    kept = Sunk(position=now[name].position, epoch=max(now[name].epoch, epoch))
+                    self._seen[group, name] = kept
+                return now
         raise self._crowded()
 
     def move(self, group: str, places: Mapping[str, Sunk]) -> None:
@@ -164,26 +188,28 @@ class DeltaSink:
             StoreUnavailable: unknown whether it was done: call it again.
         """
         epochs = {name: place.epoch for name, place in places.items()}
-        for _ in range(_TRIES):
-            exists = self._look()
-            if not exists:
-                self._fences.read()
-            now = self._places(group, places)
-            places_of.refuse_older_epochs(self.name, now, epochs)
-            if not exists:
-                self._fences.write(group, places)
-                if not self._look():
-                    return
-                continue
-            at = {name: [place.position, place.epoch] for name, place in places.items()}
-            mark = history.mark("move", group, on=self._log.version, places=at)
-            written = places_of.transactions(group, places, epochs_only=False)
-            try:
-                self._write(group, [], written, mark)
-            except Conflict:
-                continue
-            self._seen.update({(group, name): place for name, place in places.items()})
-            return
+        with self._turn:
+            for _ in range(_TRIES):
+                exists = self._look()
+                on = self._log.version
+                if not exists:
+                    self._fences.read()
+                now = self._places(group, places)
+                places_of.refuse_older_epochs(self.name, now, epochs)
+                if not exists:
+                    self._fences.write(group, places)
+                    if not self._look():
+                        return
+                    continue
+                at = {name: [place.position, place.epoch] for name, place in places.items()}
+                mark = history.mark("move", group, on=on, places=at)
+                written = places_of.transactions(group, places, epochs_only=False)
+                try:
+                    self._write(group, [], written, mark, on=on)
+                except Conflict:
+                    continue
+                self._seen.update({(group, name): place for name, place in places.items()})
+                return
         raise self._crowded()
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:  # noqa: ARG002
@@ -216,22 +242,24 @@ class DeltaSink:
         """
         inside: StagedFiles = staged.inside
         epochs = {each.range.partition: each.epoch for each in batch.shares}
-        for _ in range(_TRIES):
-            if not self._look():
-                self._log.create(inside.schema, inside.partition_by)
-                continue
-            now = self._places(batch.group, epochs)
-            places_of.refuse_older_epochs(self.name, now, epochs)
-            self._judged(batch.group, epochs)
-            if places_of.done_before(self.name, batch, now):
-                self.discard(staged)  # a commit that was offered keeps its files
-                return inside.written
-            self._refuse_other_columns(inside)
-            if self._offered(inside, batch):
-                for each in batch.shares:
-                    kept = Sunk(position=each.range.end, epoch=each.epoch)
-                    self._seen[batch.group, each.range.partition] = kept
-                return inside.written
+        with self._turn:
+            for _ in range(_TRIES):
+                if not self._look():
+                    self._log.create(inside.schema, inside.partition_by)
+                    continue
+                on = self._log.version
+                now = self._places(batch.group, epochs)
+                places_of.refuse_older_epochs(self.name, now, epochs)
+                self._judged(batch.group, epochs)
+                if places_of.done_before(self.name, batch, now):
+                    self.discard(staged)  # a commit that was offered keeps its files
+                    return inside.written
+                self._refuse_other_columns(inside)
+                if self._offered(inside, batch, on=on):
+                    for each in batch.shares:
+                        kept = Sunk(position=each.range.end, epoch=each.epoch)
+                        self._seen[batch.group, each.range.partition] = kept
+                    return inside.written
         raise self._crowded()
 
     def discard(self, staged: Staged) -> None:
@@ -260,9 +288,10 @@ class DeltaSink:
                 f"sweep(older_than={older_than}) might delete the files of a batch that is being "
                 f"written: give {_SHORTEST_SWEEP} or more"
             )
-        if not self._log.refresh():
+        view = DeltaLog(self._place)
+        if not view.refresh():
             return []
-        found = orphans(self._place, self._log, older_than, self._clock.utc_now())
+        found = orphans(self._place, view, older_than, self._clock.utc_now())
         self._place.remove(found)
         return found
 
@@ -275,6 +304,8 @@ class DeltaSink:
         if exists and not self._fences_read:
             self._fences.read()
             self._fences_read = True
+        if exists:
+            self._columns = _Columns.of(self._log)
         return exists
 
     def _fence_without_table(self, group: str, epochs: Mapping[str, int]) -> dict[str, Sunk]:
@@ -311,16 +342,18 @@ class DeltaSink:
     def _fitting(self, schema: StructType) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The columns to cut by and those without nulls, of a table that these rows fit.
 
-        What is known of the table may be old; the commit looks again.
+        What is known of the table may be old; the commit looks again. Another batch may just be
+        judged: its version of the table is not touched.
         """
-        known = self._log.version >= 0
-        if not known or any(differences(schema, self._log.schema)):
-            known = self._look()
-        if not known:
+        known = self._columns
+        if known is None or any(differences(schema, known.schema)):
+            view = DeltaLog(self._place)
+            known = _Columns.of(view) if view.refresh() else None
+        if known is None:
             refuse_unfit_new(self.name, schema, self._by)
             return self._by, ()
-        refuse_unfit_rows(self.name, schema, self._log.schema)
-        return self._log.partition_by, required(self._log.schema)
+        refuse_unfit_rows(self.name, schema, known.schema)
+        return known.partition_by, required(known.schema)
 
     def _refuse_other_columns(self, inside: StagedFiles) -> None:
         found = list(differences(inside.schema, self._log.schema))
@@ -334,7 +367,7 @@ class DeltaSink:
                 "transformation that gives these columns"
             )
 
-    def _offered(self, inside: StagedFiles, batch: Batch) -> bool:
+    def _offered(self, inside: StagedFiles, batch: Batch, *, on: int) -> bool:
         """Try to commit; False if somebody else was first."""
         ends = {
             each.range.partition: Sunk(position=each.range.end, epoch=each.epoch)
@@ -345,12 +378,12 @@ class DeltaSink:
             AddAction(each.path, each.size_bytes, dict(each.cut), made_at_ms, True, each.stats)
             for each in inside.files
         ]
-        mark = history.mark_of_batch(batch, on=self._log.version, rows=inside.written.rows)
+        mark = history.mark_of_batch(batch, on=on, rows=inside.written.rows)
         offered_before = inside.offered
         inside.offered = True
         written = places_of.transactions(batch.group, ends, epochs_only=False)
         try:
-            self._write(batch.group, adds, written, mark)
+            self._write(batch.group, adds, written, mark, on=on)
         except Conflict as conflict:
             inside.offered = offered_before or not conflict.certain
             return False
@@ -362,10 +395,12 @@ class DeltaSink:
         adds: list[AddAction],
         transactions: dict[str, int],
         mark: dict[str, str],
+        *,
+        on: int,
     ) -> None:
         known = self._log.version_of(places_of.group_id(group)) is not None
         first = {} if known else {places_of.group_id(group): 1}
-        self._log.write(adds, transactions | first, mark)
+        self._log.write(adds, transactions | first, mark, on=on)
 
     def _crowded(self) -> StoreUnavailable:
         return StoreUnavailable(

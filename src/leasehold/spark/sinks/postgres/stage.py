@@ -101,7 +101,10 @@ def check_table(tx: TargetTx, table: Table, schema: StructType, *, create: bool)
 
 
 def make_stage(tx: TargetTx, table: Table, name: str, columns: Sequence[str], batch: Batch) -> None:
-    """Make the staging table of a batch, with the types of the table."""
+    """Make the staging table of a batch, with the types of the table.
+
+    ``name`` is the batch's alone. Again is harmless, also when only the answer was lost.
+    """
     epochs = {each.range.partition: each.epoch for each in batch.shares}
     tx.run("stage_put", id=name, sink=table.id, grp=batch.group, epochs=json.dumps(epochs))
     tx.do(

@@ -72,13 +72,15 @@ PRIMARY KEY ({key})
 CREATE UNIQUE INDEX ON {table} ({key});
 
 -- name: stage_make
-CREATE UNLOGGED TABLE leasehold_sink.{stage} WITH (autovacuum_enabled = false) AS
+-- It may be there: made by the same step, whose answer was lost. So may its row.
+CREATE UNLOGGED TABLE IF NOT EXISTS leasehold_sink.{stage} WITH (autovacuum_enabled = false) AS
 SELECT {columns}, CAST(NULL AS text) AS {attempt} FROM {table}
 WITH NO DATA;
 
 -- name: stage_put
 INSERT INTO leasehold_sink.sink_staging (id, sink, grp, epochs)
-VALUES (:id, :sink, :grp, :epochs);
+VALUES (:id, :sink, :grp, :epochs)
+ON CONFLICT (id) DO NOTHING;
 
 -- name: stage_is_there
 SELECT to_regclass(:written) IS NOT NULL;
