@@ -16,7 +16,7 @@ READY  := .venv/.ready-$(or $(PY_TAG),none)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench spec lock clean
+.PHONY: help demo test check format bench chaos spec lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ format: $(READY) ## put the code into its format, fix what can be fixed
 
 bench: $(READY) ## all measurements (PART=balance picks one)
 	@$(BIN)/python -m bench $(PART) $(ARGS)
+
+chaos: $(READY) ## 100 random kills and pauses of Spark drivers and executors, rows counted
+	@$(BIN)/python -m bench.chaos $(ARGS)
 
 spec: $(READY) ## each behaviour of docs/spec.md, its tests, passed or not
 	@rm -f .spec-report.json
