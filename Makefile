@@ -5,6 +5,10 @@ PYTHON ?= python3
 PART   ?=
 ARGS   ?=
 
+# One worker for the shared Spark session, one for drivers and clusters, one for all the rest;
+# two cores can carry three, because much of the time tests wait for leases and processes.
+WORKERS := -n 3 --dist loadgroup
+
 # uv from PATH, or one of our own in .tools/
 UV_VERSION := 0.13.7
 UV  := $(or $(shell command -v uv 2>/dev/null),.tools/bin/uv)
@@ -25,7 +29,7 @@ demo: $(READY) ## a year of flights on two Spark drivers, killed and paused, and
 	@$(BIN)/leasehold demo $(ARGS)
 
 test: $(READY) ## all tests (ARGS="-k lease" picks some)
-	@$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -q $(WORKERS) $(ARGS)
 
 check: $(READY) ## lint, format, types, layers
 	@$(BIN)/ruff check
@@ -45,7 +49,7 @@ chaos: $(READY) ## 100 random kills and pauses of Spark drivers and executors, r
 
 spec: $(READY) ## each behaviour of docs/spec.md, its tests, passed or not
 	@rm -f .spec-report.json
-	@$(BIN)/pytest -q -n 2 --dist loadgroup --no-header -r fE --spec-report .spec-report.json $(ARGS) >&2 || true
+	@$(BIN)/pytest -q $(WORKERS) --no-header -r fE --spec-report .spec-report.json $(ARGS) >&2 || true
 	@$(BIN)/python tools/spec_table.py .spec-report.json
 
 lock: $(UV) ## make requirements.lock anew from pyproject.toml

@@ -270,7 +270,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.chaos", description=__doc__)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--drivers", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=None, help="the same faults again")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="the same lots; what they hit also depends on timing"
+    )
     given = parser.parse_args(argv)
     seed = given.seed if given.seed is not None else int.from_bytes(os.urandom(4), "big")
     plan = Plan(seed=seed, faults=given.faults, drivers=given.drivers)

@@ -1,4 +1,4 @@
-"""What all tests share: the async backend, and the report of spec marks (`--spec-report FILE`)."""
+"""What all tests share: the async backend, their order, and `--spec-report FILE` for spec marks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+# What takes long begins first, so that the end is made of short tests and all workers end together.
+# Simulations, which no load disturbs, run beside the JVMs; what waits for leases comes after them.
+FIRST = ("cluster", "spark", "sim", "e2e", "contract", "integration")
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +32,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     # User properties travel with the test's reports from xdist's workers to its controller.
     ids = {str(spec_id) for mark in item.iter_markers("spec") for spec_id in mark.args}
     item.user_properties.extend(("spec", spec_id) for spec_id in sorted(ids))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order of ``FIRST``, then all others; within a directory nothing moves."""
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    directory = item.path.relative_to(HERE).parts[0] if HERE in item.path.parents else ""
+    return FIRST.index(directory) if directory in FIRST else len(FIRST)
 
 
 class SpecReport:

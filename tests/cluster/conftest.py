@@ -1,4 +1,7 @@
-"""One standalone cluster for all tests of this directory: they run in one worker, in turn."""
+"""One standalone cluster for all tests of this directory: they run in one worker, in turn.
+
+It is the worker of all other tests that start Spark drivers too: see ``tests/spark/conftest.py``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What shares the cluster goes to one worker; JVMs take their time to start."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+            item.add_marker(pytest.mark.xdist_group("drivers"))
             item.add_marker(pytest.mark.timeout(600))
 
 

@@ -18,13 +18,15 @@ import anyio
 import pytest
 from tests.support.postgres import database
 
+from leasehold.clock import SystemClock
 from leasehold.errors import LeaseLost, StoreError, UnknownStore
 from leasehold.jobs import Held, Reservation, reserve, try_reserve
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import Wish
-from leasehold.model import Term
+from leasehold.model import Lease, Term
 from leasehold.names import job_key
 from leasehold.stores import open_store
+from leasehold.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -174,6 +176,30 @@ def test_a_listener_that_fails_does_no_harm_and_the_loss_is_told(url: str) -> No
     with pytest.raises(LeaseLost, match="broken"):
         job.check()
     job.release()
+
+
+class HangingStore(MemoryStore):
+    """Hears no release, and can not be called off either."""
+
+    def __init__(self, free: threading.Event) -> None:
+        super().__init__(SystemClock())
+        self._free = free
+
+    async def revoke(self, lease: Lease) -> None:
+        await anyio.to_thread.run_sync(self._free.wait)
+        await super().revoke(lease)
+
+
+def test_a_release_returns_though_the_store_hangs() -> None:
+    free = threading.Event()
+    job = had(try_reserve("nightly", store=HangingStore(free), lease=timedelta(seconds=0.4)))
+    releasing = threading.Thread(target=job.release, daemon=True)
+    releasing.start()
+    try:
+        releasing.join(30)
+        assert not releasing.is_alive()
+    finally:
+        free.set()
 
 
 def test_a_store_that_can_not_be_asked_is_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""One Spark session for all tests of this directory: they run in one worker."""
+"""One Spark session for the tests of this directory that ask for it: they run in one worker.
+
+The others start drivers of their own, as processes. They run in turn, in one other worker, together
+with those of ``tests/cluster``: so never more than two workers are busy with JVMs.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,14 @@ QUICK_JVM = "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that shares the session goes to one worker."""
+    """Who shares the session goes to one worker, who starts drivers to another."""
     for item in items:
-        if HERE in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if HERE not in item.path.parents:
+            continue
+        shares = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if shares else "drivers"))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))  # JVMs take their time to start
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,10 @@ import anyio
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.support.memory_sink import MemorySink
 
-from leasehold.errors import StoreError, UsageError
-from leasehold.jobs import Reservation, try_reserve
+from leasehold.errors import StoreError, StoreUnavailable, UsageError
+from leasehold.jobs import Reservation, reserve, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
 from leasehold.spark.queries.events import StandbyEvent, What
@@ -57,11 +58,16 @@ class Scene:
         return [each.what for each in self.events]
 
     def query(self, function: Function, *, once: bool = True) -> Callable[..., StreamingQuery]:
+        return self.made(lambda fence: fence.call(function), once=once)
+
+    def made(
+        self, make: Callable[[Fence], Callable[[DataFrame, int], None]], *, once: bool = False
+    ) -> Callable[..., StreamingQuery]:
         def build(spark: SparkSession, fence: Fence) -> StreamingQuery:
             writer = (
                 spark.readStream.text(str(self.files))
                 .writeStream.option("checkpointLocation", self.checkpoint)
-                .foreachBatch(fence.call(function))
+                .foreachBatch(make(fence))
             )
             trigger: Any = (
                 {"availableNow": True} if once else {"processingTime": "100 milliseconds"}
@@ -202,6 +208,68 @@ def test_a_stop_waits_for_the_batch_under_way(scene: Scene) -> None:
     assert scene.told()[-1] is What.STOPPED
     stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
     assert stored.position.sequence_number == 0
+
+
+@pytest.mark.spec("S5")
+def test_a_stop_does_not_wait_for_a_sink_that_is_away(scene: Scene) -> None:
+    sink, asked = MemorySink(), threading.Event()
+
+    def away(_: object) -> None:
+        asked.set()
+        raise StoreUnavailable("no answer")
+
+    sink.before_commit = away
+    build = scene.made(lambda fence: fence.to(sink))
+    driver = scene.standby(build, drain=timedelta(seconds=0.2))
+    with running(driver) as thread:
+        assert asked.wait(60)
+        driver.stop()
+        thread.join(60)
+        assert scene.told() == [What.ACTIVE, What.STOPPED]  # long before the lease was over
+    assert not sink.discarded  # the commit is in doubt: the next driver asks the sink
+    (term,) = scene.ask(partial(read_history, key=job_key("rows")))
+    assert term.reason.value == "released"
+    sink.before_commit = lambda _: None
+    again = scene.standby(build)
+    with running(again):
+        scene.until(What.BATCH)
+    assert sorted(row["value"] for row in sink.rows) == ["1", "2", "3"]
+
+
+@pytest.mark.spec("S5")
+@pytest.mark.parametrize("by_an_operator", [False, True])
+def test_a_stop_does_not_wait_for_a_function_that_hangs(scene: Scene, by_an_operator: bool) -> None:
+    begun, go_on, epochs = threading.Event(), threading.Event(), []
+
+    def hang(_frame: DataFrame, _batch: int, fence: Fence) -> None:
+        epochs.append(fence.epoch)
+        begun.set()
+        go_on.wait(120)
+
+    driver = scene.standby(
+        scene.query(hang, once=False),
+        lease=timedelta(seconds=2),
+        drain=timedelta(seconds=0.2),
+        exit_when_stuck=False,
+    )
+    try:
+        with running(driver) as thread:
+            assert begun.wait(60)
+            if by_an_operator:
+                (holder,) = scene.ask(lambda store: store.peers("job"))
+                assert scene.ask(lambda store: store.dismiss(holder))
+            else:
+                driver.stop()
+            thread.join(60)
+            assert not thread.is_alive()
+            assert scene.told()[-1] is What.STUCK
+            # Others can have it, and this one did not let go before it had said so.
+            with reserve("rows", store=scene.url, wait=timedelta(seconds=60)) as job:
+                assert job.epoch == epochs[0] + 1
+    finally:
+        go_on.set()
+        for query in scene.spark.streams.active:
+            query.stop()
 
 
 def test_a_store_that_can_not_be_opened_is_told_before_anything_runs(

@@ -26,7 +26,7 @@ from leasehold.model import Checkpoint, Term
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
-pytestmark = [pytest.mark.xdist_group("standby"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
@@ -97,6 +97,14 @@ class Driver:
 
     def go_on(self) -> None:
         os.killpg(self._popen.pid, signal.SIGCONT)
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def is_silent(self) -> bool:
+        """Wait until nobody can say anything any more: Spark's process has the same stdout."""
+        self._reading.join(PATIENCE_S)
+        return not self._reading.is_alive()
 
     def exit_code(self) -> int:
         return self._popen.wait(PATIENCE_S)
@@ -236,3 +244,15 @@ def test_a_driver_whose_query_does_not_stop_ends_itself_before_anybody_else_begi
     assert stuck.exit_code() == 75
     assert new.says("active")["epoch"] == 2
     new.says("written", batch=0)
+
+
+def test_the_second_signal_ends_a_driver_that_hangs_at_once_and_spark_with_it(
+    drivers: tuple[Driver, Driver],
+) -> None:
+    _, hangs = drivers  # in a function that does not end: see above
+    hangs.signal(signal.SIGTERM)
+    hangs.says("stopping")
+    hangs.signal(signal.SIGTERM)
+    assert hangs.exit_code() == 128 + signal.SIGTERM
+    assert hangs.is_silent()
+    assert not hangs.of("over")

@@ -17,13 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from tests.support import sessions
-from tests.support.spark_cluster import QUICK_JVM, environment
+from tests.support.spark_cluster import CLOCK, QUICK_JVM, environment
 
 from leasehold.log import Log, LogOptions, ProducerOptions
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("pipeline_process.py")
 PATIENCE_S = 180.0
+LOOK_S = 0.2
 STREAM = "flights"
 GROUP = "delays"
 QUICK = ProducerOptions(linger=timedelta(milliseconds=1), durable=False)
@@ -194,11 +195,16 @@ class Crew:
             self._rung.notify_all()
 
     def until(self, true: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
-        """Return when it is so; fail with all that is known if it does not come to pass."""
+        """Return when it is so; fail with all that is known if it does not come to pass.
+
+        It is looked at when a driver says something, and now and then: files say nothing.
+        """
+        end_s = CLOCK.boottime_s() + patience_s
         with self._rung:
-            if not self._rung.wait_for(true, patience_s):
-                known = "\n".join(each.trouble() for each in self.drivers)
-                raise AssertionError(f"not within {patience_s:g} s: {what}\n{known}")
+            while not self._rung.wait_for(true, LOOK_S):
+                if CLOCK.boottime_s() >= end_s:
+                    known = "\n".join(each.trouble() for each in self.drivers)
+                    raise AssertionError(f"not within {patience_s:g} s: {what}\n{known}")
 
     def said(self, event: str, **like: object) -> list[dict[str, Any]]:
         return [each for driver in self.drivers for each in driver.of(event, **like)]

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.spark.queries.events import StandbyEvent
 from leasehold.spark.queries.fence import Fence
+from leasehold.spark.queries.leaving import stopped_by_signals
 from leasehold.spark.queries.standby import Standby
 from leasehold.spark.sessions import session
 from leasehold.spark.sinks.delta.sink import DeltaSink
@@ -128,7 +130,20 @@ def tell(event: StandbyEvent) -> None:
     say(event.what.value, epoch=event.epoch, batch=event.batch, text=event.text)
 
 
+class Signalled(Standby):
+    """Says that it was told to stop."""
+
+    def stop(self) -> None:
+        super().stop()
+        say("stopping")
+
+
 def main() -> None:
+    with ExitStack() as signals:
+        listen(signals)
+
+
+def listen(signals: ExitStack) -> None:
     quick = "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     settings = {"spark.driver.extraJavaOptions": quick, "spark.driver.memory": "512m"}
     spark = session("driver", master="local[1]", settings=settings)
@@ -150,7 +165,7 @@ def main() -> None:
         if task.does == "plain":
             work = threading.Thread(target=plain, args=(task, spark))
         else:
-            driver = Standby(
+            driver = Signalled(
                 build(task),
                 name=task.name,
                 checkpoint_location=task.checkpoint,
@@ -160,6 +175,7 @@ def main() -> None:
                 exit_when_stuck=task.does == "stuck",
                 on_event=tell,
             )
+            signals.enter_context(stopped_by_signals(driver.stop))
             work = threading.Thread(target=run, args=(driver,))
         work.daemon = True
         work.start()

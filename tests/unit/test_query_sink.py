@@ -191,6 +191,55 @@ def test_files_of_a_commit_in_doubt_are_not_thrown_away(store: MemoryStore) -> N
     assert not sink.discarded
 
 
+def test_the_waiting_for_a_sink_that_is_away_ends_when_the_driver_gives_up(
+    store: MemoryStore,
+) -> None:
+    sink, begun, ends = ListSink(), threading.Event(), []
+
+    def away() -> None:
+        begun.set()
+        raise StoreUnavailable("no answer")
+
+    with reserved(store) as job:
+        to, fence = behind(sink, job), fence_of(job)
+        to.prepare()
+        sink.before_commit = away
+
+        def work() -> None:
+            with fence.working():
+                try:
+                    write(to, 0)
+                except LeaseLost as lost:
+                    ends.append(lost.reason)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert begun.wait(30)
+        assert not fence.idle(within_s=0)
+        fence.give_up()
+        assert fence.idle(within_s=10)
+        thread.join()
+        assert ends == ["given up"]
+        assert fence.remaining() > timedelta(0)  # nobody else is in
+    assert not sink.discarded  # it may have been done: the next driver asks the sink
+    with reserved(store) as job:
+        sink.before_commit = lambda: None
+        write(behind(sink, job), 0)
+    assert sink.rows == [0]
+
+
+def test_a_sink_that_a_hanging_batch_has_in_its_hands_is_not_closed(store: MemoryStore) -> None:
+    sink = ListSink()
+    with reserved(store) as job:
+        fence = fence_of(job)
+        fence._sinks.append(sink)
+        with fence.working():
+            fence.close()
+            assert not sink.closed
+        fence.close()
+        assert sink.closed
+
+
 def test_batches_of_a_new_checkpoint_are_not_taken_for_known_ones(store: MemoryStore) -> None:
     sink = ListSink()
     with reserved(store) as job:

@@ -332,6 +332,53 @@ def test_a_lost_answer_to_the_release_is_asked_again() -> None:
     play(story)
 
 
+@pytest.mark.spec("B5")
+def test_what_is_given_up_is_renewed_no_more_and_nobody_is_let_in_before_its_time() -> None:
+    async def story(scene: Scene) -> None:
+        job, heard = await scene.held()
+        keeping = asyncio.create_task(job.keep())
+        await asyncio.sleep(26)
+        job.give_up()
+        await keeping  # no renewal any more
+        assert not job.valid
+        assert heard.of("lost") == ["given up"]
+        over_s = now() + job.remaining_s()
+        assert over_s > now() + LEASE_S / 2  # the time to stop in
+        follower, _ = scene.claimant()
+        assert await follower.take(wait_s=None) is None
+        assert now() >= over_s
+        assert now() <= over_s + LEASE_S * 0.2
+
+    play(story)
+
+
+def test_what_was_given_up_can_be_released_as_soon_as_the_work_has_stopped() -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = await scene.held()
+        job.give_up()
+        await job.leave()
+        follower, _ = scene.claimant()
+        assert await follower.take(wait_s=0) is None
+
+    play(story)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_release_that_the_store_does_not_hear_is_over_soon_however_long_the_lease(
+    hangs: bool,
+) -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = await scene.held(lease=timedelta(hours=1))
+        job.release()
+        scene.store.away = hangs
+        scene.store.error = None if hangs else StoreUnavailable("away")
+        asked_s = now()
+        await job.leave()
+        assert now() == pytest.approx(asked_s + 15)
+
+    play(story)
+
+
 def test_one_who_waits_outlives_a_store_that_is_away_for_long() -> None:
     async def story(scene: Scene) -> None:
         job, _ = await scene.held()

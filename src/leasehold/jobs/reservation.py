@@ -129,7 +129,7 @@ class Reservation:
         """Let go at once; others may have it when this returns. Again is harmless.
 
         Call it when the work has stopped. ``to``: the holder that it is kept for. A store that does
-        not answer is not waited for longer than the lease or 15 s and half of that: time ends it.
+        not answer is told for as long as the lease lasts, 15 s at most; then time ends it.
         """
         self._request.release(to=to)
 

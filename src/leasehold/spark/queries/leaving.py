@@ -26,9 +26,10 @@ _ENOUGH = 0
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Have ``stop`` called at the first SIGTERM or Ctrl-C; the second leaves with 128 and its number.
+    """Have ``stop`` called at the first SIGTERM or Ctrl-C, in another thread.
 
-    Gives a function that takes the signals again, from whoever took them meanwhile.
+    The second one ends the process at once, with 128 and its number. Gives a function that takes
+    the signals again, from whoever took them meanwhile.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # signals come to the main thread only

@@ -118,7 +118,7 @@ class Standby:
         canonical(checkpoint_location)
 
     def stop(self) -> None:
-        """End in good order: the query first, then the reservation. Also from a signal handler."""
+        """End in good order: the query first, then the reservation."""
         self._stopping.set()
         self._words.put(_Word(why="stop"))
         if self._request is not None:
