@@ -70,7 +70,7 @@ def submitted(cluster: Cluster, root: Path) -> dict[str, Any]:
     words = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master"]
     words += [cluster.master, "--py-files", str(our_code(root / "leasehold.zip"))]
     words += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
-    return {"submit": words, "master": cluster.master, "conf": {}}
+    return {"submit": words, "master": "", "conf": {}}
 
 
 def kill_trapped(group: Crew, cluster: Cluster, app: str, trap: Path) -> Process:

@@ -100,8 +100,20 @@ def test_a_function_that_returns_no_frame_is_told_so(spark: SparkSession, tmp_pa
     url, sink = made(tmp_path, events=10), MemorySink()
     policy = PoisonPolicy.stop(retries=0)
     line = pipeline(spark, url, sink, poison=policy).transform(lambda events: events.count())  # type: ignore[arg-type, return-value]
-    with pytest.raises(BatchFailed, match="returned int, not a DataFrame"):
+    with pytest.raises(BatchFailed, match="once.*returned int, not a DataFrame"):
         line.run(until_caught_up=True)
+
+
+def test_workers_that_do_not_know_us_are_told_before_any_job(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, sink = made(tmp_path, events=1, partitions=1), MemorySink()
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
+    with pytest.raises(UsageError, match="set PYSPARK_PYTHON="):
+        pipeline(spark, url, sink).run()
 
 
 @pytest.mark.spec("S4")

@@ -5,14 +5,20 @@ Each setting below was measured; what a program or ``spark-defaults.conf`` sets 
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import subprocess
 import sys
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyspark import SparkContext
 from pyspark.conf import SparkConf
 from pyspark.sql import SparkSession
 
+from leasehold.errors import UsageError
 from leasehold.spark.java import java_home
 
 if TYPE_CHECKING:
@@ -44,21 +50,48 @@ def session(
     if running is not None:
         return running
     _prepare_environment()
-    conf = SparkConf()
-    conf.setIfMissing("spark.app.name", name)
-    conf.setIfMissing("spark.master", master or "local[*]")
+    ours = SparkConf(loadDefaults=False)
+    ours.set("spark.driver.extraJavaOptions", _STACK)
     if master is not None:
-        conf.setMaster(master)
+        ours.setMaster(master)
     for key, value in (settings or {}).items():
-        conf.set(key, value)
-    for key, value in _defaults(conf).items():
-        conf.setIfMissing(key, value)
+        ours.set(key, value)
     if quiet:
-        _silence(conf)
+        _silence(ours)
+    # What spark-submit and spark-defaults.conf say is known only to Java, once it runs.
+    SparkContext._ensure_initialized(conf=ours)  # noqa: SLF001
+    conf = SparkConf().setAll(ours.getAll())
+    conf.setIfMissing("spark.app.name", name)
+    conf.setIfMissing("spark.master", "local[*]")
+    for key, value in _defaults(conf.get("spark.master", "") or "").items():
+        conf.setIfMissing(key, value)
     return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-def _defaults(conf: SparkConf) -> dict[str, str]:
+def check_workers(spark: SparkSession) -> None:
+    """Return if the Python of Spark's workers on this machine can run our code.
+
+    Raises:
+        UsageError: it is another Python, which does not know us.
+    """
+    context = spark.sparkContext
+    found = shutil.which(context.pythonExec)
+    if not context.master.startswith(_LOCAL) or found is None:
+        return
+    if Path(found).parent == Path(sys.executable).parent:
+        return
+    asked = subprocess.run(  # noqa: S603
+        [found, "-c", "import leasehold.spark.reading"], capture_output=True, check=False
+    )
+    if asked.returncode:
+        raise UsageError(
+            f"Spark's workers run {found}, which can not import leasehold.spark: set "
+            f"PYSPARK_PYTHON={sys.executable} before the session is made, or make it with "
+            "leasehold.spark.session()"
+        )
+
+
+def _defaults(master: str) -> dict[str, str]:
     found = {
         # 40 ms less per small stage with Python in it
         "spark.python.unix.domain.socket.enabled": "true",
@@ -67,9 +100,7 @@ def _defaults(conf: SparkConf) -> dict[str, str]:
         # our reader takes filters; Spark refuses such a reader while this is off
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": _STACK,
     }
-    master = conf.get("spark.master", "") or ""
     if master.startswith(_LOCAL):
         # One per core; the default of 200 makes small batches 30 times dearer.
         found["spark.sql.shuffle.partitions"] = str(_cores(master))
@@ -89,6 +120,8 @@ def _silence(conf: SparkConf) -> None:
             option = f"{told} -Dlog4j2.configurationFile=file:{place}"
             conf.set("spark.driver.extraJavaOptions", option.strip())
     conf.setIfMissing("spark.ui.showConsoleProgress", "false")
+    # It writes the whole stack of Java for a mistyped column, which is raised anyway.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def _prepare_environment() -> None:

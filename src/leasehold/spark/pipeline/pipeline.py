@@ -23,6 +23,7 @@ from leasehold.spark.pipeline.happenings import ShareClosed
 from leasehold.spark.pipeline.progress import ProgressLines, Tally
 from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.pipeline.shares import Shares
+from leasehold.spark.sessions import check_workers
 from leasehold.spark.sinks.foreach import ForeachSink
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class Pipeline:
             local_events=self.options.local_events,
             task_count=self.options.tasks,
         )
+        check_workers(self._spark)
         stack.callback(sink.close)
         sink.open(self._spark)
         engines: list[Engine] = []

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
 from leasehold.core.ladder import Ladder
@@ -47,6 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.spark")
 
 _PAUSES = Ladder(base_s=0.1, most_s=5.0)
+_WRONG = (AnalysisException, UsageError)
+_MOST_WORDS = 500
+_GO_ON = (
+    ", or let the pipeline go on without such events: "
+    "PipelineOptions(poison=PoisonPolicy.dead_letter())"
+)
 _OF_JOBS = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
 
@@ -125,6 +132,8 @@ class Staging:
                     raise
                 attempt += 1
                 self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=error))
+                if isinstance(error, _WRONG):  # as it is written, it can never work
+                    raise _failed(work, error, attempt, hint="") from error
                 if policy.exhausted(attempt) or work.is_part:
                     return self._given_up(work, error, attempt)
                 log.warning("batch %s failed: %s", work.batch.label, reason_of(error))
@@ -188,7 +197,7 @@ class Staging:
                 _checked(self._around.function(self._around.frames.none())), work.batch
             )
         except Exception as broken:
-            raise _failed(work, broken, attempts) from broken
+            raise _failed(work, broken, attempts, hint="") from broken
         if work.batch.rows > 1:
             self._around.sink.discard(nothing)
             self._split(*halves(work.ranges))
@@ -267,11 +276,16 @@ def _checked(frame: object) -> DataFrame:
     return frame
 
 
-def _failed(work: Work, error: Exception, attempts: int) -> BatchFailed:
+def _failed(work: Work, error: Exception, attempts: int, *, hint: str = _GO_ON) -> BatchFailed:
     times = "once" if attempts == 1 else f"{attempts} times"
     return BatchFailed(
         f"batch {work.batch.number} ({work.batch.label}) failed {times} and nothing of it was "
-        f"committed: {reason_of(error)}. Mend the transformation and start again, or let the "
-        "pipeline go on without such events: PipelineOptions(poison=PoisonPolicy.dead_letter())",
+        f"committed: {_short(error)}. Mend the transformation and start again{hint}",
         ranges=tuple(map(str, work.ranges)),
     )
+
+
+def _short(error: Exception) -> str:
+    """The error in its own words, without the plan that Spark adds after them."""
+    text = reason_of(error).split(";\n", maxsplit=1)[0].strip().removesuffix(".")
+    return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}…"
