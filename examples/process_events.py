@@ -32,8 +32,14 @@ def failed(context: BlockingContext | None, error: BaseException) -> None:
     print(f"trouble: {where}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
+def place_of(url: str) -> Path:
+    """Beside the SQLite file; for any other store, here."""
+    file = url.removeprefix("sqlite:///")
+    return Path.cwd() if file == url else Path(file).parent
+
+
 def main(url: str) -> None:
-    volume = Path(url.removeprefix("sqlite:///")).parent / "events"
+    volume = place_of(url) / "events"
     with Log.open(url, volumes=[volume]) as log:
         log.create("orders", partitions=4)  # again is harmless
         processor = EventProcessor(

@@ -30,8 +30,14 @@ def handle(context: BlockingContext, batch: EventBatch) -> None:
         print(f"partition {context.partition}: {customer} bought for {total}", flush=True)
 
 
+def place_of(url: str) -> Path:
+    """Beside the SQLite file; for any other store, here."""
+    file = url.removeprefix("sqlite:///")
+    return Path.cwd() if file == url else Path(file).parent
+
+
 def main(url: str) -> None:
-    volume = Path(url.removeprefix("sqlite:///")).parent / "events"
+    volume = place_of(url) / "events"
     with Log.open(url, volumes=[volume]) as log:
         log.create("orders", partitions=4)  # again is harmless
         service = EventProcessor(LogSource(log, "orders"), url, "sums", on_batch=handle)

@@ -10,6 +10,7 @@ end when everything is in the table.
 
 import hashlib
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -43,8 +44,14 @@ def send(table: pa.Table, file: Path, url: str, place: Path) -> None:
                 producer.send([Event(body=row) for row in rows])
 
 
+def place_of(url: str) -> Path:
+    """Beside the SQLite file; for any other store, here."""
+    file = url.removeprefix("sqlite:///")
+    return Path.cwd() if file == url else Path(file).parent
+
+
 def main(file: Path, url: str) -> None:
-    place = Path(url.removeprefix("sqlite:///")).parent
+    place = place_of(url)
     table = READERS[file.suffix](file)
     send(table, file, url, place)
     columns = from_arrow_schema(table.schema)
@@ -56,19 +63,27 @@ def main(file: Path, url: str) -> None:
             "partition", "sequence_number", "row.*"
         )
 
+    target = place / f"{file.stem}-table"
     done = (
         Pipeline(session(file.stem), f"log:{file.stem}", url, "table")
         .transform(rows)
-        .write_to(DeltaSink(place / f"{file.stem}-table"))
+        .write_to(DeltaSink(target))
         .run(until_caught_up=True)  # without it: until Ctrl-C
     )
-    print(f"{done.rows:,} rows by this driver, in {done.batches} batches")
+    batches = "1 batch" if done.batches == 1 else f"{done.batches} batches"
+    others = " (other drivers or runs write the rest)" if done.rows < table.num_rows else ""
+    print(f"{done.rows:,} rows by this driver, in {batches}{others}")
+    print(f"the Delta table is {target}; read it with")
+    read = f"from deltalake import DeltaTable; print(DeltaTable({str(target)!r}).to_pandas())"
+    print(f"  python -c {shlex.quote(read)}")
 
 
 if __name__ == "__main__":
     file, url = [*map(Path, sys.argv[1:2]), Path()][0], [*sys.argv[2:], "sqlite:///leases.db"][0]
     if file.suffix not in READERS:
         sys.exit("usage: spark_pipeline.py FILE.csv|FILE.parquet|FILE.jsonl [sqlite:///leases.db]")
+    if not file.is_file():
+        sys.exit(f"error: there is no file {file}")
     try:
         main(file, url)
     except LeaseholdError as error:

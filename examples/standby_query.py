@@ -22,8 +22,14 @@ def tell(event: StandbyEvent) -> None:
     print(event, flush=True)
 
 
+def place_of(url: str) -> Path:
+    """Beside the SQLite file; for any other store, here."""
+    file = url.removeprefix("sqlite:///")
+    return Path.cwd() if file == url else Path(file).parent
+
+
 def main(url: str) -> None:
-    place = Path(url.removeprefix("sqlite:///")).parent
+    place = place_of(url)
     with Log.open(url, volumes=[place / "events"]) as log:
         log.create("orders", partitions=4)  # again is harmless
 

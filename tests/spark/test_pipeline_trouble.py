@@ -100,7 +100,7 @@ def test_a_function_that_returns_no_frame_is_told_so(spark: SparkSession, tmp_pa
     url, sink = made(tmp_path, events=10), MemorySink()
     policy = PoisonPolicy.stop(retries=0)
     line = pipeline(spark, url, sink, poison=policy).transform(lambda events: events.count())  # type: ignore[arg-type, return-value]
-    with pytest.raises(BatchFailed, match="once.*returned int, not a DataFrame"):
+    with pytest.raises(BatchFailed, match=r"once.*returned int, not a DataFrame"):
         line.run(until_caught_up=True)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,10 +79,33 @@ def test_two_pipelines_on_ones_own_file_share_it_and_put_each_row_in_once(tmp_pa
             each.kill()
     assert [each.returncode for each in drivers] == [0, 0], said
     assert sum(int(out.split()[0].replace(",", "")) for out, _ in said) == 5_000
+    for out, _ in said:
+        assert "1 batches" not in out
+        *_, read = out.splitlines()
+        words = shlex.split(read)
+        subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, check=True, capture_output=True)
     found = DeltaTable(tmp_path / "mine-table").to_pyarrow_table()
     assert found.select(rows.column_names).sort_by("number").equals(rows)
     places = found.group_by(["partition", "sequence_number"]).aggregate([])
     assert places.num_rows == 5_000
+
+
+def test_a_file_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    with started(str(EXAMPLES / "spark_pipeline.py"), "mine.csv", place=tmp_path) as program:
+        _, said = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 1
+    assert said == "error: there is no file mine.csv\n"
+
+
+@pytest.mark.parametrize("name", ["spark_pipeline", "standby_query", "service", "process_events"])
+def test_files_go_beside_a_sqlite_store_and_else_where_the_program_runs(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place_of = runpy.run_path(str(EXAMPLES / f"{name}.py"))["place_of"]
+    assert place_of("sqlite:///leases.db") == Path()
+    assert place_of("sqlite:////data/leases.db") == Path("/data")
+    assert place_of("postgresql://ann@db/leases") == tmp_path
 
 
 def test_a_file_that_is_none_of_these_is_refused_in_one_line(tmp_path: Path) -> None:

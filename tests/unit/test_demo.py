@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner, Result
 
 from leasehold.cli import demo as command
@@ -18,9 +20,10 @@ from leasehold.errors import UsageError
 from leasehold.log import partition_of
 from leasehold.spark.demo.delays import Comparison, compare
 from leasehold.spark.demo.flights import events_of, flights_file, read_flights
+from leasehold.spark.demo.further import further
 from leasehold.spark.demo.looks import Look, Part, Rates, driver_of
 from leasehold.spark.demo.messages import Kind, Said, heard
-from leasehold.spark.demo.place import prepared
+from leasehold.spark.demo.place import Place, prepared
 from leasehold.spark.demo.screen import DriverLine, Picture, Screen, painted
 from leasehold.spark.demo.sending import Pace
 from leasehold.spark.demo.show import Shown
@@ -190,7 +193,23 @@ def test_without_a_terminal_lines_follow_each_other() -> None:
         screen.show(picture())
     told = file.getvalue().splitlines()
     assert told[0].split(maxsplit=2) == ["1.0", "s", "B is killed"]
-    assert len(told) == 2  # how far it is, is said only now and then
+    again = [line for line in told if not line.startswith(" " * 9)]
+    assert len(again) == 2  # how far it is, is said only now and then
+    assert max(map(len, told)) <= 80
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_line_goes_on_below_its_words(*, terminal: bool) -> None:
+    file = io.StringIO()
+    told = "the table refuses A's 1,180 flights: " + "and nothing was written " * 5 + "/a/path" * 15
+    with Screen(Console(file=file, width=80, force_terminal=terminal, no_color=True)) as screen:
+        screen.tell(Line(at_s=92.1, words=told))
+    plain = Text.from_ansi(file.getvalue()).plain
+    lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
+    assert lines[0].startswith(" 92.1 s  the table refuses A's")
+    assert all(line.startswith(" " * 9) for line in lines[1:3])
+    assert all(len(line) <= 80 for line in lines if "/a/path" not in line)
+    assert " ".join("".join(lines).split()).count("/a/path") == 15
 
 
 # ------------------------------------------------------------ the comparison
@@ -277,7 +296,8 @@ def test_the_verdict_fits_into_eighty_columns() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
     console.print(table_of(Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)))
     lines = console.export_text().splitlines()
-    assert len(lines) == 2 + 7  # none is folded
+    assert len(lines) == 2 + 7 + 1  # none is folded
+    assert lines[-1].startswith("A row of the table holds the sums")
     assert "336,776 of 336,776" in lines[2]
 
 
@@ -305,6 +325,43 @@ def test_the_default_place_keeps_the_last_demo_and_no_other(
     (place.root / ".leasehold-demo").unlink()
     with pytest.raises(UsageError, match="no demo"), prepared(None):
         pass
+
+
+# --------------------------------------------------------- what to look at then
+
+
+def parsed(lines: list[str]) -> list[list[str]]:
+    """The commands as a shell reads them."""
+    text = "\n".join(lines).replace("\\\n", "")
+    return [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def test_the_commands_are_those_of_the_environment_and_fit_into_eighty_columns(
+    tmp_path: Path,
+) -> None:
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("leasehold", "python"):
+        (programs / name).touch()
+    root = Path("/tmp/leasehold-demo-1000")
+    lines = further(Place(root=root), programs=programs, cwd=tmp_path)
+    assert max(map(len, lines)) <= 80
+    describe, audit, example = parsed(lines)
+    store = ["--store", f"sqlite:///{root}/leases.db"]
+    assert describe == [".venv/bin/leasehold", "groups", "describe", "flights", "delays", *store]
+    sink = ["--sink", f"delta:{root}/delays"]
+    assert audit == [".venv/bin/leasehold", "audit", "flights", "delays", *sink, *store]
+    assert example == [".venv/bin/python", "examples/spark_pipeline.py", "YOUR.csv"]
+
+
+def test_the_commands_of_another_place_have_its_path_or_the_name_alone(tmp_path: Path) -> None:
+    programs, elsewhere = tmp_path / "my programs", tmp_path / "elsewhere"
+    programs.mkdir()
+    (programs / "leasehold").touch()
+    lines = further(Place(root=tmp_path), programs=programs, cwd=elsewhere)
+    describe, _, example = parsed(lines)
+    assert describe[0] == str(programs / "leasehold")
+    assert example[0] == "python"
 
 
 # --------------------------------------------------------------- the command

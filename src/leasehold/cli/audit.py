@@ -86,6 +86,7 @@ def audit(
     _check_place(html)
     try:
         from leasehold.spark.audit import audit as run  # noqa: PLC0415 - Spark may be missing
+        from leasehold.spark.audit.gather import refuse_unknown  # noqa: PLC0415
         from leasehold.spark.audit.targets import target  # noqa: PLC0415
         from leasehold.spark.sessions import session  # noqa: PLC0415
     except ImportError as error:
@@ -94,6 +95,7 @@ def audit(
             "pip install 'leasehold[spark]'"
         ) from error
     place = target(sink, store=url) if sink is not None else None
+    refuse_unknown(store=url, stream=stream, group=group, sink=place)
     _say("starting Spark")
     spark = session("leasehold audit", master=master)
     done = run(spark, store=url, stream=stream, group=group, sink=place, say=_say)

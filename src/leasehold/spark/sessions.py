@@ -76,7 +76,7 @@ def check_workers(spark: SparkSession) -> None:
     """
     context = spark.sparkContext
     found = shutil.which(context.pythonExec)
-    if not context.master.startswith(_LOCAL) or found is None:
+    if not (context.master or "").startswith(_LOCAL) or found is None:
         return
     if Path(found).parent == Path(sys.executable).parent:
         return

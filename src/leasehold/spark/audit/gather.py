@@ -7,7 +7,7 @@ that was needed for what was read before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 
@@ -17,7 +17,7 @@ from leasehold.names import last_part, partition_group, partition_key
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.audit.judge import judge
 from leasehold.spark.audit.material import Material
-from leasehold.spark.audit.targets import rows_of
+from leasehold.spark.audit.targets import missing, rows_of
 from leasehold.spark.pipeline.frames import Frames
 from leasehold.spark.ranges import Range
 from leasehold.stores import open_store
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from leasehold.sources.port import PartitionEnds
     from leasehold.spark.audit.record import Audit
     from leasehold.spark.sinks.port import Commit, Sink
+
+    _Known: TypeAlias = tuple[str, dict[str, int], tuple[Checkpoint, ...]]
 
 _EVERY_TERM = 1_000_000
 _LOOKS = 3
@@ -54,13 +56,13 @@ def audit(
     told what is being done.
 
     Raises:
-        UnknownResource: the store knows no such group.
+        UnknownResource: there is no such group, no such stream, or no such sink.
         UnknownStore, StoreUnavailable, StoreUnusable: the store can not be read.
         SinkUnfit, SinkChanged: the sink can not be opened.
     """
     name = partition_group(stream, group)
     say("reading the store")
-    shown, epochs, checkpoints = anyio.run(_checkpoints, store, name)
+    shown, epochs, checkpoints = _looked_up(store, stream, group, sink)
     commits: tuple[Commit, ...] | None = None
     rows, settled, trouble = None, True, ""
     if sink is not None:
@@ -73,10 +75,7 @@ def audit(
         keys = {partition_key(stream, group, each) for each in {*epochs, *named}}
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
         if not (epochs or terms or commits):
-            raise UnknownResource(
-                f"there is no group {group!r} of stream {stream!r} in this store, and nothing is "
-                "known of its past: `leasehold groups ls` lists those there are"
-            )
+            raise _unknown(store, stream, group)
         ends, log_trouble = _ends(store, stream)
         material = Material(
             stream=stream,
@@ -101,7 +100,45 @@ def audit(
             sink.close()
 
 
-async def _checkpoints(url: str, name: str) -> tuple[str, dict[str, int], tuple[Checkpoint, ...]]:
+def refuse_unknown(*, store: str, stream: str, group: str, sink: Sink | None = None) -> None:
+    """Return if there is something to audit, as far as can be told without Spark. This blocks.
+
+    Raises:
+        UnknownResource: there is no such group, no such stream, or no such sink.
+        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be read.
+    """
+    _looked_up(store, stream, group, sink)
+
+
+def _looked_up(url: str, stream: str, group: str, sink: Sink | None) -> _Known:
+    """What the store knows. Of a group that it has forgotten the sink may still know something."""
+    known = anyio.run(_checkpoints, url, partition_group(stream, group))
+    _, epochs, checkpoints = known
+    no_sink = missing(sink) if sink is not None else None
+    if not (epochs or checkpoints) and (sink is None or no_sink is not None):
+        raise _unknown(url, stream, group)
+    if no_sink is not None:
+        raise no_sink
+    return known
+
+
+def _unknown(url: str, stream: str, group: str) -> UnknownResource:
+    """The error for a group of which nobody knows anything: it may be the stream that is wrong."""
+    try:
+        open_ranges(stream, store_url=url, name="audit").close()
+    except UnknownStream as error:
+        return error
+    except StoreError:
+        raise
+    except (LeaseholdError, OSError):
+        pass  # groups of streams outside the log need none
+    return UnknownResource(
+        f"there is no group {group!r} of stream {stream!r} in this store, and nothing is known of "
+        "its past: `leasehold groups ls` lists those there are"
+    )
+
+
+async def _checkpoints(url: str, name: str) -> _Known:
     """The store for people, the epoch of each partition, and the checkpoints."""
     async with open_store(url) as store:
         known = await store.resources(name)

@@ -12,10 +12,12 @@ written                                 sink
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import leasehold.spark as spark_names
-from leasehold.errors import UsageError
+from leasehold.errors import UnknownResource, UsageError
+from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import Sink
 
 _EXAMPLES = "delta:PATH, parquet:PATH, postgresql://host/database#TABLE or log:STREAM"
+_DIRECTORIES = {"delta": ("Delta table", DELTA), "parquet": ("Parquet sink", PARQUET)}
 
 
 def target(text: str, *, store: str) -> Sink:
@@ -46,6 +49,25 @@ def target(text: str, *, store: str) -> Sink:
     if kind == "log":
         return _made("LogSink", place, store=store)
     raise UsageError(f"{text!r} names no sink: write {_EXAMPLES}")
+
+
+def missing(sink: Sink) -> UnknownResource | None:
+    """The error to raise if nobody has ever written there; None if somebody has, or may have.
+
+    Only directories of this machine are looked at, and nothing is opened.
+    """
+    kind, _, place = sink.name.partition(":")
+    if kind not in _DIRECTORIES or "://" in place:
+        return None
+    what, marks = _DIRECTORIES[kind]
+    try:
+        if lies_in(Path(place), marks):
+            return None
+    except OSError:
+        return None  # it is told when the sink is opened
+    return UnknownResource(
+        f"there is no {what} at {place}: look at the path; a pipeline makes it when it starts"
+    )
 
 
 def rows_of(sink: Sink, spark: SparkSession, *, store: str) -> DataFrame | None:

@@ -1,7 +1,11 @@
-"""What people see while the demo runs: a picture on a terminal, else one line for each event."""
+"""What people see while the demo runs: a picture on a terminal, else one line for each event.
+
+A line of more than 80 columns is folded, and goes on below its words.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 _TOLD_EVERY_S = 10.0
 _WIDTH = 78
+_WIDEST = 80
+_TIME = 9  # columns of the time before each line
 _STYLES = {"good": "green", "bad": "red", "plain": ""}
 _DRIVER_STYLES = {"A": "cyan", "B": "magenta", "C": "yellow"}
 
@@ -77,8 +83,11 @@ class Screen:
 
     def tell(self, line: Line) -> None:
         """A new line of the story; a terminal gets it above the picture, to stay."""
-        text = Text.assemble((f"{line.at_s:5.1f} s  ", "dim"), (line.words, _STYLES[line.tone]))
-        self._console.print(text, soft_wrap=self._live is None)
+        words = folded(line.words, width=self._width)
+        self._console.print(
+            Text.assemble((f"{line.at_s:5.1f} s  ", "dim"), (words, _STYLES[line.tone])),
+            soft_wrap=self._live is None,
+        )
 
     def show(self, picture: Picture) -> None:
         """Paint the picture; without a terminal a line now and then says how far it is."""
@@ -86,19 +95,31 @@ class Screen:
             self._live.update(painted(picture), refresh=True)
         elif picture.look.at_s >= self._told_s + _TOLD_EVERY_S:
             self._told_s = picture.look.at_s
-            self._console.print(progress_words(picture), soft_wrap=True)
+            words = folded(progress_words(picture), width=self._width)
+            self._console.print(f"{picture.look.at_s:5.1f} s  {words}", soft_wrap=True)
+
+    @property
+    def _width(self) -> int:
+        return _WIDEST if self._live is None else min(_WIDEST, self._console.width)
+
+
+def folded(words: str, *, width: int = _WIDEST) -> str:
+    """The words behind a time, in as many lines as they need. A path is never broken."""
+    lines = textwrap.wrap(
+        words, width=max(1, width - _TIME), break_long_words=False, break_on_hyphens=False
+    )
+    return f"\n{' ' * _TIME}".join(lines)
 
 
 def progress_words(picture: Picture) -> str:
-    """How far it is, in one line."""
+    """How far it is."""
     shares = ", ".join(
         f"{each.name} {each.state}"
         + (f" ({each.partitions} partitions, {each.per_s:,.0f}/s)" if each.partitions else "")
         for each in picture.drivers
     )
     return (
-        f"{picture.look.at_s:5.1f} s  sent {picture.sent:,}, in the table {picture.look.done:,} of "
-        f"{picture.total:,}; {shares}"
+        f"sent {picture.sent:,}, in the table {picture.look.done:,} of {picture.total:,}; {shares}"
     )
 
 

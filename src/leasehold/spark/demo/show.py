@@ -56,8 +56,8 @@ class Shown:
     """What the demo has seen.
 
     Attributes:
-        killed_rows: rows that B had committed, and not noted in the store, when it was killed.
-        paused_s: how long A stood still. refused_rows: rows of the commit it then tried.
+        killed_rows: flights that B had committed, and not noted in the store, when it was killed.
+        paused_s: how long A stood still. refused_rows: flights of the commit it then tried.
         refused_words: how the table refused it.
     """
 
@@ -94,6 +94,8 @@ class Show:
         self._rates = Rates()
         self._look = Look(at_s=0.0)
         self._stack = ExitStack()
+        self._gate = 0
+        self._gate_until = ""
 
     async def run(self) -> Shown:
         """Run it to the end: all flights are in the table, as far as the store knows.
@@ -115,7 +117,7 @@ class Show:
                 return await self._acts()
 
     async def _acts(self) -> Shown:
-        self._open_gate(_FIRST_GATE)
+        self._open_gate(_FIRST_GATE, until="A and B share the work")
         self._sender.start()
         self._tell(
             f"{self._total:,} flights begin to flow into {self._options.partitions} partitions"
@@ -124,6 +126,7 @@ class Show:
             self._start(name)
         self._tell("drivers A and B start, each with a Spark of its own")
         await self._until("A and B share the partitions", lambda look: self._share("A", "B", look))
+        self._gate_until = ""
         killed = await self._kill_b()
         paused_s, refused = await self._pause_a()
         self._before_the_end()
@@ -148,12 +151,13 @@ class Show:
         await self._until("a third is done", lambda look: look.done >= _KILL_AT * self._total)
         driver = self._drivers["B"]
         batch = await self._halted(driver, Moment.COMMITTED, _SECOND_GATE)
+        self._gate_until = "A and C share the work"
         driver.state = "killed"
         count = driver.kill()
         self._story.lost("B", self._now_s(), "was killed")
         self._tell(
-            f"B is killed with kill -9 ({count} processes): {batch.rows:,} rows are in the table, "
-            "their checkpoint is not in the store",
+            f"B is killed with kill -9 ({count} processes): {batch.rows:,} flights are in the "
+            "table, their checkpoint is not in the store",
             "bad",
         )
         self._start("C")
@@ -166,6 +170,7 @@ class Show:
     async def _pause_a(self) -> tuple[float, Said]:
         """Just before its commit, past its lease, and until its successor has committed."""
         await self._until("A and C share the partitions", lambda look: self._share("A", "C", look))
+        self._gate_until = ""
         await self._until("two thirds are done", self._second_gate_is_near)
         driver = self._drivers["A"]
         batch = await self._halted(driver, Moment.STAGED, 1.0)
@@ -173,7 +178,7 @@ class Show:
         stopped_s, count = self._now_s(), driver.pause()
         self._story.lost("A", stopped_s, "was stopped")
         self._tell(
-            f"A is stopped ({count} processes) while it commits {batch.rows:,} rows of "
+            f"A is stopped ({count} processes) while it commits {batch.rows:,} flights of "
             f"{listed(sorted(batch.epochs))}",
             "bad",
         )
@@ -192,8 +197,8 @@ class Show:
                 f"failed. Please report it, with {self._place.root}"
             )
         refused = driver.said(Kind.REFUSED)[-1]
-        why = refused.words.partition(". ")[0]
-        self._tell(f"the table refuses A's {refused.rows:,} rows: {why}", "good")
+        why = refused.words.replace(str(self._place.root), "…").partition(". ")[0]
+        self._tell(f"the table refuses A's {refused.rows:,} flights: {why}", "good")
         return paused_s, refused
 
     async def _halted(self, driver: Driver, moment: Moment, gate: float) -> Said:
@@ -234,6 +239,7 @@ class Show:
         self._rates.add(self._look)
         for line in self._story.see(self._look):
             self._screen.tell(line)
+        self._tell_of_the_gate()
         for name, driver in self._drivers.items():
             if driver.state == "starts" and self._look.owned_by(name):
                 driver.state = "works"
@@ -300,8 +306,18 @@ class Show:
     def _tell(self, words: str, tone: str = "plain") -> None:
         self._screen.tell(self._story.tell(self._now_s(), words, tone))
 
-    def _open_gate(self, share: float) -> None:
-        self._sender.open_to(round(share * self._total))
+    def _open_gate(self, share: float, *, until: str = "") -> None:
+        """Let flights in; ``until`` is what the rest waits for."""
+        self._gate, self._gate_until = round(share * self._total), until
+        self._sender.open_to(self._gate)
+
+    def _tell_of_the_gate(self) -> None:
+        """Say once why nothing is sent, if that takes longer than a look."""
+        if self._gate_until and self._sender.sent >= self._gate:
+            self._tell(
+                f"{self._sender.sent:,} flights are sent; the rest waits until {self._gate_until}"
+            )
+            self._gate_until = ""
 
     def _start(self, name: str) -> None:
         settings = DriverSettings(

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from leasehold.spark.demo.delays import Comparison
     from leasehold.spark.demo.show import Shown
 
@@ -63,14 +66,17 @@ class Verdict:
             ),
             (
                 f"late commit, after a pause of {self.shown.paused_s:.1f} s",
-                f"{self.shown.refused_rows:,} rows refused",
+                f"{self.shown.refused_rows:,} flights refused",
                 self.shown.refused_rows > 0,
             ),
             ("claims of the audit that hold", f"{audit.proved} of {audit.claims}", audit.holds),
         ]
 
 
-def table_of(verdict: Verdict) -> Table:
+_ROWS = "A row of the table holds the sums of one batch, by carrier, route and hour."
+
+
+def table_of(verdict: Verdict) -> RenderableType:
     """The verdict for people."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what was looked at")
@@ -79,7 +85,7 @@ def table_of(verdict: Verdict) -> Table:
     for what, found, right in verdict.rows():
         word = Text("yes", "green") if right else Text("NO", "bold red")
         table.add_row(what, found, word)
-    return table
+    return Group(table, Text(_ROWS))
 
 
 def wrong(verdict: Verdict) -> list[str]:

@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.taskcontext import TaskContext
 
 from leasehold.clock import new_token
@@ -26,6 +25,7 @@ from leasehold.spark.publishing.entry import Claim
 from leasehold.spark.publishing.publisher import Publisher
 from leasehold.spark.publishing.rows import Plan, StagedFile, check_columns, stage
 from leasehold.spark.ranges import Range
+from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import Commit, Staged, Written
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class LogSink:
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:
         """See ``Sink``."""
         del batch
-        check_columns(to_arrow_schema(frame.schema))
+        check_columns(arrow_of(frame.schema))
         publisher = self._opened()
         plan = publisher.plan()
         try:

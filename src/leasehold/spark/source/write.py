@@ -20,7 +20,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.taskcontext import TaskContext
 
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token
@@ -30,6 +29,7 @@ from leasehold.spark.publishing.entry import Claim
 from leasehold.spark.publishing.publisher import SAVES, Publisher
 from leasehold.spark.publishing.rows import check_columns, stage
 from leasehold.spark.ranges import Range
+from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import Share
 from leasehold.spark.source.write_options import (
     WriteOptions,
@@ -70,7 +70,7 @@ def batch_writer(
             "old events must not be in it"
         )
     said = parse(options, streaming=False)
-    check_columns(to_arrow_schema(schema))
+    check_columns(arrow_of(schema))
     publisher = _opened(said)
     try:
         return BatchWriter(said, publisher.plan(), token=new_token())
@@ -96,7 +96,7 @@ def stream_writer(
         )
     said = parse(options, streaming=True)
     check_identity(said)
-    check_columns(to_arrow_schema(schema))
+    check_columns(arrow_of(schema))
     return StreamWriter(said, _kept(said).plan(shared=True))
 
 

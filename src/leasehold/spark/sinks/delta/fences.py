@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from leasehold.errors import StoreUnusable
+from leasehold.spark.sinks.directory import FENCES
 from leasehold.spark.sinks.port import Sunk
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from leasehold.spark.sinks.delta.storage import Storage
 
-_DIRECTORY = "_leasehold/fences"
 _SUFFIX = ".json"
 
 
@@ -49,7 +49,7 @@ class Fences:
         """
         best: dict[tuple[str, str], tuple[int, int]] = {}
         known: dict[tuple[str, str], Sunk] = {}
-        for name in self._place.names(_DIRECTORY):
+        for name in self._place.names(FENCES):
             if not name.endswith(_SUFFIX):
                 continue  # not finished: its writer was killed, or writes on
             key, order, position = self._one(name)
@@ -76,14 +76,14 @@ class Fences:
                 }
             )
             self._place.write_new(
-                f"{_DIRECTORY}/{name}-{place.epoch:020d}-{count:06d}{_SUFFIX}",
+                f"{FENCES}/{name}-{place.epoch:020d}-{count:06d}{_SUFFIX}",
                 text.encode(),
-                temporary=f"{_DIRECTORY}/{self._token()}.tmp",
+                temporary=f"{FENCES}/{self._token()}.tmp",
             )
 
     def _one(self, name: str) -> tuple[tuple[str, str], tuple[int, int], int | None]:
         try:
-            told = json.loads(self._place.read(f"{_DIRECTORY}/{name}") or b"")
+            told = json.loads(self._place.read(f"{FENCES}/{name}") or b"")
             position = told["position"]
             return (
                 (str(told["group"]), str(told["partition"])),
@@ -92,6 +92,6 @@ class Fences:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StoreUnusable(
-                f"{self._place.name}/{_DIRECTORY}/{name} is damaged ({error!r}): it says who may "
+                f"{self._place.name}/{FENCES}/{name} is damaged ({error!r}): it says who may "
                 "write to the table. Restore it, or stop all drivers and delete it"
             ) from error

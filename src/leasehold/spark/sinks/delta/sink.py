@@ -12,6 +12,7 @@ meanwhile, and a sweep, look at the table by themselves.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from leasehold.spark.sinks.delta.schema import (
 )
 from leasehold.spark.sinks.delta.storage import storage
 from leasehold.spark.sinks.delta.sweep import orphans
+from leasehold.spark.sinks.directory import PARQUET, make, refuse_taken, told
 from leasehold.spark.sinks.port import Staged, Sunk, Written
 
 if TYPE_CHECKING:
@@ -125,14 +127,20 @@ class DeltaSink:
         return True
 
     def open(self, spark: SparkSession) -> None:  # noqa: ARG002 - the contract of a sink
-        """Look at the table, if there is one.
+        """Look at the table, if there is one; if not, make a directory for it.
 
         Raises:
-            SinkUnfit: it has rules that this sink does not keep, or is cut by other columns.
+            SinkUnfit: it has rules that this sink does not keep, or is cut by other columns; or
+                its directory can not be made, or has a Parquet sink in it.
             StoreUnavailable: it can not be read.
         """
+        local = self._place.local
+        if local is not None:
+            refuse_taken(local, sink=self.name, other=PARQUET)
         with self._turn:
-            self._look()
+            exists = self._look()
+        if local is not None and not exists:
+            make(local, sink=self.name)
         known = self._columns
         if known is not None and self._by and self._by != known.partition_by:
             raise SinkUnfit(
@@ -197,7 +205,7 @@ class DeltaSink:
                 now = self._places(group, places)
                 places_of.refuse_older_epochs(self.name, now, epochs)
                 if not exists:
-                    self._fences.write(group, places)
+                    self._keep_fences(group, places)
                     if not self._look():
                         return
                     continue
@@ -316,8 +324,13 @@ class DeltaSink:
             for name, epoch in epochs.items()
             if known[name].epoch < epoch
         }
-        self._fences.write(group, raised)
+        self._keep_fences(group, raised)
         return known
+
+    def _keep_fences(self, group: str, places: Mapping[str, Sunk]) -> None:
+        """Of a bucket the errors stay as they are: they say more than words about users."""
+        with told(self.name, "written") if self._place.local is not None else nullcontext():
+            self._fences.write(group, places)
 
     def _places(self, group: str, partitions: Mapping[str, object]) -> dict[str, Sunk]:
         return {

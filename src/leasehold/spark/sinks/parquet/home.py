@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from leasehold.clock import new_suffix, new_token
 from leasehold.errors import SinkChanged, UsageError
+from leasehold.spark.sinks.directory import POINTER, make, told
 from leasehold.spark.sinks.ledger import ledger_queries, sql_of
 from leasehold.spark.sinks.parquet.files import sync_directory
 from leasehold.stores.blocking import open_blocking
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
-POINTER = "_leasehold.json"
 _FORMAT = 1
 
 
@@ -114,9 +114,11 @@ def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
     """The id of the sink in this directory; the first that asks makes it a sink.
 
     Raises:
+        SinkUnfit: the directory can not be made or written.
         SinkChanged: the directory and the store do not belong together.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    name = f"parquet:{directory}"
+    make(directory, sink=name)
     pointer = read_pointer(directory)
     if pointer is not None:
         if database.read(lambda tx: tx.one("home_get", sink=pointer.sink)) is None:
@@ -136,7 +138,8 @@ def settle(directory: Path, database: BlockingDatabase, store: str) -> str:
             f"{directory} was emptied or made anew: {database.url} knows of commits to it, and "
             f"{POINTER} is not in it. Bring the directory back, or write to another one"
         )
-    write_pointer(directory, Pointer(sink=sink, store=store))
+    with told(name, "written"):
+        write_pointer(directory, Pointer(sink=sink, store=store))
     return str(sink)
 
 

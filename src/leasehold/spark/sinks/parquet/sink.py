@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from leasehold.clock import SystemClock, new_suffix, new_token
 from leasehold.errors import BatchFailed, LeaseholdError, SinkUnfit, UsageError
+from leasehold.spark.sinks.directory import DELTA, refuse_taken
 from leasehold.spark.sinks.ledger import Ledger
 from leasehold.spark.sinks.parquet.columns import (
     check_columns,
@@ -107,8 +108,15 @@ class ParquetSink:
         self._ledger = Ledger(sink="", name=self.name)
 
     def open(self, spark: SparkSession | None = None) -> None:
-        """See ``Sink``. Spark is not asked for anything; ``sweep`` needs none."""
+        """See ``Sink``. Spark is not asked for anything; ``sweep`` needs none.
+
+        Raises:
+            SinkUnfit: the directory can not be made, or has a Delta table in it.
+            SinkChanged: the directory and the store do not belong together.
+            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        """
         del spark
+        refuse_taken(self._directory, sink=self.name, other=DELTA)
         with ExitStack() as undo:
             database = open_manifest(self._store, clock=self._clock)
             undo.callback(database.close)
