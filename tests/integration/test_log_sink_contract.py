@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.local_frames import local_frame
 from tests.support.publishing import STREAM, make_log
-from tests.support.sink_contract import CASES, Case, Row
+from tests.support.sink_contract import CASES, Case, Row, batch_of
 
+from leasehold.errors import SinkUnfit
 from leasehold.log import Log
 from leasehold.spark.sinks.log import LogSink
+from leasehold.spark.source.write import batch_writer, stream_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -58,6 +60,25 @@ def world(tmp_path: Path) -> Iterator[LogWorld]:
 def test_a_log_sink_tells_where_it_writes_before_it_is_opened(tmp_path: Path) -> None:
     sink = LogSink(f"log:{STREAM}", store=f"sqlite:///{tmp_path}/store.db", name="copies")
     assert (sink.stream, sink.store) == (STREAM, f"sqlite:///{tmp_path}/store.db")
+
+
+def test_a_column_of_times_is_refused_by_its_name(world: LogWorld) -> None:
+    """The type of a time needs a zone: without one Spark gives no words at all."""
+    frame = local_frame("key string, body string, at timestamp", [])
+    with pytest.raises(SinkUnfit, match=r"can not be sent to the log: columns at can not be sent"):
+        world.sink().stage(frame, batch_of(("0", 0, 1, 1)))
+
+
+@pytest.mark.parametrize("writer", [batch_writer, stream_writer])
+def test_a_writer_refuses_a_column_of_times_by_its_name(
+    world: LogWorld, writer: Callable[..., object]
+) -> None:
+    columns = local_frame("key string, body string, at timestamp", []).schema
+    options = {"store": world.url, "stream": STREAM, "name": "copies"}
+    if writer is batch_writer:
+        del options["name"]
+    with pytest.raises(SinkUnfit, match=r"can not be sent to the log: columns at can not be sent"):
+        writer(options, columns, overwrite=False)
 
 
 @pytest.mark.spec("S4", "B5")

@@ -186,7 +186,7 @@ def _wait_for(made: Cluster, started: list[subprocess.Popen[bytes]], directory: 
     while CLOCK.boottime_s() < end_s and all(each.poll() is None for each in started):
         try:
             told = made.told()["aliveworkers"]
-        except OSError as error:
+        except (OSError, ValueError) as error:  # not there yet, or not ready to tell
             told = error
         if told == len(made.workers):
             return

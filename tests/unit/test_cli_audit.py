@@ -6,13 +6,17 @@ import json
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.support import audits as a
 from tests.support.command import CommandLine
+from tests.support.publishing import make_log
 
 from leasehold.cli.audit import _print
 from leasehold.cli.common import Output
+from leasehold.names import partition_key
 from leasehold.spark.audit import Audit, Check, Finding, claims
+from leasehold.stores import open_store
 
 LONG = "the checkpoint says that events up to 1000 are done, and the sink holds those up to 999"
 
@@ -50,6 +54,56 @@ def test_a_wrong_command_is_refused_before_spark_starts(
     done = leasehold("audit", "orders", "billing", *words)
     assert (done.code, done.out) == (2, "")
     assert hint in done.err
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark must not be started."""
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("leasehold.spark.sessions.session", started)
+
+
+def _with_a_group(directory: Path) -> None:
+    """The stream orders in the log, and the group billing that works on it."""
+    url = f"sqlite:///{directory}/store.db"
+    make_log(url, directory)
+
+    async def declare() -> None:
+        async with open_store(url) as store:
+            await store.declare([partition_key("orders", "billing", "0")])
+
+    anyio.run(declare)
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(("sink", "what"), [("delta", "Delta table"), ("parquet", "Parquet sink")])
+def test_a_sink_that_is_not_there_is_told_in_a_sentence_before_spark_starts(
+    leasehold: CommandLine, tmp_path: Path, sink: str, what: str
+) -> None:
+    _with_a_group(tmp_path)
+    place = tmp_path / "nosuch"
+    done = leasehold("audit", "orders", "billing", "--sink", f"{sink}:{place}")
+    assert (done.code, done.out) == (3, "")
+    assert done.err.startswith(f"error: there is no {what} at {place}: look at the path")
+    assert done.err.count("\n") == 1
+    assert not place.exists()
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize("more", [(), ("--sink", "delta:nosuch")])
+def test_an_unknown_stream_is_told_first_and_before_spark_starts(
+    leasehold: CommandLine, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    _with_a_group(tmp_path)
+    done = leasehold("audit", "odrers", "billing", *more)
+    assert (done.code, done.out) == (3, "")
+    assert done.err.startswith("error: there is no stream 'odrers'; there are: 'orders'.")
+    done = leasehold("audit", "orders", "biling", *more)
+    assert (done.code, done.out) == (3, "")
+    assert done.err.startswith("error: there is no group 'biling' of stream 'orders'")
 
 
 def test_the_table_fits_80_columns_and_json_has_all(

@@ -1,0 +1,94 @@
+"""Directories that a sink can not have: each is refused at open, in words, and left as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.delta_tables import GROUP, NO_SPARK, opened, put
+
+from leasehold.errors import SinkUnfit
+from leasehold.spark.sinks.delta.sink import DeltaSink
+from leasehold.spark.sinks.parquet.sink import ParquetSink
+
+Opening = Callable[[Path], None]
+
+
+@pytest.fixture(params=["delta", "parquet"])
+def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Opening:
+    """Opens a sink of each kind."""
+
+    def delta(path: Path) -> None:
+        DeltaSink(path).open(NO_SPARK)
+
+    def parquet(path: Path) -> None:
+        sink = ParquetSink(path, store=f"sqlite:///{tmp_path}/leases.db")
+        sink.open()
+        sink.close()
+
+    return {"delta": delta, "parquet": parquet}[request.param]
+
+
+def _all_in(directory: Path) -> set[str]:
+    return {str(each.relative_to(directory)) for each in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["with-rows", "only-fenced"])
+def test_a_parquet_sink_does_not_write_into_a_delta_table(tmp_path: Path, commits: bool) -> None:
+    place = tmp_path / "delays"
+    table = opened(place)
+    table.fence(GROUP, {"0": 1})
+    if commits:
+        put(table, place, ("0", 0, 3, 1))
+    before = _all_in(tmp_path)
+    sink = ParquetSink(place, store=f"sqlite:///{tmp_path}/leases.db")
+    with pytest.raises(SinkUnfit, match=r"^parquet:.*delays can not be used: a Delta table is"):
+        sink.open()
+    assert _all_in(tmp_path) == before, "not even a store was made"
+
+
+def test_a_delta_table_is_not_made_in_the_directory_of_a_parquet_sink(tmp_path: Path) -> None:
+    place = tmp_path / "delays"
+    sink = ParquetSink(place, store=f"sqlite:///{tmp_path}/leases.db")
+    sink.open()
+    sink.close()
+    with pytest.raises(SinkUnfit, match=r"^delta:.*delays can not be used: a Parquet sink is in"):
+        opened(place)
+    assert _all_in(place) == {"_leasehold.json"}
+
+
+def test_each_opens_its_own_directory_again_and_makes_those_above_it(
+    tmp_path: Path, opening: Opening
+) -> None:
+    place = tmp_path / "not" / "there" / "yet"
+    opening(place)
+    assert place.is_dir()
+    opening(place)
+
+
+def test_a_file_is_no_directory(tmp_path: Path, opening: Opening) -> None:
+    place = tmp_path / "delays"
+    place.write_text("mine", encoding="utf-8")
+    with pytest.raises(SinkUnfit, match=r"delays is a file, not a directory: give"):
+        opening(place)
+    assert place.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize(
+    ("above", "why"), [("file", "Not a directory"), ("/proc/nope", "No such file or directory")]
+)
+def test_a_directory_that_can_not_be_made_is_told_with_the_reason(
+    tmp_path: Path, opening: Opening, above: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SinkUnfit, match=rf"can not be made: {why} .*, give a directory that this"):
+        opening(tmp_path / above / "table")
+
+
+def test_a_directory_that_is_there_and_takes_no_files_is_told_too(tmp_path: Path) -> None:
+    sink = ParquetSink("/proc", store=f"sqlite:///{tmp_path}/leases.db")
+    with pytest.raises(SinkUnfit, match=r"^parquet:/proc can not be written: No such file"):
+        sink.open()
+    with pytest.raises(SinkUnfit, match=r"^delta:/proc can not be written: No such file"):
+        opened(Path("/proc")).fence(GROUP, {"0": 1})
