@@ -10,7 +10,6 @@ end when everything is in the table.
 
 import hashlib
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -74,8 +73,8 @@ def main(file: Path, url: str) -> None:
     others = " (other drivers or runs write the rest)" if done.rows < table.num_rows else ""
     print(f"{done.rows:,} rows by this driver, in {batches}{others}")
     print(f"the Delta table is {target}; read it with")
-    read = f"from deltalake import DeltaTable; print(DeltaTable({str(target)!r}).to_pandas())"
-    print(f"  python -c {shlex.quote(read)}")
+    read = f"from deltalake import DeltaTable as T; print(T('{target}').to_pandas())"
+    print(f'  python -c "{read}"')
 
 
 if __name__ == "__main__":

