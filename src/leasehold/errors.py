@@ -245,7 +245,7 @@ class PositionLost(LeaseholdError):
 
 
 class SinkUnfit(UsageError):
-    """The rows do not fit the sink; the message names the columns. Nothing was written."""
+    """The rows do not fit the sink, or its place can not be one. Nothing was written."""
 
 
 class SinkChanged(LeaseholdError):
