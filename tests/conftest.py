@@ -6,11 +6,30 @@ import json
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
 # What takes long begins first, so that the end is made of short tests and all workers end together.
 # Simulations, which no load disturbs, run beside the JVMs; what waits for leases comes after them.
 FIRST = ("cluster", "spark", "sim", "e2e", "contract", "integration")
+# In tests/spark: these start drivers of their own instead of sharing the one session.
+DRIVERS = ("test_demo", "test_spark_examples", "test_standby_example", "test_standby_processes")
+
+
+class ByRoom(LoadScopeScheduling):  # type: ignore[misc]
+    """One worker has all that shares the Spark session, another one all that starts drivers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        _, room, module, *_ = [*nodeid.partition("::")[0].split("/"), "", ""]
+        if room == "cluster" or (room == "spark" and module.removesuffix(".py") in DRIVERS):
+            return "drivers"
+        return "spark" if room == "spark" else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByRoom:
+    """Instead of the groups of xdist 3.8, which pytest 9.2 does not let it see."""
+    return ByRoom(config, log)
 
 
 @pytest.fixture(scope="session")

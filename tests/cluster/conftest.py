@@ -15,10 +15,9 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What shares the cluster goes to one worker; JVMs take their time to start."""
+    """JVMs take their time to start."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("drivers"))
             item.add_marker(pytest.mark.timeout(600))
 
 

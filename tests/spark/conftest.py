@@ -1,7 +1,8 @@
 """One Spark session for the tests of this directory that ask for it: they run in one worker.
 
 The others start drivers of their own, as processes. They run in turn, in one other worker, together
-with those of ``tests/cluster``: so never more than two workers are busy with JVMs.
+with those of ``tests/cluster``: so never more than two workers are busy with JVMs. Who is who says
+``tests/conftest.py``.
 """
 
 from __future__ import annotations
@@ -20,14 +21,10 @@ QUICK_JVM = "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Who shares the session goes to one worker, who starts drivers to another."""
+    """JVMs take their time to start."""
     for item in items:
-        if HERE not in item.path.parents:
-            continue
-        shares = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if shares else "drivers"))
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300))  # JVMs take their time to start
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
 
 
 @pytest.fixture(scope="session")
