@@ -76,6 +76,7 @@ def test_small_frames_are_joined_and_large_ones_sent_in_parts(stream: Stream) ->
             ranges,
             ["partition", "sequence_number"],
             least_rows=64,
+            least_bytes=0,
             most_rows=80,
         )
     )

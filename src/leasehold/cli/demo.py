@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -80,7 +81,9 @@ def demo(
             out.print(
                 f"stopped; no process is left. What there is, is in {place.root}", soft_wrap=True
             )
-            raise typer.Exit(_STOPPED) from None
+            sys.stdout.flush()
+            # An event loop that was interrupted may leave a thread that nobody ends any more.
+            os._exit(_STOPPED)
         out.print()
         out.print(verdicts.table_of(verdict))
         _print_next(place)

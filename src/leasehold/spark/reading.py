@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from leasehold.spark.ranges import Range
 
 LEAST_ROWS = 1 << 10  # fewer cost Spark more for each row
+LEAST_BYTES = 256 << 10  # and so does each batch, which counts where the rows are small
 MOST_ROWS = 40_000
+_MANY_ROWS = 16_384  # more at once bring nothing, however small they are
 MOST_BYTES = 32 << 20
 _PARTITION = "partition"
 
@@ -96,6 +98,7 @@ def events(
     columns: Sequence[str] | pa.Schema,
     *,
     least_rows: int = LEAST_ROWS,
+    least_bytes: int = LEAST_BYTES,
     most_rows: int = MOST_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """The events of the ranges. ``columns``: names, or the Arrow schema with these names.
@@ -110,7 +113,7 @@ def events(
     schema = columns if isinstance(columns, pa.Schema) else arrow_of(cut(columns))
     cut(schema.names)
     pieces = _pieces(source, store, ranges, schema, most_rows=most_rows)
-    return _joined(pieces, least_rows=least_rows)
+    return _joined(pieces, least_rows=least_rows, least_bytes=least_bytes)
 
 
 def settle() -> None:
@@ -181,7 +184,9 @@ def _repeated(partition: str, size: int) -> pa.Array:
     )
 
 
-def _joined(pieces: Iterator[pa.RecordBatch], *, least_rows: int) -> Iterator[pa.RecordBatch]:
+def _joined(
+    pieces: Iterator[pa.RecordBatch], *, least_rows: int, least_bytes: int
+) -> Iterator[pa.RecordBatch]:
     """The same, where small ones that follow each other are copied into one."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -189,7 +194,8 @@ def _joined(pieces: Iterator[pa.RecordBatch], *, least_rows: int) -> Iterator[pa
         waiting.append(piece)
         rows += piece.num_rows
         size += piece.nbytes
-        if rows >= least_rows or size >= MOST_BYTES:
+        enough = rows >= least_rows and (size >= least_bytes or rows >= _MANY_ROWS)
+        if enough or size >= MOST_BYTES:
             yield _one(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:
