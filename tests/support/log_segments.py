@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leasehold.cli.quick import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.files.namespace import Namespace
@@ -247,4 +248,5 @@ def serve(url: str, stream: str, partition: int) -> None:
 
 
 if __name__ == "__main__":
+    leave_pandas_out()  # no handler here needs it, and it takes its time
     serve(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -21,6 +21,7 @@ from typing import Any
 
 import anyio
 
+from leasehold.cli.quick import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.core.checkpointing import CheckpointPolicy
 from leasehold.core.timing import Timing
@@ -254,5 +255,6 @@ def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
+    leave_pandas_out()  # no handler here needs it, and it takes its time
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     main(Settings(**json.loads(sys.argv[1])))

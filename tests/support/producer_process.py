@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from datetime import timedelta
 
+from leasehold.cli.quick import leave_pandas_out
 from leasehold.errors import LeaseholdError
 from leasehold.log import Event, Log, Producer, ProducerOptions
 
@@ -62,4 +63,5 @@ def main(url: str, stream: str, name: str, answer_limit_s: float) -> None:
 
 
 if __name__ == "__main__":
+    leave_pandas_out()  # no handler here needs it, and it takes its time
     main(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))

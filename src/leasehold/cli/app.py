@@ -34,6 +34,7 @@ from leasehold.cli.log import log_app
 from leasehold.cli.members import members_app
 from leasehold.cli.partitions import partitions_app
 from leasehold.cli.process import EXAMPLE, process
+from leasehold.cli.quick import leave_pandas_out
 from leasehold.cli.simulate import EXAMPLES, simulate
 from leasehold.errors import (
     FileExists,
@@ -57,6 +58,11 @@ _EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
     (StoreError, 5),
     (VolumeUnusable, 5),
 ]
+
+# Those that run neither Spark nor handlers of the user's.
+_ARROW_ALONE = frozenset(
+    ("checkpoints", "files", "groups", "leases", "log", "members", "partitions")
+)
 
 app = typer.Typer(
     name="leasehold",
@@ -111,6 +117,8 @@ def exit_code(error: LeaseholdError) -> int:
 
 def run() -> None:
     """Run, and turn every error of ours into one line on stderr."""
+    if _ARROW_ALONE.intersection(sys.argv[1:2]):
+        leave_pandas_out()
     try:
         app()
     except LeaseholdError as error:
