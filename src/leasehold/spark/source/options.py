@@ -18,7 +18,7 @@ from leasehold.sources.opening import stream_of
 from leasehold.spark import ranges as range_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from leasehold.spark.ranges import Range
 
@@ -76,7 +76,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         UsageError: one is missing, unknown or makes no sense; the message says what to write.
         InvalidOptions: two of them contradict each other.
     """
-    said = _known(given)
+    said = known(given, NAMES, what="reading")
     if not said.get("store"):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
     if "ranges" in said and (others := [name for name in _SELECTING if name in said]):
@@ -106,22 +106,26 @@ def check_kind(given: Mapping[str, str], *, streaming: bool) -> None:
         InvalidOptions: one has not.
     """
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
-        if name in _known(given):
+        if name in known(given, NAMES, what="reading"):
             mine, other = ("stream", "batch") if streaming else ("batch", "stream")
             raise InvalidOptions(
                 f"the option {name} is for a {other} and means nothing to a {mine}"
             )
 
 
-def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """The same, by the names as we write them."""
-    names = {name.lower(): name for name in NAMES}
+def known(given: Mapping[str, str], allowed: Sequence[str], *, what: str) -> dict[str, str]:
+    """The same, by the names as we write them; Spark does not keep their case.
+
+    Raises:
+        UsageError: there is no such option; the message names the nearest.
+    """
+    names = {name.lower(): name for name in allowed}
     said: dict[str, str] = {}
     for name, value in given.items():
         if name.lower() not in names:
             near = get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(NAMES)}"
-            raise UsageError(f"reading has no option {name!r}: {hint}")
+            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(allowed)}"
+            raise UsageError(f"{what} has no option {name!r}: {hint}")
         said[names[name.lower()]] = value
     return said
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from leasehold.errors import InvalidOptions, UsageError
 from leasehold.names import check_name
 from leasehold.sources.opening import stream_of
 from leasehold.spark.queries.location import canonical
+from leasehold.spark.source.options import known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,8 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
         UsageError: one is missing, unknown or makes no sense; the message says what to write.
         InvalidOptions: two of them contradict each other.
     """
-    said = _known(given, (*_COMMON, *_OF_STREAMS) if streaming else _COMMON)
+    allowed = (*_COMMON, *_OF_STREAMS) if streaming else _COMMON
+    said = known(given, allowed, what="this write")
     if not said.get("store"):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
     key, epoch = said.get("fence.key", ""), said.get("fence.epoch", "0")
@@ -109,19 +110,6 @@ def check_identity(options: WriteOptions) -> None:
 def canonical_is_local(location: str) -> bool:
     """Whether a checkpoint location is a directory of this machine."""
     return bool(location) and canonical(location).startswith(_LOCAL)
-
-
-def _known(given: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
-    """The same, by the names as we write them."""
-    names = {name.lower(): name for name in allowed}
-    said: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() not in names:
-            near = get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean {names[near[0]]}?" if near else f"there are {', '.join(allowed)}"
-            raise UsageError(f"this write has no option {name!r}: {hint}")
-        said[names[name.lower()]] = value
-    return said
 
 
 def _stream(said: Mapping[str, str]) -> str:
