@@ -30,6 +30,7 @@ from leasehold.processor.settings import OnTrimmed
 from leasehold.spark import Pipeline
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
+    BatchPlanned,
     BatchRefused,
     BatchStaged,
     ShareClosed,
@@ -201,8 +202,17 @@ def test_a_sink_that_can_not_serve_is_told_at_once(
 
 
 @pytest.mark.spec("S4")
+@pytest.mark.parametrize("local_events", [1000, 0], ids=["read here", "read by tasks"])
+@pytest.mark.parametrize(
+    "moment",
+    [(BatchCommitted, 0), (BatchPlanned, 1)],
+    ids=["committed", "planned"],
+)
 def test_what_retention_removes_while_the_pipeline_runs_is_passed_over_if_so_chosen(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession,
+    tmp_path: Path,
+    moment: tuple[type[BatchCommitted | BatchPlanned], int],
+    local_events: int,
 ) -> None:
     url, sink = f"sqlite:///{tmp_path}/leases.db", MemorySink()
     with Log.open(url, volumes=[tmp_path / "volume"]) as log:
@@ -217,11 +227,20 @@ def test_what_retention_removes_while_the_pipeline_runs_is_passed_over_if_so_cho
         first: list[int] = []
 
         def trim(event: HookEvent) -> None:
-            if isinstance(event, BatchCommitted) and not first:
+            kind, number = moment
+            if isinstance(event, kind) and event.number >= number and not first:
                 log.trim("orders", execute=True, keep_bytes=8192, past_checkpoints=True)
                 first.append(log.info("orders").parts[0].first_sequence)
 
-        line = pipeline(spark, url, sink, trim, batch_events=2, on_trimmed=OnTrimmed.EARLIEST)
+        line = pipeline(
+            spark,
+            url,
+            sink,
+            trim,
+            batch_events=2,
+            on_trimmed=OnTrimmed.EARLIEST,
+            local_events=local_events,
+        )
         line.run(until_caught_up=True)
     done = bodies(sink)
     assert len(set(done)) == len(done)

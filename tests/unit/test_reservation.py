@@ -16,6 +16,7 @@ from leasehold.errors import (
     FencedWrite,
     InvalidDuration,
     InvalidName,
+    LeaseLost,
     StoreUnavailable,
     StoreUnusable,
     UsageError,
@@ -419,6 +420,31 @@ def test_progress_is_stored_under_the_epoch_and_never_goes_back() -> None:
         stored = (await scene.store.checkpoints(GROUP))[job_key("nightly")]
         assert (stored.epoch, stored.position.sequence_number) == (1, 7)
         assert stored.position.offset == "half way"
+
+    play(story)
+
+
+@pytest.mark.spec("B5")
+def test_one_who_was_paused_while_it_stored_its_progress_is_told_of_the_loss() -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = await scene.held()
+        scene.store.away = True
+        marking = asyncio.create_task(job.mark(Position(sequence_number=7)))
+        await asyncio.sleep(0)
+        scene.clock.ahead_s = 2 * LEASE_S
+        with pytest.raises(LeaseLost, match="before the store answered"):
+            await marking
+
+    play(story)
+
+
+def test_progress_that_gets_no_answer_in_time_may_be_stored_again() -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = await scene.held()
+        scene.store.deaf = frozenset({"checkpoint"})
+        with pytest.raises(StoreUnavailable):
+            await job.mark(Position(sequence_number=7))
+        await job.mark(Position(sequence_number=7))
 
     play(story)
 

@@ -308,13 +308,25 @@ class Claimant:
         """Store ``position`` as the job's checkpoint, under its epoch.
 
         Raises:
+            LeaseLost: the reservation ended before there was an answer.
             FencedWrite: the store refused it: the reservation has ended. It is lost now.
             CheckpointBehind: what is stored is ahead; it stays.
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.
         """
         key = self.wish.keys[0]
         mark = Mark(ownership=self.ownerships[key], position=position)
-        refused = await self._call("checkpoint", self._store.checkpoint([mark]))
+        try:
+            refused = await self._call("checkpoint", self._store.checkpoint([mark]))
+        except StoreUnavailable as error:
+            if self.valid:
+                raise
+            why = self.ended or TRUST_OVER
+            raise LeaseLost(
+                f"{key} was lost ({why}) before the store answered to its checkpoint",
+                key=key,
+                epoch=mark.ownership.epoch,
+                reason=why,
+            ) from error
         if refused.get(key) is MarkRefusal.FENCED:
             self.lose("fenced")
             epoch = mark.ownership.epoch

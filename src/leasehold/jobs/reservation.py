@@ -108,7 +108,7 @@ class Reservation:
         """Store how far the job is, fenced by its epoch: the checkpoint of its key.
 
         Raises:
-            LeaseLost: the reservation has ended here; nothing was sent.
+            LeaseLost: the reservation has ended here, before it was sent or before the answer.
             FencedWrite: the store says that it has ended.
             CheckpointBehind: a higher number is stored; it stays.
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.

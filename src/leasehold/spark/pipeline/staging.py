@@ -130,6 +130,9 @@ class Staging:
                     continue
                 if isinstance(error, StoreError) or self._is_gone():
                     raise
+                if self._is_trimmed(work):  # while it waited: planned anew, which knows what to do
+                    log.warning("batch %s: retention was faster", work.batch.label)
+                    return None
                 attempt += 1
                 self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=error))
                 if isinstance(error, _WRONG):  # as it is written, it can never work
@@ -144,6 +147,14 @@ class Staging:
         gateway = getattr(self._context, "_gateway", None)
         process = getattr(gateway, "proc", None)
         return self._context._jsc is None or (process is not None and process.poll() is not None)  # noqa: SLF001
+
+    def _is_trimmed(self, work: Work) -> bool:
+        """Whether retention has removed a part of it since it was planned."""
+        try:
+            ends = self._around.source.ends([each.partition for each in work.ranges])
+        except StoreError:
+            return False
+        return any(each.start < ends[each.partition].first for each in work.ranges)
 
     def _wait(self, what: str, error: Exception, times: int) -> None:
         log.warning("waiting for %s: %s", what, error)
