@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from tests.support.quick_java import quick_home
 from xdist.scheduler import LoadScopeScheduling
 
 HERE = Path(__file__).parent
@@ -44,8 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # the workers of xdist and all they start inherit it
-        os.environ["JAVA_HOME"] = str(quick_home(config.cache.mkdir("java")))
     target = config.getoption("--spec-report")
     if target and not hasattr(config, "workerinput"):  # under xdist the controller alone writes
         config.pluginmanager.register(SpecReport(Path(target)))
