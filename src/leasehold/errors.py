@@ -8,6 +8,7 @@
     │   ├── InvalidDuration       a duration outside the allowed range
     │   ├── InvalidOptions        two settings that contradict each other
     │   ├── UnknownStore          a store URL that names no store we have
+    │   ├── BadSchedule           a text that is no schedule, or one that never happens
     │   ├── SinkUnfit             rows that do not fit the sink
     │   └── BeyondEnd             the position lies beyond the next event of the partition
     ├── UnknownResource           a key that was never declared
@@ -15,6 +16,8 @@
     │   └── UnknownStream         there is no stream of this name
     ├── FileExists                the path is taken (FileExistsError)
     ├── FileHeld                  somebody else is writing this file: who, since when, until when
+    ├── JobHeld                   somebody else has the job: who, since when, until when
+    ├── JobDone                   the run of this occurrence is over
     ├── RecoveryInProgress        the file is being recovered by somebody else
     ├── TailUncertain             recovery can not tell the file's end without losing something
     ├── VolumeUnusable            a volume, or all of them: gone, foreign, read-only, full, broken
@@ -62,6 +65,10 @@ class InvalidOptions(UsageError):
 
 class UnknownStore(UsageError):
     """The URL names no store; the message says what to write instead."""
+
+
+class BadSchedule(UsageError):
+    """A text that is no schedule, or one that never happens; the message names the field."""
 
 
 class BeyondEnd(UsageError):
@@ -127,6 +134,38 @@ class FileHeld(LeaseholdError):
         self.epoch = epoch
         self.retry_after_s = retry_after_s
         self.address = address
+
+
+class JobHeld(LeaseholdError, TimeoutError):
+    """Somebody else has the job, and the time to wait for it is over.
+
+    Attributes:
+        holder: who has it.
+        epoch: the epoch it is held under.
+        ends_in_s: when its lease ends if it is not renewed any more.
+    """
+
+    def __init__(self, message: str, *, holder: str, epoch: int, ends_in_s: float) -> None:
+        """Keep who has it, beside the words for people."""
+        super().__init__(message)
+        self.holder = holder
+        self.epoch = epoch
+        self.ends_in_s = ends_in_s
+
+
+class JobDone(LeaseholdError):
+    """The run of this occurrence is over, here or elsewhere: there is nothing to do.
+
+    Attributes:
+        occurrence: the moment whose run was wanted (ISO 8601, UTC).
+        holder: who had it, if the log still knows.
+    """
+
+    def __init__(self, message: str, *, occurrence: str, holder: str = "") -> None:
+        """Keep which run it is, beside the words for people."""
+        super().__init__(message)
+        self.occurrence = occurrence
+        self.holder = holder
 
 
 class RecoveryInProgress(LeaseholdError):
