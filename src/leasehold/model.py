@@ -11,6 +11,7 @@ record          meaning
 ``Changes``     the answer to a renewal: what changed since the version I knew
 ``Checkpoint``  a position in a partition, written under an ownership
 ``Term``        one ownership from start to end, with the reason of the end: the history
+``Note``        what an owner says of its term, written under the ownership
 ==============  ===========================================================================
 
 An **epoch** rises by one at every change of owner and is never reset. A **version** is the
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_OFFSET = 1024
+LONGEST_NOTE = 1024
 _LONGEST_SHOWN = 80
 
 
@@ -114,18 +116,42 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A key to claim, and the epoch at which it was seen: claimed only if that still stands."""
+    """A key to claim, and the epoch at which it was seen: claimed only if that still stands.
+
+    ``note`` is what the term begins with.
+
+    Raises:
+        UsageError: the note is no text that every store can keep, as ``Note`` says.
+    """
 
     key: str
     seen_epoch: int
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what some stores would take and others not."""
+        if self.note != "":  # nearly all have none, and there may be thousands
+            _check_note(self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """An ownership its owner passes on, and the holder that is to have it."""
+    """An ownership its owner passes on, and the holder that is to have it.
+
+    ``note`` is what the term ends with; None leaves it as it is.
+
+    Raises:
+        UsageError: the note is no text that every store can keep, as ``Note`` says.
+    """
 
     ownership: Ownership
     to: str
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what some stores would take and others not."""
+        if self.note is not None:
+            _check_note(self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +176,8 @@ class Peer:
 class Term:
     """One ownership from its start to its end; ``ended_at`` is None while it lasts.
 
-    A reset of the checkpoint is a term too, of no length: its holder is ``operator``.
+    ``note`` is what its holder said of it last; empty if it said nothing. A reset of the
+    checkpoint is a term too, of no length: its holder is ``operator``.
     """
 
     key: str
@@ -159,6 +186,24 @@ class Term:
     started_at: datetime
     ended_at: datetime | None = None
     reason: EndReason | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What an owner says of its term, with the ownership that allows it.
+
+    Raises:
+        UsageError: it is no text that every store can keep: at most 1,024 characters, without
+            NUL and lone surrogates.
+    """
+
+    ownership: Ownership
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuse what some stores would take and others not."""
+        _check_note(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,13 +278,12 @@ class Mark:
         position: object = self.position
         if not isinstance(position, Position):
             raise UsageError(f"a position is Position(sequence_number=…), not {position!r}")
-        offset: object = position.offset
-        if not isinstance(offset, str) or not _can_be_kept(offset):
-            shown = ascii(offset)
-            raise UsageError(
-                f"offset must be text of at most {LONGEST_OFFSET:,} characters without NUL and "
-                f"lone surrogates, not {shown[:_LONGEST_SHOWN]}: leave it out if it has no use"
-            )
+        _check_text(
+            position.offset,
+            what="offset",
+            longest=LONGEST_OFFSET,
+            advice="leave it out if it has no use",
+        )
 
 
 class MarkRefusal(Enum):
@@ -249,7 +293,22 @@ class MarkRefusal(Enum):
     BEHIND = "behind"
 
 
-def _can_be_kept(offset: str) -> bool:
-    if len(offset) > LONGEST_OFFSET or "\0" in offset:
+def _check_note(note: object) -> None:
+    _check_text(
+        note, what="note", longest=LONGEST_NOTE, advice="shorten it, or keep the rest elsewhere"
+    )
+
+
+def _check_text(text: object, *, what: str, longest: int, advice: str) -> None:
+    if not isinstance(text, str) or not _can_be_kept(text, longest):
+        shown = ascii(text)
+        raise UsageError(
+            f"{what} must be text of at most {longest:,} characters without NUL and "
+            f"lone surrogates, not {shown[:_LONGEST_SHOWN]}: {advice}"
+        )
+
+
+def _can_be_kept(text: str, longest: int) -> bool:
+    if len(text) > longest or "\0" in text:
         return False
-    return offset.isascii() or not any("\ud800" <= each <= "\udfff" for each in offset)
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)

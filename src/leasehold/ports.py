@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Mark,
         MarkRefusal,
         MemberInfo,
+        Note,
         Ownership,
         Peer,
         Position,
@@ -114,7 +115,8 @@ class Store(Protocol):
         A key is had if its epoch is still ``seen_epoch`` and it is available, broken or expired,
         and not kept for somebody else by a hand-over. The epoch rises by one. ``force`` also
         takes keys that are leased or breaking: the steal; its owner learns at its next renewal.
-        A key this lease already took from that very epoch is returned again.
+        The term begins with the note that is wanted. A key this lease already took from that very
+        epoch is returned again, and its note left as it is.
 
         Raises:
             LeaseLost: the lease has ended; nothing was taken.
@@ -138,14 +140,26 @@ class Store(Protocol):
         The key is kept until that holder claims it, its lease ends, or ``limit`` is over: then it
         is available to all. A key that is kept for the caller and was not claimed yet may be
         passed on in the same way. Handing over again what was handed over is counted as passed.
+
+        A term that this call ends has the note of its hand-over from then on, unless that is None.
+        One that has ended before, or never was the caller's, keeps the note that it has.
         """
         ...
 
-    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
         """Make each key available at once; return those whose ownership is over in this way.
 
         That is: by this call, by an earlier one, or because time was faster (then the history
         says so). Names the epoch it means: an ownership that has moved on is not touched.
+
+        A term that this call ends has the note that ``notes`` gives for its key, in the same step.
+        One that has ended otherwise, by time too, keeps the note that it has.
+
+        Raises:
+            UsageError: a note is of no key that is to be released, or can not be kept; then
+                nothing is released.
         """
         ...
 
@@ -166,6 +180,15 @@ class Store(Protocol):
 
         ``FENCED``: the ownership has ended or a newer epoch exists. ``BEHIND``: the stored
         position is ahead. The same position again is no refusal. Fenced writes are counted.
+        """
+        ...
+
+    async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
+        """Replace the note of each term, which its ownership proves; return the refused keys.
+
+        Refused is what ``checkpoint`` calls ``FENCED``, and it is counted in the same way: the
+        ownership has ended or a newer epoch exists. Of several notes of one term the last to
+        arrive stands. No watcher is told: the note is found in the history.
         """
         ...
 
@@ -231,7 +254,10 @@ class Store(Protocol):
         ...
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
-        """The last terms of a key, newest first. A store keeps at least the last 100."""
+        """The last terms of a key with their notes, newest first.
+
+        A store keeps at least the last 100.
+        """
         ...
 
     async def fenced_writes(self, group: str) -> int:

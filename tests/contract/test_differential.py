@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.postgres import database, stopped_clock
 
 from leasehold.errors import LeaseLost, UnknownResource
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Ownership, Position, Wanted
 from leasehold.names import group_of
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 KEYS = ("p/a/0", "p/a/1", "p/a/2", "p/b/0", "job/x")
 GROUPS = sorted({*map(group_of, KEYS), ""})
 OFTEN = ("claim", "renew", "pass_time", "break_", "hand_over", "grant")
-SELDOM = ("release", "ask", "checkpoint", "declare", "forget", "revoke")
+SELDOM = ("release", "ask", "checkpoint", "annotate", "declare", "forget", "revoke")
 OPERATORS = ("suggest", "dismiss", "reset")
 SECONDS = (0.0, 0.5, 1.0, 2.0, 4.0, 900_000.0)
 SOME, LEASES = st.integers(0, 4), range(5)
@@ -80,8 +80,10 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
     mine = Lease(**asdict(lease) | {"token": f"token-{step.me}"})
     keys, within = [KEYS[i] for i in step.keys], timedelta(seconds=min(SECONDS[step.span], 100))
     owned = [_owned(seen.get(key), key, lease, step) for key in keys]
-    wanted = [Wanted(key=each.key, seen_epoch=each.epoch) for each in owned]
-    passed = [HandOver(ownership=each, to=f"h{step.other}") for each in owned]
+    text = ("", "begun", "half done", "done", "été 🚀")[step.other]
+    wanted = [Wanted(key=each.key, seen_epoch=each.epoch, note=text) for each in owned]
+    said = text if step.late == 0 else None
+    passed = [HandOver(ownership=each, to=f"h{step.other}", note=said) for each in owned]
     at, info = Position(sequence_number=step.other), MemberInfo(pid=step.span)
     asked = {"holder": lease.holder, "token": lease.token, "group": lease.group}
 
@@ -100,9 +102,12 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
         "claim": lambda: store.claim(mine, wanted, force=step.odd),
         "ask": lambda: store.ask(mine, wanted[0]),
         "hand_over": lambda: store.hand_over(passed, limit=within),
-        "release": lambda: store.release(owned),
+        "release": lambda: store.release(owned, notes=dict.fromkeys(keys[::2], text)),
         "break_": lambda: store.break_(keys[0], epoch=wanted[0].seen_epoch, after=within),
         "checkpoint": lambda: store.checkpoint([Mark(ownership=o, position=at) for o in owned]),
+        "annotate": lambda: store.annotate(
+            [Note(ownership=o, text=f"{text}{n}") for n, o in enumerate(owned)]
+        ),
         "suggest": lambda: store.suggest(
             keys[0], epoch=max(0, wanted[0].seen_epoch), to=f"h{step.other}"
         ),

@@ -88,7 +88,7 @@ async def until_a_claim_waits(url: str) -> None:
         blocked = await in_thread(
             postgres.execute,
             url,
-            "select 1 from pg_stat_activity where query like '%%claim_1%%' "
+            "select 1 from pg_stat_activity where query like '%%leasehold.claim_%%' "
             "and cardinality(pg_blocking_pids(pid)) > %s",
             0,
         )

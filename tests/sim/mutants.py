@@ -190,8 +190,8 @@ class WaitsForEver(Holdings):
 class ReleasesBlindly(CheckedRegistry):
     """Release names no epoch and no token: whoever has the key loses it."""
 
-    def release(self, ownerships: Sequence[Ownership], now: float, wall: datetime) -> Sequence[str]:
-        return super().release([self._as_owner(each) for each in ownerships], now, wall)
+    def release(self, ownerships: Sequence[Ownership], *rest: Any) -> Sequence[str]:
+        return super().release([self._as_owner(each) for each in ownerships], *rest)
 
     def hand_over(
         self, hand_overs: Sequence[HandOver], limit_s: float, now: float, wall: datetime

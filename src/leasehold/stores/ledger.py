@@ -76,6 +76,10 @@ class Ledger:
         )
         self._touch(row)
 
+    def put_note(self, row: ResourceRow, text: str) -> None:
+        """Say this of the term that lasts. No watcher is told."""
+        row.terms[-1] = replace(row.terms[-1], note=text)
+
     def _remember(self, row: ResourceRow, term: Term) -> None:
         row.terms.append(term)
         del row.terms[:-HISTORY_LIMIT]

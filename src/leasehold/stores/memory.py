@@ -12,6 +12,7 @@ from leasehold.stores.shared import (
     check_suggestion,
     checked_keys,
     checked_lease,
+    checked_notes,
     checked_positions,
     limit_s,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         Mark,
         MarkRefusal,
         MemberInfo,
+        Note,
         Ownership,
         Peer,
         Position,
@@ -102,9 +104,12 @@ class MemoryStore:
         kept_s = limit_s(limit, what="hand-over limit")
         return self._step(lambda r, now, wall: r.hand_over(hand_overs, kept_s, now, wall))
 
-    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
         """See ``Store``."""
-        return self._step(lambda r, now, wall: r.release(ownerships, now, wall))
+        checked = checked_notes(ownerships, notes)
+        return self._step(lambda r, now, wall: r.release(ownerships, checked, now, wall))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """See ``Store``."""
@@ -114,6 +119,10 @@ class MemoryStore:
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
         """See ``Store``."""
         return self._step(lambda r, now, wall: r.checkpoint(marks, now, wall))
+
+    async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
+        """See ``Store``."""
+        return self._step(lambda r, now, _wall: r.annotate(notes, now))
 
     async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""

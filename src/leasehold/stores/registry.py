@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Lease,
         Mark,
         MemberInfo,
+        Note,
         Ownership,
         Peer,
         Position,
@@ -144,7 +145,13 @@ class Registry(Ledger):
             each.ownership.key for each in hand_overs if self._pass_on(each, limit_s, now, wall)
         ]
 
-    def release(self, ownerships: Sequence[Ownership], now: float, wall: datetime) -> Sequence[str]:
+    def release(
+        self,
+        ownerships: Sequence[Ownership],
+        notes: Mapping[str, str],
+        now: float,
+        wall: datetime,
+    ) -> Sequence[str]:
         """See ``Store.release``."""
         done = []
         for ownership in ownerships:
@@ -156,6 +163,8 @@ class Registry(Ledger):
             if granted:
                 # What time has ended was not ended by the release that came after.
                 self._settle(row, now, wall)
+                if row.holder is not None and row.key in notes:
+                    self.put_note(row, notes[row.key])
                 self.end_term(row, EndReason.RELEASED, wall)
             if granted or self._ended_by(row, ownership, *RELEASED_BY):
                 done.append(row.key)
@@ -207,6 +216,18 @@ class Registry(Ledger):
                     key=key, epoch=mark.ownership.epoch, position=mark.position, updated_at=wall
                 )
         return refused
+
+    def annotate(self, notes: Sequence[Note], now: float) -> Sequence[str]:
+        """See ``Store.annotate``."""
+        refused: dict[str, None] = {}
+        for note in notes:
+            key = note.ownership.key
+            if self._may_write(note.ownership, now):
+                self.put_note(self._resources[key], note.text)
+            else:
+                self._group(group_of(key)).fenced += 1
+                refused[key] = None
+        return list(refused)
 
     # ----------------------------------------------------------- operators
 
@@ -341,6 +362,8 @@ class Registry(Ledger):
         if row.holder is not None:
             self.end_term(row, EndReason.STOLEN, wall)
         self.begin_term(row, claimer, wall)
+        if want.note:
+            self.put_note(row, want.note)
         return True
 
     def _pass_on(self, each: HandOver, limit_s: float, now: float, wall: datetime) -> bool:
@@ -350,6 +373,8 @@ class Registry(Ledger):
             return False
         move = Move.CHANGE if self._proves(row, ownership) else Move.CHANGE_OTHER
         if judge(self._state(row, now), move).granted:
+            if each.note is not None:
+                self.put_note(row, each.note)
             self.end_term(row, EndReason.HANDED_OVER, wall)
         elif not self._kept_for(row, ownership, now):
             passed_before = row.epoch == ownership.epoch and row.handed_by == ownership.holder

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidName, LeaseLost, UnknownResource, UsageError
-from leasehold.model import EndReason, Lease, Position
+from leasehold.model import EndReason, Lease, Note, Position
 from leasehold.names import check_group, check_key, check_name, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
+
+    from leasehold.model import Ownership
 
 HISTORY_LIMIT = 100
 # A release finds its wish fulfilled if it was released before, or if time was faster.
@@ -84,6 +86,28 @@ def checked_positions(positions: object) -> dict[str, Position | None]:
     if not isinstance(positions, Mapping):
         raise UsageError(f"give positions by key, such as {{key: position}}, not {positions!r}")
     return {check_key(key): _checked_position(key, each) for key, each in positions.items()}
+
+
+def checked_notes(ownerships: Sequence[Ownership], notes: object) -> Mapping[str, str]:
+    """The notes by key, each of them such that every store can keep it.
+
+    Raises:
+        UsageError: it is no mapping, one of the keys is not among the ownerships, or one of the
+            notes can not be kept.
+    """
+    if not notes:
+        return {}
+    if not isinstance(notes, Mapping):
+        raise UsageError(f"give notes by key, such as {{key: note}}, not {notes!r}")
+    owned = {each.key: each for each in ownerships}
+    for key, text in notes.items():
+        if key not in owned:
+            raise UsageError(
+                f"there is a note for {key!r}, which is not released in this call: "
+                "give notes only for the keys of the ownerships"
+            )
+        Note(ownership=owned[key], text=text)
+    return notes
 
 
 def _checked_position(key: str, position: object) -> Position | None:

@@ -28,6 +28,7 @@ CHANGING = (
     "release",
     "break_",
     "checkpoint",
+    "annotate",
     "suggest",
     "dismiss",
     "reset",

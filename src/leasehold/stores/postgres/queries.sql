@@ -22,7 +22,7 @@ select lost, grp, duration_s from leasehold.grant_1(
 );
 
 -- name: renew
-select lost, version, resources, peers, ended, next_end_s from leasehold.renew_2(
+select lost, version, resources, peers, ended, next_end_s from leasehold.renew_3(
     %(holder)s::text, %(token)s::text, %(since)s::bigint, %(info)s::jsonb
 );
 
@@ -30,9 +30,9 @@ select lost, version, resources, peers, ended, next_end_s from leasehold.renew_2
 select leasehold.revoke_1(%(holder)s::text, %(token)s::text);
 
 -- name: claim
-select lost, places, epochs from leasehold.claim_1(
-    %(holder)s::text, %(token)s::text, %(keys)s::text[], %(seen)s::bigint[], %(force)s::boolean,
-    %(keep)s::integer
+select lost, places, epochs from leasehold.claim_2(
+    %(holder)s::text, %(token)s::text, %(keys)s::text[], %(seen)s::bigint[], %(notes)s::text[],
+    %(force)s::boolean, %(keep)s::integer
 );
 
 -- name: ask
@@ -41,15 +41,15 @@ select lost, stands from leasehold.ask_1(
 );
 
 -- name: hand_over
-select leasehold.hand_over_1(
+select leasehold.hand_over_2(
     %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
-    %(to)s::text[], %(limit_s)s::float8
+    %(to)s::text[], %(notes)s::text[], %(limit_s)s::float8
 );
 
 -- name: release
-select leasehold.release_1(
+select leasehold.release_2(
     %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
-    %(reasons)s::text[]
+    %(notes)s::text[], %(reasons)s::text[]
 );
 
 -- name: break
@@ -61,6 +61,12 @@ select known, shown from leasehold.break_1(
 select places, refusals from leasehold.checkpoint_1(
     %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
     %(sequences)s::bigint[], %(offsets)s::text[]
+);
+
+-- name: annotate
+select leasehold.annotate_1(
+    %(keys)s::text[], %(epochs)s::bigint[], %(holders)s::text[], %(tokens)s::text[],
+    %(texts)s::text[]
 );
 
 -- name: suggest
@@ -87,7 +93,7 @@ select leasehold.resources_1(%(group)s::text);
 select leasehold.peers_2(%(group)s::text);
 
 -- name: history
-select leasehold.history_1(%(key)s::text, %(limit)s::integer);
+select leasehold.history_2(%(key)s::text, %(limit)s::integer);
 
 -- name: fenced_writes
 select leasehold.fenced_writes_1(%(group)s::text);

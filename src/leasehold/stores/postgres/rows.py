@@ -110,6 +110,7 @@ def to_term(row: Row) -> Term:
         started_at=_moment(row["started_at"]),
         ended_at=None if ended_at is None else _moment(ended_at),
         reason=None if reason is None else EndReason(reason),
+        note=row["note"],
     )
 
 

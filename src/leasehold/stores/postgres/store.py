@@ -21,6 +21,7 @@ from leasehold.stores.shared import (
     check_suggestion,
     checked_keys,
     checked_lease,
+    checked_notes,
     checked_positions,
     limit_s,
     lost_lease,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         HandOver,
         Mark,
         MemberInfo,
+        Note,
         Peer,
         Position,
         Resource,
@@ -118,6 +120,7 @@ class PostgresStore:
             token=lease.token,
             keys=[id_of_key(each.key) for each in wanted],
             seen=[each.seen_epoch for each in wanted],
+            notes=[each.note for each in wanted],
             force=force,
             keep=HISTORY_LIMIT,
         )
@@ -147,15 +150,20 @@ class PostgresStore:
             "hand_over",
             **to.to_columns(each.ownership for each in hand_overs),
             to=[each.to for each in hand_overs],
+            notes=[each.note for each in hand_overs],
             limit_s=limit_s(limit, what="hand-over limit"),
         )
         return [hand_overs[place - 1].ownership.key for place in places]
 
-    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
         """See ``Store``."""
+        checked = checked_notes(ownerships, notes)
         (places,) = await self._ask(
             "release",
             **to.to_columns(ownerships),
+            notes=[checked.get(each.key) for each in ownerships],
             reasons=[reason.value for reason in RELEASED_BY],
         )
         return [ownerships[place - 1].key for place in places]
@@ -180,6 +188,15 @@ class PostgresStore:
             marks[place - 1].ownership.key: MarkRefusal(refusal)
             for place, refusal in zip(places or (), refusals or (), strict=True)
         }
+
+    async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
+        """See ``Store``."""
+        (places,) = await self._ask(
+            "annotate",
+            **to.to_columns(each.ownership for each in notes),
+            texts=[each.text for each in notes],
+        )
+        return list(dict.fromkeys(notes[place - 1].ownership.key for place in places))
 
     async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""

@@ -128,7 +128,7 @@ class Books:
             return False
         if row.holder is not None:
             self.end_term(row, EndReason.STOLEN)
-        self._begin_term(row, claimer)
+        self._begin_term(row, claimer, note=want.note)
         return True
 
     def put_question(self, key: str, epoch: int, asker: str) -> bool:
@@ -147,7 +147,7 @@ class Books:
         ownership = each.ownership
         move = Move.CHANGE if row.proven_by(ownership) else Move.CHANGE_OTHER
         if judge(row.state(self.now), move).granted:
-            self.end_term(row, EndReason.HANDED_OVER)
+            self.end_term(row, EndReason.HANDED_OVER, note=each.note)
         elif not self._kept_for(row, ownership):
             passed_before = row.epoch == ownership.epoch and row.handed_by == ownership.holder
             return self.ended_by(row, ownership, EndReason.HANDED_OVER) or (
@@ -186,13 +186,13 @@ class Books:
 
     # ---------------------------------------------------- ends and beginnings
 
-    def end_term(self, row: ResourceRow, reason: EndReason) -> None:
-        """The key is free; the term has its end and its reason."""
+    def end_term(self, row: ResourceRow, reason: EndReason, *, note: str | None = None) -> None:
+        """The key is free; the term has its end and its reason, and the note if there is one."""
         if row.holder is None:
             return
         self._free(row)
         self.touch(row)
-        self._note_end(row, reason)
+        self._write_end(row, reason, note=note)
 
     def end_lease(self, holder: str, reason: EndReason) -> None:
         """End a lease and all that it covers, in as many statements for one key as for many."""
@@ -227,17 +227,17 @@ class Books:
             row.epoch += 1
             row.handed_by = None
             self.touch(row)
-            self._note_begin(row, OPERATOR)
+            self._write_begin(row, OPERATOR)
         self.flush()  # ends are written before beginnings, and these come after
         for row in rows:
-            self._note_end(row, EndReason.RESET)
+            self._write_end(row, EndReason.RESET)
 
     @staticmethod
     def _free(row: ResourceRow) -> None:
         row.holder = row.asked_by = row.break_at = row.lease_token = None
         row.lease_ends_at = 0.0
 
-    def _begin_term(self, row: ResourceRow, claimer: LeaseRow) -> None:
+    def _begin_term(self, row: ResourceRow, claimer: LeaseRow, *, note: str) -> None:
         row.epoch += 1
         row.holder = claimer.holder
         row.handed_to = row.handed_until = row.handed_by = row.kept_until = None
@@ -245,14 +245,20 @@ class Books:
         if claimer.group != row.group:
             self._guests.add((row.group, claimer.holder))
         self.touch(row)
-        self._note_begin(row, claimer.holder)
+        self._write_begin(row, claimer.holder, note=note)
 
-    def _note_begin(self, row: ResourceRow, holder: str) -> None:
+    def _write_begin(self, row: ResourceRow, holder: str, *, note: str = "") -> None:
         self._begun.append(
-            {"key": row.key, "epoch": row.epoch, "holder": holder, "wall": self.wall}
+            {
+                "key": row.key,
+                "epoch": row.epoch,
+                "holder": holder,
+                "wall": self.wall,
+                "note": note,
+            }
         )
 
-    def _note_end(self, row: ResourceRow, reason: EndReason) -> None:
+    def _write_end(self, row: ResourceRow, reason: EndReason, *, note: str | None = None) -> None:
         self._ended.append(
             {
                 "key": row.key,
@@ -260,6 +266,7 @@ class Books:
                 "wall": self.wall,
                 "reason": reason.value,
                 "version": self._next,
+                "note": note,
             }
         )
 

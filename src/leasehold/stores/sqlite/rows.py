@@ -152,7 +152,7 @@ def peer_of(row: tuple[Any, ...], now: float) -> Peer:
 
 def term_of(row: tuple[Any, ...]) -> Term:
     """A row of the queries on terms."""
-    key, epoch, holder, started_at, ended_at, reason = row
+    key, epoch, holder, started_at, ended_at, reason, note = row
     return Term(
         key=key,
         epoch=epoch,
@@ -160,6 +160,7 @@ def term_of(row: tuple[Any, ...]) -> Term:
         started_at=datetime.fromisoformat(started_at),
         ended_at=None if ended_at is None else datetime.fromisoformat(ended_at),
         reason=None if reason is None else EndReason(reason),
+        note=note,
     )
 
 

@@ -15,7 +15,7 @@ from leasehold.stores.sqlite.rows import ResourceRow, info_of, info_text, peer_o
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Resource, Wanted
+    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Resource, Wanted
     from leasehold.stores.sqlite.books import Books
     from leasehold.stores.sqlite.database import Params
     from leasehold.stores.sqlite.rows import LeaseRow
@@ -130,7 +130,9 @@ def hand_over(books: Books, hand_overs: Sequence[HandOver], limit_s: float) -> S
     ]
 
 
-def release(books: Books, ownerships: Sequence[Ownership]) -> Sequence[str]:
+def release(
+    books: Books, ownerships: Sequence[Ownership], notes: Mapping[str, str]
+) -> Sequence[str]:
     """See ``Store.release``."""
     rows = books.rows(ownership.key for ownership in ownerships)
     done = []
@@ -143,7 +145,7 @@ def release(books: Books, ownerships: Sequence[Ownership]) -> Sequence[str]:
         if granted:
             # What time has ended was not ended by the release that came after.
             books.settle_keys([row.key])
-            books.end_term(row, EndReason.RELEASED)
+            books.end_term(row, EndReason.RELEASED, note=notes.get(row.key))
         if granted or books.ended_by(row, ownership, *RELEASED_BY):
             done.append(row.key)
     return done
@@ -208,10 +210,32 @@ def checkpoint(books: Books, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]
                 "wall": books.wall,
             }
     books.tx.many("checkpoint_write", list(written.values()))
+    _count_fenced(books, fenced)
+    return refused
+
+
+def annotate(books: Books, notes: Sequence[Note]) -> Sequence[str]:
+    """See ``Store.annotate``."""
+    rows = books.rows(note.ownership.key for note in notes)
+    fenced: Counter[str] = Counter()
+    refused: dict[str, None] = {}
+    written: list[Params] = []
+    for note in notes:
+        key = note.ownership.key
+        if _may_write(rows.get(key), note.ownership, books.now):
+            written.append({"key": key, "epoch": note.ownership.epoch, "note": note.text})
+        else:
+            fenced[group_of(key)] += 1
+            refused[key] = None
+    books.tx.many("term_note", written)
+    _count_fenced(books, fenced)
+    return list(refused)
+
+
+def _count_fenced(books: Books, fenced: Mapping[str, int]) -> None:
     books.tx.many(
         "fenced_add", [{"grp": group, "refused": count} for group, count in fenced.items()]
     )
-    return refused
 
 
 def _may_write(row: ResourceRow | None, ownership: Ownership, now: float) -> bool:

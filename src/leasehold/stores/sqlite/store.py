@@ -17,6 +17,7 @@ from leasehold.stores.shared import (
     check_suggestion,
     checked_keys,
     checked_lease,
+    checked_notes,
     checked_positions,
     limit_s,
 )
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         Mark,
         MarkRefusal,
         MemberInfo,
+        Note,
         Ownership,
         Peer,
         Position,
@@ -151,9 +153,12 @@ class SqliteStore:
         kept_s = limit_s(limit, what="hand-over limit")
         return await self._step(lambda books: steps.hand_over(books, hand_overs, kept_s))
 
-    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
         """See ``Store``."""
-        return await self._step(lambda books: steps.release(books, ownerships))
+        checked = checked_notes(ownerships, notes)
+        return await self._step(lambda books: steps.release(books, ownerships, checked))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """See ``Store``."""
@@ -163,6 +168,10 @@ class SqliteStore:
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
         """See ``Store``."""
         return await self._step(lambda books: steps.checkpoint(books, marks))
+
+    async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
+        """See ``Store``."""
+        return await self._step(lambda books: steps.annotate(books, notes))
 
     async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pytest
 
 from leasehold.errors import LeaseLost, StoreUnavailable
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Ownership, Position, Wanted
 from leasehold.ports import Store
 from leasehold.testing.contract.scene import LONG, ContractBase, Scene
 from leasehold.testing.faults import CHANGING, READING, LosingStore, Lost
@@ -108,6 +108,23 @@ async def _checkpoint(store: Store, stage: _Stage) -> object:
     )
 
 
+async def _claim_with_note(store: Store, stage: _Stage) -> object:
+    return await store.claim(stage.a, [Wanted(key=stage.free, seen_epoch=0, note="begun")])
+
+
+async def _hand_over_with_note(store: Store, stage: _Stage) -> object:
+    passed = [HandOver(ownership=stage.mine, to=stage.b.holder, note="passed")]
+    return await store.hand_over(passed, limit=stage.scene.units(LONG))
+
+
+async def _release_with_note(store: Store, stage: _Stage) -> object:
+    return await store.release([stage.mine], notes={stage.mine.key: "done"})
+
+
+async def _annotate(store: Store, stage: _Stage) -> object:
+    return await store.annotate([Note(ownership=stage.mine, text="half done")])
+
+
 async def _suggest(store: Store, stage: _Stage) -> object:
     return await store.suggest(stage.mine.key, epoch=1, to=stage.b.holder)
 
@@ -137,6 +154,10 @@ STEPS: MappingProxyType[str, _Step] = MappingProxyType(
         "break_": _break_now,
         "break_ later": _break_later,
         "checkpoint": _checkpoint,
+        "annotate": _annotate,
+        "claim with a note": _claim_with_note,
+        "hand_over with a note": _hand_over_with_note,
+        "release with a note": _release_with_note,
         "suggest": _suggest,
         "dismiss": _dismiss,
         "reset": _reset,
@@ -198,7 +219,7 @@ class LostAnswerContract(ContractBase):
         with suppress(LeaseLost):
             await step(scene.store, stage)
         fenced = await scene.store.fenced_writes(stage.scene.group)
-        assert fenced == (1 if name == "checkpoint" else 0)
+        assert fenced == (1 if name in {"checkpoint", "annotate"} else 0)
         assert (await _plain(stage))[:-1] == before[:-1]
 
 

@@ -32,6 +32,7 @@ _WEIGHTS = {
     "declare": 1,
     "forget": 1,
     "checkpoint": 2,
+    "annotate": 2,
     "suggest": 2,
     "dismiss": 1,
     "reset": 1,
@@ -76,7 +77,10 @@ class Life:
         await self.scene.store.renew(self._somebody(), info=info)
 
     async def _claim(self, *, force: bool = False) -> None:
-        wanted = [Wanted(key=each.key, seen_epoch=each.epoch) for each in await self._some_keys()]
+        wanted = [
+            Wanted(key=each.key, seen_epoch=each.epoch, note=self.rng.choice(["", "begun"]))
+            for each in await self._some_keys()
+        ]
         taken = await self.scene.store.claim(self._somebody(), wanted, force=force)
         self.ownerships = [*self.ownerships, *taken][-2 * _KEYS :]
 
@@ -84,7 +88,9 @@ class Life:
         await self._claim(force=True)
 
     async def _release(self) -> None:
-        await self.scene.store.release(self._some_ownerships())
+        ended = self._some_ownerships()
+        notes = {each.key: "done" for each in ended if self.rng.random() < 0.5}
+        await self.scene.store.release(ended, notes=notes)
 
     async def _hand_over(self) -> None:
         units = self.rng.choice([0.0, 1.0, 50.0])
@@ -118,6 +124,10 @@ class Life:
     async def _checkpoint(self) -> None:
         for ownership in self._some_ownerships():
             await self.scene.mark(ownership, self.rng.randrange(10))
+
+    async def _annotate(self) -> None:
+        for ownership in self._some_ownerships():
+            await self.scene.annotate(ownership, f"at {self.rng.randrange(10)}")
 
     async def _suggest(self) -> None:
         for each in await self._some_keys():

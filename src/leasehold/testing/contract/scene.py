@@ -22,6 +22,7 @@ from leasehold.model import (
     Lease,
     Mark,
     MemberInfo,
+    Note,
     Ownership,
     Position,
     State,
@@ -74,7 +75,7 @@ class Picture:
             [replace(each, version=0) for each in self.resources.values()],
             [replace(each, version=0) for each in self.peers.values()],
             [
-                (term.key, term.epoch, term.holder, term.ended_at is None, term.reason)
+                (term.key, term.epoch, term.holder, term.ended_at is None, term.reason, term.note)
                 for terms in self.terms.values()
                 for term in terms
             ],
@@ -180,6 +181,14 @@ class Scene:
         position = Position(sequence_number=sequence_number, offset=f"at {sequence_number}")
         refused = await self.store.checkpoint([Mark(ownership=ownership, position=position)])
         return refused[ownership.key].value if refused else None
+
+    async def annotate(self, ownership: Ownership, text: str) -> bool:
+        """Say something of a term; whether it was written."""
+        return not await self.store.annotate([Note(ownership=ownership, text=text)])
+
+    async def notes(self, key: str) -> list[str]:
+        """What was said of the terms of a key, oldest first."""
+        return [term.note for term in reversed(await self.store.history(key, limit=100))]
 
     async def reasons(self, key: str) -> list[EndReason | None]:
         """How the terms of a key ended, oldest first; None for the one that lasts."""

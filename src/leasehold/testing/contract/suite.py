@@ -17,6 +17,7 @@ from leasehold.testing.contract.lease_table import LeaseTableContract
 from leasehold.testing.contract.leases import LeaseContract
 from leasehold.testing.contract.lost_answers import LostAnswerContract
 from leasehold.testing.contract.next_end import NextEndContract
+from leasehold.testing.contract.notes import AnnotateContract, NoteContract, NoteInputContract
 from leasehold.testing.contract.operators import (
     DismissContract,
     GroupContract,
@@ -42,6 +43,9 @@ class StoreContract(
     BreakContract,
     CheckpointContract,
     HistoryContract,
+    NoteContract,
+    AnnotateContract,
+    NoteInputContract,
     LeaseTableContract,
     WatchContract,
     NextEndContract,

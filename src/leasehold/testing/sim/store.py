@@ -16,6 +16,7 @@ from leasehold.stores.shared import (
     check_suggestion,
     checked_keys,
     checked_lease,
+    checked_notes,
     checked_positions,
     limit_s,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Mark,
         MarkRefusal,
         MemberInfo,
+        Note,
         Ownership,
         Peer,
         Position,
@@ -128,10 +130,14 @@ class SimStore:
             lambda r: r.hand_over(hand_overs, kept_s, server.now(), server.wall())
         )
 
-    async def release(self, ownerships: Sequence[Ownership]) -> Sequence[str]:
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
         """See ``Store``."""
-        server = self._server
-        return await self._send(lambda r: r.release(ownerships, server.now(), server.wall()))
+        checked, server = checked_notes(ownerships, notes), self._server
+        return await self._send(
+            lambda r: r.release(ownerships, checked, server.now(), server.wall())
+        )
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """See ``Store``."""
@@ -144,6 +150,10 @@ class SimStore:
         """See ``Store``."""
         server = self._server
         return await self._send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
+
+    async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
+        """See ``Store``."""
+        return await self._send(lambda r: r.annotate(notes, self._server.now()))
 
     async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""

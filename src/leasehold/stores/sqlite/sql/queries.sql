@@ -246,12 +246,17 @@ WHERE key = :key;
 -- Terms
 
 -- name: term_begin
-INSERT INTO term (key, epoch, holder, started_at) VALUES (:key, :epoch, :holder, :wall);
+INSERT INTO term (key, epoch, holder, started_at, note)
+VALUES (:key, :epoch, :holder, :wall, :note);
 
 -- name: term_end
+-- Without a note it keeps the one that it has.
 UPDATE term
-SET ended_at = :wall, reason = :reason, version = :version
+SET ended_at = :wall, reason = :reason, version = :version, note = coalesce(:note, note)
 WHERE key = :key AND epoch = :epoch;
+
+-- name: term_note
+UPDATE term SET note = :note WHERE key = :key AND epoch = :epoch;
 
 -- name: term
 SELECT holder, reason FROM term WHERE key = :key AND epoch = :epoch;
@@ -267,13 +272,13 @@ WHERE
     );
 
 -- name: terms_ended
-SELECT key, epoch, holder, started_at, ended_at, reason
+SELECT key, epoch, holder, started_at, ended_at, reason, note
 FROM term
 WHERE holder = :holder AND version > :since AND reason <> 'reset'
 ORDER BY version, key;
 
 -- name: history
-SELECT key, epoch, holder, started_at, ended_at, reason
+SELECT key, epoch, holder, started_at, ended_at, reason, note
 FROM term
 WHERE key = :key
 ORDER BY epoch DESC
