@@ -13,7 +13,13 @@ HERE = Path(__file__).parent
 # Simulations, which no load disturbs, run beside the JVMs; what waits for leases comes after them.
 FIRST = ("cluster", "spark", "sim", "e2e", "contract", "integration")
 # In tests/spark: these start drivers of their own instead of sharing the one session.
-DRIVERS = ("test_demo", "test_spark_examples", "test_standby_example", "test_standby_processes")
+DRIVERS = (
+    "test_demo",
+    "test_run_pyspark",
+    "test_spark_examples",
+    "test_standby_example",
+    "test_standby_processes",
+)
 
 
 class ByRoom(LoadScopeScheduling):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import pytest
 from tests.support.postgres import database
 
 from leasehold.clock import SystemClock
-from leasehold.errors import LeaseLost, StoreError, UnknownStore
-from leasehold.jobs import Held, Reservation, reserve, try_reserve
+from leasehold.errors import JobDone, JobHeld, LeaseLost, StoreError, UnknownStore, UsageError
+from leasehold.jobs import Done, Held, OnCrash, Reservation, reserve, try_reserve
+from leasehold.jobs.entry import Outcome, entries
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import Wish
 from leasehold.model import Lease, Term
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.timeout(120)
 
 LEASE_S = 2.0
 LEASE = timedelta(seconds=LEASE_S)
+TWO = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
 
 
@@ -94,7 +96,7 @@ def reasons(url: str) -> list[str | None]:
     return [term.reason.value if term.reason else None for term in history(url)]
 
 
-def had(answer: Reservation | Held) -> Reservation:
+def had(answer: Reservation | Held | Done) -> Reservation:
     assert isinstance(answer, Reservation), str(answer)
     return answer
 
@@ -110,10 +112,13 @@ def test_one_has_it_at_a_time_and_everybody_hears_who(url: str) -> None:
         assert isinstance(held, Held)
         assert held.holder == job.holder
         with (
-            pytest.raises(TimeoutError, match=f"held by {job.holder}"),
+            pytest.raises(JobHeld, match=f"held by {job.holder}") as told,
             reserve("nightly", store=url, lease=LEASE, wait=timedelta(seconds=0.1)),
         ):
             pytest.fail("two have it")
+        assert isinstance(told.value, TimeoutError)
+        assert (told.value.holder, told.value.epoch) == (job.holder, 1)
+        assert 0 < told.value.ends_in_s <= LEASE_S
     with pytest.raises(LeaseLost, match="released; epoch 1"):
         job.check()
     with pytest.raises(LeaseLost):
@@ -123,6 +128,54 @@ def test_one_has_it_at_a_time_and_everybody_hears_who(url: str) -> None:
     with had(try_reserve("nightly", store=url, lease=LEASE)) as again:
         assert again.epoch == 2
     again.release()  # again is harmless
+
+
+@pytest.mark.spec("J3")
+def test_the_log_tells_of_each_run_how_far_it_was_and_how_it_ended(url: str) -> None:
+    with reserve("nightly", store=url, lease=LEASE) as job:
+        job.progress("half of it")
+        assert job.lease_id == job.holder
+        assert (job.occurrence, job.attempt) == (None, 1)
+    with (
+        pytest.raises(RuntimeError, match="no space"),
+        reserve("nightly", store=url, lease=LEASE),
+    ):
+        raise RuntimeError("no space")
+    had(try_reserve("nightly", store=url, lease=LEASE)).release(
+        outcome=Outcome.KILLED, exit_code=137, words="too slow"
+    )
+    with (
+        pytest.raises(KeyboardInterrupt),
+        reserve("nightly", store=url, lease=LEASE, also=["other"]),
+    ):
+        raise KeyboardInterrupt
+    with pytest.raises(LeaseLost):
+        job.progress("too late")
+    told = [(run.outcome, run.said.exit_code, run.said.words) for run in entries(history(url))]
+    assert told == [
+        (Outcome.KILLED, None, "KeyboardInterrupt"),
+        (Outcome.KILLED, 137, "too slow"),
+        (Outcome.FAILED, None, "RuntimeError: no space"),
+        (Outcome.OK, None, "half of it"),
+    ]
+
+
+def test_the_run_of_a_moment_is_had_once_over_all(url: str) -> None:
+    with reserve("nightly", store=url, lease=LEASE, occurrence=TWO, schedule="0 2 * * *") as job:
+        assert (job.occurrence, job.attempt) == (TWO, 1)
+        with pytest.raises(UsageError, match="which occurrences are done"):
+            job.mark(1)
+    answer = try_reserve("nightly", store=url, lease=LEASE, occurrence=TWO)
+    assert isinstance(answer, Done)
+    assert answer.holder == job.holder
+    with (
+        pytest.raises(JobDone, match="is done by") as told,
+        reserve("nightly", store=url, lease=LEASE, occurrence=TWO, on_crash=OnCrash.LEAVE),
+    ):
+        pytest.fail("it runs twice")
+    assert (told.value.occurrence, told.value.holder) == (TWO.isoformat(), job.holder)
+    (run,) = entries(history(url))
+    assert (run.said.occurrence, run.said.schedule) == (TWO, "0 2 * * *")
 
 
 def test_a_release_wakes_the_one_that_waits(url: str) -> None:
@@ -242,4 +295,8 @@ def test_one_that_was_paused_past_its_lease_is_told_and_can_write_nothing(
     assert refused["kind"] in {"LeaseLost", "FencedWrite"}
     assert refused["lost"]  # the event was set as well
     first.says("released")
-    assert reasons(url) == [None, "expired"]
+    # Neither did it sign its run: it left the block without an error, which would be "ok".
+    runs = entries(history(url))
+    assert [run.outcome for run in runs] == [None, Outcome.EXPIRED]
+    assert runs[1].said.outcome is None
+    assert runs[1].ended_at is not None

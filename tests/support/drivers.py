@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +240,13 @@ class Crew:
         return found
 
     def all_committed(self) -> None:
-        """Wait until all that is in the log is in the table."""
+        """Wait until all that is in the log is in the table, for as long as it gets on."""
         ends = self.ends()
-        self.until(lambda: self.committed() == ends, f"all of {ends} is committed")
+        while (known := self.committed()) != ends:
+            self.until(partial(self._is_beyond, known), f"more than {known} of {ends} is committed")
+
+    def _is_beyond(self, known: dict[str, int]) -> bool:
+        return self.committed() != known
 
     def faults(self) -> Counter[str]:
         """How many rows the table has lost, and how many it has twice: nothing, if all is well."""

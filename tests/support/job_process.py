@@ -41,6 +41,7 @@ def main(url: str, lease_s: float) -> None:
             # A follower goes on from where time has got to, as real positions would.
             for number in count(int(CLOCK.boottime_s() * 1000)):
                 job.mark(number)
+                job.progress(f"at {number}")
                 if stop.wait(0.05):
                     break
         except LeaseLost as lost:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from itertools import count
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TypeVar
 
 import pytest
+from tests.support.job_scene import LEASE, LEASE_S, Scene, now, play
 
 from leasehold.errors import (
     CheckpointBehind,
@@ -21,127 +19,13 @@ from leasehold.errors import (
     StoreUnusable,
     UsageError,
 )
-from leasehold.jobs.claimant import Claimant
+from leasehold.jobs.claimant import Parting
+from leasehold.jobs.entry import Outcome
 from leasehold.jobs.wish import GROUP, Held, Wish
-from leasehold.model import EndReason, Ownership, Position
+from leasehold.model import EndReason, Position
 from leasehold.names import job_key
-from leasehold.stores.memory import MemoryStore
-from leasehold.testing.sim.loop import run_simulated
 
 T = TypeVar("T")
-
-LEASE_S = 10.0
-LEASE = timedelta(seconds=LEASE_S)
-
-
-class LoopClock:
-    """The clock of the simulated loop; ``ahead_s``: this process was paused, the store was not."""
-
-    slice_s = 0.25
-    ahead_s = 0.0
-
-    def boottime_s(self) -> float:
-        return asyncio.get_running_loop().time() + self.ahead_s
-
-    def utc_now(self) -> datetime:
-        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.boottime_s())
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
-        return await asyncio.wait_for(answer, seconds)
-
-
-class FaultyStore(MemoryStore):
-    """A store that can be away: calls hang, or what they ask for is done and the answer lost."""
-
-    away = False
-    deaf: frozenset[str] = frozenset()
-    error: Exception | None = None
-    after_renewal: Callable[[], None] | None = None
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name not in {"renew", "claim", "grant", "revoke", "release", "checkpoint", "declare"}:
-            return found
-
-        async def call(*given: Any, **named: Any) -> Any:
-            if self.error is not None:
-                raise self.error
-            if self.away:
-                await asyncio.sleep(1e6)
-            answer = await found(*given, **named)
-            if name == "renew" and self.after_renewal is not None:
-                self.after_renewal()
-            if name in self.deaf:
-                self.deaf = frozenset()
-                raise StoreUnavailable(f"{name}: the answer is lost")
-            return answer
-
-        return call
-
-
-class Heard:
-    """Keeps all that it is told, with the time."""
-
-    def __init__(self) -> None:
-        self.words: list[tuple[str, object, float]] = []
-
-    def _note(self, what: str, told: object) -> None:
-        self.words.append((what, told, asyncio.get_running_loop().time()))
-
-    def waits(self, held: Held) -> None:
-        self._note("waits", held)
-
-    def taken(self, ownerships: Mapping[str, Ownership]) -> None:
-        self._note("taken", tuple(ownerships))
-
-    def lost(self, reason: str) -> None:
-        self._note("lost", reason)
-
-    def asked(self, by: str | None) -> None:
-        self._note("asked", by)
-
-    def of(self, what: str) -> list[Any]:
-        return [told for kind, told, _ in self.words if kind == what]
-
-
-class Scene:
-    """A store, and any number of claimants on it."""
-
-    def __init__(self) -> None:
-        self.clock = LoopClock()
-        self.store = FaultyStore(LoopClock())
-        self._numbers = count(1)
-
-    def claimant(self, *names: str, lease: timedelta = LEASE) -> tuple[Claimant, Heard]:
-        heard, number = Heard(), next(self._numbers)
-        made = Claimant(
-            self.store,
-            Wish.of(names or ("nightly",), lease=lease),
-            told=heard,
-            clock=self.clock,
-            rng=random.Random(number),
-            identity=lambda: (f"id{number}-{next(self._numbers)}", f"token{number}"),
-        )
-        return made, heard
-
-    async def held(self, *names: str, lease: timedelta = LEASE) -> tuple[Claimant, Heard]:
-        made, heard = self.claimant(*names, lease=lease)
-        assert await made.take(wait_s=0) is None
-        return made, heard
-
-
-def play(story: Callable[[Scene], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await story(Scene())
-
-    run_simulated(main())
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def test_a_free_job_is_had_at_once_and_its_epoch_rises_each_time() -> None:
@@ -164,7 +48,7 @@ def test_one_who_does_not_wait_is_told_who_has_it_and_until_when() -> None:
         await asyncio.sleep(4)
         late, _ = scene.claimant()
         found = await late.take(wait_s=0)
-        assert found is not None
+        assert isinstance(found, Held)
         assert (found.key, found.epoch) == (job_key("nightly"), 1)
         assert found.holder == job.ownerships[job_key("nightly")].holder
         assert found.ends_in_s == pytest.approx(LEASE_S - 4)
@@ -470,15 +354,14 @@ def test_an_operator_can_ask_for_it_and_it_is_kept_for_whom_it_is_meant() -> Non
         two, _ = scene.claimant()
         waiting = [asyncio.create_task(each.take(wait_s=None)) for each in (one, two)]
         await asyncio.sleep(1)
-        assert two._lease is not None
-        heir = two._lease.holder
+        heir = two.holder
         assert await scene.store.suggest(job_key("nightly"), epoch=1, to=heir)
         await asyncio.sleep(3)
         assert heard.of("asked") == [heir]
         assert job.valid  # it is asked, not taken
         job.release()
         await keeping
-        await job.leave(to=heir)
+        await job.leave(Parting(to=heir, outcome=Outcome.HANDED_OVER))
         assert await waiting[1] is None
         assert not waiting[0].done()
         waiting[0].cancel()

@@ -15,30 +15,18 @@ code  meaning
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from leasehold.cli.audit import EXAMPLE as AUDIT_EXAMPLE
-from leasehold.cli.audit import audit
-from leasehold.cli.checkpoints import checkpoints_app
-from leasehold.cli.demo import EXAMPLES as DEMO_EXAMPLES
-from leasehold.cli.demo import demo
-from leasehold.cli.files import files_app
-from leasehold.cli.groups import groups_app
-from leasehold.cli.leases import leases_app
-from leasehold.cli.log import log_app
-from leasehold.cli.members import members_app
-from leasehold.cli.partitions import partitions_app
-from leasehold.cli.process import EXAMPLE, process
-from leasehold.cli.quick import leave_pandas_out
-from leasehold.cli.simulate import EXAMPLES, simulate
 from leasehold.errors import (
     FileExists,
     FileHeld,
+    JobHeld,
     LeaseholdError,
     LeaseLost,
     RecoveryInProgress,
@@ -48,43 +36,31 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
     (UsageError, 2),
     (UnknownResource, 3),
     (FileExists, 4),
     (FileHeld, 4),
+    (JobHeld, 4),
     (RecoveryInProgress, 4),
     (LeaseLost, 4),
     (StoreError, 5),
     (VolumeUnusable, 5),
 ]
 
-# Those that run neither Spark nor handlers of the user's.
+# In the order of the help. Each is imported when it is asked for: a wrapper of a command that cron
+# starts each minute has no use for Arrow.
+_COMMANDS = (
+    *("process", "worker", "run", "simulate", "audit", "demo"),
+    *("groups", "members", "leases", "partitions", "checkpoints", "files", "jobs", "log"),
+)
+# Those that need Arrow, and neither run Spark nor handlers of the user's.
 _ARROW_ALONE = frozenset(
-    ("checkpoints", "files", "groups", "leases", "log", "members", "partitions")
+    ("checkpoints", "files", "groups", "jobs", "leases", "log", "members", "partitions")
 )
-
-app = typer.Typer(
-    name="leasehold",
-    help="One owner at a time for partitions, files and event logs.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command(epilog=EXAMPLE)(process)
-app.command(epilog=EXAMPLES)(simulate)
-app.command(epilog=AUDIT_EXAMPLE)(audit)
-app.command(epilog=DEMO_EXAMPLES)(demo)
-for each in (
-    groups_app,
-    members_app,
-    leases_app,
-    partitions_app,
-    checkpoints_app,
-    files_app,
-    log_app,
-):
-    app.add_typer(each)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001
@@ -93,7 +69,6 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     *,
     _version: Annotated[
@@ -107,7 +82,21 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """One owner at a time for partitions, files and event logs."""
+    """One owner at a time for partitions, jobs, files and event logs."""
+
+
+def made(names: Sequence[str]) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="leasehold",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for name in names:
+        import_module(f"leasehold.cli.{name}").add_to(app)
+    return app
 
 
 def exit_code(error: LeaseholdError) -> int:
@@ -115,12 +104,20 @@ def exit_code(error: LeaseholdError) -> int:
     return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 1)
 
 
+def _needed(said: Sequence[str]) -> Sequence[str]:
+    """The commands to be imported: all of them for the help, and to say what was meant."""
+    if list(said) == ["--version"]:
+        return ()
+    return said if set(said) & set(_COMMANDS) else _COMMANDS
+
+
 def run() -> None:
     """Run, and turn every error of ours into one line on stderr."""
-    if _ARROW_ALONE.intersection(sys.argv[1:2]):
-        leave_pandas_out()
+    said = sys.argv[1:2]
+    if _ARROW_ALONE.intersection(said):
+        import_module("leasehold.cli.quick").leave_pandas_out()
     try:
-        app()
+        made(_needed(said))()
     except LeaseholdError as error:
         Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
         sys.exit(exit_code(error))

@@ -147,3 +147,8 @@ def _rows(rows: object) -> list[dict[str, object]]:
 
 def _tested(row: dict[str, object]) -> str:
     return counted(int(str(row["looked_at"])), str(row["unit"]))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` this command."""
+    app.command(epilog=EXAMPLE)(audit)

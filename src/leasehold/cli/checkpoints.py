@@ -165,3 +165,8 @@ def _held(holders: dict[str, str | None]) -> str:
     )
     whose = f"partition {last_part(key)} is owned by {holder}{others}"
     return f"{whose}. Have the owners leave first: {drains}"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(checkpoints_app)

@@ -411,3 +411,8 @@ def _blocks(files: Namespace, path: str) -> Iterator[dict[str, object]]:
             "checksum": f"{block.checksum:08x}" if complete else None,
             "volumes": list(block.volumes),
         }
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(files_app)

@@ -166,3 +166,8 @@ def _oddity(part: PartitionView) -> list[str]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(groups_app)

@@ -273,3 +273,8 @@ def _say_risk(part: PartitionView, wait_s: float, lease_s: float | None) -> None
             "still be at work when the next owner begins. Its checkpoints would be refused, its "
             "other effects not"
         )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(leases_app)

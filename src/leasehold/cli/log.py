@@ -389,3 +389,8 @@ def _trim_row(
         "first_kept": part.first_kept,
         "held_back": held_back or None,
     }
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(log_app)

@@ -210,3 +210,8 @@ def _owned_rows(view: GroupView, holder: str) -> list[dict[str, object]]:
         for each in view.partitions
         if each.keeper == holder
     ]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(members_app)

@@ -168,3 +168,8 @@ async def _moved(desk: Desk, view: GroupView, part: PartitionView, to: str, limi
             "question stands, see `leasehold leases show`"
         )
     err.print(f"{to} has partition {part.partition}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(partitions_app)

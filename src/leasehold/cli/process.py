@@ -294,3 +294,8 @@ def _metrics(processor: EventProcessor, port: int, words: Words) -> Iterator[Non
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` this command."""
+    app.command(epilog=EXAMPLE)(process)

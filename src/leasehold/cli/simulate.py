@@ -280,3 +280,8 @@ def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     ) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` this command."""
+    app.command(epilog=EXAMPLES)(simulate)

@@ -1,30 +1,24 @@
 """One wish from waiting to the end, in an event loop: the lease, the claim, the renewals.
 
-Rules, the same as a member's:
+Rules, beside those of ``holding``:
 
-1. A key is believed to be held only after the store agreed, and only while trust in the lease
-   lasts; that is counted from the moment a request was *sent*.
-2. Belief ends ``grace_s`` before trust does, so that the work can stop before anybody else is let
-   in. Once it has ended it never comes back: a late answer changes nothing.
-3. Belief ends before a release is sent.
-4. One claim takes all keys in one step. Who got only some of them gives them back at once.
+1. A key is believed to be held only after the store agreed, and only while the lease is.
+2. Belief ends before a release is sent.
+3. One claim takes all keys in one step. Who got only some of them gives them back at once.
+4. An occurrence is looked up after its key was seen free, and before the claim of what was seen.
+   The claim succeeds only if nobody had the key between: so whoever has it knows the occurrence to
+   be open, and no reservation is made, and logged, for a run that is done.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-import anyio
-
-from leasehold.clock import host_name, new_suffix, new_token
-from leasehold.core.ladder import Ladder
 from leasehold.core.timing import CLOCK_RATE_ERROR
-from leasehold.core.view import View
 from leasehold.errors import (
     CheckpointBehind,
     FencedWrite,
@@ -33,18 +27,12 @@ from leasehold.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
-from leasehold.jobs.wish import GROUP, Held
-from leasehold.model import (
-    HandOver,
-    Lease,
-    Mark,
-    MarkRefusal,
-    MemberInfo,
-    Ownership,
-    State,
-    Wanted,
-)
-from leasehold.names import holder_id
+from leasehold.jobs import occurrence as occurrences
+from leasehold.jobs.entry import Outcome, Said, entries
+from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
+from leasehold.jobs.policy import OnCrash
+from leasehold.jobs.wish import GROUP, Done, Held
+from leasehold.model import HandOver, Mark, MarkRefusal, Note, Ownership, State, Wanted
 
 if TYPE_CHECKING:
     import random
@@ -52,7 +40,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.wish import Told, Wish
-    from leasehold.model import Changes, Position, Resource
+    from leasehold.model import Changes, Lease, Position, Resource
     from leasehold.ports import Store
 
 T = TypeVar("T")
@@ -61,9 +49,20 @@ log = logging.getLogger("leasehold.jobs")
 
 _SHORTEST_PAUSE_S = 0.02
 _HELD = frozenset((State.LEASED, State.BREAKING))
+# A run that ended in one of these ways is over; after any other the occurrence is still open.
+_SETTLED = frozenset((Outcome.OK, Outcome.FAILED))
 RELEASED = "released"
-TRUST_OVER = "trust window over"
 GIVEN_UP = "given up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """How a reservation ends: for whom it is kept, if for anybody, and what the log is told."""
+
+    to: str | None = None
+    outcome: Outcome = Outcome.OK
+    exit_code: int | None = None
+    words: str = ""
 
 
 class Claimant:
@@ -84,54 +83,69 @@ class Claimant:
     ) -> None:
         """Know nothing yet. ``identity`` gives the end of a new holder id, and a new token."""
         self.wish = wish
-        self.ended: str | None = None
         self.ownerships: Mapping[str, Ownership] = {}
+        self.said = Said(occurrence=wish.occurrence, schedule=wish.schedule)
         self._store = store
         self._told = told
         self._clock = clock
         self._rng = rng
-        self._identity = identity or (lambda: (new_suffix(), new_token()))
-        self._ladder = Ladder(base_s=wish.timing.renew_s / 8, most_s=wish.timing.renew_s)
-        self._info = MemberInfo(host=host_name(), pid=os.getpid())
-        self._me: tuple[str, str] | None = None
-        self._lease: Lease | None = None
+        self._ground = Ground(
+            store=store,
+            name=wish.name,
+            timing=wish.timing,
+            grace_s=wish.grace_s,
+            leave_s=wish.leave_s,
+            clock=clock,
+            rng=rng,
+            identity=identity or new_identity,
+        )
+        self._holding = Holding(self._ground)
         self._granted_once = False
-        self._trusted_until_s = 0.0
-        self._next_end_s = math.inf
-        self._view = View()
         self._named: tuple[str, int, str] | None = None
         self._asked: object = self
-        self._over = anyio.Event()
 
     # ------------------------------------------------------------ from any thread
 
     @property
+    def ended(self) -> str | None:
+        """Why it is over; None while it is not."""
+        return self._holding.ended
+
+    @property
+    def holder(self) -> str:
+        """Who we are to the others."""
+        return self._holding.holder
+
+    @property
     def valid(self) -> bool:
         """Whether the keys may be acted upon at this very moment."""
-        return bool(self.ownerships) and self.ended is None and self._believes()
+        return bool(self.ownerships) and self._holding.believes
 
     def remaining_s(self) -> float:
         """How long it is until the work must have stopped, if no renewal succeeds any more."""
         if not self.ownerships or self.ended == RELEASED:
             return 0.0
-        return max(0.0, self._trusted_until_s - self._clock.boottime_s())
+        return self._holding.remaining_s()
 
     # ------------------------------------------------------------ waiting
 
-    async def take(self, *, wait_s: float | None) -> Held | None:
+    async def take(self, *, wait_s: float | None) -> Held | Done | None:
         """Hold all keys when this returns None; else say who has one, after ``wait_s`` seconds.
+
+        That the run of an occurrence is over is said at once.
 
         Raises:
             StoreUnusable: at the first call. Later trouble is logged, and tried again.
             StoreUnavailable: there was no answer within ``wait_s``.
+            UsageError: an occurrence is wanted of a job that has positions of its own.
         """
         until_s = math.inf if wait_s is None else self._clock.boottime_s() + wait_s
         failures = 0
         while True:
             try:
                 blocked = await self._look()
-                if blocked is None:
-                    return None
+                if blocked is None or isinstance(blocked, Done):
+                    return blocked
                 if self._clock.boottime_s() >= until_s:
                     return await self._who(blocked)
             except (StoreError, LeaseLost) as error:
@@ -140,62 +154,90 @@ class Claimant:
                     raise
                 failures += 1
                 self._note_trouble(error, failures)
-                pause_s = self._ladder.pause_s(failures, self._rng)
+                pause_s = self._ground.pauses.pause_s(failures, self._rng)
             else:
                 failures, pause_s = 0, self._pause_s()
             await self._clock.sleep(min(pause_s, until_s - self._clock.boottime_s()))
 
-    async def _look(self) -> Resource | None:
-        """Claim all keys if they can be had; else return one that can not."""
-        lease = self._lease or await self._join()
-        self._view.apply(await self._renew(lease))
-        known = self._view.resources
+    async def _look(self) -> Resource | Done | None:
+        """Claim all keys if they can be had; else return one that can not, or why there is no use.
+
+        The view is that of a renewal which was sent just now.
+        """
+        lease = self._holding.lease or await self._join()
+        await self._holding.renew()
+        known = self._holding.view.resources
         if any(key not in known for key in self.wish.keys):  # forgotten by an operator
             await self._call("declare", self._store.declare(self.wish.keys))
-            self._view.apply(await self._renew(lease))
+            await self._holding.renew()
         wanted = [known[key] for key in self.wish.keys]
         blocked = [each for each in wanted if not _can_be_had(each, lease.holder)]
-        if blocked:
+        # What is ours already was looked up before it was claimed: only the answer was lost.
+        ours = wanted[0].holder == lease.holder
+        done = None if ours else await self._done(is_free=not blocked)
+        if blocked or done:
             mine = [_proof(each, lease) for each in wanted if each.holder == lease.holder]
         else:
-            asked = [Wanted(key=each.key, seen_epoch=each.epoch) for each in wanted]
+            note = self.said.note()
+            asked = [Wanted(key=each.key, seen_epoch=each.epoch, note=note) for each in wanted]
             mine = list(await self._call("claim", self._store.claim(lease, asked)))
             if len(mine) == len(wanted):
-                self._open({each.key: each for each in mine})
+                await self._open({each.key: each for each in mine})
                 return None
             won = {each.key for each in mine}
             blocked = [each for each in wanted if each.key not in won]
         if mine:  # half of it is of no use, and somebody else may want it
             await self._call("release", self._store.release(mine))
+        if done:
+            return done
         await self._name_holder(blocked[0])
         return blocked[0]
 
     async def _join(self) -> Lease:
-        # Without an answer it is unknown whether the lease exists: the same grant is asked again.
-        suffix, token = self._me = self._me or self._identity()
-        holder = holder_id(self.wish.name, host=self._info.host, suffix=suffix)
-        await self._call("declare", self._store.declare(self.wish.keys))
-        sent_s = self._clock.boottime_s()
-        lease_s = self.wish.timing.lease_s
-        lease = await self._call(
-            "grant",
-            self._store.grant(
-                holder=holder,
-                token=token,
-                group=GROUP,
-                duration=timedelta(seconds=lease_s),
-                info=self._info,
-            ),
+        lease = await self._holding.join(self.wish.keys)
+        self._granted_once = True
+        info = self._holding.info
+        self.said = Said(
+            host=info.host,
+            pid=info.pid,
+            occurrence=self.wish.occurrence,
+            schedule=self.wish.schedule,
         )
-        self._lease, self._granted_once, self._view = lease, True, View()
-        self._trusted_until_s = self.wish.timing.trusted_until(sent_s)
         return lease
 
-    def _open(self, won: Mapping[str, Ownership]) -> None:
-        if not self._believes():
+    async def _done(self, *, is_free: bool) -> Done | None:
+        """Whether there is no use in running the occurrence; also finds out which attempt it is.
+
+        One that was started and whose job ``is_free`` has crashed; else it may be running now.
+        """
+        moment, key = self.wish.occurrence, self.wish.keys[0]
+        if moment is None:
+            return None
+        found = await self._call("checkpoints", self._store.checkpoints(GROUP))
+        ran = occurrences.ran(found.get(key))
+        crashed = ran is not None and ran.started == moment and is_free
+        over = ran is not None and ran.done >= moment
+        if not (crashed or over):
+            return None
+        terms = await self._call("history", self._store.history(key))
+        runs = [each for each in entries(terms) if each.said.occurrence == moment]
+        if over or self.wish.on_crash is OnCrash.LEAVE:
+            holder = runs[0].holder if runs else ""
+            return Done(key=key, occurrence=moment, started=not over, holder=holder)
+        others = [each for each in runs if each.holder != self._holding.holder]
+        attempt = others[0].said.attempt + 1 if others else 2
+        self.said = replace(self.said, attempt=attempt)
+        return None
+
+    async def _open(self, won: Mapping[str, Ownership]) -> None:
+        first = won[self.wish.keys[0]]
+        if self.wish.occurrence is not None:
+            mark = Mark(ownership=first, position=occurrences.started(self.wish.occurrence))
+            if await self._call("checkpoint", self._store.checkpoint([mark])):
+                raise LeaseLost("what was claimed is lost already", key=first.key, reason="fenced")
+        if not self._holding.believes:
             raise LeaseLost("the answer to the claim came too late", reason=TRUST_OVER)
         self.ownerships = {key: won[key] for key in self.wish.keys}
-        first = won[self.wish.keys[0]]
         log.info("%s: %s reserved, epoch %d", first.holder, ", ".join(won), first.epoch)
         self._told.taken(self.ownerships)
 
@@ -225,84 +267,98 @@ class Claimant:
 
     def _pause_s(self) -> float:
         """Until the next look: soon, and sooner if somebody's lease ends before."""
-        end_s = self._next_end_s - self._clock.boottime_s() + _SHORTEST_PAUSE_S
+        end_s = self._holding.next_end_s - self._clock.boottime_s() + _SHORTEST_PAUSE_S
         return min(self.wish.look_s, max(end_s, _SHORTEST_PAUSE_S))
 
     def _note_trouble(self, error: Exception, failures: int) -> None:
         if isinstance(error, LeaseLost):
-            self._lease = self._me = None
+            self._holding = Holding(self._ground)
         log.warning("waiting for %s: failure %d in a row: %s", self.wish.keys[0], failures, error)
 
     # ------------------------------------------------------------ holding
 
     async def keep(self) -> None:
         """Renew until the reservation is released or lost."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._renewing)
-            tasks.start_soon(self._watch)
-            await self._over.wait()
-            tasks.cancel_scope.cancel()
+        await self._holding.keep(hears=self)
 
     def release(self) -> None:
         """Believe no more; ``keep`` returns, and ``leave`` tells the store."""
-        if self.ended is None:
-            self.ended = RELEASED
-        self._over.set()
+        self._holding.end(RELEASED)
 
     def lose(self, reason: str, *, until_s: float | None = None) -> None:
         """Believe no more, and say so. The work must have stopped by ``until_s``, or now."""
-        if self.ended is not None:
-            return
-        self.ended = reason
         end_s = self._clock.boottime_s() if until_s is None else until_s
-        self._trusted_until_s = min(self._trusted_until_s, end_s)
-        log.warning("%s is lost (%s): stop the work on it", ", ".join(self.ownerships), reason)
-        self._over.set()
-        self._told.lost(reason)
+        if self._holding.end(reason, until_s=end_s):
+            log.warning("%s is lost (%s): stop the work on it", ", ".join(self.ownerships), reason)
+            self._told.lost(reason)
 
     def give_up(self) -> None:
         """Believe no more, and renew no more: the work must stop while trust still lasts."""
-        self.lose(GIVEN_UP, until_s=self._trusted_until_s)
+        self.lose(GIVEN_UP, until_s=math.inf)
 
-    async def leave(self, *, to: str | None = None) -> None:
+    def renewed(self, holding: Holding, changes: Changes, sent_s: float, /) -> None:
+        """See ``Hears``."""
+        for term in changes.ended:
+            mine = self.ownerships.get(term.key)
+            if mine is not None and mine.epoch == term.epoch:
+                self.lose(term.reason.value if term.reason else "lost")
+        for resource in changes.resources:
+            if resource.key not in self.ownerships:
+                continue
+            if resource.holder != holding.holder:
+                self.lose("lost")
+            elif resource.state is State.BREAKING and resource.breaking_s is not None:
+                # Counted from the moment of asking, and short of a clock that runs slow.
+                until_s = sent_s + resource.breaking_s * (1 - CLOCK_RATE_ERROR)
+                self.lose("broken", until_s=until_s)
+            elif resource.asked_by is not None:
+                self._ask(resource.asked_by)
+        if any(peer.holder == holding.holder and peer.dismissed for peer in changes.peers):
+            self._ask(None)
+
+    def lost(self, _holding: Holding, reason: str, until_s: float, /) -> None:
+        """See ``Hears``."""
+        self.lose(reason, until_s=until_s)
+
+    def _ask(self, by: str | None) -> None:
+        if by != self._asked:
+            self._asked = by
+            self._told.asked(by)
+
+    async def leave(self, parting: Parting | None = None) -> None:
         """End the lease, so that others need not wait; call it when the work has stopped.
 
-        With ``to`` the keys are kept for that holder. If the store does not answer within
-        ``leave_s`` of the wish, time ends it.
+        If an occurrence was run to its end it is marked as done first. Then the log is told, in
+        the same step in which the keys are released, or kept for another holder. If the store does
+        not answer within ``leave_s`` of the wish, time ends it.
         """
-        lease, self._lease = self._lease, None
-        self._over.set()
-        if lease is None:
+        if not self.ownerships:
+            await self._holding.leave()
             return
-        limit_s = self.wish.leave_s
-        try:
-            await self._clock.bounded(self._leaving(lease, to), seconds=limit_s)
-        except TimeoutError:
-            log.warning(
-                "%s: the store has not heard of the release for %.3g s: time ends the lease",
-                lease.holder,
-                limit_s,
-            )
+        last = parting or Parting()
+        await self._holding.leave(lambda: self._say_last(last))
 
-    async def _leaving(self, lease: Lease, to: str | None) -> None:
-        failures, limit_s = 0, self.wish.leave_s
-        ladder = Ladder(base_s=limit_s / 32, most_s=limit_s / 4)
-        while True:
-            try:
-                await self._send_leave(lease, to)
-            except StoreError as error:
-                failures += 1
-                log.info("%s: no answer to the release: %s", lease.holder, error)
-                await self._clock.sleep(ladder.pause_s(failures, self._rng))
-            else:
-                return
-
-    async def _send_leave(self, lease: Lease, to: str | None) -> None:
-        if to is not None and self.ownerships:
-            passed = [HandOver(ownership=each, to=to) for each in self.ownerships.values()]
+    async def _say_last(self, parting: Parting) -> None:
+        note = replace(
+            self.said,
+            outcome=parting.outcome,
+            exit_code=parting.exit_code,
+            words=parting.words or self.said.words,
+        ).note()
+        proofs = list(self.ownerships.values())
+        if self.wish.occurrence is not None and parting.outcome in _SETTLED:
+            mark = Mark(ownership=proofs[0], position=occurrences.done(self.wish.occurrence))
+            await self._say("checkpoint", self._store.checkpoint([mark]))
+        if parting.to is not None:
+            passed = [HandOver(ownership=each, to=parting.to, note=note) for each in proofs]
             limit = timedelta(seconds=self.wish.timing.lease_s)
-            await self._call("hand_over", self._store.hand_over(passed, limit=limit), trusted=False)
-        await self._call("revoke", self._store.revoke(lease), trusted=False)
+            gone = await self._say("hand_over", self._store.hand_over(passed, limit=limit))
+            proofs = [each for each in proofs if each.key not in gone]
+        if proofs:
+            notes = {each.key: note for each in proofs}
+            await self._say("release", self._store.release(proofs, notes=notes))
+
+    # ------------------------------------------------------------ words under the epoch
 
     async def mark(self, position: Position) -> None:
         """Store ``position`` as the job's checkpoint, under its epoch.
@@ -315,114 +371,66 @@ class Claimant:
         """
         key = self.wish.keys[0]
         mark = Mark(ownership=self.ownerships[key], position=position)
-        try:
-            refused = await self._call("checkpoint", self._store.checkpoint([mark]))
-        except StoreUnavailable as error:
-            if self.valid:
-                raise
-            why = self.ended or TRUST_OVER
-            raise LeaseLost(
-                f"{key} was lost ({why}) before the store answered to its checkpoint",
-                key=key,
-                epoch=mark.ownership.epoch,
-                reason=why,
-            ) from error
+        refused = await self._fenced("checkpoint", self._store.checkpoint([mark]))
         if refused.get(key) is MarkRefusal.FENCED:
-            self.lose("fenced")
-            epoch = mark.ownership.epoch
-            raise FencedWrite(
-                f"the checkpoint of {key} was refused: the reservation (epoch {epoch}) has ended; "
-                "stop the work on it",
-                key=key,
-                epoch=epoch,
-                reason="fenced",
-            )
+            raise self._refused("checkpoint")
         if refused:
             raise CheckpointBehind(
                 f"the checkpoint of {key} is ahead of {position.sequence_number}: it stays where "
                 "it is; write positions in order"
             )
 
-    async def _renewing(self) -> None:
-        failures, pause_s = 0, self.wish.timing.renew_s
-        while self.ended is None:
-            await self._clock.sleep(pause_s)
-            lease = self._lease
-            if lease is None or not self._believes():
-                return  # the watch says so
-            try:
-                sent_s = self._clock.boottime_s()
-                self._take_in(lease, await self._renew(lease), sent_s)
-            except LeaseLost as lost:
-                self.lose(lost.reason)
-            except StoreError as error:
-                failures += 1
-                pause_s = self._ladder.pause_s(failures, self._rng)
-                log.warning("%s: no renewal, failure %d: %s", lease.holder, failures, error)
-            else:
-                failures, pause_s = 0, self.wish.timing.renew_s
+    async def progress(self, words: str) -> None:
+        """Have the log say how far the run is.
 
-    async def _watch(self) -> None:
-        """End belief in time, whatever a call to the store is waiting for."""
-        while self.ended is None:
-            left_s = self._trusted_until_s - self.wish.grace_s - self._clock.boottime_s()
-            if left_s <= 0:
-                self.lose(TRUST_OVER, until_s=self._trusted_until_s)
-                return
-            await self._clock.sleep(min(left_s, self._clock.slice_s))
+        Raises:
+            LeaseLost: the reservation ended before there was an answer.
+            FencedWrite: the store refused it: the reservation has ended. It is lost now.
+            StoreUnavailable: unknown whether it was stored; the same call may be repeated.
+        """
+        said = replace(self.said, words=words)
+        note = Note(ownership=self.ownerships[self.wish.keys[0]], text=said.note())
+        if await self._fenced("annotate", self._store.annotate([note])):
+            raise self._refused("progress")
+        self.said = said
 
-    def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> None:
-        self._view.apply(changes)
-        for term in changes.ended:
-            mine = self.ownerships.get(term.key)
-            if mine is not None and mine.epoch == term.epoch:
-                self.lose(term.reason.value if term.reason else "lost")
-        for resource in changes.resources:
-            if resource.key not in self.ownerships:
-                continue
-            if resource.holder != lease.holder:
-                self.lose("lost")
-            elif resource.state is State.BREAKING and resource.breaking_s is not None:
-                # Counted from the moment of asking, and short of a clock that runs slow.
-                until_s = sent_s + resource.breaking_s * (1 - CLOCK_RATE_ERROR)
-                self.lose("broken", until_s=until_s)
-            elif resource.asked_by is not None:
-                self._ask(resource.asked_by)
-        if any(peer.holder == lease.holder and peer.dismissed for peer in changes.peers):
-            self._ask(None)
+    async def _fenced(self, name: str, answer: Awaitable[T]) -> T:
+        key = self.wish.keys[0]
+        try:
+            return await self._call(name, answer)
+        except StoreUnavailable as error:
+            if self.valid:
+                raise
+            why = self.ended or TRUST_OVER
+            raise LeaseLost(
+                f"{key} was lost ({why}) before the store answered to its {name}",
+                key=key,
+                epoch=self.ownerships[key].epoch,
+                reason=why,
+            ) from error
 
-    def _ask(self, by: str | None) -> None:
-        if by != self._asked:
-            self._asked = by
-            self._told.asked(by)
+    def _refused(self, what: str) -> FencedWrite:
+        key = self.wish.keys[0]
+        epoch = self.ownerships[key].epoch
+        self.lose("fenced")
+        return FencedWrite(
+            f"the {what} of {key} was refused: the reservation (epoch {epoch}) has ended; "
+            "stop the work on it",
+            key=key,
+            epoch=epoch,
+            reason="fenced",
+        )
 
     # ------------------------------------------------------------ the store
 
-    def _believes(self) -> bool:
-        return self._clock.boottime_s() < self._trusted_until_s - self.wish.grace_s
+    async def _call(self, name: str, answer: Awaitable[T]) -> T:
+        """One call to the store; while something is held never longer than belief lasts."""
+        within_s = self._holding.belief_s() if self.ownerships else math.inf
+        return await self._holding.call(name, answer, within_s=within_s)
 
-    async def _renew(self, lease: Lease) -> Changes:
-        sent_s = self._clock.boottime_s()
-        changes = await self._call("renew", self._store.renew(lease, since=self._view.version))
-        if self.ended is None:  # else an answer that came late would prolong what is over
-            self._trusted_until_s = self.wish.timing.trusted_until(sent_s)
-        left_s = math.inf if changes.next_end_s is None else changes.next_end_s
-        self._next_end_s = self._clock.boottime_s() + left_s
-        return changes
-
-    async def _call(self, name: str, answer: Awaitable[T], *, trusted: bool = True) -> T:
-        """One call to the store; while something is held never longer than belief lasts.
-
-        Raises:
-            StoreUnavailable: no answer in time: unknown.
-        """
-        limit_s = self.wish.timing.call_s
-        if trusted and self.ownerships:
-            left_s = self._trusted_until_s - self.wish.grace_s - self._clock.boottime_s()
-            limit_s = min(limit_s, left_s)
-        with suppress(TimeoutError):
-            return await self._clock.bounded(answer, seconds=max(0.0, limit_s))
-        raise StoreUnavailable(f"{name}: no answer within {limit_s:.3g} s")
+    async def _say(self, name: str, answer: Awaitable[T]) -> T:
+        """One call at the end, when belief is over."""
+        return await self._holding.call(name, answer)
 
 
 def _can_be_had(resource: Resource, holder: str) -> bool:

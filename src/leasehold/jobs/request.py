@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +15,7 @@ import anyio
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import LeaseLost
 from leasehold.jobs.claimant import Claimant
+from leasehold.jobs.threads import LoopOver, call_in
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from leasehold.clock import Clock
-    from leasehold.jobs.wish import Held, Wish
+    from leasehold.jobs.claimant import Parting
+    from leasehold.jobs.wish import Done, Held, Wish
     from leasehold.model import Ownership
     from leasehold.ports import Store
 
@@ -59,19 +61,20 @@ class Request:
         self._told = _Telling(
             over=self.lost, on_waiting=on_waiting, on_lost=on_lost, on_asked=on_asked
         )
-        self._answer: Future[Held | Claimant | None] = Future()
+        self._answer: Future[Held | Done | Claimant | None] = Future()
         self._loop = asyncio.new_event_loop()
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
         self._stopped = asyncio.Event()
-        self._heir: str | None = None
+        self._parting: Parting | None = None
         self._thread: threading.Thread | None = None
 
-    def ask(self, *, wait: timedelta | None) -> Held | Claimant | None:
+    def ask(self, *, wait: timedelta | None) -> Held | Done | Claimant | None:
         """Block until it is held, or ``wait`` is over, or ``cancel`` was called: None.
 
         Raises:
             StoreUnavailable, StoreUnusable, UnknownStore: the store can not be asked.
+            UsageError: an occurrence is wanted of a job that has positions of its own.
         """
         wait_s = None if wait is None else wait.total_seconds()
         name = f"reservation of {self.wish.keys[0]}"
@@ -93,9 +96,12 @@ class Request:
         """Renew it no more; from any thread."""
         self._post(claimant.give_up)
 
-    def release(self, *, to: str | None = None) -> None:
-        """Let go; when this returns the store has heard of it, or time will end it."""
-        self._heir = to
+    def release(self, parting: Parting | None = None) -> None:
+        """Let go; when this returns the store has heard of it, or time will end it.
+
+        What the first of several calls says is what the log is told.
+        """
+        self._parting = self._parting or parting
         self._post(self._stopped.set)
         if self._thread is None or self._thread is threading.current_thread():
             return
@@ -107,8 +113,8 @@ class Request:
     def call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do something in the thread of the reservation, and wait for it."""
         try:
-            return asyncio.run_coroutine_threadsafe(make(), self._loop).result()
-        except (CancelledError, RuntimeError) as error:
+            return call_in(self._loop, make, thread=self._thread)
+        except LoopOver as error:
             raise LeaseLost(
                 f"{self.wish.keys[0]} was released meanwhile",
                 key=self.wish.keys[0],
@@ -131,7 +137,7 @@ class Request:
             claimant = Claimant(
                 store, self.wish, told=self._told, clock=self._clock, rng=system_random()
             )
-            held: Held | None = None
+            held: Held | Done | None = None
             with anyio.CancelScope() as self._scope:
                 if self._cancelled:
                     self._scope.cancel()
@@ -145,7 +151,7 @@ class Request:
                 await self._hold(claimant)
             finally:
                 claimant.lose(_BROKEN)  # nothing, if it has ended in order
-            await claimant.leave(to=self._heir)
+            await claimant.leave(self._parting)
 
     async def _hold(self, claimant: Claimant) -> None:
         """Until it is released; a loss is told, and the work is waited for."""

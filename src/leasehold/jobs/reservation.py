@@ -8,24 +8,32 @@
   there is still time to stop. ``check`` is right even directly after a pause of the process.
 - ``epoch`` rises with each reservation of a name. Show it to whatever the job writes to: a place
   that keeps the highest epoch it has seen refuses a job that slept through its lease.
+- With an ``occurrence`` the run of that moment is reserved: once it is done nobody gets it again,
+  however short it was and whatever the clocks say.
+- The log of the job tells of each reservation: begun in the step that takes it, ended in the step
+  that releases it.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.errors import LeaseLost
-from leasehold.jobs.claimant import TRUST_OVER
+from leasehold.errors import JobDone, JobHeld, LeaseLost, UsageError
+from leasehold.jobs.claimant import Parting
+from leasehold.jobs.entry import Outcome
+from leasehold.jobs.holding import TRUST_OVER
+from leasehold.jobs.policy import OnCrash
 from leasehold.jobs.request import Request
-from leasehold.jobs.wish import DEFAULT_LEASE, Held, Wish
+from leasehold.jobs.wish import DEFAULT_LEASE, Done, Held, Wish
 from leasehold.model import Position
 from leasehold.names import last_part
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
     from types import TracebackType
     from typing import Self
 
@@ -33,13 +41,16 @@ if TYPE_CHECKING:
     from leasehold.jobs.claimant import Claimant
     from leasehold.ports import Store
 
+J = TypeVar("J")
+
 _AT_ONCE = timedelta(0)
 
 
 class Reservation:
     """A job that is reserved here. All methods may be called from any thread.
 
-    It is a context manager: leaving the block releases it.
+    It is a context manager: leaving the block releases it. By an error: as failed, with the error's
+    words; by ``LeaseLost``: as lost.
     """
 
     def __init__(self, request: Request, claimant: Claimant) -> None:
@@ -71,6 +82,21 @@ class Reservation:
     def holder(self) -> str:
         """Who we are to the others."""
         return self._claimant.ownerships[self.key].holder
+
+    @property
+    def lease_id(self) -> str:
+        """Names this reservation's lease: no two have the same, and it is no secret."""
+        return self.holder
+
+    @property
+    def occurrence(self) -> datetime | None:
+        """The moment whose run this is, in UTC; None if it is reserved without one."""
+        return self._claimant.wish.occurrence
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try of the occurrence, 2 after one that crashed, and so on."""
+        return self._claimant.said.attempt
 
     @property
     def lost(self) -> threading.Event:
@@ -107,16 +133,35 @@ class Reservation:
     def mark(self, number: int, *, note: str = "") -> None:
         """Store how far the job is, fenced by its epoch: the checkpoint of its key.
 
+        Not for the runs of occurrences: there the checkpoint tells which of them are done.
+
         Raises:
             LeaseLost: the reservation has ended here, before it was sent or before the answer.
             FencedWrite: the store says that it has ended.
             CheckpointBehind: a higher number is stored; it stays.
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.
-            UsageError: it is no number from -1 up, or the note can not be kept.
+            UsageError: it is no number from -1 up, the note can not be kept, or an occurrence is
+                reserved.
         """
+        if self.occurrence is not None:
+            raise UsageError(
+                f"the checkpoint of {self.name!r} tells which occurrences are done, so it can have "
+                "no positions of its own: keep them where the job writes, or use progress()"
+            )
         position = Position(sequence_number=number, offset=note)
         self.check()
         self._request.call(lambda: self._claimant.mark(position))
+
+    def progress(self, words: str) -> None:
+        """Have the log of the job say how far the run is; the last words stay. Fenced as a mark is.
+
+        Raises:
+            LeaseLost: the reservation has ended here, before it was sent or before the answer.
+            FencedWrite: the store says that it has ended.
+            StoreUnavailable: unknown whether it was stored; the same call may be repeated.
+        """
+        self.check()
+        self._request.call(lambda: self._claimant.progress(words))
 
     def give_up(self) -> None:
         """Renew it no more, for work that does not stop: it is ``lost`` in a moment.
@@ -125,13 +170,25 @@ class Reservation:
         """
         self._request.give_up(self._claimant)
 
-    def release(self, *, to: str | None = None) -> None:
+    def release(
+        self,
+        *,
+        to: str | None = None,
+        outcome: Outcome | None = None,
+        exit_code: int | None = None,
+        words: str = "",
+    ) -> None:
         """Let go at once; others may have it when this returns. Again is harmless.
 
         Call it when the work has stopped. ``to``: the holder that it is kept for. A store that does
         not answer is told for as long as the lease lasts, 15 s at most; then time ends it.
+
+        ``outcome`` (ok, or handed over if it is), ``exit_code`` and ``words`` are for the log. An
+        occurrence that ended as ok or failed is done; after any other outcome it is still open.
         """
-        self._request.release(to=to)
+        default = Outcome.OK if to is None else Outcome.HANDED_OVER
+        parting = Parting(to=to, outcome=outcome or default, exit_code=exit_code, words=words)
+        self._request.release(parting)
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +199,21 @@ class Reservation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.release()
+        outcome, words = verdict(error)
+        self.release(outcome=outcome, words=words)
+
+
+def verdict(error: BaseException | None) -> tuple[Outcome, str]:
+    """What the log is told of a block that was left by this error, or by none."""
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return Outcome.OK, ""
+    text = str(error)
+    words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, LeaseLost):
+        return Outcome.LOST, words
+    # Who was interrupted or called off has not come to an end: the occurrence is still open.
+    ended = isinstance(error, Exception | SystemExit)
+    return (Outcome.FAILED if ended else Outcome.KILLED), words
 
 
 def try_reserve(
@@ -151,24 +222,38 @@ def try_reserve(
     store: str | Store,
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = _AT_ONCE,
+    occurrence: datetime | None = None,
+    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
     on_lost: Callable[[str], None] | None = None,
     clock: Clock | None = None,
-) -> Reservation | Held:
+) -> Reservation | Held | Done:
     """Reserve a job, or say who has it. Blocks for ``wait`` at most; None waits for ever.
 
-    ``also`` are further names, had together with the first or not at all. ``on_lost`` is called
-    with the reason, in another thread, and must return at once.
+    ``occurrence``: reserve the run of this moment, to the second; ``Done`` says that it is over.
+    If it was started and its holder died it is run again, or with ``OnCrash.LEAVE`` not.
+    ``schedule`` is the schedule's text, for the log. ``also`` are further names, had together with
+    the first or not at all. ``on_lost`` is called with the reason, in another thread, and must
+    return at once.
 
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
         UnknownStore, StoreUnavailable, StoreUnusable: the store can not be asked.
+        UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
-    wish = Wish.of((name, *also), lease=lease, holder_name=holder_name)
+    wish = Wish.of(
+        (name, *also),
+        lease=lease,
+        holder_name=holder_name,
+        occurrence=occurrence,
+        on_crash=on_crash,
+        schedule=schedule,
+    )
     request = Request(wish, store=store, clock=clock, on_lost=on_lost)
     answer = request.ask(wait=wait)
-    if isinstance(answer, Held):
+    if isinstance(answer, Held | Done):
         return answer
     if answer is None:
         raise LeaseLost(f"nobody waits for {name!r} any more", key=wish.keys[0], reason="cancelled")
@@ -182,6 +267,9 @@ def reserve(
     store: str | Store,
     lease: timedelta = DEFAULT_LEASE,
     wait: timedelta | None = None,
+    occurrence: datetime | None = None,
+    on_crash: OnCrash = OnCrash.RUN_AGAIN,
+    schedule: str = "",
     also: Sequence[str] = (),
     holder_name: str | None = None,
     on_lost: Callable[[str], None] | None = None,
@@ -190,20 +278,39 @@ def reserve(
     """Have a job reserved in a block; see ``try_reserve``. It is released at the end of the block.
 
     Raises:
-        TimeoutError: ``wait`` is over and somebody else has it; the message says who.
-        InvalidName, InvalidDuration, UnknownStore, StoreUnavailable, StoreUnusable: as there.
+        JobHeld: ``wait`` is over and somebody else has it; the message says who.
+        JobDone: the run of the occurrence is over.
+        InvalidName, InvalidDuration, UnknownStore, StoreUnavailable, StoreUnusable, UsageError: as
+            there.
     """
     answer = try_reserve(
         name,
         store=store,
         lease=lease,
         wait=wait,
+        occurrence=occurrence,
+        on_crash=on_crash,
+        schedule=schedule,
         also=also,
         holder_name=holder_name,
         on_lost=on_lost,
         clock=clock,
     )
+    with reserved(answer) as job:
+        yield job
+
+
+def reserved(answer: J | Held | Done) -> J:
+    """The reservation, if the answer is one.
+
+    Raises:
+        JobHeld: somebody else has it.
+        JobDone: the run of the occurrence is over.
+    """
     if isinstance(answer, Held):
-        raise TimeoutError(str(answer))
-    with answer:
-        yield answer
+        raise JobHeld(
+            str(answer), holder=answer.holder, epoch=answer.epoch, ends_in_s=answer.ends_in_s
+        )
+    if isinstance(answer, Done):
+        raise JobDone(str(answer), occurrence=answer.occurrence.isoformat(), holder=answer.holder)
+    return answer

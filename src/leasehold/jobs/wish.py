@@ -1,13 +1,14 @@
-"""What somebody wants to reserve, by which times, and the answer if somebody else has it."""
+"""What somebody wants to reserve, by which times, and the answers if it can not be had."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Protocol
 
 from leasehold.core.timing import Timing
 from leasehold.errors import UsageError
+from leasehold.jobs.policy import OnCrash
 from leasehold.names import check_name, job_key, last_part
 
 if TYPE_CHECKING:
@@ -25,6 +26,41 @@ _LONGEST_LOOK_S = 0.5
 _LONGEST_LEAVE_S = 15.0
 
 
+def timing_of(lease: timedelta) -> Timing:
+    """The times of a reservation's lease.
+
+    Raises:
+        InvalidDuration: it is too short or too long; the message says the range.
+    """
+    # The lease itself is looked at first: its parts would be called by names nobody gave.
+    Timing.of(lease=lease)
+    return Timing.of(lease=lease, renew_every=lease * _RENEW, call_limit=lease * _CALL)
+
+
+def grace_s(timing: Timing) -> float:
+    """How long before trust belief ends: the time to stop in."""
+    return timing.lease_s * _GRACE
+
+
+def leave_s(timing: Timing) -> float:
+    """How long a store that does not answer is told of the release: then time ends it."""
+    return min(_LONGEST_LEAVE_S, timing.lease_s)
+
+
+def moment_of(occurrence: datetime) -> datetime:
+    """The occurrence in UTC, to the second.
+
+    Raises:
+        UsageError: it has no time zone.
+    """
+    if occurrence.tzinfo is None:
+        raise UsageError(
+            f"the occurrence {occurrence} has no time zone, so it is no moment: give it one, "
+            "such as datetime(2026, 1, 31, 2, 30, tzinfo=UTC)"
+        )
+    return occurrence.astimezone(UTC).replace(microsecond=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """Keys that are wanted together, all or none. The first is the job; its epoch is the fence.
@@ -34,29 +70,47 @@ class Wish:
         name: the first part of the holder's id, for people.
         timing: of the lease that covers them all.
         grace_s: belief ends this long before trust does: the time to stop in.
+        occurrence: the run of this moment is wanted, and only if it is not done yet.
+        on_crash: what is to be done if that run was started, and its holder died.
+        schedule: the text of the schedule, for the log.
     """
 
     keys: tuple[str, ...]
     name: str
     timing: Timing
     grace_s: float
+    occurrence: datetime | None = None
+    on_crash: OnCrash = OnCrash.RUN_AGAIN
+    schedule: str = ""
 
     @classmethod
-    def of(cls, names: Sequence[str], *, lease: timedelta, holder_name: str | None = None) -> Wish:
-        """A wish for these jobs.
+    def of(
+        cls,
+        names: Sequence[str],
+        *,
+        lease: timedelta,
+        holder_name: str | None = None,
+        occurrence: datetime | None = None,
+        on_crash: OnCrash = OnCrash.RUN_AGAIN,
+        schedule: str = "",
+    ) -> Wish:
+        """A wish for these jobs. Occurrences are told apart by the second.
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong and what to write.
-            UsageError: no name is given.
+            UsageError: no name is given, or the occurrence has no time zone.
         """
         if isinstance(names, str) or not names:
             raise UsageError(f"give the names of one or more jobs, not {names!r}")
-        timing = Timing.of(lease=lease, renew_every=lease * _RENEW, call_limit=lease * _CALL)
+        timing = timing_of(lease)
         return cls(
             keys=tuple(dict.fromkeys(job_key(name) for name in names)),
             name=check_name(holder_name or names[0], what="holder name"),
             timing=timing,
-            grace_s=timing.lease_s * _GRACE,
+            grace_s=grace_s(timing),
+            occurrence=None if occurrence is None else moment_of(occurrence),
+            on_crash=on_crash,
+            schedule=schedule,
         )
 
     @property
@@ -70,7 +124,7 @@ class Wish:
 
         Not the whole of a long lease: whoever leaves was often asked to be quick.
         """
-        return min(_LONGEST_LEAVE_S, self.timing.lease_s)
+        return leave_s(self.timing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +155,30 @@ class Held:
             f"{last_part(self.key)!r} is held by {self.holder}{where}{since}, epoch {self.epoch}: "
             f"it is free when that one lets go, or {self.ends_in_s:.1f} s after it has died"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The answer *there is nothing to do*: the run of this occurrence is over.
+
+    Attributes:
+        key: of the job.
+        occurrence: the moment whose run was wanted.
+        started: it was started and never ended in order, and is not to be run again.
+        holder: who had it, if the log still knows.
+    """
+
+    key: str
+    occurrence: datetime
+    started: bool
+    holder: str = ""
+
+    def __str__(self) -> str:
+        by = f" by {self.holder}" if self.holder else ""
+        what = "was started and not finished" if self.started else "is done"
+        more = ", and such a run is left alone (on_crash)" if self.started else ""
+        when = f"{self.occurrence.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"the run of {last_part(self.key)!r} at {when} {what}{by}{more}"
 
 
 class Told(Protocol):

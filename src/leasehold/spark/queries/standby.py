@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.ladder import Ladder
 from leasehold.errors import LeaseholdError, LeaseLost, StoreError, UsageError
-from leasehold.jobs import Held, Reservation
-from leasehold.jobs.claimant import GIVEN_UP
+from leasehold.jobs import Reservation
+from leasehold.jobs.claimant import GIVEN_UP, Claimant
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from leasehold.clock import Clock
+    from leasehold.jobs import Held
     from leasehold.ports import Store
 
     Build = Callable[[SparkSession, Fence], StreamingQuery]
@@ -185,7 +186,7 @@ class Standby:
             self._tell(What.FAILED, text=f"the store can not be asked: {error}")
             self._stopping.wait(_PAUSES.pause_s(1, self._rng))
             return None
-        if answer is None or isinstance(answer, Held):
+        if not isinstance(answer, Claimant):
             return None
         reservation = Reservation(request, answer)
         if self._stopping.is_set():

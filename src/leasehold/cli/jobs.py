@@ -1,0 +1,313 @@
+"""``leasehold jobs``: what runs where, how it ended, what comes next, and what operators can do.
+
+Commands that only look change nothing. ``break`` and ``handover`` show their plan and stop there:
+``--execute`` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import anyio
+import typer
+
+from leasehold.cli.common import (
+    Column,
+    Form,
+    Output,
+    StoreUrl,
+    fitting_table,
+    print_record,
+    record_table,
+    seconds_cell,
+    store_url,
+    time_cell,
+    yes_no_cell,
+)
+from leasehold.cli.jobs_next import NEXT_EXAMPLES, next_runs
+from leasehold.cli.jobs_orders import (
+    JobName,
+    break_job,
+    handover,
+    now_there,
+    pause,
+    resume,
+    run_now,
+    seconds_since,
+    shown_at,
+)
+from leasehold.cli.watching import Page, Watch, Watching, show
+from leasehold.errors import LeaseLost
+from leasehold.insight import Desk, open_desk
+from leasehold.insight.jobs import JobView, job_log, job_view, job_views
+from leasehold.jobs.entry import Entry, Streak, reservers
+
+jobs_app = typer.Typer(
+    name="jobs", help="Jobs that run one at a time, and their schedules.", no_args_is_help=True
+)
+
+
+@jobs_app.command("ls", cls=Watching, epilog="leasehold jobs ls --watch")
+def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+    """List all jobs: what they are about, who has them, how the last run ended, what is late."""
+
+    async def look(desk: Desk) -> Page:
+        rows = [job_row(each) for each in await job_views(desk.store, now=desk.clock.utc_now())]
+        return Page(data=rows, blocks=[fitting_table(rows, _JOB_LAYOUTS)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@jobs_app.command("show", cls=Watching, epilog="leasehold jobs show nightly")
+def show_job(
+    job: JobName, *, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE
+) -> None:
+    """Show all that is known of one job; what is not known is left out, but not in JSON."""
+
+    async def look(desk: Desk) -> Page:
+        view = await job_view(desk.store, job, now=desk.clock.utc_now())
+        row, more = job_row(view), _details(view)
+        known = row | {name: value for name, value in more.items() if value not in (None, "")}
+        return Page(data=row | more, blocks=[record_table(known, _RECORD)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@jobs_app.command("history", cls=Watching, epilog="leasehold jobs history nightly --runs")
+def history(
+    job: JobName,
+    *,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", help="The last N.", min=1, max=100, metavar="N")
+    ] = 10,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All that the store still knows.", metavar="")
+    ] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="One line for each run, with its result.", metavar="")
+    ] = False,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """List who reserved a job, newest first; the same one several times in a row is one line."""
+
+    async def look(desk: Desk) -> Page:
+        log = await job_log(desk.store, job)
+        most = len(log) if everything else limit
+        if runs:
+            rows = [run_row(each) for each in log[:most]]
+            return Page(data=rows, blocks=[fitting_table(rows, _RUN_LAYOUTS)])
+        rows = [_reserver_row(each) for each in reservers(log, most=most)]
+        return Page(data=rows, blocks=[fitting_table(rows, _RESERVER_LAYOUTS)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@jobs_app.command("check-token", epilog="leasehold jobs check-token nightly 7 && rsync …")
+def check_token(
+    job: JobName,
+    token: Annotated[
+        int, typer.Argument(metavar="TOKEN", help="The epoch: LEASEHOLD_TOKEN of a command.", min=1)
+    ],
+    *,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Exit with 0 if a token is that of the current holder, else with 4.
+
+    It may be over a moment later: what you write to should compare tokens by itself.
+    """
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            view = await job_view(desk.store, job, now=desk.clock.utc_now())
+        current = view.held and view.resource.epoch == token
+        row = {
+            "job": view.name,
+            "token": token,
+            "current": current,
+            "epoch": view.resource.epoch,
+            "holder": view.resource.holder if view.held else None,
+            "time_left_s": view.peer.remaining_s if view.held and view.peer else None,
+        }
+        if current or form is not Output.TABLE:
+            print_record(row, form)
+        if not current:
+            raise LeaseLost(
+                f"token {token} of {job!r} is not current: {now_there(view)}; stop what was "
+                "started with it",
+                key=view.resource.key,
+                epoch=token,
+                reason="not held",
+                now_held_by=view.resource.holder,
+            )
+
+    anyio.run(run)
+
+
+jobs_app.command("next", epilog=NEXT_EXAMPLES)(next_runs)
+jobs_app.command("pause", epilog='leasehold jobs pause nightly --for 2h --why "disk full"')(pause)
+jobs_app.command("resume", epilog="leasehold jobs resume nightly")(resume)
+jobs_app.command("run", epilog='leasehold jobs run nightly --why "after the repair"')(run_now)
+jobs_app.command("break", epilog="leasehold jobs break nightly --epoch 7 --execute")(break_job)
+jobs_app.command("handover", epilog="leasehold jobs handover nightly --execute")(handover)
+
+
+# --------------------------------------------------------------------------- rows
+
+
+def job_row(view: JobView) -> dict[str, object]:
+    """A job in one row."""
+    current, last, peer = view.current, view.last, view.peer if view.held else None
+    said = current.said if current else None
+    return {
+        "job": view.name,
+        "state": view.state.value,
+        "holder": view.resource.holder if view.held else view.resource.handed_to,
+        "host": (peer.info.host if peer else said.host if said else "") or None,
+        "pid": (peer.info.pid if peer else said.pid if said else 0) or None,
+        "epoch": view.resource.epoch,
+        "since": shown_at(current.started_at) if current else None,
+        "occurrence": shown_at(said.occurrence) if said else None,
+        "attempt": said.attempt if said else None,
+        "words": (said.words if said else "") or None,
+        "last_outcome": last.outcome.value if last and last.outcome else None,
+        "last_ended_at": shown_at(last.ended_at) if last else None,
+        "next_at": shown_at(view.next_at),
+        "late_s": view.late_s,
+        "paused": view.paused is not None,
+        "wanted": view.wanted is not None,
+    }
+
+
+def _details(view: JobView) -> dict[str, object]:
+    last, resource, peer = view.last, view.resource, view.peer if view.held else None
+    paused, wanted, ran = view.paused, view.wanted, view.ran
+    return {
+        "time_left_s": peer.remaining_s if peer else None,
+        "lease_s": view.lease_s if peer else None,
+        "breaking_s": resource.breaking_s,
+        "asked_by": resource.asked_by,
+        "schedule": view.schedule_text or None,
+        "explained": view.schedule.explain() if view.schedule else None,
+        "done_until": shown_at(ran.done) if ran else None,
+        "started_not_done": shown_at(ran.started) if ran else None,
+        "last_epoch": last.epoch if last else None,
+        "last_holder": last.holder if last else None,
+        "last_occurrence": shown_at(last.said.occurrence) if last else None,
+        "last_lasted_s": seconds_since(last.started_at, last.ended_at) if last else None,
+        "last_exit_code": last.said.exit_code if last else None,
+        "last_words": (last.said.words or None) if last else None,
+        "paused_by": paused.by if paused else None,
+        "paused_why": paused.why if paused else None,
+        "paused_until": shown_at(paused.until) if paused else None,
+        "wanted_by": wanted.by if wanted else None,
+        "wanted_why": wanted.why if wanted else None,
+    }
+
+
+def run_row(entry: Entry) -> dict[str, object]:
+    """One run in one row."""
+    said = entry.said
+    return {
+        "epoch": entry.epoch,
+        "holder": entry.holder,
+        "host": said.host or None,
+        "pid": said.pid or None,
+        "occurrence": shown_at(said.occurrence),
+        "attempt": said.attempt,
+        "started_at": shown_at(entry.started_at),
+        "ended_at": shown_at(entry.ended_at),
+        "lasted_s": seconds_since(entry.started_at, entry.ended_at),
+        "outcome": entry.outcome.value if entry.outcome else None,
+        "exit_code": said.exit_code,
+        "words": said.words or None,
+        "when": shown_at(said.occurrence or entry.started_at),
+    }
+
+
+def _reserver_row(reserver: Streak) -> dict[str, object]:
+    newest, oldest = reserver.entries[0], reserver.entries[-1]
+    epochs = str(newest.epoch)
+    if newest is not oldest:
+        epochs = f"{oldest.epoch}-{newest.epoch}"
+    return {
+        "holder": reserver.holder,
+        "host": newest.said.host or None,
+        "pid": newest.said.pid or None,
+        "runs": len(reserver.entries),
+        "epochs": epochs,
+        "started_at": shown_at(oldest.started_at),
+        "ended_at": shown_at(newest.ended_at),
+        "outcome": newest.outcome.value if newest.outcome else None,
+        "outcomes": _counts(reserver.entries),
+    }
+
+
+def _counts(entries: Sequence[Entry]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in entries:
+        word = each.outcome.value if each.outcome else "running"
+        found[word] = found.get(word, 0) + 1
+    return found
+
+
+# ------------------------------------------------------------------------ columns
+
+_NAME = Column(name="job", fold=True, least=10)
+_STATE = Column(name="state")
+_HOLDER = Column(name="holder", fold=True, least=12)
+_HOST = Column(name="host", fold=True, least=8)
+_SINCE = Column(name="since", shown=time_cell)
+_LAST = Column(name="last_outcome", title="last")
+_LATE = Column(name="late_s", title="late", justify="right", shown=seconds_cell)
+_NEXT = Column(name="next_at", title="next", shown=time_cell)
+_OCCURRENCE = Column(name="occurrence", shown=time_cell)
+_JOB_LAYOUTS = (
+    (_NAME, _STATE, _HOLDER, _HOST, _SINCE, _OCCURRENCE, _LAST, _NEXT, _LATE),
+    (_NAME, _STATE, _HOLDER, _HOST, _SINCE, _LAST, _LATE),
+    (_NAME, _STATE, _HOLDER, _SINCE, _LAST, _LATE),
+)
+_RECORD = (
+    *(
+        Column(name=name, title=name.replace("_", " ").removesuffix(" at"), shown=time_cell)
+        for name in (
+            "since",
+            "occurrence",
+            "last_ended_at",
+            "next_at",
+            "done_until",
+            "started_not_done",
+            "last_occurrence",
+            "paused_until",
+        )
+    ),
+    Column(name="time_left_s", title="left", shown=seconds_cell),
+    Column(name="breaking_s", title="ends within", shown=seconds_cell),
+    Column(name="paused", shown=yes_no_cell),
+    Column(name="wanted", shown=yes_no_cell),
+)
+_EPOCH = Column(name="epoch", justify="right")
+_LASTED = Column(name="lasted_s", title="lasted", justify="right", shown=seconds_cell)
+_OUTCOME = Column(name="outcome", none="running")
+_EXIT = Column(name="exit_code", title="exit", justify="right")
+_WORDS = Column(name="words", fold=True, least=12)
+_BEGAN = Column(name="started_at", title="started", shown=time_cell)
+_ENDED = Column(name="ended_at", title="ended", shown=time_cell)
+_WHEN = Column(name="when", title="run of", shown=time_cell)
+_RUN_LAYOUTS = (
+    (_EPOCH, _HOLDER, _OCCURRENCE, _BEGAN, _LASTED, _OUTCOME, _EXIT, _WORDS),
+    (_EPOCH, _WHEN, _LASTED, _OUTCOME, _EXIT, _WORDS),
+)
+_RUNS = (Column(name="runs", justify="right"), Column(name="epochs", justify="right"))
+_RESERVER_LAYOUTS = (
+    (_HOLDER, _HOST, *_RUNS, _BEGAN, _ENDED, _OUTCOME),
+    (_HOLDER, *_RUNS, _BEGAN, _OUTCOME),
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` these commands."""
+    app.add_typer(jobs_app)

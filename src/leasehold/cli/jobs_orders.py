@@ -1,0 +1,374 @@
+"""What an operator can do about a job: pause, resume, run now, break, hand over.
+
+Orders are kept in the store: who gave them, when and why. They hold for all nodes.
+"""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Annotated
+
+import anyio
+import typer
+
+from leasehold.cli.common import (
+    Column,
+    Execute,
+    Form,
+    Output,
+    StoreUrl,
+    duration,
+    err,
+    fitting_table,
+    seconds_cell,
+    shown_seconds,
+    shown_time,
+    store_url,
+    time_cell,
+)
+from leasehold.cli.watching import NoWait, Page, Timeout, print_page, wait_until_done
+from leasehold.clock import host_name
+from leasehold.errors import LeaseholdError, LeaseLost, UnknownResource, UsageError
+from leasehold.insight import Desk, open_desk
+from leasehold.insight.groups import some_of
+from leasehold.insight.jobs import JobView, job_log, job_view
+from leasehold.jobs import orders
+from leasehold.jobs.wish import GROUP
+from leasehold.names import holder_id
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.")]
+Why = Annotated[str, typer.Option(help="The reason, for those who look later.", metavar="TEXT")]
+_HAIR_S = 0.01  # two numbers of the store were added up
+
+
+def pause(
+    job: JobName,
+    *,
+    why: Why = "",
+    until: Annotated[
+        str | None,
+        typer.Option(help="End it by itself: 2026-03-01T06:00+01:00.", metavar="ISO-TIME"),
+    ] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="End it after a time: 2h.", metavar="TIME")
+    ] = None,
+    store: StoreUrl = None,
+) -> None:
+    """Let no run of a job begin until it is resumed. A run that is under way goes on."""
+    if until is not None and for_ is not None:
+        raise UsageError("give --until or --for, and not both")
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            end = None if until is None else _moment(until)
+            if for_ is not None:
+                end = desk.clock.utc_now() + duration(for_, option="--for", least="1s")
+            if end is not None and end <= desk.clock.utc_now():
+                raise UsageError(f"--until {until} has passed: give a time that is still to come")
+            await _known(desk, job)
+            await orders.pause(desk.store, job, by=_me(), why=why, until=end, clock=desk.clock)
+            now = await _known(desk, job)
+            lasts = (
+                "until `leasehold jobs resume`"
+                if end is None
+                else f"until {shown_time(str(shown_at(end)))}"
+            )
+            err.print(f"paused {job!r} {lasts}")
+            if now.held:
+                err.print(f"it runs at this moment, and goes on: {now_there(now)}")
+
+    anyio.run(run)
+
+
+def resume(job: JobName, *, store: StoreUrl = None) -> None:
+    """End the pause of a job."""
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            await _known(desk, job)
+            ended = await orders.resume(desk.store, job, clock=desk.clock)
+            err.print(f"resumed {job!r}" if ended else f"{job!r} was not paused")
+
+    anyio.run(run)
+
+
+def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
+    """Have a job run once as soon as one of its nodes can, schedule or pause or not.
+
+    It runs under the same reservation as always: never beside another run.
+    """
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            view = await _known(desk, job)
+            if view.wanted is not None:
+                err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
+                return
+            await orders.want(desk.store, job, by=_me(), why=why, clock=desk.clock)
+            err.print(f"asked: the next node of {job!r} that is free runs it once")
+            if view.held:
+                err.print(f"it runs at this moment: {now_there(view)}; then once more")
+
+    anyio.run(run)
+
+
+def break_job(
+    job: JobName,
+    *,
+    epoch: Annotated[
+        int, typer.Option(help="The epoch you mean, as `jobs show` shows it.", min=1, metavar="N")
+    ],
+    after: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave the holder so much time to stop: 10s. \\[default: the length of its lease, "
+            "which is safe]",
+            metavar="TIME",
+        ),
+    ] = None,
+    execute: Execute = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Take a job away from its holder by force, at once or after a while.
+
+    Exit code 4 if that epoch is over; then nothing is changed.
+    """
+    given = duration(after, option="--after") if after is not None else None
+    anyio.run(partial(_break, store_url(store), job, epoch, given, execute=execute, form=form))
+
+
+def handover(
+    job: JobName,
+    to: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HOLDER]", help="Who is to have it. \\[default: one that stands by]"
+        ),
+    ] = None,
+    *,
+    execute: Execute = False,
+    no_wait: NoWait = False,
+    timeout: Timeout = "1m",
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Ask the holder of a job to stop in good order and hand it over; wait until it has.
+
+    Without HOLDER it goes to one that has had it before or that bears its name.
+    """
+    limit_s = None if no_wait else duration(timeout, option="--timeout").total_seconds()
+    url = store_url(store)
+    anyio.run(partial(_hand_over, url, job, to, limit_s=limit_s, execute=execute, form=form))
+
+
+# --------------------------------------------------------------------------- words
+
+
+def now_there(view: JobView) -> str:
+    """In words: what a job is now."""
+    resource = view.resource
+    if view.held:
+        left = "" if view.peer is None else f", {shown_seconds(view.peer.remaining_s)} left"
+        return f"{resource.holder} has it in epoch {resource.epoch}{left}"
+    if resource.handed_to is not None:
+        return f"it is kept for {resource.handed_to} (epoch {resource.epoch} was handed over)"
+    return f"nobody has it, and its last epoch is {resource.epoch}"
+
+
+def shown_at(moment: datetime | None) -> str | None:
+    """A moment in values that JSON knows, in UTC."""
+    return None if moment is None else moment.astimezone(UTC).isoformat()
+
+
+def seconds_since(begin: datetime, end: datetime | None) -> float | None:
+    """How long something took; None if it has not ended."""
+    return None if end is None else (end - begin).total_seconds()
+
+
+# --------------------------------------------------------------------------- steps
+
+
+async def _break(
+    url: str, job: str, epoch: int, given: timedelta | None, *, execute: bool, form: Output
+) -> None:
+    async with open_desk(url) as desk:
+        view = await _known(desk, job)
+        _check_epoch(view, epoch)
+        wait_s = view.lease_s if given is None else given.total_seconds()
+        if wait_s is None:
+            raise UsageError(
+                f"how long the lease of {view.resource.holder} is can not be told: say --after TIME"
+            )
+        _print(view, form)
+        if view.lease_s is None or wait_s < view.lease_s - _HAIR_S:
+            long = "" if view.lease_s is None else f" of {shown_seconds(view.lease_s)}"
+            err.print(
+                f"careful: {shown_seconds(wait_s)} is less than its lease{long}: "
+                f"{view.resource.holder} may still be at work when the next run begins. What it "
+                f"writes with token {epoch} is refused only where tokens are compared"
+            )
+        if not execute:
+            most_s = min(wait_s, view.peer.remaining_s) if view.peer else wait_s
+            when = f"within {shown_seconds(most_s)}" if wait_s else "at once"
+            err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
+            return
+        done = await desk.store.break_(
+            view.resource.key, epoch=epoch, after=timedelta(seconds=wait_s)
+        )
+        if done is None:
+            now = await _known(desk, job)
+            raise LeaseLost(f"epoch {epoch} of {job!r} is not held any more: {now_there(now)}")
+        ends = f"ends within {shown_seconds(done.breaking_s)}" if done.breaking_s else "has ended"
+        err.print(f"done: epoch {epoch} {ends}")
+
+
+def _check_epoch(view: JobView, epoch: int) -> None:
+    """Refuse to break another reservation than the one that is meant.
+
+    Raises:
+        LeaseLost: with what is there now.
+    """
+    if not view.held or view.resource.epoch != epoch:
+        raise LeaseLost(
+            f"epoch {epoch} of {view.name!r} is not held: {now_there(view)}",
+            key=view.resource.key,
+            epoch=epoch,
+            reason="not held",
+            now_held_by=view.resource.holder,
+        )
+
+
+async def _hand_over(
+    url: str, job: str, to: str | None, *, limit_s: float | None, execute: bool, form: Output
+) -> None:
+    async with open_desk(url) as desk:
+        view = await _known(desk, job)
+        if not view.held:
+            raise LeaseLost(
+                f"nobody can hand {job!r} over: {now_there(view)}; whoever stands by takes it"
+            )
+        receiver = await _receiver(desk, view, to)
+        if receiver == view.resource.holder:
+            err.print(f"{receiver} has {job!r} already")
+            return
+        _print(view, form)
+        if not execute:
+            err.print(f"nothing was done; with --execute it is handed over to {receiver}")
+            return
+        epoch = view.resource.epoch
+        if not await desk.store.suggest(view.resource.key, epoch=epoch, to=receiver):
+            now = await _known(desk, job)
+            raise LeaseLost(f"{job!r} can not be handed over to {receiver}: {now_there(now)}")
+        err.print(f"asked: {view.resource.holder} hears of it with its next renewal")
+        if limit_s is not None:
+            await _moved(desk, view, receiver, limit_s)
+
+
+async def _receiver(desk: Desk, view: JobView, to: str | None) -> str:
+    """Who is to have it.
+
+    Raises:
+        UnknownResource: there is no such holder, or nobody that could be chosen.
+    """
+    peers = await desk.store.peers(GROUP)
+    holder = view.resource.holder
+    there = [
+        each.holder
+        for each in peers.values()
+        if each.holder != holder and not (each.dismissed or each.info.draining)
+    ]
+    if to is not None:
+        if to != holder and to not in there:
+            raise UnknownResource(f"{to!r} does not stand by: those there are: {some_of(there)}")
+        return to
+    chosen = _likely(there, [each.holder for each in await job_log(desk.store, view.name)], view)
+    if chosen is None:
+        raise UnknownResource(
+            f"nobody is known to stand by for {view.name!r}: name the one that is to have it; "
+            f"those there are: {some_of(there)}"
+        )
+    return chosen
+
+
+def _likely(there: Sequence[str], before: Sequence[str], view: JobView) -> str | None:
+    """One that has had the job before, or one whose id says that it waits for it."""
+    name = holder_id(view.name, host="x", suffix="").removesuffix("-x-")
+    waiting = [each for each in there if each.startswith(f"{name}-")]
+    return next((each for each in (*before, *waiting) if each in there), None)
+
+
+async def _moved(desk: Desk, view: JobView, to: str, limit_s: float) -> None:
+    """Wait until a job has moved.
+
+    Raises:
+        LeaseLost: somebody else has it.
+        LeaseholdError: it has not moved within this time.
+    """
+
+    async def step() -> str | None:
+        now = await _known(desk, view.name)
+        if now.held and now.resource.holder == to:
+            return None
+        if now.resource.handed_to == to:
+            return f"handed over; {to} has yet to take it"
+        if now.resource.handed_to is not None or now.resource.epoch != view.resource.epoch:
+            raise LeaseLost(f"{view.name!r} went another way: {now_there(now)}")
+        if not now.held:
+            return f"{view.resource.holder} has let go; {to} has yet to take it"
+        return f"{view.resource.holder} has yet to hand it over"
+
+    if not await wait_until_done(desk, step, limit_s=limit_s):
+        raise LeaseholdError(
+            f"{view.name!r} has not moved within {shown_seconds(limit_s)}; the question stands, "
+            "see `leasehold jobs show`"
+        )
+    err.print(f"{to} has {view.name!r}")
+
+
+async def _known(desk: Desk, job: str) -> JobView:
+    return await job_view(desk.store, job, now=desk.clock.utc_now())
+
+
+def _print(view: JobView, form: Output) -> None:
+    row = {
+        "job": view.name,
+        "holder": view.resource.holder,
+        "epoch": view.resource.epoch,
+        "since": shown_at(view.current.started_at) if view.current else None,
+        "time_left_s": view.peer.remaining_s if view.peer else None,
+    }
+    print_page(Page(data=row, blocks=[fitting_table([row], (_COLUMNS,))]), form)
+
+
+_COLUMNS = (
+    Column(name="job", fold=True, least=10),
+    Column(name="holder", fold=True),
+    Column(name="epoch", justify="right"),
+    Column(name="since", shown=time_cell),
+    Column(name="time_left_s", title="left", justify="right", shown=seconds_cell),
+)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise UsageError(
+            f"--until {text!r} is no time with a zone: write 2026-03-01T06:00Z or "
+            "2026-03-01T06:00+01:00"
+        )
+    return found
+
+
+def _me() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user has no name
+        name = "somebody"
+    return f"{name}@{host_name()}"

@@ -1,0 +1,279 @@
+"""``leasehold run``: a command that runs on one node at a time, or once for each occurrence.
+
+Its exit codes are its own, since schedulers and supervisors act on them: ``docs/run.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from leasehold.cli.common import StoreUrl, duration, err, store_url
+from leasehold.clock import Clock, SystemClock, system_random
+from leasehold.core.cron import Schedule, parse_schedule
+from leasehold.errors import LeaseholdError, StoreError, UsageError
+from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command.plan import IfHeld, Plan
+from leasehold.jobs.command.run import Limits, LossKind, OnLoss
+from leasehold.jobs.command.scheduled import ScheduledWrapper
+from leasehold.jobs.command.service import Wrapper
+from leasehold.jobs.command.verdict import Exit, Reason, Verdict
+from leasehold.jobs.policy import OnCrash, Policy
+from leasehold.jobs.wish import Wish, moment_of
+
+EXAMPLE = "leasehold run --job nightly --if-held skip -- ./nightly.sh"
+_COMMAND = "cmd:"
+_WAIT = "wait"
+_CRON, _NOW = "cron", "now"
+_LARGEST_EXIT = 255
+_MISUSED = 2  # what Typer leaves with
+# Nobody needs to hear of these away from a terminal: cron would send mail for every word.
+_ORDINARY = (Reason.HELD, Reason.DONE)
+
+Command = Annotated[
+    list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")
+]
+JobName = Annotated[str, typer.Option("--job", help="The name that is reserved.", metavar="NAME")]
+LeaseTime = Annotated[
+    str, typer.Option("--lease", help="After it without a sign others take over.", metavar="TIME")
+]
+IfHeldWord = Annotated[
+    str,
+    typer.Option(
+        help="If somebody else has it: skip (exit 0), fail (exit 75), wait, or wait=5m.",
+        metavar="WHAT",
+    ),
+]
+HeldExit = Annotated[
+    int | None,
+    typer.Option(help="The exit code if it is held.", min=0, max=_LARGEST_EXIT, metavar="N"),
+]
+Cron = Annotated[
+    str | None, typer.Option(help="Five fields, or six with seconds first.", metavar="LINE")
+]
+Zone = Annotated[str, typer.Option("--tz", help="The time zone of --cron.", metavar="ZONE")]
+Every = Annotated[str | None, typer.Option(help="Instead of --cron: 30s, 5m.", metavar="TIME")]
+OccurrenceWord = Annotated[
+    str | None,
+    typer.Option(
+        help="The run that is reserved: now (any), cron (the latest of the schedule), or a time "
+        "such as 2026-01-31T02:30:00Z. \\[default: cron with a schedule, else now]",
+        metavar="WHICH",
+    ),
+]
+Crash = Annotated[
+    OnCrash,
+    typer.Option(help="An occurrence whose node died: again, or leave.", metavar="WHAT"),
+]
+TimeLimit = Annotated[
+    str | None, typer.Option(help="Stop the command after this time.", metavar="TIME")
+]
+Retry = Annotated[
+    str, typer.Option(help="Try again so often after a failure: 3, or 3:2s.", metavar="N[:TIME]")
+]
+Grace = Annotated[
+    str, typer.Option(help="From SIGTERM to SIGKILL, if the lease lasts.", metavar="TIME")
+]
+Lost = Annotated[
+    str,
+    typer.Option(
+        "--on-lost",
+        help="When the reservation is lost: stop, kill, warn, or cmd:'a line for the shell'.",
+        metavar="WHAT",
+    ),
+]
+Standby = Annotated[
+    bool,
+    typer.Option(
+        "--standby", help="Stay: wait for the job, and run it when it is due.", metavar=""
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="End with a line of JSON on stderr.", metavar="")
+]
+
+
+class RunCommand(TyperCommand):
+    """A command whose misuse has the exit code of ``sysexits.h``, and whose options come first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line; what is wrong with it is raised."""
+        ctx.allow_interspersed_args = False
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "exit_code", Exit.OK) == _MISUSED:
+                vars(error)["exit_code"] = int(Exit.USAGE)
+            raise
+
+
+def run(
+    command: Command,
+    *,
+    job: JobName,
+    store: StoreUrl = None,
+    lease: LeaseTime = "60s",
+    if_held: IfHeldWord = "skip",
+    held_exit: HeldExit = None,
+    cron: Cron = None,
+    tz: Zone = "UTC",
+    every: Every = None,
+    occurrence: OccurrenceWord = None,
+    on_crash: Crash = OnCrash.RUN_AGAIN,
+    timeout: TimeLimit = None,
+    retry: Retry = "0",
+    grace: Grace = "15s",
+    on_lost: Lost = "stop",
+    standby: Standby = False,
+    json: Json = False,
+) -> None:
+    """Run a command while its job is reserved here, so that it runs on one node at a time.
+
+    The exit code is that of the command; others say why it did not run: 0 skipped, 75 held, 69 no store, 79 lost, 80 done, 81 paused, 64 usage.
+    """  # noqa: E501
+    clock = SystemClock()
+    try:
+        schedule = _schedule(cron, every, tz)
+        held, wait = _if_held(if_held)
+        length = duration(lease, option="--lease", least="500ms", most="7d")
+        limit = None if timeout is None else duration(timeout, option="--timeout", most="366d")
+        retries, pause = _retry(retry)
+        plan = Plan(
+            job=job,
+            command=command,
+            store=store_url(store, make=True),
+            lease=length,
+            limits=_limits(job, length, grace=grace, timeout=limit, on_lost=on_lost),
+            if_held=held,
+            wait=wait,
+            held_exit=held_exit,
+            occurrence=_occurrence(occurrence, schedule, standby=standby, clock=clock),
+            schedule="" if schedule is None else f"{schedule.text} {schedule.tz.key}",
+            policy=Policy(on_crash=on_crash, timeout=limit, retries=retries, retry_pause=pause),
+            standby=standby,
+        )
+        verdict = _carried_out(plan, schedule, clock)
+    except LeaseholdError as error:
+        away = isinstance(error, StoreError)
+        verdict = Verdict(
+            reason=Reason.UNREACHABLE if away else Reason.USAGE,
+            code=Exit.UNREACHABLE if away else Exit.USAGE,
+            message=str(error),
+        )
+    _tell(verdict, job, json=json)
+    raise typer.Exit(verdict.code)
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def _carried_out(plan: Plan, schedule: Schedule | None, clock: Clock) -> Verdict:
+    bell = Bell()
+    try:
+        with bell.hearing():
+            rng = system_random()
+            if schedule is None or not plan.standby:
+                return Wrapper(plan, bell=bell, clock=clock, rng=rng, say=_say, alone=True).run()
+            return ScheduledWrapper(
+                plan, schedule, bell=bell, clock=clock, rng=rng, say=_say, alone=True
+            ).run()
+    finally:
+        bell.close()
+
+
+def _say(words: str) -> None:
+    err.print(f"leasehold run: {words}")
+
+
+def _tell(verdict: Verdict, job: str, *, json: bool) -> None:
+    quiet = verdict.reason in _ORDINARY and verdict.code == Exit.OK and not err.is_terminal
+    if verdict.message and not quiet:
+        _say(verdict.message)
+    if json:
+        sys.stderr.write(f"{verdict.line(job)}\n")
+
+
+def _schedule(cron: str | None, every: str | None, tz: str) -> Schedule | None:
+    if cron is not None and every is not None:
+        raise UsageError("--cron and --every are two schedules: give one of them")
+    if every is not None:
+        return parse_schedule(f"every {every}", tz=tz)
+    return None if cron is None else parse_schedule(cron, tz=tz)
+
+
+def _occurrence(
+    word: str | None, schedule: Schedule | None, *, standby: bool, clock: Clock
+) -> datetime | None:
+    """The moment whose run is reserved.
+
+    Raises:
+        UsageError: it is none, or does not go with the other options.
+    """
+    if standby and word not in {None, _NOW}:
+        raise UsageError("--occurrence is for one run, --standby for many: leave one of them out")
+    if standby or word == _NOW or (word is None and schedule is None):
+        return None
+    if word in {None, _CRON}:
+        if schedule is None:
+            raise UsageError("--occurrence cron needs a schedule: give --cron or --every")
+        found = schedule.previous(clock.utc_now() + timedelta(seconds=1))
+        if found is None:
+            raise UsageError(f"{schedule.text!r} has no occurrence before now: nothing is due")
+        return found
+    try:
+        moment = datetime.fromisoformat(word or "")
+    except ValueError:
+        raise UsageError(
+            f"--occurrence {word!r} is no time: write now, cron, or 2026-01-31T02:30:00Z"
+        ) from None
+    return moment_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def _if_held(text: str) -> tuple[IfHeld, timedelta | None]:
+    word, has_time, time = text.partition("=")
+    if word == _WAIT:
+        return IfHeld.WAIT, duration(time, option="--if-held wait=") if has_time else None
+    if has_time or word not in {each.value for each in IfHeld}:
+        raise UsageError(f"--if-held {text!r} is not known: write skip, fail, wait or wait=5m")
+    return IfHeld(word), None
+
+
+def _retry(text: str) -> tuple[int, timedelta]:
+    number, has_pause, pause = text.partition(":")
+    if not (number.isascii() and number.isdigit()):
+        raise UsageError(f"--retry {text!r} is no number: write 3, or 3:2s with the first pause")
+    if not has_pause:
+        return int(number), Policy().retry_pause
+    return int(number), duration(pause, option="--retry", most="1d")
+
+
+def _limits(
+    job: str, lease: timedelta, *, grace: str, timeout: timedelta | None, on_lost: str
+) -> Limits:
+    wish = Wish.of((job,), lease=lease)
+    limits = Limits(
+        lease_s=wish.timing.lease_s,
+        belief_s=wish.grace_s,
+        grace_s=duration(grace, option="--grace", most="1d").total_seconds(),
+        on_loss=_on_loss(on_lost),
+    )
+    return limits if timeout is None else limits.within(timeout.total_seconds())
+
+
+def _on_loss(text: str) -> OnLoss:
+    if text.startswith(_COMMAND) and text != _COMMAND:
+        return OnLoss(kind=LossKind.COMMAND, command=text.removeprefix(_COMMAND))
+    if text == _COMMAND or text not in {each.value for each in LossKind}:
+        raise UsageError(f"--on-lost {text!r} is not known: write stop, kill, warn or cmd:'…'")
+    if text == LossKind.COMMAND.value:
+        raise UsageError("--on-lost cmd needs a line for the shell: write cmd:'…'")
+    return OnLoss(kind=LossKind(text))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` this command."""
+    app.command(cls=RunCommand, epilog=EXAMPLE)(run)

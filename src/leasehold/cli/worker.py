@@ -1,0 +1,161 @@
+"""``leasehold worker``: run the jobs of a module, as one of any number of workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+
+import typer
+
+from leasehold.cli.common import StoreUrl, counted, duration, err, store_url
+from leasehold.cli.process_handler import _imported as imported
+from leasehold.clock import Clock, SystemClock
+from leasehold.errors import UsageError
+from leasehold.jobs.definition import Job
+from leasehold.jobs.worker import Worker
+from leasehold.sources.tracebacks import traceback_of
+
+EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"
+_HOW = "write MODULE, or MODULE:NAME for one job or a list of them, such as billing.jobs:nightly"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Module = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE[:NAME]", help="Where functions with @job are; all of them, or one."
+    ),
+]
+Name = Annotated[str, typer.Option(help="Begins the id of this worker.", metavar="NAME")]
+Most = Annotated[
+    int | None, typer.Option(help="Run no more jobs than this at once.", min=1, metavar="N")
+]
+Grace = Annotated[
+    str, typer.Option(help="How long runs may take to end when it is stopped.", metavar="TIME")
+]
+
+
+def worker(
+    module: Module,
+    *,
+    name: Name = "worker",
+    most: Most = None,
+    grace: Grace = "10s",
+    store: StoreUrl = None,
+) -> None:
+    """Run the jobs of a module; start it on several machines, and each runs what it can reserve.
+
+    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all is released at once, and the exit code is 0. A second one ends it at once. A function that can not be stopped is ended with the process, with exit code 1.
+    """  # noqa: E501
+    limit = duration(grace, option="--grace", most="1d")
+    url = store_url(store, make=True)
+    jobs = load_jobs(module)
+    clock = SystemClock()
+    with _heard(_Lines(clock)) as lines:
+        made = Worker(
+            jobs,
+            store=url,
+            name=name,
+            most_at_once=most,
+            grace=limit,
+            on_stuck=lines.leave,
+            clock=clock,
+        )
+        lines.say(f"{counted(len(made.jobs), 'job')} of {module}; Ctrl-C ends it")
+        asyncio.run(_run(made, lines))
+        lines.say("left in good order")
+
+
+def load_jobs(text: str) -> list[Job]:
+    """The jobs that ``MODULE`` or ``MODULE:NAME`` names.
+
+    Raises:
+        UsageError: there is none; the message says what is wrong.
+        LeaseholdError: the module failed while it was imported; its traceback was printed.
+    """
+    module_name, colon, name = text.partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise UsageError(f"{module_name!r} is a file, and a module is wanted: {_HOW}")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise UsageError(f"{text!r} can not be the name of a module: {_HOW}")
+    found: Any = imported(module_name)
+    if not colon:
+        jobs = [each for each in vars(found).values() if isinstance(each, Job)]
+        if not jobs:
+            raise UsageError(f"module {module_name!r} has no jobs: put @job(…) above a function")
+        return jobs
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{text!r}: there is no {part!r}; {_HOW}")
+        found = getattr(found, part)
+    jobs = [found] if isinstance(found, Job) else found
+    if not isinstance(jobs, list | tuple) or not all(isinstance(each, Job) for each in jobs):
+        raise UsageError(f"{text!r} is neither a job nor a list of jobs: {_HOW}")
+    return list(jobs)
+
+
+async def _run(made: Worker, lines: _Lines) -> None:
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def stop(number: int) -> None:
+        nonlocal asked
+        if asked:
+            lines.say("asked twice to stop: leaving without order")
+            os._exit(128 + number)
+        asked = True
+        lines.say("asked to stop: what runs may end, nothing new begins")
+        made.stop()
+
+    for each in _SIGNALS:
+        with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
+            loop.add_signal_handler(each, stop, each)
+    await made.run()
+
+
+class _Lines(logging.Handler):
+    """What the jobs say, line by line on stderr, each with the time."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(logging.INFO)
+        self._clock = clock
+
+    def say(self, words: str) -> None:
+        """One line."""
+        err.print(f"{self._clock.utc_now():%H:%M:%S}Z {words}")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say what was logged, and where it failed."""
+        self.say(record.getMessage())
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, asyncio.CancelledError):
+            err.print(traceback_of(error).rstrip())
+
+    def leave(self, name: str) -> None:
+        """End the process: a thread that does not stop must not run beside its successor."""
+        self.say(f"job {name} can not be stopped: ending the process, so that it is not run twice")
+        os._exit(1)
+
+
+@contextmanager
+def _heard(lines: _Lines) -> Iterator[_Lines]:
+    """Let all that Leasehold logs be said by ``lines`` and by nobody else."""
+    logger, jobs = logging.getLogger("leasehold"), logging.getLogger("leasehold.jobs")
+    before, logger.propagate = (logger.propagate, jobs.level), False
+    jobs.setLevel(logging.INFO)
+    logger.addHandler(lines)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(lines)
+        logger.propagate = before[0]
+        jobs.setLevel(before[1])
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` this command."""
+    app.command(epilog=EXAMPLE)(worker)

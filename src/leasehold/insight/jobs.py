@@ -1,0 +1,216 @@
+"""Jobs as people see them: who runs each, how the last run ended, what is due, what was ordered.
+
+All of it is read from the store: the keys of the group ``job``, their last terms with the notes,
+their checkpoints (which occurrences are done) and the orders. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from leasehold.core.cron import parse_schedule
+from leasehold.errors import BadSchedule, UnknownResource, UsageError
+from leasehold.insight.groups import some_of
+from leasehold.jobs.entry import entries
+from leasehold.jobs.occurrence import ran
+from leasehold.jobs.orders import standing
+from leasehold.jobs.wish import GROUP
+from leasehold.model import State
+from leasehold.names import job_key, last_part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
+
+    from leasehold.core.cron import Schedule
+    from leasehold.jobs.entry import Entry
+    from leasehold.jobs.occurrence import Ran
+    from leasehold.jobs.orders import Order, Orders
+    from leasehold.model import Checkpoint, Peer, Resource
+    from leasehold.ports import Store
+
+MOST_TERMS = 100  # what every store keeps
+_LOOK_BACK = 10  # terms, to find the last run among what operators have reset
+TOLERANCE = timedelta(minutes=1)
+
+
+class JobState(Enum):
+    """What a job is about, in a word."""
+
+    RUNNING = "running"
+    KEPT = "kept"  # handed over, and not taken yet
+    PAUSED = "paused"
+    WANTED = "wanted"  # an operator wants it to be run now
+    FREE = "free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job; what is not known is ``None``.
+
+    Attributes:
+        resource: its key, as the store knows it. peer: the holder's lease.
+        current: the run that is under way; last: the one that ended last.
+        schedule: as the newest run has told it; ``None`` also if it can not be read here.
+        schedule_text: the same as text; empty if the runs have none.
+        ran: which occurrences are done.
+        paused, wanted: the orders that stand at this moment.
+        next_at: the next moment of the schedule. late_s: how long an occurrence has been waiting
+            for a run, if that is longer than a minute and the job is not paused.
+    """
+
+    name: str
+    resource: Resource
+    peer: Peer | None
+    current: Entry | None
+    last: Entry | None
+    schedule: Schedule | None
+    schedule_text: str
+    ran: Ran | None
+    paused: Order | None
+    wanted: Order | None
+    next_at: datetime | None
+    late_s: float | None
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody has it."""
+        return self.resource.state in (State.LEASED, State.BREAKING)
+
+    @property
+    def state(self) -> JobState:
+        """What it is about; a job that is paused while it runs is running."""
+        if self.held:
+            return JobState.RUNNING
+        if self.resource.handed_to is not None:
+            return JobState.KEPT
+        if self.paused is not None:
+            return JobState.PAUSED
+        return JobState.FREE if self.wanted is None else JobState.WANTED
+
+    @property
+    def lease_s(self) -> float | None:
+        """How long the holder's lease is."""
+        return (self.peer.duration_s or None) if self.peer else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """What is read once for all jobs."""
+
+    resources: Mapping[str, Resource]
+    peers: Mapping[str, Peer]
+    checkpoints: Mapping[str, Checkpoint]
+    orders: Orders
+    now: datetime
+
+
+async def job_views(store: Store, *, now: datetime) -> Sequence[JobView]:
+    """All jobs of a store, by name. ``now`` is the wall clock: it says what is late."""
+    scene = await _scene(store, now)
+    return [await _view(store, scene, key) for key in sorted(scene.resources, key=last_part)]
+
+
+async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
+    """One job.
+
+    Raises:
+        UnknownResource: it has never been reserved in this store; the message names some others.
+        InvalidName: it is no name of a job.
+    """
+    key, scene = job_key(name), await _scene(store, now)
+    if key not in scene.resources:
+        known = some_of(sorted(last_part(each) for each in scene.resources))
+        raise UnknownResource(
+            f"there is no job {name!r} in this store: it has {known}. A job appears when it is "
+            "first reserved, or when its first worker starts"
+        )
+    return await _view(store, scene, key)
+
+
+async def job_log(store: Store, name: str) -> Sequence[Entry]:
+    """The reservations of a job that the store still knows, newest first.
+
+    Raises:
+        UnknownResource: as ``job_view``.
+        InvalidName: it is no name of a job.
+    """
+    key = job_key(name)
+    log = entries(await store.history(key, limit=MOST_TERMS))
+    if not log and key not in await store.resources(GROUP):
+        raise UnknownResource(f"there is no job {name!r} in this store: see `leasehold jobs ls`")
+    return log
+
+
+def schedule_of(text: str) -> Schedule:
+    """The schedule that a run has told: its text, and after it the time zone if there is one.
+
+    Raises:
+        BadSchedule: it can not be read.
+    """
+    line, _, zone = text.rpartition(" ")
+    try:
+        return parse_schedule(text)
+    except BadSchedule:
+        if not line:
+            raise
+        return parse_schedule(line, tz=zone.strip("[]()"))
+
+
+async def _scene(store: Store, now: datetime) -> _Scene:
+    return _Scene(
+        resources=await store.resources(GROUP),
+        peers=await store.peers(GROUP),
+        checkpoints=await store.checkpoints(GROUP),
+        orders=await standing(store),
+        now=now,
+    )
+
+
+async def _view(store: Store, scene: _Scene, key: str) -> JobView:
+    name, resource = last_part(key), scene.resources[key]
+    log = entries(await store.history(key, limit=_LOOK_BACK))
+    text = next((each.said.schedule for each in log if each.said.schedule), "")
+    schedule, carried_out = _readable(text), _ran(scene.checkpoints.get(key))
+    is_paused = scene.orders.is_paused(name, now=scene.now)
+    held = resource.state in (State.LEASED, State.BREAKING)
+    return JobView(
+        name=name,
+        resource=resource,
+        peer=scene.peers.get(resource.holder or ""),
+        current=next((each for each in log if held and each.epoch == resource.epoch), None),
+        last=next((each for each in log if each.ended_at is not None), None),
+        schedule=schedule,
+        schedule_text=text,
+        ran=carried_out,
+        paused=scene.orders.paused[name] if is_paused else None,
+        wanted=scene.orders.wanted.get(name),
+        next_at=schedule.next(scene.now) if schedule else None,
+        late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
+    )
+
+
+def _readable(text: str) -> Schedule | None:
+    try:
+        return schedule_of(text) if text else None
+    except BadSchedule:
+        return None  # of a newer version, or in a time zone that this machine does not know
+
+
+def _ran(checkpoint: Checkpoint | None) -> Ran | None:
+    try:
+        return ran(checkpoint)
+    except UsageError:
+        return None  # it has positions of its own, and no schedule
+
+
+def _late_s(schedule: Schedule | None, carried_out: Ran | None, now: datetime) -> float | None:
+    if schedule is None or carried_out is None:
+        return None
+    due = carried_out.started or schedule.next(carried_out.done)
+    if due is None or now - due <= TOLERANCE:
+        return None
+    return (now - due).total_seconds()

@@ -1,0 +1,410 @@
+"""The wrapper: reserve a job, run a command under it, let go; once, or as a standby.
+
+Guarantees:
+
+- The command runs only while the job is reserved here: never because the store is away, and never
+  if less than half of the lease is left at its start.
+- The reservation is let go when the last process of the command is gone, with the outcome and the
+  exit code, in the same step.
+- Every way to end has its exit code and its reason: see ``Verdict``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import signal
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.core.ladder import Ladder
+from leasehold.errors import StoreError, StoreUnavailable
+from leasehold.jobs.claimant import Claimant, Parting
+from leasehold.jobs.command.bell import STOPS, Bell, Stopped
+from leasehold.jobs.command.child import SIGNALLED
+from leasehold.jobs.command.judgement import ended_run, lost_run, what_happened
+from leasehold.jobs.command.plan import IfHeld, environment
+from leasehold.jobs.command.run import CommandRun, Ended
+from leasehold.jobs.command.verdict import Exit, Reason, Verdict
+from leasehold.jobs.entry import Outcome
+from leasehold.jobs.orders import standing
+from leasehold.jobs.request import Request
+from leasehold.jobs.reservation import Reservation
+from leasehold.jobs.wish import Done, Held
+from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from leasehold.clock import Clock
+    from leasehold.jobs.command.plan import Plan
+
+log = logging.getLogger("leasehold.jobs")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0  # when the store is in trouble
+_LEAST_READ_S, _MOST_READ_S = 2.0, 10.0  # for the orders: the store may have to be made
+_PAUSED_LOOK_S = 2.0
+_NOTHING_RUN = "nothing was run"
+_NOT_THE_END = (Reason.LOST, Reason.HANDED_OVER, Reason.PAUSED)  # of a standby
+
+
+class Wrapper:
+    """One wrapper. ``run`` blocks in the main thread, in which it hears signals."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        bell: Bell,
+        clock: Clock,
+        rng: random.Random,
+        say: Callable[[str], None],
+        alone: bool = False,
+    ) -> None:
+        """``say`` prints words for people. See ``Child`` on ``alone``."""
+        self._plan = plan
+        self._bell = bell
+        self._clock = clock
+        self._rng = rng
+        self._say = say
+        self._alone = alone
+        self._heir: str | None = None
+        self._asked = False
+        self._told_to_end = False
+        self._running: CommandRun | None = None
+        self._wish = plan.wish()
+
+    def run(self) -> Verdict:
+        """Do what the plan says."""
+        try:
+            while True:
+                verdict = self._once()
+                if not self._goes_on(verdict):
+                    return verdict
+                self._say(f"{verdict.message}; standing by")
+                if verdict.reason is Reason.PAUSED:
+                    self._wait_for_resume()
+        except Stopped as stopped:
+            name = signal.Signals(stopped.number).name
+            return Verdict(
+                reason=Reason.STOPPED,
+                # To be told to go is the usual end of a standby.
+                code=Exit.OK if self._plan.standby else SIGNALLED + stopped.number,
+                message=f"{name} while waiting for {self._plan.job!r}: nothing was run",
+            )
+
+    def _goes_on(self, verdict: Verdict) -> bool:
+        if not self._plan.standby or self._told_to_end:
+            return False
+        left = verdict.reason is Reason.HANDED_OVER and self._heir is None
+        return verdict.reason in _NOT_THE_END and not left
+
+    def _wait_for_resume(self) -> None:
+        """Look at the orders alone: a reservation that is not used would fill the log.
+
+        Raises:
+            Stopped: somebody asked for the end.
+        """
+        paused = True
+        while paused:
+            self._rest(_PAUSED_LOOK_S)
+            try:
+                paused = self._paused() is not None
+            except StoreError as error:
+                log.warning("whether %s is paused is not known: %s", self._plan.job, error)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, unless somebody asks for the end.
+
+        Raises:
+            Stopped: somebody has.
+        """
+        poll = select.poll()
+        poll.register(self._bell.descriptor, select.POLLIN)
+        poll.poll(seconds * 1000)
+        self._bell.check()
+
+    # ------------------------------------------------------------ the reservation
+
+    def _once(self) -> Verdict:
+        """Reserve it, and run the command; or say why not.
+
+        Raises:
+            Stopped: somebody asked for the end while it was waited for.
+        """
+        self._asked, self._heir = False, None
+        try:
+            answer = self._patiently()
+        except StoreError as error:
+            return Verdict(
+                reason=Reason.UNREACHABLE,
+                code=Exit.UNREACHABLE,
+                message=f"{error}; {self._plan.job!r} is not run without its reservation",
+            )
+        if isinstance(answer, Verdict):
+            return answer
+        if isinstance(answer, Held):
+            return self._held(answer)
+        if isinstance(answer, Done):
+            return self._done(answer)
+        return self._serve(answer)
+
+    def _patiently(self) -> Reservation | Held | Done | Verdict:
+        """Have it reserved. A store in trouble is asked again: for a lease, or while we wait.
+
+        Raises:
+            StoreError: the store can not be asked, and that is not waited for any longer.
+            Stopped: somebody asked for the end.
+        """
+        wait, lease_s = self._wait(), self._plan.limits.lease_s
+        began_s = self._clock.boottime_s()
+        until_s = began_s + (math.inf if wait is None else wait.total_seconds())
+        pauses = Ladder(base_s=min(_FIRST_PAUSE_S, lease_s / 8), most_s=_LONGEST_PAUSE_S)
+        failures = 0
+        while True:
+            left_s = max(0.0, until_s - self._clock.boottime_s())
+            try:
+                return self._unless_paused(None if wait is None else timedelta(seconds=left_s))
+            except StoreUnavailable as error:
+                failures += 1
+                pause_s = pauses.pause_s(failures, self._rng)
+                end_s = max(until_s, began_s + lease_s)
+                if self._clock.boottime_s() + pause_s > end_s:
+                    raise
+                log.warning("%s: again in %.1f s: %s", self._plan.job, pause_s, error)
+            self._rest(pause_s)
+
+    def _unless_paused(self, wait: timedelta | None) -> Reservation | Held | Done | Verdict:
+        waits = self._plan.standby or self._plan.if_held is IfHeld.WAIT
+        if not waits and (paused := self._paused()):
+            return paused
+        answer = self._reserved(wait)
+        if isinstance(answer, Reservation) and waits and (paused := self._paused_now(answer)):
+            return paused
+        return answer
+
+    def _reserved(self, wait: timedelta | None) -> Reservation | Held | Done:
+        """Wait for it so long.
+
+        Raises:
+            StoreError: the store can not be asked.
+            Stopped: somebody asked for the end.
+        """
+        request = Request(
+            self._wish,
+            store=self._plan.store,
+            clock=self._clock,
+            on_waiting=self._waits,
+            on_lost=lambda _: self._bell.ring(),
+            on_asked=self._hear_asked,
+        )
+        self._bell.on_stop = lambda _number: request.cancel()
+        try:
+            answer = request.ask(wait=wait)
+            self._bell.check()
+        except BaseException:
+            request.release(Parting(outcome=Outcome.HANDED_OVER, words=_NOTHING_RUN))
+            raise
+        finally:
+            self._bell.on_stop = lambda _number: None
+        if answer is None:
+            raise Stopped(signal.SIGTERM)
+        return Reservation(request, answer) if isinstance(answer, Claimant) else answer
+
+    def _paused_now(self, reservation: Reservation) -> Verdict | None:
+        """Whether the job was paused meanwhile; then it is let go, and its run is still open."""
+        try:
+            paused = self._paused()
+        except StoreError:
+            reservation.release(outcome=Outcome.HANDED_OVER, words=_NOTHING_RUN)
+            raise
+        if paused:
+            reservation.release(outcome=Outcome.HANDED_OVER, words="paused: nothing was run")
+        return paused
+
+    def _wait(self) -> timedelta | None:
+        if self._plan.standby:
+            return None
+        return self._plan.wait if self._plan.if_held is IfHeld.WAIT else timedelta(0)
+
+    def _waits(self, held: Held) -> None:
+        if self._plan.standby:
+            self._say(f"waiting: {held}")
+
+    def _hear_asked(self, by: str | None) -> None:
+        self._asked, self._heir = True, by
+        if self._running is not None:
+            self._running.ask_stop()
+
+    def _held(self, held: Held) -> Verdict:
+        skip = self._plan.if_held is IfHeld.SKIP
+        usual = Exit.OK if skip else Exit.HELD
+        code = usual if self._plan.held_exit is None else self._plan.held_exit
+        return Verdict(reason=Reason.HELD, code=code, message=str(held))
+
+    def _done(self, done: Done) -> Verdict:
+        skip = self._plan.if_held is IfHeld.SKIP
+        return Verdict(
+            reason=Reason.DONE,
+            code=Exit.OK if skip else Exit.DONE,
+            message=str(done),
+            occurrence=done.occurrence,
+        )
+
+    def _paused(self) -> Verdict | None:
+        """What to say if the job is paused.
+
+        Raises:
+            StoreError: the store can not be asked.
+        """
+        plan, clock = self._plan, self._clock
+
+        async def read() -> Verdict | None:
+            async with open_store(plan.store, clock=clock) as store:
+                orders = await standing(store)
+            if not orders.is_paused(plan.job, now=clock.utc_now()):
+                return None
+            order = orders.paused[plan.job]
+            why = f": {order.why}" if order.why else ""
+            until = f" until {order.until:%Y-%m-%d %H:%M:%S} UTC" if order.until else ""
+            return Verdict(
+                reason=Reason.PAUSED,
+                code=Exit.PAUSED,
+                message=f"{plan.job!r} is paused{until} by {order.by or 'an operator'}{why}; "
+                f"`leasehold jobs resume {plan.job}` ends that",
+            )
+
+        async def bounded() -> Verdict | None:
+            limit_s = min(_MOST_READ_S, max(_LEAST_READ_S, self._wish.timing.call_s))
+            try:
+                return await clock.bounded(read(), seconds=limit_s)
+            except TimeoutError as error:
+                raise StoreUnavailable(f"no answer within {limit_s:.3g} s") from error
+
+        return anyio.run(bounded)
+
+    # ------------------------------------------------------------ a term
+
+    def _serve(self, reservation: Reservation) -> Verdict:
+        """Run the command, and let go with the outcome."""
+        # What holds if we are told to stop before the command was started.
+        outcome = Outcome.HANDED_OVER
+        verdict = Verdict(reason=Reason.STOPPED, code=Exit.LOST, message=_NOTHING_RUN)
+        exit_code: int | None = None
+        try:
+            if self._plan.standby:
+                self._say(f"active: {self._plan.job!r} is reserved, token {reservation.epoch}")
+            ended, attempt = self._attempts(reservation)
+            exit_code = None if ended is None else ended.exit_code
+            outcome, verdict = self._judged(ended, reservation)
+            verdict = replace(
+                verdict,
+                token=reservation.epoch,
+                attempt=attempt,
+                occurrence=self._wish.occurrence,
+            )
+        finally:
+            to = self._heir if self._asked else None
+            reservation.release(
+                to=to, outcome=outcome, exit_code=exit_code, words=verdict.message[:200]
+            )
+        return verdict
+
+    def _attempts(self, reservation: Reservation) -> tuple[Ended | None, int]:
+        """Run it until it succeeds or no attempt is left; None if it could never start."""
+        ended, attempt = None, 0
+        while self._may_start(reservation):
+            attempt += 1
+            ended = self._run(reservation, attempt)
+            if not self._tried_again(ended, attempt):
+                break
+            pause_s = self._plan.policy.pauses.pause_s(attempt, self._rng)
+            self._say(
+                f"{what_happened(ended)}: attempt {attempt + 1} of {self._plan.policy.retries + 1} "
+                f"in {pause_s:.1f} s"
+            )
+            stopped_by = self._pause(reservation, pause_s)
+            if stopped_by is not None:
+                ended = replace(ended, stopped_by=stopped_by)
+                break
+        return ended, attempt
+
+    def _run(self, reservation: Reservation, attempt: int) -> Ended:
+        self._running = CommandRun(
+            self._plan.command,
+            tenure=reservation,
+            environment=environment(
+                job=self._plan.job,
+                token=reservation.epoch,
+                lease_id=reservation.lease_id,
+                occurrence=self._wish.occurrence,
+                attempt=reservation.attempt + attempt - 1,  # those that crashed count
+            ),
+            limits=self._plan.limits,
+            bell=self._bell,
+            clock=self._clock,
+            alone=self._alone,
+        )
+        if self._asked:  # in between
+            self._running.ask_stop()
+        try:
+            return self._running.run()
+        finally:
+            self._running = None
+
+    def _tried_again(self, ended: Ended, attempt: int) -> bool:
+        final = ended.exit_code == 0 and not ended.timed_out
+        over = ended.lost is not None or ended.stopped_by is not None
+        return ended.executed and not (final or over) and attempt <= self._plan.policy.retries
+
+    def _may_start(self, reservation: Reservation) -> bool:
+        """Wait until half of the lease is left: a renewal brings it, or it is lost.
+
+        Raises:
+            Stopped: somebody asked for the end.
+        """
+        while reservation.why_lost is None and not self._asked:
+            self._bell.check()
+            if reservation.remaining() >= self._plan.lease / 2:
+                return True
+            select.poll().poll(self._plan.limits.slice_s * 1000)
+        return False
+
+    def _pause(self, reservation: Reservation, seconds: float) -> int | None:
+        """Wait while it is held; the number of a signal that asked for the end meanwhile."""
+        poll = select.poll()
+        poll.register(self._bell.descriptor, select.POLLIN)
+        until_s = self._clock.boottime_s() + seconds
+        while reservation.why_lost is None and not self._asked:
+            left_s = until_s - self._clock.boottime_s()
+            if left_s <= 0:
+                break
+            poll.poll(min(left_s, self._plan.limits.slice_s) * 1000)
+            stops = [number for number in self._bell.heard() if number in STOPS]
+            if stops:
+                return stops[0]
+        return None
+
+    def _judged(self, ended: Ended | None, reservation: Reservation) -> tuple[Outcome, Verdict]:
+        job = repr(self._plan.job)
+        lost = reservation.why_lost if ended is None else ended.lost
+        self._told_to_end = ended is not None and bool(ended.stopped_by)
+        succeeded = ended is not None and ended.exit_code == 0
+        if self._asked and lost is None and (self._plan.standby or not succeeded):
+            to = f"to {self._heir}" if self._heir else "to nobody: this one was asked to leave"
+            code = Exit.OK if self._plan.standby else Exit.LOST
+            message = f"{job} was given away {to}"
+            verdict = Verdict(reason=Reason.HANDED_OVER, code=code, message=message)
+            return (Outcome.OK if succeeded else Outcome.HANDED_OVER), verdict
+        if lost is not None and ended is None:
+            message = f"{job} was lost ({lost}) before the command was started"
+            return Outcome.LOST, Verdict(reason=Reason.LOST, code=Exit.LOST, message=message)
+        assert ended is not None  # noqa: S101 - it was neither lost nor given away
+        if lost is not None:
+            return lost_run(job, ended, self._plan.limits.on_loss.kind)
+        return ended_run(job, ended, self._plan.limits)

@@ -1,0 +1,463 @@
+"""Many reservations under one lease: one renewal, however many keys are held.
+
+Guarantees, beside those of ``holding``:
+
+1. A key is held here only after the store agreed. ``on_lost`` is told once of each that was held
+   and has to be given up, while there is time to stop, and before anybody else is let in.
+2. Belief in a key ends before its release is sent, and never comes back: it has to be taken again,
+   under a new epoch.
+3. What the store may have given without our hearing of it is given back as soon as that is seen.
+4. Calls of one kind that come while one is under way go to the store together.
+5. After the loss of the lease it asks for another by itself, as a new holder.
+
+All of it belongs to one event loop, but for ``valid``, ``remaining_s`` and ``ownership``, which may
+be asked from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from leasehold.errors import LeaseholdError, LeaseLost, StoreError, StoreUnusable
+from leasehold.jobs.holding import TRUST_OVER, Ground, new_identity
+from leasehold.jobs.lane import Lane
+from leasehold.jobs.tenancy import Tenancy
+from leasehold.jobs.wish import DEFAULT_LEASE, GROUP, grace_s, leave_s, timing_of
+from leasehold.model import Mark, MarkRefusal, Note, Ownership
+from leasehold.names import check_name, group_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
+
+    from leasehold.clock import Clock
+    from leasehold.model import Checkpoint, Position, Resource
+    from leasehold.ports import Store
+
+T = TypeVar("T")
+
+log = logging.getLogger("leasehold.jobs")
+
+LEFT = "left"
+_NOBODY_RENEWS = "the renewals have ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Take:
+    """Keys that are wanted, with the note of each; ``fresh``: look again before saying no."""
+
+    wanted: Mapping[str, str]
+    fresh: bool
+
+    @property
+    def weight(self) -> int:
+        """How many keys."""
+        return len(self.wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Let:
+    """So many keys are owed: tell the store of all that are."""
+
+    weight: int
+
+
+class Keyring:
+    """All that one process has reserved. Run ``keep`` in a task; ``leave`` ends it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        name: str,
+        lease: timedelta = DEFAULT_LEASE,
+        clock: Clock,
+        rng: random.Random,
+        on_lost: Callable[[str, str], None] = lambda _key, _reason: None,
+        on_asked: Callable[[str, str | None], None] = lambda _key, _by: None,
+        identity: Callable[[], tuple[str, str]] | None = None,
+    ) -> None:
+        """Hold nothing yet.
+
+        ``on_lost(key, reason)`` and ``on_asked(key, by)`` are called in the event loop and must
+        return at once. An operator who asks the whole holder to leave is told as ``("", None)``.
+        ``identity`` gives the end of a new holder id, and a new token.
+
+        Raises:
+            InvalidName, InvalidDuration: with what is wrong and what to write.
+        """
+        timing = timing_of(lease)
+        self._store, self._clock = store, clock
+        self._ground = Ground(
+            store=store,
+            name=check_name(name, what="holder name"),
+            timing=timing,
+            grace_s=grace_s(timing),
+            leave_s=leave_s(timing),
+            clock=clock,
+            rng=rng,
+            identity=identity or new_identity,
+        )
+        self._tenancy = Tenancy(
+            self._ground,
+            on_lost=on_lost,
+            on_asked=on_asked,
+            on_owed=lambda: self._turns.post(_Let(weight=0)),
+        )
+        self._keys = self._tenancy.keys
+        self._turns: Lane[_Take | _Let, Mapping[str, Ownership]] = Lane(
+            self._turn, unclaimed=self._give_back, weigh=lambda each: each.weight
+        )
+        self._marks: Lane[Mapping[str, Position], Mapping[str, MarkRefusal]] = Lane(self._write)
+        self._notes: Lane[Mapping[str, str], Sequence[str]] = Lane(self._say)
+        self._scope: anyio.CancelScope | None = None
+        self._left = self._joined = False
+        self._ready = anyio.Event()
+
+    # ------------------------------------------------------------ from any thread
+
+    @property
+    def holder(self) -> str:
+        """Who we are to the others; another one after each loss of the lease."""
+        return self._tenancy.holding.holder
+
+    def valid(self, key: str) -> bool:
+        """Whether the key may be acted upon at this very moment."""
+        return key in self._keys.held and self._tenancy.holding.believes
+
+    def remaining_s(self, key: str) -> float:
+        """How long until the work on it must have stopped, if no renewal succeeds any more."""
+        return self._tenancy.remaining_s(key)
+
+    def ownership(self, key: str) -> Ownership | None:
+        """The proof of holding the key; None if it is not held."""
+        return self._keys.held.get(key)
+
+    def resource(self, key: str) -> Resource | None:
+        """A key of the jobs as it was last seen; None if it was not."""
+        return self._tenancy.resource(key)
+
+    # ------------------------------------------------------------ life
+
+    async def keep(self) -> None:
+        """Ask for the lease and renew it until ``leave``; after a loss ask for another one.
+
+        Raises:
+            StoreUnusable: at the first attempt. All other trouble is logged, and tried again.
+        """
+        try:
+            with anyio.CancelScope() as self._scope:
+                while not self._left:
+                    await self._join()
+                    self._ready.set()
+                    await self._tenancy.holding.keep(hears=self._tenancy, watches=True)
+                    self._ready = anyio.Event()
+                    if not self._left:
+                        self._tenancy.begin_anew()
+        finally:
+            # Nothing, if it has been left in order.
+            self._tenancy.lost(self._tenancy.holding, _NOBODY_RENEWS, self._clock.boottime_s())
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is a lease to take keys under, as far as is known."""
+        return self._ready.is_set()
+
+    async def ready(self) -> None:
+        """Wait until there is a lease to take keys under."""
+        while not self._ready.is_set():
+            await self._ready.wait()
+
+    async def news(self) -> None:
+        """Wait until a renewal says that something has changed."""
+        await self._tenancy.news.wait()
+
+    async def leave(self) -> None:
+        """Release all and end the lease; ``keep`` returns. Call it when the work has stopped.
+
+        A store that does not answer is told for 15 s at most, or one lease; then time ends it.
+        """
+        if self._left:
+            return
+        self._left = True
+        holding, lease = self._tenancy.holding, self._tenancy.holding.lease
+        for key in (*self._keys.held, *self._keys.gone):
+            self._keys.owe(key, "")
+        holding.end(LEFT)
+        if self._scope is not None:
+            self._scope.cancel()
+        if lease is not None:
+            await holding.leave(self._settle)
+
+    # ------------------------------------------------------------ keys
+
+    async def take(
+        self, wanted: Mapping[str, str], *, fresh: bool = True
+    ) -> Mapping[str, Ownership]:
+        """Take those of the keys that can be had now, with these notes; return only these.
+
+        What is held here already is not had a second time. With ``fresh`` the store is looked at
+        once more before the answer is *no*; without, what the last renewal has shown decides.
+
+        Raises:
+            LeaseLost: there is no lease at the moment; ``ready`` waits for the next one.
+            StoreUnavailable: no answer. What was given nevertheless will be given back, unless it
+                is asked for again before.
+            InvalidName: one of them is no key.
+        """
+        return await self._turns.ask(_Take(wanted=dict(wanted), fresh=fresh))
+
+    async def release(self, notes: Mapping[str, str]) -> None:
+        """Give keys back, each with its last note ("" leaves the one it has). Again is harmless.
+
+        Also for keys that were lost and whose work has stopped. When this returns the store has
+        heard of it; or it has not answered for 15 s, or one lease: then it is told later, or time
+        ends it.
+        """
+        for key, note in notes.items():
+            self._keys.owe(key, note)
+        until_s = self._clock.boottime_s() + self._ground.leave_s
+        failures = 0
+        while any(key in self._keys.owed for key in notes):
+            try:
+                await self._turns.ask(_Let(weight=len(notes)))
+            except StoreError as error:
+                failures += 1
+                log.info("%s: no answer to the release: %s", self.holder, error)
+                left_s = until_s - self._clock.boottime_s()
+                if left_s <= 0 or self._left:
+                    return
+                pause_s = self._ground.pauses.pause_s(failures, self._ground.rng)
+                await self._clock.sleep(min(pause_s, left_s))
+
+    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, MarkRefusal]:
+        """Write the checkpoints of keys that are held; return the refused ones. Fenced is lost.
+
+        Raises:
+            StoreUnavailable: unknown whether they were written; the same call may be repeated.
+            UsageError: a position can not be kept.
+        """
+        return await self._marks.ask(dict(marks))
+
+    async def annotate(self, notes: Mapping[str, str]) -> Sequence[str]:
+        """Replace the notes of keys that are held; return the refused ones, which are lost.
+
+        Raises:
+            StoreUnavailable: unknown whether they were written; the same call may be repeated.
+            UsageError: a note can not be kept.
+        """
+        return await self._notes.ask(dict(notes))
+
+    async def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """All checkpoints of jobs, by key.
+
+        Raises:
+            StoreUnavailable: no answer.
+        """
+        return await self._tenancy.holding.call("checkpoints", self._store.checkpoints(GROUP))
+
+    # ------------------------------------------------------------ the lease
+
+    async def _join(self) -> None:
+        failures = 0
+        while True:
+            holding, sent_s = self._tenancy.holding, self._clock.boottime_s()
+            try:
+                await holding.join(())
+                self._tenancy.renewed(holding, await holding.renew(), sent_s)
+            except (StoreError, LeaseLost) as error:
+                if isinstance(error, StoreUnusable) and not self._joined:
+                    raise
+                failures += 1
+                log.warning("%s: no lease, failure %d: %s", holding.holder, failures, error)
+                if isinstance(error, LeaseLost):
+                    self._tenancy.begin_anew()
+                await self._clock.sleep(self._ground.pauses.pause_s(failures, self._ground.rng))
+            else:
+                self._joined = True
+                return
+
+    # ------------------------------------------------------------ turns: releases, then claims
+
+    async def _turn(
+        self, batch: Sequence[_Take | _Let]
+    ) -> Sequence[Mapping[str, Ownership] | Exception]:
+        """One call for all releases that are owed, one for all claims, at the same time.
+
+        But what is owed itself is claimed only when the store has confirmed the release: a release
+        that came late would end what was claimed.
+        """
+        takes = [each for each in batch if isinstance(each, _Take)]
+        won: dict[str, Ownership] = {}
+        if any(key in self._keys.owed for take in takes for key in take.wanted):
+            unsettled = await self._settled()
+            trouble = await self._claimed(takes, won)
+        else:
+            unsettled, trouble = await asyncio.gather(self._settled(), self._claimed(takes, won))
+        still = {key: each for key, each in won.items() if self._keys.held.get(key) is each}
+        return [
+            _share(each, still, trouble) if isinstance(each, _Take) else unsettled or {}
+            for each in batch
+        ]
+
+    async def _settled(self) -> LeaseholdError | None:
+        try:
+            await self._settle()
+        except LeaseholdError as error:
+            return error
+        return None
+
+    async def _claimed(
+        self, takes: Sequence[_Take], won: dict[str, Ownership]
+    ) -> LeaseholdError | None:
+        holding = self._tenancy.holding
+        try:
+            await self._claim_all(takes, won)
+        except LeaseholdError as error:
+            if isinstance(error, LeaseLost) and holding.believes:
+                # If not, the watch says so, and how much time is left.
+                self._tenancy.lost(holding, error.reason, self._clock.boottime_s())
+            return error
+        return None
+
+    def _give_back(self, won: Mapping[str, Ownership]) -> None:
+        """Nobody waits for them any more."""
+        for key, proof in won.items():
+            if self._keys.held.get(key) is proof:
+                self._keys.owe(key, "")
+                self._turns.post(_Let(weight=0))
+
+    async def _settle(self) -> None:
+        owed = dict(self._keys.owed)
+        if not owed:
+            return
+        notes = {key: each.note for key, each in owed.items() if each.note}
+        proofs = [each.proof for each in owed.values()]
+        answer = self._store.release(proofs, notes=notes or None)
+        await self._tenancy.holding.call("release", answer)
+        self._keys.settled(owed)
+
+    async def _claim_all(self, takes: Sequence[_Take], won: dict[str, Ownership]) -> None:
+        wanted: dict[str, str] = {}
+        for take in takes:
+            for key, note in take.wanted.items():
+                wanted.setdefault(key, note)
+        if not wanted:
+            return
+        await self._claim(wanted, won)
+        again = {key for take in takes if take.fresh for key in take.wanted}
+        missed = {
+            key: note
+            for key, note in wanted.items()
+            if key in again and key not in won and key not in self._keys.held
+        }
+        if missed:
+            await self._look(missed)
+            await self._claim(missed, won)
+
+    async def _claim(self, wanted: Mapping[str, str], won: dict[str, Ownership]) -> None:
+        holding = self._tenancy.holding
+        lease = holding.lease
+        if lease is None or not holding.believes:
+            raise LeaseLost(
+                f"{holding.holder} has no lease at the moment, so it can take nothing",
+                key=holding.holder,
+                reason=holding.ended or "not held",
+            )
+        asked = [
+            each
+            for key, note in wanted.items()
+            if (each := self._keys.want(key, note, seen=self.resource(key), me=holding.holder))
+        ]
+        if not asked:
+            return
+        self._tenancy.claiming = claiming = frozenset(each.key for each in asked)
+        try:
+            got = await self._trusted("claim", self._store.claim(lease, asked))
+        except StoreError:
+            self._tenancy.in_doubt(holding, claiming)
+            raise
+        finally:
+            self._tenancy.claiming = frozenset()
+        if not holding.believes:  # the answer came too late, and time will end it
+            raise LeaseLost(
+                f"{holding.holder}: the answer to the claim came too late",
+                key=holding.holder,
+                reason=holding.ended or TRUST_OVER,
+            )
+        won.update({each.key: each for each in got if self._keys.win(each)})
+
+    async def _look(self, keys: Iterable[str]) -> None:
+        """See these keys as they are now; those that nobody knows are declared."""
+        await self._declare(keys)
+        await self._refresh(keys)
+        if await self._declare(keys):  # forgotten by an operator, as we see only now
+            await self._refresh(keys)
+
+    async def _declare(self, keys: Iterable[str]) -> bool:
+        new = [key for key in keys if self.resource(key) is None]
+        if new:
+            await self._trusted("declare", self._store.declare(new))
+        return bool(new)
+
+    async def _refresh(self, keys: Iterable[str]) -> None:
+        groups = {group_of(key) for key in keys}
+        if GROUP in groups:
+            holding, sent_s = self._tenancy.holding, self._clock.boottime_s()
+            self._tenancy.renewed(holding, await holding.renew(), sent_s)
+        abroad = self._tenancy.abroad
+        for group in groups - {GROUP}:
+            seen = await self._trusted("resources", self._store.resources(group))
+            abroad.update(seen)
+            for key in [key for key in abroad if group_of(key) == group and key not in seen]:
+                del abroad[key]
+
+    # ------------------------------------------------------------ checkpoints and notes
+
+    async def _write(
+        self, batch: Sequence[Mapping[str, Position]]
+    ) -> Sequence[Mapping[str, MarkRefusal]]:
+        together: dict[str, Position] = {}
+        for marks in batch:
+            for key, position in marks.items():
+                together[key] = max(position, together.get(key, position))
+        proofs = self._keys.proofs(together)
+        refused = {key: MarkRefusal.FENCED for key in together if key not in proofs}
+        sent = [Mark(ownership=proof, position=together[key]) for key, proof in proofs.items()]
+        if sent:
+            refused |= await self._trusted("checkpoint", self._store.checkpoint(sent))
+        self._fenced(key for key, why in refused.items() if why is MarkRefusal.FENCED)
+        return [{key: refused[key] for key in marks if key in refused} for marks in batch]
+
+    async def _say(self, batch: Sequence[Mapping[str, str]]) -> Sequence[Sequence[str]]:
+        together = {key: text for notes in batch for key, text in notes.items()}
+        proofs = self._keys.proofs(together)
+        refused = {key for key in together if key not in proofs}
+        sent = [Note(ownership=proof, text=together[key]) for key, proof in proofs.items()]
+        if sent:
+            refused.update(await self._trusted("annotate", self._store.annotate(sent)))
+        self._fenced(refused)
+        return [[key for key in notes if key in refused] for notes in batch]
+
+    def _fenced(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._tenancy.lose(key, "fenced", self._clock.boottime_s())
+
+    async def _trusted(self, name: str, answer: Awaitable[T]) -> T:
+        """A call to the store that is of no use when belief has ended."""
+        holding = self._tenancy.holding
+        return await holding.call(name, answer, within_s=holding.belief_s())
+
+
+def _share(
+    take: _Take, won: dict[str, Ownership], trouble: Exception | None
+) -> Mapping[str, Ownership] | Exception:
+    """What of all that was won is for this one; nobody else gets it then."""
+    mine = {key: won.pop(key) for key in take.wanted if key in won}
+    return trouble if trouble is not None and not mine else mine

@@ -1,0 +1,164 @@
+"""What operators have said of jobs: paused, and *run it now*.
+
+An order is the checkpoint of a key beside the job, ``paused/<name>`` or ``wanted/<name>``, that is
+put there without a lease. Its history (``Store.history``) tells when orders were given.
+
+A wish for a run is taken once: whoever takes it owns its key for a moment and marks it as taken.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from leasehold.errors import JobHeld, UnknownResource
+from leasehold.model import Position
+from leasehold.names import job_key, last_part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from leasehold.clock import Clock
+    from leasehold.model import Checkpoint
+    from leasehold.ports import Store
+
+PAUSED, WANTED = "paused", "wanted"
+_TRIES, _PAUSE_S = 20, 0.1
+_LONGEST_WORDS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What an operator said, and when.
+
+    Attributes:
+        by: who.
+        why: in their words.
+        given_at: when, by the store's clock.
+        until: a pause ends by itself then; None: it lasts until it is ended.
+        number: of a wish: the one to be taken.
+    """
+
+    by: str
+    why: str
+    given_at: datetime
+    until: datetime | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """All orders that stand, by the name of the job."""
+
+    paused: Mapping[str, Order]
+    wanted: Mapping[str, Order]
+
+    def is_paused(self, name: str, *, now: datetime) -> bool:
+        """Whether no run of the job may begin at this moment."""
+        order = self.paused.get(name)
+        return order is not None and (order.until is None or now < order.until)
+
+
+def order_key(kind: str, name: str) -> str:
+    """The key of an order for a job.
+
+    Raises:
+        InvalidName: it is no name of a job.
+    """
+    return f"{kind}/{job_key(name).partition('/')[2]}"
+
+
+async def pause(
+    store: Store, name: str, *, by: str, why: str = "", until: datetime | None = None, clock: Clock
+) -> None:
+    """Let no run begin until ``resume``, or until a moment. What runs goes on.
+
+    Raises:
+        InvalidName: it is no name of a job.
+    """
+    words = {"by": by, "why": why}
+    if until is not None:
+        words["until"] = until.astimezone(UTC).isoformat()
+    await _put(store, order_key(PAUSED, name), _position(0, words), clock)
+
+
+async def resume(store: Store, name: str, *, clock: Clock) -> bool:
+    """End the pause; False if there was none."""
+    key = order_key(PAUSED, name)
+    if key not in await store.checkpoints(PAUSED):
+        return False
+    await _put(store, key, None, clock)
+    return True
+
+
+async def want(store: Store, name: str, *, by: str, why: str = "", clock: Clock) -> None:
+    """Have it run once as soon as somebody can, schedule or not; a wish that stands is enough.
+
+    Raises:
+        InvalidName: it is no name of a job.
+        JobHeld: somebody has been taking a wish for seconds: try again.
+    """
+    key = order_key(WANTED, name)
+    found = (await store.checkpoints(WANTED)).get(key)
+    last = -1 if found is None else found.position.sequence_number
+    if last % 2 == 0:  # it stands already
+        return
+    await _put(store, key, _position(last + 1, {"by": by, "why": why}), clock)
+
+
+def taken(order: Order) -> Position:
+    """The mark on a wish, under the ownership of its key: nobody takes it any more."""
+    return Position(sequence_number=order.number + 1, offset="{}")
+
+
+async def standing(store: Store) -> Orders:
+    """All orders that stand. Two reads."""
+    paused, wanted = await store.checkpoints(PAUSED), await store.checkpoints(WANTED)
+    return Orders(
+        paused={last_part(key): _order(each) for key, each in paused.items()},
+        wanted={
+            last_part(key): _order(each)
+            for key, each in wanted.items()
+            if each.position.sequence_number % 2 == 0
+        },
+    )
+
+
+async def _put(store: Store, key: str, position: Position | None, clock: Clock) -> None:
+    owners: Mapping[str, str] = {}
+    for _ in range(_TRIES):
+        try:
+            owners = await store.reset({key: position})
+        except UnknownResource:
+            await store.declare([key])
+            continue
+        if not owners:
+            return
+        await clock.sleep(_PAUSE_S)
+    holder = next(iter(owners.values()), "somebody")
+    raise JobHeld(
+        f"{holder} has been at {key} for {_TRIES * _PAUSE_S:g} s: try again",
+        holder=holder,
+        epoch=0,
+        ends_in_s=0.0,
+    )
+
+
+def _position(number: int, words: Mapping[str, str]) -> Position:
+    kept = {name: each[:_LONGEST_WORDS] for name, each in words.items() if each}
+    return Position(sequence_number=number, offset=json.dumps(kept, ensure_ascii=False))
+
+
+def _order(checkpoint: Checkpoint) -> Order:
+    position = checkpoint.position
+    words = json.loads(position.offset or "{}")
+    until = words.get("until")
+    return Order(
+        by=words.get("by", ""),
+        why=words.get("why", ""),
+        given_at=checkpoint.updated_at,
+        until=None if until is None else datetime.fromisoformat(until),
+        number=position.sequence_number,
+    )

@@ -1,0 +1,193 @@
+"""Deciding what a worker has to reserve, by the marks in the store and the orders of operators."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from leasehold.core.timetable import Place, decide
+from leasehold.errors import StoreUnavailable, UsageError
+from leasehold.jobs import occurrence as marks
+from leasehold.jobs import orders as orders_
+from leasehold.jobs.seat import Kind, Plan
+from leasehold.model import State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from datetime import datetime
+    from typing import TypeVar
+
+    from leasehold.clock import Clock
+    from leasehold.core.cron import Schedule
+    from leasehold.jobs.keyring import Keyring
+    from leasehold.jobs.occurrence import Ran
+    from leasehold.jobs.orders import Orders
+    from leasehold.jobs.seat import Seat
+    from leasehold.model import Checkpoint, Ownership
+    from leasehold.ports import Store
+
+    T = TypeVar("T")
+
+log = logging.getLogger("leasehold.jobs")
+
+_HELD = frozenset((State.LEASED, State.BREAKING))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a scheduler goes about it.
+
+    Attributes:
+        most_at_once: it runs so many jobs at most; None: all that it can reserve.
+        look_s: how often it asks for orders of operators.
+        spread_s: nodes do not all ask in the same moment, but within so much.
+        late: a warning is given for an occurrence that nobody runs for so long.
+    """
+
+    most_at_once: int | None = None
+    look_s: float = 5.0
+    spread_s: float = 0.02
+    late: timedelta = timedelta(seconds=60)
+
+
+class Planner:
+    """Makes plans, and says of each job that has none when to look at it again."""
+
+    def __init__(
+        self,
+        store: Store,
+        keyring: Keyring,
+        *,
+        clock: Clock,
+        pace: Pace,
+        look_in: Callable[[Seat, float], None],
+    ) -> None:
+        """``look_in`` hears in how many seconds a job is to be looked at."""
+        self.orders: Orders = orders_.Orders(paused={}, wanted={})
+        self.read_s = -math.inf
+        self._store, self._keyring = store, keyring
+        self._clock, self._pace, self._look_in = clock, pace, look_in
+
+    # ------------------------------------------------------------ what is known
+
+    async def read_orders(self, most_old_s: float) -> None:
+        """Read the orders, unless those that are known are younger than that."""
+        now_s = self._clock.boottime_s()
+        if now_s - self.read_s >= most_old_s:
+            self.orders = await self.answered(orders_.standing(self._store))
+            self.read_s = now_s
+
+    async def answered(self, answer: Awaitable[T]) -> T:
+        """Await an answer of the store for as long as makes sense.
+
+        Raises:
+            StoreUnavailable: it did not come.
+        """
+        try:
+            return await self._clock.bounded(answer, seconds=self._pace.look_s)
+        except TimeoutError:
+            raise StoreUnavailable(f"no answer within {self._pace.look_s:g} s") from None
+
+    def free_since(self, seat: Seat) -> int:
+        """The epoch in which the job was last known to be free: whoever takes it raises that."""
+        resource = self._keyring.resource(seat.job.key)
+        known = resource is not None and resource.holder is None
+        return max(seat.epoch, resource.epoch if known and resource is not None else -1)
+
+    def held_elsewhere(self, key: str) -> bool:
+        """Whether somebody else had it when it was last seen."""
+        resource = self._keyring.resource(key)
+        if resource is None or resource.holder in (None, self._keyring.holder):
+            return False
+        return resource.state in _HELD
+
+    def plans(
+        self, seats: Iterable[Seat], stored: Mapping[str, Checkpoint], *, fresh: bool
+    ) -> list[Plan]:
+        """What is to be reserved now. ``fresh``: the jobs are ours, so nobody else runs them."""
+        now = self._clock.utc_now()
+        found = []
+        for seat in seats:
+            try:
+                plan = self._plan(seat, stored.get(seat.job.key), now, fresh=fresh)
+            except UsageError as error:
+                log.error("job %s is not run: %s", seat.job.name, error)  # noqa: TRY400
+                seat.barred = True
+                continue
+            if plan is not None:
+                found.append(plan)
+        return found
+
+    def _plan(
+        self, seat: Seat, checkpoint: Checkpoint | None, now: datetime, *, fresh: bool
+    ) -> Plan | None:
+        job = seat.job
+        wish = self.orders.wanted.get(job.name)
+        ran = marks.ran(checkpoint) if job.schedule is not None else None
+        done = None if ran is None else ran.done
+        if wish is not None:
+            return Plan(seat=seat, kind=Kind.BY_HAND, done=done, wish=wish)
+        if job.schedule is not None and ran is None:
+            return Plan(seat=seat, kind=Kind.BIRTH)
+        wait_s = self._wait_s(seat, now)
+        if wait_s:
+            self._look_in(seat, wait_s)
+            return None
+        if seat.starts:
+            return Plan(seat=seat, kind=Kind.START, done=done)
+        if job.schedule is None or ran is None or checkpoint is None:
+            return Plan(seat=seat, kind=Kind.SERVICE)
+        seat.compare(checkpoint)
+        return self._scheduled(seat, job.schedule, ran, now, fresh=fresh)
+
+    def _wait_s(self, seat: Seat, now: datetime) -> float:
+        """How long it is to be left alone; a service that is over, for ever."""
+        if seat.over:
+            return math.inf
+        wait_s = max(0.0, seat.not_before_s - self._clock.boottime_s())
+        paused = self.orders.is_paused(seat.job.name, now=now)
+        return max(wait_s, self._pace.look_s) if paused else wait_s
+
+    def _scheduled(
+        self, seat: Seat, schedule: Schedule, ran: Ran, now: datetime, *, fresh: bool
+    ) -> Plan | None:
+        job = seat.job
+        elsewhere = not fresh and self.held_elsewhere(job.key)
+        decision = decide(
+            schedule,
+            done=ran.done,
+            started=ran.started,
+            now=now,
+            rules=job.policy,
+            place=Place.ELSEWHERE if elsewhere else Place.NOWHERE,
+            shift=job.shift,
+        )
+        if decision.look_at is not None:
+            self._look_in(seat, max(0.0, (decision.look_at - now).total_seconds()))
+        moment = decision.run or decision.waits
+        if moment is None:
+            return None
+        if not elsewhere:
+            seat.note_late(moment, now, self._pace.late)
+        return Plan(
+            seat=seat, kind=Kind.SCHEDULED, occurrence=moment, done=ran.done, again=decision.again
+        )
+
+    def ordered(self, plan: Plan, won: Mapping[str, Ownership], now: datetime) -> bool:
+        """Whether what operators want allows it still."""
+        name = plan.seat.job.name
+        if plan.wish is None:
+            return plan.kind is Kind.BIRTH or not self.orders.is_paused(name, now=now)
+        ours = orders_.order_key(orders_.WANTED, name) in won
+        return ours and self.orders.wanted.get(name) == plan.wish
+
+
+def order_of(plan: Plan) -> tuple[bool, float, int]:
+    """Wishes first, then what has waited longest; services last, since they do not end."""
+    moment = 0.0 if plan.occurrence is None else plan.occurrence.timestamp()
+    if plan.kind is Kind.SERVICE:
+        moment = math.inf
+    return (plan.wish is None, moment, plan.seat.number)

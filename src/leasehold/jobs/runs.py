@@ -1,0 +1,295 @@
+"""All that runs in one worker, from the reservation to the release.
+
+Guarantees:
+
+- A function runs only while its job is reserved here, or is told to stop while there is still time.
+- A job is released only when its function has ended. One that does not end is *stuck*: it keeps
+  its reservation, and the process has to end, since nothing else can stop a thread.
+- Runs that end together are told to the store together: one call for what is done, one for the
+  releases.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.core.ladder import Ladder
+from leasehold.errors import StoreError
+from leasehold.jobs import occurrence as marks_
+from leasehold.jobs.activity import STOPPED, TIMEOUT, Activity, Verdict
+from leasehold.jobs.entry import Outcome
+from leasehold.jobs.run import Run
+from leasehold.model import MarkRefusal
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from leasehold.clock import Clock
+    from leasehold.jobs.keyring import Keyring
+    from leasehold.jobs.launch import Launcher
+    from leasehold.model import Position
+
+log = logging.getLogger("leasehold.jobs")
+
+_LEAST_STOP_S = 1.0
+_PROGRESS_S = 1.0
+_PAUSES = Ladder(base_s=0.2, most_s=2.0)
+
+
+class Runs:
+    """What runs here, by key. All of it belongs to the lease side."""
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        launcher: Launcher,
+        *,
+        clock: Clock,
+        rng: random.Random,
+        tasks: TaskGroup,
+        stop_s: float,
+        freed: Callable[[Activity, Verdict], None],
+        stuck: Callable[[Activity], None],
+    ) -> None:
+        """Nothing runs yet. ``freed`` hears of each job that has been released here."""
+        self.active: dict[str, Activity] = {}
+        self._keyring, self._launcher = keyring, launcher
+        self._clock, self._rng, self._tasks = clock, rng, tasks
+        self._freed, self._stuck, self._stop_s = freed, stuck, stop_s
+        self._finished: list[tuple[Activity, Verdict]] = []
+        self._bell = anyio.Event()
+        self._empty = anyio.Event()
+        self._news: set[str] = set()
+        self._saying = False
+
+    # ------------------------------------------------------------ from any thread
+
+    def why_lost(self, key: str) -> str | None:
+        """See ``Ground``."""
+        if self._keyring.valid(key):
+            return None
+        activity = self.active.get(key)
+        return (activity and activity.reason) or "trust window over"
+
+    def remaining_s(self, key: str) -> float:
+        """See ``Ground``."""
+        return self._keyring.remaining_s(key)
+
+    def say(self, key: str) -> None:
+        """See ``Ground``."""
+        self._launcher.tell(partial(self._heard, key))
+
+    # ------------------------------------------------------------ beginning
+
+    def begin(self, activity: Activity) -> None:
+        """Run a job that is reserved here."""
+        self.active[activity.key] = activity
+        activity.seat.busy = True
+        self._start(activity)
+
+    def _start(self, activity: Activity) -> None:
+        job = activity.seat.job
+        activity.tries += 1
+        activity.running = True
+        activity.run = Run(
+            self,
+            name=job.name,
+            key=activity.key,
+            epoch=activity.ownership.epoch,
+            occurrence=activity.plan.occurrence,
+            attempt=activity.attempt,
+        )
+        log.info("job %s begins, epoch %d%s", job.name, activity.ownership.epoch, activity)
+        ended = partial(self._ended, activity)
+        activity.cancel = self._launcher.start(job, activity.run, ended)
+        if job.policy.timeout is not None:
+            limit_s = job.policy.timeout.total_seconds()
+            self._tasks.start_soon(self._limit, activity, activity.run, limit_s)
+
+    async def _limit(self, activity: Activity, run: Run, limit_s: float) -> None:
+        until_s = self._clock.boottime_s() + limit_s
+        while (left_s := until_s - self._clock.boottime_s()) > 0:
+            await self._clock.sleep(min(left_s, max(self._clock.slice_s, limit_s / 8)))
+            if activity.run is not run or not activity.running:
+                return
+        self.stop(activity, TIMEOUT)
+
+    # ------------------------------------------------------------ stopping
+
+    def stop(self, activity: Activity, reason: str) -> None:
+        """Tell it to stop; what has not ended after ``stop_s`` is stuck."""
+        if activity.tell(reason) and activity.running:
+            self._tasks.start_soon(self._watch, activity, activity.run, self._stop_s)
+
+    def lose(self, key: str, reason: str) -> None:
+        """The reservation is lost: stop before anybody else is let in."""
+        activity = self.active.get(key)
+        if activity is None or activity.lost:
+            return
+        left_s = max(self._keyring.remaining_s(key), _LEAST_STOP_S)
+        activity.tell(reason, lost=True)
+        if activity.running:
+            self._tasks.start_soon(self._watch, activity, activity.run, left_s)
+
+    async def _watch(self, activity: Activity, run: Run | None, within_s: float) -> None:
+        until_s = self._clock.boottime_s() + within_s
+        while (left_s := until_s - self._clock.boottime_s()) > 0:
+            await self._clock.sleep(min(left_s, max(self._clock.slice_s, within_s / 8)))
+            if activity.run is not run or not activity.running:
+                return
+        if activity.stuck and not activity.lost:
+            return
+        activity.stuck = True
+        log.critical(
+            "job %s did not stop within %.3g s (%s), and nothing can stop it but the end of its "
+            "process",
+            activity.seat.job.name,
+            within_s,
+            activity.reason,
+        )
+        if not activity.lost and activity.reason != STOPPED:
+            await self._bury(activity)
+        self._empty.set()
+        self._stuck(activity)
+
+    async def _bury(self, activity: Activity) -> None:
+        """What hangs here would hang everywhere: its occurrence is done, though it failed."""
+        settled = activity.done(self._clock.utc_now())
+        activity.said = replace(
+            activity.said, outcome=Outcome.KILLED, words=f"{activity.reason}: it did not stop"
+        )
+        try:
+            if settled is not None:
+                mark = activity.seat.signed(marks_.done(settled))
+                await self._keyring.mark({activity.key: mark})
+            await self._keyring.annotate({activity.key: activity.said.note()})
+        except StoreError as error:
+            log.warning("job %s: its end could not be told: %s", activity.seat.job.name, error)
+
+    async def emptied(self) -> None:
+        """Wait until nothing runs here any more but what is stuck."""
+        while any(not each.stuck for each in self.active.values()):
+            self._empty = anyio.Event()
+            await self._empty.wait()
+
+    # ------------------------------------------------------------ ending
+
+    def _ended(self, activity: Activity, error: BaseException | None) -> None:
+        activity.running = False
+        verdict = activity.verdict(error, self._clock.utc_now())
+        if verdict.outcome is Outcome.FAILED:
+            log.warning(
+                "job %s failed, attempt %d: %s",
+                activity.seat.job.name,
+                activity.attempt,
+                verdict.words,
+                exc_info=error,
+            )
+        if verdict.retry:
+            self._tasks.start_soon(self._again, activity, verdict)
+        else:
+            self._finish(activity, verdict)
+
+    def _finish(self, activity: Activity, verdict: Verdict) -> None:
+        self._finished.append((activity, verdict))
+        self._bell.set()
+
+    async def _again(self, activity: Activity, verdict: Verdict) -> None:
+        """Try once more after a pause; or not, if it is told to stop meanwhile."""
+        pause_s = activity.seat.job.policy.pauses.pause_s(activity.tries, self._rng)
+        if activity.reason == TIMEOUT:  # that was about the try before
+            activity.reason = None
+        activity.bell = anyio.Event()
+        if activity.reason is None:
+            with suppress(TimeoutError):
+                await self._clock.bounded(activity.bell.wait(), seconds=pause_s)
+        if activity.reason is not None:
+            open_ = Verdict(outcome=Outcome.HANDED_OVER, words=verdict.words)
+            lost = Verdict(outcome=Outcome.LOST, words=verdict.words)
+            self._finish(activity, lost if activity.lost else open_)
+            return
+        activity.attempt += 1
+        activity.said = replace(activity.said, attempt=activity.attempt, words=verdict.words)
+        self._heard(activity.key)
+        self._start(activity)
+
+    async def settle(self) -> None:
+        """Tell the store of all that ends, for as long as this is run."""
+        while True:
+            await self._bell.wait()
+            self._bell = anyio.Event()
+            batch, self._finished = self._finished, []
+            await self._settle(batch)
+
+    async def _settle(self, batch: Sequence[tuple[Activity, Verdict]]) -> None:
+        refused = await self.mark(
+            {
+                each.key: each.seat.signed(marks_.done(verdict.settled))
+                for each, verdict in batch
+                if verdict.settled is not None
+            }
+        )
+        notes = {each.key: each.last_words(verdict).note() for each, verdict in batch}
+        await self._keyring.release(notes)
+        for activity, verdict in batch:
+            self.active.pop(activity.key, None)
+            took_s = self._clock.boottime_s() - activity.began_s
+            name, outcome = activity.seat.job.name, verdict.outcome.value
+            log.info("job %s: %s after %.3g s%s", name, outcome, took_s, activity)
+            activity.seat.busy = False
+            unheard = refused.get(activity.key) is MarkRefusal.FENCED
+            self._freed(activity, replace(verdict, settled=None) if unheard else verdict)
+        self._empty.set()
+
+    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, MarkRefusal]:
+        """Write marks, again and again while the keys are held; return the refused ones.
+
+        Those that were lost before there was an answer are among them.
+        """
+        failures, lost = 0, dict[str, MarkRefusal]()
+        while marks:
+            try:
+                return lost | dict(await self._keyring.mark(marks))
+            except StoreError as error:
+                failures += 1
+                log.warning("marks of %d jobs: failure %d: %s", len(marks), failures, error)
+                await self._clock.sleep(_PAUSES.pause_s(failures, self._rng))
+                gone = {key for key in marks if not self._keyring.valid(key)}
+                lost |= dict.fromkeys(gone, MarkRefusal.FENCED)
+                marks = {key: each for key, each in marks.items() if key not in gone}
+        return lost
+
+    # ------------------------------------------------------------ progress
+
+    def _heard(self, key: str) -> None:
+        self._news.add(key)
+        if not self._saying:
+            self._saying = True
+            self._tasks.start_soon(self._pass_on)
+
+    async def _pass_on(self) -> None:
+        """All that was said within a second, in one call."""
+        await self._clock.sleep(_PROGRESS_S)
+        self._saying, keys, self._news = False, self._news, set()
+        notes = {}
+        for key in keys:
+            activity = self.active.get(key)
+            if activity is None or not activity.running or not self._keyring.valid(key):
+                continue
+            if activity.run is not None and activity.run.words:
+                activity.said = replace(activity.said, words=activity.run.words)
+            notes[key] = activity.said.note()
+        try:
+            if notes:
+                await self._keyring.annotate(notes)
+        except StoreError as error:  # the next words come, or the outcome does
+            log.info("progress of %d jobs was not told: %s", len(notes), error)

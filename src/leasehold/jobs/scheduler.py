@@ -1,0 +1,355 @@
+"""Deciding what a worker runs, reserving it, and beginning it.
+
+Guarantees:
+
+- Nothing is begun without the reservation, and without the mark that it was begun.
+- All that is due at one moment is read in one call, reserved in one, and marked in one.
+- What was read before the reservation is believed only if nobody had the job in between: the epoch
+  says so. Else it is read once more, under the reservation.
+- A store in trouble is waited for with growing pauses. Nothing is run meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.core.ladder import Ladder
+from leasehold.core.timetable import Overlap, Place, decide
+from leasehold.errors import LeaseLost, StoreError
+from leasehold.jobs import occurrence as marks
+from leasehold.jobs import orders as orders_
+from leasehold.jobs.activity import REPLACED, Activity
+from leasehold.jobs.agenda import Agenda
+from leasehold.jobs.entry import Outcome, Said
+from leasehold.jobs.planner import Planner, order_of
+from leasehold.jobs.seat import Kind, Plan, Seat
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping, Sequence
+
+    from leasehold.clock import Clock
+    from leasehold.jobs.activity import Verdict
+    from leasehold.jobs.keyring import Keyring
+    from leasehold.jobs.planner import Pace
+    from leasehold.jobs.runs import Runs
+    from leasehold.model import Ownership, Position
+    from leasehold.ports import Store
+
+log = logging.getLogger("leasehold.jobs")
+
+TROUBLE = Ladder(base_s=2.0, most_s=15.0)
+_LONGEST_SLEEP_S = 1.0  # the wall clock may be set at any moment
+_JUMP_S = 1.0
+_TICK_S = 0.001
+_WAIT_S = {Kind.SERVICE: 0.5}  # a standby is to be there at once
+_USUAL_WAIT_S = 1.0
+_FRESH_ORDERS_S = 1.0
+_ASKED_S = 10.0
+_MOST_ASKED = 100
+_NOTHING, _BORN = "nothing was to be done", "the schedule begins"
+
+
+class Scheduler:
+    """The turns of one worker: look, decide, reserve, begin."""
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        *,
+        store: Store,
+        keyring: Keyring,
+        me: Said,
+        clock: Clock,
+        rng: random.Random,
+        pace: Pace,
+    ) -> None:
+        """All jobs are looked at in the first turn. ``me``: what each note begins with."""
+        self.seats = seats
+        self.stopping = False
+        self._store, self._keyring, self._me = store, keyring, me
+        self._clock, self._rng, self._pace = clock, rng, pace
+        self._numbers = {each.job.name: each.number for each in seats}
+        self._agenda = Agenda()
+        self._bell = anyio.Event()
+        self._planner = Planner(store, keyring, clock=clock, pace=pace, look_in=self._look)
+        self._crowded: set[int] = set()
+        self._drift_s = 0.0
+        self.runs: Runs
+
+    # ------------------------------------------------------------ turns
+
+    async def turns(self) -> None:
+        """Take turns until ``stop``."""
+        self._look_at_all()
+        self._drift_s = self._drift()
+        await self._ready()
+        failures = 0
+        while not self.stopping:
+            due = [self.seats[number] for number in self._agenda.due(self._now_s())]
+            try:
+                await self._turn(due)
+                failures = 0
+            except (StoreError, LeaseLost) as error:
+                failures += 1
+                pause_s = TROUBLE.pause_s(failures, self._rng)
+                log.warning("no turn, failure %d, again in %.1f s: %s", failures, pause_s, error)
+                for seat in due:
+                    self._look(seat, pause_s)
+                self._planner.read_s = max(
+                    self._planner.read_s, self._clock.boottime_s() - self._pace.look_s + pause_s
+                )
+                with suppress(TimeoutError):
+                    await self._clock.bounded(self._keyring.ready(), seconds=pause_s)
+            await self._wait()
+
+    async def _ready(self) -> None:
+        while not self.stopping:
+            with suppress(TimeoutError):
+                await self._clock.bounded(self._keyring.ready(), seconds=_LONGEST_SLEEP_S)
+                return
+
+    def stop(self) -> None:
+        """Begin nothing any more."""
+        self.stopping = True
+        self._bell.set()
+
+    def freed(self, activity: Activity, verdict: Verdict) -> None:
+        """A job has been released here: it may be run again, and there is room for another one."""
+        seat, job = activity.seat, activity.seat.job
+        seat.epoch = activity.ownership.epoch
+        if activity.plan.kind is Kind.SERVICE:
+            failed = verdict.outcome is Outcome.FAILED
+            seat.failures = seat.failures + 1 if failed else 0
+            seat.over = not job.restart
+            pause_s = job.policy.pauses.pause_s(max(1, seat.failures), self._rng)
+            seat.not_before_s = max(seat.not_before_s, self._clock.boottime_s() + pause_s)
+        self._agenda.put(seat.number, self._next_s(seat, verdict))
+        for number in self._crowded:
+            self._agenda.put(number, 0.0)
+        self._crowded.clear()
+        self._bell.set()
+
+    def _next_s(self, seat: Seat, verdict: Verdict) -> float:
+        """The next occurrence after a run of ours, if that is all there can be; else at once."""
+        job = seat.job
+        if job.schedule is None or verdict.settled is None:
+            return 0.0
+        following = job.schedule.next(verdict.settled)
+        return 0.0 if following is None else (following + job.shift).timestamp()
+
+    def asked(self, seat: Seat) -> None:
+        """Somebody else is to have this one: leave it alone for a while."""
+        seat.not_before_s = self._clock.boottime_s() + _ASKED_S
+
+    async def _wait(self) -> None:
+        """Until something is due, something ends, or the clock was set."""
+        left_s = min(
+            self._agenda.next_s() - self._now_s(),
+            self._planner.read_s + self._pace.look_s - self._clock.boottime_s(),
+            _LONGEST_SLEEP_S,
+        )
+        if not self._bell.is_set() and not self.stopping:
+            # Never not at all: two ways to count may differ by the last digit of a second.
+            with suppress(TimeoutError):
+                await self._clock.bounded(self._bell.wait(), seconds=max(left_s, _TICK_S))
+        if self._bell.is_set():
+            self._bell = anyio.Event()
+        drift_s = self._drift()
+        if drift_s < self._drift_s - _JUMP_S:  # set back: what was to be soon would be far away
+            self._look_at_all()
+        self._drift_s = drift_s
+
+    def _look_at_all(self) -> None:
+        for seat in self.seats:
+            self._agenda.put(seat.number, 0.0)
+
+    def _drift(self) -> float:
+        return self._now_s() - self._clock.boottime_s()
+
+    def _now_s(self) -> float:
+        return self._clock.utc_now().timestamp()
+
+    def _look(self, seat: Seat, in_s: float) -> None:
+        self._agenda.hasten(seat.number, self._now_s() + in_s)
+
+    # ------------------------------------------------------------ looking
+
+    async def _turn(self, due: Sequence[Seat]) -> None:
+        fires = any(not seat.busy for seat in due)
+        if fires and self._pace.spread_s:
+            await self._clock.sleep(self._rng.uniform(0.0, self._pace.spread_s))
+        await self._planner.read_orders(self._pace.look_s)
+        wanted = (self._numbers.get(name) for name in self._planner.orders.wanted)
+        called = {number: self.seats[number] for number in wanted if number is not None}
+        looked = {**{seat.number: seat for seat in due}, **called}
+        idle = [seat for seat in looked.values() if not seat.busy and not seat.barred]
+        for seat in looked.values():
+            if seat.busy:
+                self._beside(seat)
+        if idle:
+            seen = {seat.job.key: self._planner.free_since(seat) for seat in idle}
+            timed = any(seat.job.schedule is not None for seat in idle)
+            stored = await self._keyring.checkpoints() if timed else {}
+            plans = self._planner.plans(idle, stored, fresh=False)
+            await self._fire(plans, seen)
+
+    def _beside(self, seat: Seat) -> None:
+        """It runs here: perhaps it has to make room for its own next occurrence."""
+        activity, job = self.runs.active.get(seat.job.key), seat.job
+        if activity is None or job.schedule is None:
+            return
+        running = activity.plan.occurrence or activity.began
+        decision = decide(
+            job.schedule,
+            done=running,
+            started=None,
+            now=self._clock.utc_now(),
+            rules=job.policy,
+            place=Place.HERE,
+            shift=job.shift,
+        )
+        if decision.stop:
+            self.runs.stop(activity, REPLACED)
+        elif decision.look_at is not None:
+            self._agenda.put(seat.number, decision.look_at.timestamp())
+
+    # ------------------------------------------------------------ reserving
+
+    async def _fire(self, plans: list[Plan], seen: Mapping[str, int]) -> None:
+        """Reserve what there is room for, the first ones first; begin what was won."""
+        plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *order_of(plan)))
+        while plans and not self.stopping and (room := self._room()) > 0:
+            chunk, rest = plans[:room], plans[room:]
+            await self._reserve(chunk, seen)
+            # The store was looked at: what somebody else has needs no question of its own.
+            plans = [plan for plan in rest if not self._planner.held_elsewhere(plan.key)]
+            for plan in rest:
+                self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
+        self._crowded.update(plan.seat.number for plan in plans)
+
+    def _room(self) -> int:
+        most = self._pace.most_at_once
+        return len(self.seats) if most is None else most - len(self.runs.active)
+
+    async def _reserve(self, plans: Sequence[Plan], seen: Mapping[str, int]) -> None:
+        said = {plan.key: self._said(plan) for plan in plans}
+        wanted = {key: each.note() for key, each in said.items()}
+        for plan in plans:
+            if plan.wish is not None:
+                wanted[_order_key(plan)] = ""
+        for plan in plans:  # until more is known
+            self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
+        won = dict(await self._keyring.take(wanted))
+        born: set[str] = set()
+        try:
+            ours = [plan for plan in plans if plan.key in won]
+            born.update(await self._begin(ours, won, seen, said))
+        finally:
+            left = [key for key in won if key not in self.runs.active]
+            notes = {key: _BORN if key in born else _NOTHING for key in left}
+            await self._give_back(
+                {
+                    key: replace(said[key], words=words) if key in said else None
+                    for key, words in notes.items()
+                }
+            )
+        for plan in plans:
+            if plan.kind is Kind.START and plan.key not in won:
+                plan.seat.starts = False  # it runs elsewhere: that is the run
+
+    async def _give_back(self, said: Mapping[str, Said | None]) -> None:
+        if said:
+            notes = {key: "" if each is None else each.note() for key, each in said.items()}
+            await self._keyring.release(notes)
+
+    async def _attempts(self, plans: Sequence[Plan]) -> dict[str, int]:
+        """How often each occurrence was begun, this time included; the log knows."""
+        found = {}
+        for plan in plans[:_MOST_ASKED]:
+            terms = await self._planner.answered(self._store.history(plan.key, limit=2))
+            last = Said.of(terms[-1].note)
+            found[plan.key] = last.attempt + 1 if last.occurrence == plan.occurrence else 2
+        return found
+
+    def _said(self, plan: Plan) -> Said:
+        """What the term begins with."""
+        return Said(
+            host=self._me.host,
+            pid=self._me.pid,
+            occurrence=plan.occurrence,
+            schedule=plan.seat.job.words,
+        )
+
+    async def _begin(
+        self,
+        plans: Sequence[Plan],
+        won: dict[str, Ownership],
+        seen: Mapping[str, int],
+        said: Mapping[str, Said],
+    ) -> set[str]:
+        """Mark what was won as begun, and begin it; the rest is given back by the caller.
+
+        Returns those whose schedule is in the store from now on.
+        """
+        if not plans or self.stopping:
+            return set()
+        plans = await self._verified(plans, won, seen)
+        attempts = await self._attempts([plan for plan in plans if plan.again])
+        positions = {plan.key: mark for plan in plans if (mark := self._mark(plan)) is not None}
+        for plan in plans:
+            if plan.wish is not None:
+                positions[_order_key(plan)] = orders_.taken(plan.wish)
+        refused = await self.runs.mark(positions)
+        now, now_s = self._clock.utc_now(), self._clock.boottime_s()
+        for plan in plans:
+            gone = plan.key in refused or (plan.wish is not None and _order_key(plan) in refused)
+            if gone or plan.kind is Kind.BIRTH:
+                self._look(plan.seat, 0.0)
+                continue
+            if not self._keyring.valid(plan.key):
+                continue
+            plan.seat.starts = False
+            told = said[plan.key]
+            if plan.again:
+                told = replace(told, attempt=attempts.get(plan.key, 2))
+            self.runs.begin(Activity(plan, won[plan.key], said=told, began=now, began_s=now_s))
+            if plan.seat.job.policy.overlap is Overlap.REPLACE:
+                self._look(plan.seat, 0.0)
+        return {plan.key for plan in plans if plan.kind is Kind.BIRTH} - refused.keys()
+
+    async def _verified(
+        self, plans: Sequence[Plan], won: Mapping[str, Ownership], seen: Mapping[str, int]
+    ) -> list[Plan]:
+        """Those plans that still stand, now that the jobs are ours."""
+        sure = [plan for plan in plans if won[plan.key].epoch == seen[plan.key] + 1]
+        unsure = [plan for plan in plans if won[plan.key].epoch != seen[plan.key] + 1]
+        wishes = any(plan.wish is not None for plan in plans)
+        await self._planner.read_orders(0.0 if wishes else _FRESH_ORDERS_S)
+        if unsure:
+            stored = await self._keyring.checkpoints()
+            again = self._planner.plans([plan.seat for plan in unsure], stored, fresh=True)
+            found = {plan.key: plan for plan in again}
+            for plan in unsure:
+                if found.get(plan.key) == plan:
+                    sure.append(plan)
+                else:
+                    self._look(plan.seat, 0.0)
+        now = self._clock.utc_now()
+        return [plan for plan in sure if self._planner.ordered(plan, won, now)]
+
+    def _mark(self, plan: Plan) -> Position | None:
+        if plan.kind is Kind.BIRTH:
+            return plan.seat.signed(marks.born(self._clock.utc_now()))
+        if plan.occurrence is not None:
+            return plan.seat.signed(marks.started(plan.occurrence))
+        return None
+
+
+def _order_key(plan: Plan) -> str:
+    return orders_.order_key(orders_.WANTED, plan.seat.job.name)

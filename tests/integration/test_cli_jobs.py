@@ -1,0 +1,448 @@
+"""``leasehold jobs`` on a real store: what is shown, what is ordered, and the exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from tests.support.command import CommandLine
+
+from leasehold import open_store
+from leasehold.clock import SystemClock
+from leasehold.jobs import occurrence, orders, try_reserve
+from leasehold.jobs.entry import Outcome, Said
+from leasehold.jobs.reservation import Reservation
+from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Ownership, Position, Wanted
+from leasehold.names import job_key
+from leasehold.ports import Store
+
+T = TypeVar("T")
+LONG = timedelta(minutes=10)
+TWO = datetime(2026, 3, 1, 2, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """Jobs in one store, reserved under leases that nobody renews."""
+
+    url: str
+    portal: BlockingPortal
+    store: Store
+
+    def run(self, step: Callable[[Store], Awaitable[T]]) -> T:
+        return self.portal.call(step, self.store)
+
+    def join(self, holder: str, *jobs: str, said: Said | None = None) -> list[Ownership]:
+        keys = [job_key(each) for each in jobs]
+        note = said.note() if said else ""
+
+        async def step(store: Store) -> list[Ownership]:
+            await store.declare(keys)
+            lease = await store.grant(
+                holder=holder,
+                token=f"t-{holder}",
+                group="job",
+                duration=LONG,
+                info=MemberInfo(host="web1", pid=4711),
+            )
+            seen = await store.resources("job")
+            wanted = [Wanted(key=key, seen_epoch=seen[key].epoch, note=note) for key in keys]
+            return list(await store.claim(lease, wanted))
+
+        return self.run(step)
+
+    def leave(self, owned: Ownership, said: Said | None = None) -> None:
+        notes = {owned.key: said.note()} if said else None
+        self.run(lambda store: store.release([owned], notes=notes))
+
+    def ran(self, holder: str, job: str, said: Said) -> None:
+        self.leave(self.join(holder, job)[0], said)
+
+    def mark(self, owned: Ownership, position: Position) -> None:
+        mark = Mark(ownership=owned, position=position)
+        assert not self.run(lambda store: store.checkpoint([mark]))
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(open_store(url)) as store,
+    ):
+        made = Jobs(url=url, portal=portal, store=store)
+        made.run(lambda store: store.declare([job_key("nightly")]))
+        yield made
+
+
+@pytest.fixture
+def leasehold(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], jobs: Jobs
+) -> CommandLine:
+    return CommandLine(monkeypatch, capfdbinary, jobs.url)
+
+
+# ------------------------------------------------------------------------ ls, show
+
+
+def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs) -> None:
+    said = Said(host="web1", pid=4711, occurrence=TWO, attempt=2, words="half of it")
+    jobs.join("a-web1-1", "etl", said=said)
+    jobs.ran("b-web2-1", "paused one", Said(outcome=Outcome.FAILED, exit_code=3))
+    jobs.ran("b-web2-1", "wanted one", Said(outcome=Outcome.OK))
+    clock = SystemClock()
+    jobs.run(lambda store: orders.pause(store, "paused one", by="ann", clock=clock))
+    jobs.run(lambda store: orders.want(store, "wanted one", by="ann", clock=clock))
+    rows = {each["job"]: each for each in leasehold("jobs", "ls", "-ojson").json}
+    assert {name: each["state"] for name, each in rows.items()} == {
+        "etl": "running",
+        "nightly": "free",
+        "paused one": "paused",
+        "wanted one": "wanted",
+    }
+    etl = rows["etl"]
+    assert (etl["holder"], etl["host"], etl["pid"], etl["epoch"]) == ("a-web1-1", "web1", 4711, 1)
+    assert (etl["occurrence"], etl["attempt"], etl["words"]) == (TWO.isoformat(), 2, "half of it")
+    assert (rows["paused one"]["last_outcome"], rows["paused one"]["holder"]) == ("failed", None)
+    assert rows["nightly"]["last_outcome"] is None
+    table = leasehold("jobs", "ls")
+    assert table.widest <= 80
+    assert "wanted one" in table.out
+
+
+def test_a_schedule_that_nobody_carries_out_is_late(leasehold: CommandLine, jobs: Jobs) -> None:
+    [owned] = jobs.join("a", "nightly", said=Said(schedule="0 2 * * * Europe/Berlin"))
+    jobs.mark(owned, occurrence.done(TWO))
+    running = leasehold("jobs", "show", "nightly", "-ojson").json
+    assert running["late_s"] is None
+    jobs.leave(owned)
+    found = leasehold("jobs", "show", "nightly", "-ojson").json
+    assert found["late_s"] > 86400
+    assert found["done_until"] == TWO.isoformat()
+    assert datetime.fromisoformat(found["next_at"]) > SystemClock().utc_now()
+    assert "Europe/Berlin" in found["explained"]
+    leasehold("jobs", "pause", "nightly")
+    assert leasehold("jobs", "show", "nightly", "-ojson").json["late_s"] is None
+
+
+def test_show_tells_all_that_is_known_of_one_job(leasehold: CommandLine, jobs: Jobs) -> None:
+    jobs.ran("b", "nightly", Said(occurrence=TWO, outcome=Outcome.FAILED, exit_code=3, words="no"))
+    [owned] = jobs.join("a", "nightly")
+    jobs.run(lambda store: store.annotate([Note(ownership=owned, text=Said(words="7 %").note())]))
+    found = leasehold("jobs", "show", "nightly", "-ojson").json
+    assert (found["holder"], found["epoch"], found["words"]) == ("a", 2, "7 %")
+    assert (found["last_holder"], found["last_exit_code"], found["last_words"]) == ("b", 3, "no")
+    assert (found["last_outcome"], found["lease_s"]) == ("failed", 600.0)
+    shown = leasehold("jobs", "show", "nightly")
+    assert shown.widest <= 80
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert ["holder", "a"] in lines
+    assert ["paused", "no"] in lines
+    assert ["last", "exit", "code", "3"] in lines
+    assert "done until" not in shown.out
+    assert found["done_until"] is None
+    assert ["lease", "10m"] in lines
+
+
+def test_an_unknown_job_is_exit_code_3_and_names_those_there_are(leasehold: CommandLine) -> None:
+    for words in (
+        ("show", "nigtly"),
+        ("history", "nigtly"),
+        ("next", "nigtly"),
+        ("pause", "nigtly"),
+        ("resume", "nigtly"),
+        ("run", "nigtly"),
+        ("break", "nigtly", "--epoch", "1"),
+        ("handover", "nigtly"),
+        ("check-token", "nigtly", "1"),
+    ):
+        done = leasehold("jobs", *words)
+        assert done.code == 3, words
+        assert "nightly" in done.err or "jobs ls" in done.err
+
+
+def test_a_job_with_positions_of_its_own_has_no_schedule(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    [owned] = jobs.join("a", "nightly")
+    jobs.mark(owned, Position(sequence_number=41, offset="batch"))
+    found = leasehold("jobs", "show", "nightly", "-ojson").json
+    assert (found["done_until"], found["schedule"]) == (None, None)
+
+
+def test_a_schedule_that_can_not_be_read_here_is_shown_as_it_is(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    jobs.ran("a", "nightly", Said(schedule="0 2 * * * Nowhere/Land"))
+    found = leasehold("jobs", "show", "nightly", "-ojson").json
+    assert (found["schedule"], found["next_at"]) == ("0 2 * * * Nowhere/Land", None)
+    done = leasehold("jobs", "next", "nightly")
+    assert done.code == 2
+    assert "Nowhere/Land" in done.err
+
+
+# ------------------------------------------------------------------------- history
+
+
+@pytest.mark.spec("J3")
+def test_history_has_the_last_ten_reservers_and_one_in_a_row_is_one_line(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    for number in range(12):
+        for _ in range(2 if number % 2 else 1):
+            jobs.ran(f"h{number}", "nightly", Said(host="web1", outcome=Outcome.OK))
+    rows = leasehold("jobs", "history", "nightly", "-ojsonl").jsonl
+    assert [each["holder"] for each in rows] == [f"h{n}" for n in range(11, 1, -1)]
+    assert [each["runs"] for each in rows] == [2, 1] * 5
+    assert (rows[0]["epochs"], rows[1]["epochs"]) == ("17-18", "16")
+    assert rows[0]["outcomes"] == {"ok": 2}
+    assert len(leasehold("jobs", "history", "nightly", "--all", "-ojsonl").jsonl) == 12
+    assert len(leasehold("jobs", "history", "nightly", "--limit", "3", "-ojsonl").jsonl) == 3
+    assert leasehold("jobs", "history", "nightly").widest <= 80
+
+
+@pytest.mark.spec("J3")
+def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jobs: Jobs) -> None:
+    jobs.ran("a", "nightly", Said(occurrence=TWO, outcome=Outcome.OK, exit_code=0))
+    failed = Said(occurrence=TWO, attempt=2, outcome=Outcome.FAILED, exit_code=3, words="no disk")
+    jobs.ran("b", "nightly", failed)
+    [owned] = jobs.join("c", "nightly", said=Said(words="half of it"))
+    jobs.run(lambda store: store.break_(owned.key, epoch=owned.epoch, after=timedelta(0)))
+    jobs.join("d", "nightly", said=Said(words="at it"))
+    rows = leasehold("jobs", "history", "nightly", "--runs", "-ojsonl").jsonl
+    assert [(each["holder"], each["outcome"], each["exit_code"]) for each in rows] == [
+        ("d", None, None),
+        ("c", "broken", None),
+        ("b", "failed", 3),
+        ("a", "ok", 0),
+    ]
+    assert (rows[2]["words"], rows[2]["attempt"], rows[2]["lasted_s"] >= 0) == ("no disk", 2, True)
+    assert rows[2]["occurrence"] == TWO.isoformat()
+    table = leasehold("jobs", "history", "nightly", "--runs")
+    assert table.widest <= 80
+    assert "running" in table.out
+    assert len(leasehold("jobs", "history", "nightly", "--runs", "-n1", "-ojsonl").jsonl) == 1
+
+
+# ---------------------------------------------------------------------------- next
+
+
+@pytest.mark.spec("J6")
+def test_next_uses_the_schedule_that_the_last_run_has_told(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    jobs.ran("a", "nightly", Said(schedule="0 30 2 * * * Asia/Kolkata"))
+    done = leasehold("jobs", "next", "nightly", "-n", "3", "-ojson")
+    assert [each["local"][11:] for each in done.json] == ["02:30:00+05:30"] * 3
+    assert [each["utc"][11:] for each in done.json] == ["21:00:00+00:00"] * 3
+    assert "Asia/Kolkata" in done.err
+    assert leasehold("jobs", "next", "nightly").widest <= 80
+
+
+def test_next_of_a_job_without_a_schedule_says_so(leasehold: CommandLine) -> None:
+    done = leasehold("jobs", "next", "nightly")
+    assert done.code == 2
+    assert "--cron" in done.err
+
+
+def test_next_of_a_schedule_needs_no_store_and_tells_of_clock_changes(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LEASEHOLD_STORE")
+    monthly = ("--cron", "0 12 1 * *", "-n", "13")
+    done = leasehold("jobs", "next", *monthly, "--tz", "Europe/Berlin")
+    assert done.code == 0
+    assert len(done.out.splitlines()) == 15
+    notes = [line for line in done.err.splitlines() if line.startswith("careful: the clocks")]
+    assert len(notes) == 2
+    assert sorted(line.split(" go ")[1].split(" by ")[0] for line in notes) == ["back", "forward"]
+    assert all("01:00 UTC" in line for line in notes)
+    assert "careful" not in leasehold("jobs", "next", *monthly).err
+    assert len(leasehold("jobs", "next", "--cron", "every 30s", "-ojsonl").jsonl) == 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nightly", "--cron", "* * * * *"),
+        ("nightly", "--tz", "UTC"),
+        ("--cron", "61 * * * *"),
+        ("--cron", "0 2 * * *", "--tz", "Nowhere/Land"),
+        ("--cron", "0 2 30 2 *"),
+    ],
+)
+def test_next_says_what_is_wrong_with_it(leasehold: CommandLine, words: tuple[str, ...]) -> None:
+    assert leasehold("jobs", "next", *words).code == 2
+
+
+# -------------------------------------------------------------------------- orders
+
+
+def standing(jobs: Jobs) -> orders.Orders:
+    return jobs.run(orders.standing)
+
+
+def test_pause_and_resume_keep_who_and_why(leasehold: CommandLine, jobs: Jobs) -> None:
+    done = leasehold("jobs", "pause", "nightly", "--why", "disk full")
+    assert (done.code, done.out) == (0, "")
+    assert "jobs resume" in done.err
+    found = leasehold("jobs", "show", "nightly", "-ojson").json
+    assert (found["state"], found["paused_why"]) == ("paused", "disk full")
+    assert "@" in found["paused_by"]
+    assert "resumed" in leasehold("jobs", "resume", "nightly").err
+    assert standing(jobs).paused == {}
+    again = leasehold("jobs", "resume", "nightly")
+    assert (again.code, "was not paused" in again.err) == (0, True)
+
+
+def test_a_pause_may_end_by_itself(leasehold: CommandLine, jobs: Jobs) -> None:
+    leasehold("jobs", "pause", "nightly", "--for", "2h")
+    until = standing(jobs).paused["nightly"].until
+    assert until is not None
+    assert timedelta(hours=1.9) < until - SystemClock().utc_now() <= timedelta(hours=2)
+    leasehold("jobs", "pause", "nightly", "--until", "2999-01-01T06:00+01:00")
+    assert standing(jobs).paused["nightly"].until == datetime(2999, 1, 1, 5, tzinfo=UTC)
+    for words in (
+        ("--until", "2999-01-01T06:00"),
+        ("--until", "tomorrow"),
+        ("--until", "2020-01-01T06:00Z"),
+        ("--for", "2 weeks"),
+        ("--for", "0s"),
+        ("--for", "2h", "--until", "2999-01-01T06:00Z"),
+    ):
+        assert leasehold("jobs", "pause", "nightly", *words).code == 2, words
+
+
+def test_a_pause_says_that_a_run_goes_on(leasehold: CommandLine, jobs: Jobs) -> None:
+    jobs.join("a", "nightly")
+    done = leasehold("jobs", "pause", "nightly")
+    assert "goes on: a has it in epoch 1" in done.err
+    assert leasehold("jobs", "show", "nightly", "-ojson").json["state"] == "running"
+
+
+def test_run_wants_one_run_and_a_wish_that_stands_is_enough(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    assert leasehold("jobs", "run", "nightly", "--why", "after the repair").code == 0
+    order = standing(jobs).wanted["nightly"]
+    assert order.why == "after the repair"
+    again = leasehold("jobs", "run", "nightly")
+    assert (again.code, "already" in again.err) == (0, True)
+    assert standing(jobs).wanted["nightly"] == order
+
+
+# --------------------------------------------------------------------------- break
+
+
+def test_break_shows_its_plan_and_does_nothing_without_execute(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    jobs.join("a", "nightly")
+    done = leasehold("jobs", "break", "nightly", "--epoch", "1")
+    assert done.code == 0
+    assert "nothing was done" in done.err
+    assert "careful" not in done.err  # it would wait for the whole lease
+    assert done.widest <= 80
+    assert leasehold("jobs", "show", "nightly", "-ojson").json["state"] == "running"
+
+
+def test_break_ends_the_epoch_that_is_meant_and_no_other(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    jobs.ran("z", "nightly", Said())
+    jobs.join("a", "nightly")
+    wrong = leasehold("jobs", "break", "nightly", "--epoch", "1", "--after", "0s", "--execute")
+    assert wrong.code == 4
+    assert "a has it in epoch 2" in wrong.err
+    done = leasehold("jobs", "break", "nightly", "--epoch", "2", "--after", "0s", "--execute")
+    assert done.code == 0
+    assert "careful" in done.err
+    assert leasehold("jobs", "show", "nightly", "-ojson").json["state"] == "free"
+    assert leasehold("jobs", "break", "nightly", "--epoch", "2").code == 4
+
+
+# ------------------------------------------------------------------------- handover
+
+
+def test_handover_goes_to_one_that_had_it_before(leasehold: CommandLine, jobs: Jobs) -> None:
+    [owned] = jobs.join("b", "nightly")
+    jobs.leave(owned)
+    jobs.join("c")
+    jobs.join("a", "nightly")
+    plan = leasehold("jobs", "handover", "nightly")
+    assert (plan.code, "handed over to b" in plan.err) == (0, True)
+    done = leasehold("jobs", "handover", "nightly", "--no-wait", "--execute")
+    assert done.code == 0
+    assert leasehold("jobs", "show", "nightly", "-ojson").json["asked_by"] == "b"
+    named = leasehold("jobs", "handover", "nightly", "c", "--no-wait", "--execute")
+    assert named.code == 0
+    assert leasehold("jobs", "show", "nightly", "-ojson").json["asked_by"] == "c"
+
+
+def test_handover_finds_one_that_waits_for_the_job_by_its_id(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    jobs.join("a", "nightly")
+    alone = leasehold("jobs", "handover", "nightly", "--execute")
+    assert alone.code == 3
+    assert "nobody is known to stand by" in alone.err
+    jobs.join("etl-web2-1")
+    jobs.join("nightly-web2-1")
+    assert "to nightly-web2-1" in leasehold("jobs", "handover", "nightly").err
+    assert "already" in leasehold("jobs", "handover", "nightly", "a").err
+    assert leasehold("jobs", "handover", "nightly", "nobody").code == 3
+
+
+def test_handover_of_a_job_that_nobody_has_is_refused(leasehold: CommandLine, jobs: Jobs) -> None:
+    done = leasehold("jobs", "handover", "nightly")
+    assert done.code == 4
+    assert "nobody has it" in done.err
+
+
+def test_handover_waits_until_the_other_one_has_it(
+    leasehold: CommandLine, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [owned] = jobs.join("a", "nightly")
+    jobs.join("b")
+    real = SystemClock.sleep
+
+    async def pass_on(self: SystemClock, seconds: float) -> None:
+        """While the command waits, the holder does as it was asked."""
+        async with open_store(jobs.url) as store:
+            given = await store.hand_over([HandOver(ownership=owned, to="b")], limit=LONG)
+            if given:
+                lease = Lease(holder="b", token="t-b", group="job", duration_s=600.0)
+                await store.claim(lease, [Wanted(key=owned.key, seen_epoch=1)])
+        await real(self, 0.0)
+
+    monkeypatch.setattr(SystemClock, "sleep", pass_on)
+    done = leasehold("jobs", "handover", "nightly", "b", "--execute")
+    assert (done.code, "b has 'nightly'" in done.err) == (0, True)
+
+
+# ---------------------------------------------------------------------- check-token
+
+
+@pytest.mark.spec("B5")
+def test_check_token_knows_the_current_holder_alone(leasehold: CommandLine, jobs: Jobs) -> None:
+    with reserved(jobs.url) as job:
+        token = str(job.epoch)
+        assert leasehold("jobs", "check-token", "nightly", token).code == 0
+        assert leasehold("jobs", "check-token", "nightly", token, "-ojson").json["current"] is True
+        old = leasehold("jobs", "check-token", "nightly", str(job.epoch + 1))
+        assert (old.code, job.holder in old.err) == (4, True)
+    over = leasehold("jobs", "check-token", "nightly", token, "-ojson")
+    assert (over.code, over.json["current"], over.json["holder"]) == (4, False, None)
+    assert leasehold("jobs", "check-token", "nightly", "0").code == 2
+
+
+def reserved(url: str) -> Reservation:
+    answer = try_reserve("nightly", store=url)
+    assert isinstance(answer, Reservation)
+    return answer

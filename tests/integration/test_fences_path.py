@@ -1,0 +1,294 @@
+"""A fenced file: old or new and whole, whatever is killed, and never what an old token wrote."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.support.forked import Steps, ended, forked
+
+from leasehold.errors import DataDamaged, FencedWrite, JobHeld, UsageError
+from leasehold.jobs.fences import FencedPath
+
+OLD, NEW = b"old\n" * 1000, b"new\n" * 2000
+
+
+@dataclass(frozen=True)
+class Run:
+    epoch: int
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "report.csv"
+
+
+def write(path: Path, token: int, content: bytes) -> None:
+    with FencedPath(path).replace(token) as file:
+        file.write(content)
+
+
+def names(path: Path) -> list[str]:
+    return sorted(each.name for each in path.parent.iterdir())
+
+
+def test_the_new_content_is_there_at_the_end_of_the_block_and_not_before(target: Path) -> None:
+    write(target, 1, OLD)
+    with FencedPath(target).replace(Run(epoch=2)) as file:
+        file.write(NEW)
+        file.flush()
+        assert target.read_bytes() == OLD
+    assert target.read_bytes() == NEW
+    assert FencedPath(target).seen() == 2
+    assert names(target) == [".report.csv.fence", ".report.csv.lock", "report.csv"]
+
+
+def test_the_same_token_may_write_again(target: Path) -> None:
+    write(target, 3, OLD)
+    write(target, 3, NEW)
+    assert target.read_bytes() == NEW
+
+
+@pytest.mark.spec("B5")
+def test_an_old_token_is_refused_before_the_block_begins(target: Path) -> None:
+    write(target, 7, NEW)
+    entered = False
+    with (
+        pytest.raises(FencedWrite, match=r"token 6, and token 7 .*: stop") as told,
+        FencedPath(target).replace(6),
+    ):
+        entered = True
+    assert not entered
+    assert told.value.epoch == 6
+    assert str(target.with_name(".report.csv.fence")) in str(told.value)
+    assert target.read_bytes() == NEW
+
+
+@pytest.mark.spec("B5")
+def test_a_writer_that_slept_in_its_block_is_refused_at_its_end(target: Path) -> None:
+    """The zombie began before the new holder did, and wakes up after it."""
+    write(target, 1, OLD)
+    with pytest.raises(FencedWrite), FencedPath(target).replace(1) as zombie:  # noqa: PT012
+        zombie.write(b"from the past")
+        write(target, 2, NEW)
+    assert target.read_bytes() == NEW
+    assert len(names(target)) == 3
+
+
+@pytest.mark.spec("B5")
+def test_it_is_refused_even_if_the_new_holder_has_only_begun(target: Path) -> None:
+    write(target, 1, OLD)
+    with FencedPath(target).replace(2) as successor:
+        with pytest.raises(FencedWrite):
+            write(target, 1, b"from the past")
+        successor.write(NEW)
+        assert target.read_bytes() == OLD
+    assert target.read_bytes() == NEW
+
+
+def test_an_error_in_the_block_leaves_the_file_as_it_was(target: Path) -> None:
+    write(target, 1, OLD)
+    with pytest.raises(RuntimeError), FencedPath(target).replace(2) as file:  # noqa: PT012
+        file.write(NEW)
+        raise RuntimeError
+    assert target.read_bytes() == OLD
+    assert len(names(target)) == 3
+
+
+def test_text_is_written_as_it_is(target: Path) -> None:
+    with FencedPath(target).replace_text(1) as file:
+        file.write("naïve\r\n\n")
+    assert target.read_bytes() == "naïve\r\n\n".encode()
+    with pytest.raises(RuntimeError), FencedPath(target).replace_text(2) as file:  # noqa: PT012
+        file.write("half")
+        raise RuntimeError
+    assert target.read_bytes() == "naïve\r\n\n".encode()
+
+
+def killed_at(step: int, target: Path) -> int:
+    """A process that replaces the file and dies before its n-th step; how it ended."""
+
+    def work() -> None:
+        steps = Steps(step)
+        places = ((os, "fsync"), (os, "open"), (Path, "replace"), (fcntl, "flock"), (os, "fchmod"))
+        with steps.counting(*places):
+            write(target, 2, NEW)
+
+    return ended(forked(work))
+
+
+def test_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(target: Path) -> None:
+    contents: list[bytes] = []
+    seen: list[int] = []
+    for step in range(100):
+        target.with_name(".report.csv.fence").unlink(missing_ok=True)
+        write(target, 1, OLD)
+        end = killed_at(step, target)
+        contents.append(target.read_bytes())
+        seen.append(FencedPath(target).seen())
+        if end == 0:
+            break
+        assert end == -signal.SIGKILL
+        # Whoever follows takes over at once, and clears up.
+        write(target, 3, b"next")
+        assert target.read_bytes() == b"next"
+        assert len(names(target)) == 3
+    assert len(contents) > 12
+    assert contents == sorted(contents, key=(OLD, NEW).index)
+    assert set(contents) == {OLD, NEW}
+    assert [token for token, content in zip(seen, contents, strict=True) if content == NEW] == (
+        [2] * contents.count(NEW)
+    )
+    assert seen == sorted(seen)
+
+
+def test_a_draft_of_a_living_writer_is_left_alone(target: Path) -> None:
+    with FencedPath(target).replace(1) as first:
+        first.write(OLD)
+        with FencedPath(target).replace(1) as second:
+            second.write(NEW)
+        assert target.read_bytes() == NEW
+    assert target.read_bytes() == OLD  # the same holder: the last one to end stands
+
+
+def test_two_holders_at_once_leave_what_the_higher_token_wrote(target: Path) -> None:
+    """Both write again and again; after the first word of the higher one the lower one fails."""
+    rounds, refused = 30, threading.Event()
+    begun = threading.Barrier(2)
+
+    def lower() -> None:
+        begun.wait()
+        try:
+            while True:
+                write(target, 1, OLD)
+        except FencedWrite:
+            refused.set()
+
+    thread = threading.Thread(target=lower)
+    thread.start()
+    begun.wait()
+    seen = []
+    for _ in range(rounds):
+        write(target, 2, NEW)
+        seen.append(target.read_bytes())
+    thread.join()
+    assert refused.is_set()
+    assert seen == [NEW] * rounds
+    assert target.read_bytes() == NEW
+
+
+def test_a_second_writer_is_told_who_is_replacing_the_file(target: Path) -> None:
+    write(target, 1, OLD)
+    with target.with_name(".report.csv.lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        impatient = FencedPath(target, patience=timedelta(seconds=0.05))
+        with (
+            pytest.raises(JobHeld, match=f"process {os.getpid()} on .* end it") as told,
+            impatient.replace(2),
+        ):
+            pass
+    assert told.value.epoch == 1
+    write(target, 2, NEW)
+
+
+@contextmanager
+def with_umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o755])
+def test_the_mode_of_the_file_is_kept(target: Path, mode: int) -> None:
+    write(target, 1, OLD)
+    target.chmod(mode)
+    with FencedPath(target).replace(2) as file:
+        draft = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+        assert draft & ~mode == 0  # nobody reads it earlier who may not read it later
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+
+
+def test_a_new_file_has_the_mode_that_the_umask_leaves(target: Path) -> None:
+    with with_umask(0o027):
+        write(target, 1, OLD)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_a_link_is_followed_and_shares_the_fence_of_its_file(target: Path) -> None:
+    write(target, 5, OLD)
+    link = target.with_name("latest.csv")
+    link.symlink_to(target)
+    with pytest.raises(FencedWrite):
+        write(link, 4, b"from the past")
+    write(link, 6, NEW)
+    assert link.is_symlink()
+    assert target.read_bytes() == NEW
+
+
+@pytest.mark.parametrize("token", [0, -1, True, "7", None, 1.5])
+def test_what_is_no_token_is_refused(target: Path, token: object) -> None:
+    with pytest.raises(UsageError, match="LEASEHOLD_TOKEN"), FencedPath(target).replace(token):  # type: ignore[arg-type]
+        pass
+    assert not target.exists()
+
+
+def test_a_directory_that_can_not_be_written_to_says_so(tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere" / "report.csv"
+    with pytest.raises(FileNotFoundError), FencedPath(missing).replace(1):
+        pass
+
+
+def test_a_read_only_directory_is_refused_before_the_block() -> None:
+    """Root may write anywhere, so another user tries it where the tests run as root."""
+    place = Path(tempfile.mkdtemp(prefix="leasehold-fence-"))  # all may look into its parents
+    report = place / "report.csv"
+
+    def work() -> None:
+        if not os.getuid():
+            os.setresuid(65534, 65534, 65534)
+        with pytest.raises(PermissionError), FencedPath(report).replace(2):
+            pytest.fail("the block was entered")
+
+    try:
+        write(report, 1, OLD)
+        report.with_name(".report.csv.lock").chmod(0o666)
+        place.chmod(0o555)
+        assert ended(forked(work)) == 0
+        assert report.read_bytes() == OLD
+    finally:
+        place.chmod(0o700)
+        shutil.rmtree(place)
+
+
+def test_a_directory_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory"), FencedPath(tmp_path).replace(1):
+        pass
+
+
+def test_a_block_that_closes_the_file_replaces_nothing(target: Path) -> None:
+    write(target, 1, OLD)
+    with pytest.raises(UsageError, match="leave it open"), FencedPath(target).replace(2) as file:
+        file.close()
+    assert target.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"token": "x"}', b"\xff"])
+def test_a_damaged_fence_lets_nobody_through(target: Path, damage: bytes) -> None:
+    write(target, 1, OLD)
+    target.with_name(".report.csv.fence").write_bytes(damage)
+    with pytest.raises(DataDamaged, match="backup"):
+        write(target, 2, NEW)
+    assert target.read_bytes() == OLD

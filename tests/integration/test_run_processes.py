@@ -1,0 +1,254 @@
+"""``leasehold run`` as processes that are stopped, killed and cut off from their store."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.support.command_runs import CLOCK, ROOT, TREE, alive, family, kill, until
+from tests.support.command_wrappers import JOB, LEASE_S, Alone, log_of, witness, written
+
+from leasehold.jobs.command.guard import processes
+from leasehold.jobs.entry import Outcome
+from leasehold.jobs.orders import want
+from leasehold.stores import open_store
+
+pytestmark = pytest.mark.timeout(120)
+
+Start = Callable[..., Alone]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/leases.db"
+
+
+@pytest.fixture
+def start(url: str, tmp_path: Path) -> Iterator[Start]:
+    with ExitStack() as undo:
+
+        def started(*options: str, command: list[str]) -> Alone:
+            made = Alone(url, tmp_path, *options, command=command)
+            undo.callback(made.end)
+            return made
+
+        yield started
+
+
+@pytest.mark.spec("J2", "B10")
+def test_a_wrapper_that_is_stopped_for_longer_than_its_lease(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    # The command does not stop on SIGTERM: the guard has to kill it, in time for the next one.
+    stubborn = witness(book, "trap '' TERM; while :; do sleep 0.1; done")
+    first = start("--if-held", "fail", command=stubborn)
+    written(book, 1)
+    second = start("--standby", command=witness(book))
+    second.says("waiting")
+    first.send(signal.SIGSTOP)
+    (_, _), (token, _) = written(book, 2)
+    assert token == "2"  # and not TWO: the first command was gone
+    first.send(signal.SIGCONT)
+    assert first.code() == 79
+    assert "was lost" in first.said
+    assert [each.outcome for each in log_of(url)] == [None, Outcome.EXPIRED]
+
+
+def test_kill_9_of_the_wrapper_ends_the_whole_family_and_a_standby_takes_over(
+    start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    first = start("--standby", command=[*TREE, str(tmp_path / "family")])
+    everyone = family(tmp_path / "family")
+    second = start("--standby", command=witness(book))
+    second.says("waiting")
+    first.popen.kill()
+    until(lambda: not alive(everyone))
+    assert [token for token, _ in written(book, 1)] == ["2"]
+
+
+def test_kill_9_of_the_guard_ends_the_whole_family_too(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    wrapper = start(command=[*TREE, str(tmp_path / "family")])
+    everyone = family(tmp_path / "family")
+    guard = processes()[everyone[0]].parent
+    assert processes()[guard].parent == wrapper.popen.pid
+    kill([guard])
+    assert wrapper.code() == 137
+    assert alive(everyone) == []
+    assert log_of(url)[0].outcome is Outcome.FAILED
+
+
+@pytest.mark.spec("J5")
+def test_sigterm_lets_a_standby_take_over_at_once(url: str, start: Start, tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    first = start("--standby", command=witness(book))
+    written(book, 1)
+    second = start("--standby", command=witness(book))
+    second.says("waiting")
+    first.send(signal.SIGTERM)
+    assert [token for token, _ in written(book, 2)] == ["1", "2"]
+    assert first.code() == 143
+    stopped = log_of(url)[1]
+    assert (stopped.outcome, stopped.said.exit_code) == (Outcome.KILLED, 143)
+    second.send(signal.SIGTERM)
+    assert second.code() == 143
+
+
+def test_sigterm_ends_one_that_waits(start: Start, tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    start(command=witness(book))
+    written(book, 1)
+    standby = start("--standby", command=witness(book))
+    waiting = start("--if-held", "wait", "--json", command=witness(book))
+    standby.says("waiting")
+    for each in (standby, waiting):
+        until(lambda each=each: signal.SIGTERM in _caught(each.popen.pid))  # type: ignore[misc]
+        each.send(signal.SIGTERM)
+    assert (standby.code(), waiting.code()) == (0, 143)
+    assert '"reason": "stopped"' in waiting.said
+
+
+@pytest.mark.spec("J2", "J7")
+@pytest.mark.parametrize(
+    ("leases", "code"),
+    # SIGTERM is due 0.7 leases after the last renewal, so that SIGKILL still comes in time.
+    [(0.5, 3), (0.9, 79), (2.0, 79)],
+)
+def test_a_store_that_is_away_for_a_while(
+    url: str, start: Start, tmp_path: Path, leases: float, code: int
+) -> None:
+    book, go_on = tmp_path / "book", tmp_path / "go_on"
+    loop = f"while [ ! -e {go_on} ]; do sleep 0.05; done; exit 3"
+    wrapper = start(command=witness(book, loop))
+    ((_, pid),) = written(book, 1)
+    until(lambda: _left_s(url) > 0.9 * LEASE_S)  # a renewal has just come
+    with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        lost = threading.Event().wait(leases * LEASE_S)
+        other.execute("ROLLBACK")
+    assert not lost
+    assert bool(alive([pid])) == (code == 3)  # gone before anybody could have had it
+    go_on.touch()
+    assert wrapper.code() == code
+    assert (log_of(url)[0].outcome is Outcome.FAILED) == (code == 3)
+
+
+def _left_s(url: str) -> float:
+    async def read() -> float:
+        async with open_store(url) as store:
+            (peer,) = (await store.peers("job")).values()
+            return peer.remaining_s
+
+    return anyio.run(read)
+
+
+def test_real_signals_reach_the_command(start: Start, tmp_path: Path) -> None:
+    book, told = tmp_path / "book", tmp_path / "told"
+    traps = "; ".join(f"trap 'echo {name} >> {told}' {name}" for name in ("HUP", "USR1", "INT"))
+    wrapper = start(command=["sh", "-c", f"{traps}; {_then(book)}"])
+    written(book, 1)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
+        wrapper.send(number)
+        name = number.name.removeprefix("SIG")
+        until(lambda name=name: told.exists() and name in told.read_text())  # type: ignore[misc]
+    assert wrapper.popen.poll() is None
+    wrapper.send(signal.SIGTERM)
+    assert wrapper.code() == 143
+
+
+def _then(book: Path) -> str:
+    return f"echo 1 $$ >> {book}; while :; do sleep 0.05; done"
+
+
+def test_what_was_ignored_stays_ignored_and_nothing_else(url: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    words = f"{sys.executable} -m leasehold.cli.run --job j --store {url} --lease 2s"
+    script = f"trap '' HUP; exec {words} -- cp /proc/self/status {told}"
+    subprocess.run(["sh", "-c", script], cwd=ROOT, check=True, timeout=60)
+    assert _signals(told.read_text(), "SigIgn") & _ASKED == {signal.SIGHUP}
+    assert _signals(told.read_text(), "SigBlk") == set()
+
+
+_ASKED = {
+    signal.SIGHUP,
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGUSR1,
+    signal.SIGTSTP,
+}
+
+
+def _caught(pid: int) -> set[int]:
+    return _signals(Path(f"/proc/{pid}/status").read_text(encoding="ascii"), "SigCgt")
+
+
+def _signals(status: str, name: str) -> set[int]:
+    (line,) = [line for line in status.splitlines() if line.startswith(name)]
+    mask = int(line.split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+@pytest.mark.spec("J6")
+def test_a_schedule_is_run_once_over_two_nodes(start: Start, tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    # It ends in order also if it is told to stop: else its occurrence would be run again.
+    script = f"""trap '' TERM; echo "$LEASEHOLD_OCCURRENCE $LEASEHOLD_TOKEN" >> {book}"""
+    command = ["sh", "-c", script]
+    nodes = [start("--every", "1s", "--standby", command=command) for _ in range(2)]
+
+    def occurrences() -> list[str]:
+        return [line.split()[0] for line in book.read_text().splitlines()] if book.exists() else []
+
+    until(lambda: len(occurrences()) >= 3)
+    nodes[0].send(signal.SIGTERM)
+    assert nodes[0].code() == 0
+    more = len(occurrences()) + 2
+    until(lambda: len(occurrences()) >= more)
+    nodes[1].send(signal.SIGTERM)
+    assert nodes[1].code() == 0
+    assert len(set(occurrences())) == len(occurrences())
+
+
+def test_a_scheduled_run_that_is_stopped_is_run_by_the_next_node(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    script = f'echo "$LEASEHOLD_OCCURRENCE $LEASEHOLD_ATTEMPT" >> {book}; exec sleep 60'
+    first = start("--every", "1s", "--standby", command=["sh", "-c", script])
+    until(lambda: book.exists() and book.read_text().endswith("\n"))
+    start("--every", "1s", "--standby", command=["sh", "-c", script]).says("standing by")
+    first.send(signal.SIGTERM)
+    assert first.code() == 0
+    until(lambda: book.read_text().count("\n") == 2)
+    (moment, one), (again, two) = (line.split() for line in book.read_text().splitlines())
+    assert (moment, one, two) == (again, "1", "2")
+    assert Outcome.HANDED_OVER in {each.outcome for each in log_of(url)}
+
+
+def test_a_run_that_an_operator_asks_for_is_run_once_without_an_occurrence(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+
+    async def ask() -> None:
+        async with open_store(url) as store:
+            await want(store, JOB, by="ann", clock=CLOCK)
+
+    anyio.run(ask)
+    script = f'echo "[$LEASEHOLD_OCCURRENCE]" >> {book}'
+    node = start("--cron", "0 0 1 1 *", "--standby", command=["sh", "-c", script])
+    node.says("run ended: exit code 0")
+    assert book.read_text() == "[]\n"

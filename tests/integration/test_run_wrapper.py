@@ -1,0 +1,330 @@
+"""The wrapper on a real store, in this process: who runs, who does not, and what the log says."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.support.command_runs import CLOCK, until
+from tests.support.command_wrappers import (
+    JOB,
+    LEASE,
+    LIMITS,
+    Threaded,
+    log_of,
+    once,
+    plan,
+    witness,
+    written,
+)
+
+from leasehold.jobs import reserve
+from leasehold.jobs.command.plan import IfHeld
+from leasehold.jobs.command.run import LossKind, OnLoss
+from leasehold.jobs.command.verdict import Reason
+from leasehold.jobs.entry import Outcome
+from leasehold.jobs.orders import pause, resume
+from leasehold.jobs.policy import OnCrash, Policy
+from leasehold.model import Resource
+from leasehold.names import job_key
+from leasehold.ports import Store
+from leasehold.stores import open_store
+
+pytestmark = pytest.mark.timeout(90)
+
+Start = Callable[..., Threaded]
+AT_TWO = datetime(2026, 1, 31, 2, tzinfo=UTC)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/leases.db"
+
+
+@pytest.fixture
+def start(url: str) -> Iterator[Start]:
+    """Start wrappers in threads; at the end of the test none is left."""
+    with ExitStack() as undo:
+
+        def started(*command: str, **rest: object) -> Threaded:
+            made = Threaded(plan=plan(url, *command, **rest))
+            undo.callback(made.bell.close)
+            undo.callback(made.end)
+            for _ in range(2):
+                undo.callback(made.signalled, signal.SIGTERM)
+            return made
+
+        yield started
+
+
+def with_store(url: str, act: Callable[[Store], object]) -> None:
+    async def run() -> None:
+        async with open_store(url) as store:
+            await act(store)  # type: ignore[misc]
+
+    anyio.run(run)
+
+
+@pytest.mark.spec("J3", "B10")
+@pytest.mark.parametrize(
+    ("script", "code", "outcome"),
+    [
+        ("exit 0", 0, Outcome.OK),
+        ("exit 7", 7, Outcome.FAILED),
+        ("kill -9 $$", 137, Outcome.FAILED),
+    ],
+)
+def test_the_log_has_the_outcome_and_the_exit_code(
+    url: str, script: str, code: int, outcome: Outcome
+) -> None:
+    verdict = once(url, "sh", "-c", script)
+    assert (verdict.code, verdict.reason, verdict.token) == (code, Reason.ENDED, 1)
+    (entry,) = log_of(url)
+    assert (entry.epoch, entry.outcome, entry.said.exit_code) == (1, outcome, code)
+
+
+def test_the_command_knows_its_job_and_its_token(url: str, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    verdict = once(url, "sh", "-c", f"env > {told}", occurrence=AT_TWO)
+    assert verdict.code == 0
+    found = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
+    (entry,) = log_of(url)
+    assert found["LEASEHOLD_JOB"] == JOB
+    assert found["LEASEHOLD_TOKEN"] == str(entry.epoch)
+    assert found["LEASEHOLD_LEASE_ID"] == entry.holder
+    assert found["LEASEHOLD_OCCURRENCE"] == "2026-01-31T02:00:00+00:00"
+    assert found["LEASEHOLD_ATTEMPT"] == "1"
+    assert found["LEASEHOLD_NODE"] == entry.said.host
+    assert int(found["LEASEHOLD_DEADLINE_FD"]) > 2
+
+
+@pytest.mark.spec("J1")
+@pytest.mark.parametrize(
+    ("if_held", "held_exit", "code"),
+    [
+        (IfHeld.SKIP, None, 0),
+        (IfHeld.FAIL, None, 75),
+        (IfHeld.WAIT, None, 75),
+        (IfHeld.FAIL, 9, 9),
+        (IfHeld.SKIP, 9, 9),
+    ],
+)
+def test_what_somebody_else_has_is_not_run(
+    url: str, tmp_path: Path, if_held: IfHeld, held_exit: int | None, code: int
+) -> None:
+    ran = tmp_path / "ran"
+    with reserve(JOB, store=url, lease=LEASE) as job:
+        verdict = once(
+            url,
+            "touch",
+            str(ran),
+            if_held=if_held,
+            held_exit=held_exit,
+            wait=timedelta(seconds=0.3),
+        )
+        assert f"held by {job.holder}" in verdict.message
+    assert (verdict.code, verdict.reason) == (code, Reason.HELD)
+    assert not ran.exists()
+
+
+def test_one_that_waits_runs_when_it_is_free(url: str, start: Start, tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    with reserve(JOB, store=url, lease=LEASE):
+        waiting = start(*witness(book, "exit 0"), if_held=IfHeld.WAIT)
+    assert waiting.end().code == 0
+    assert [token for token, _ in written(book, 1)] == ["2"]
+
+
+def test_a_store_that_is_away_lets_nothing_run(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    verdict = once("postgresql://127.0.0.1:1/nowhere", "touch", str(ran))
+    assert (verdict.code, verdict.reason) == (69, Reason.UNREACHABLE)
+    assert "not run without its reservation" in verdict.message
+    assert not ran.exists()
+
+
+@pytest.mark.spec("J7")
+def test_one_that_waits_waits_for_the_store_as_well(url: str, start: Start, tmp_path: Path) -> None:
+    with reserve(JOB, store=url, lease=LEASE):
+        pass
+    path = tmp_path / "leases.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        waiting = start("true", if_held=IfHeld.WAIT, wait=timedelta(seconds=30))
+        at_once = once(url, "true")
+        other.execute("ROLLBACK")
+    assert (at_once.code, at_once.reason) == (69, Reason.UNREACHABLE)
+    assert waiting.end().code == 0
+
+
+@pytest.mark.parametrize(("if_held", "code"), [(IfHeld.SKIP, 0), (IfHeld.FAIL, 80)])
+def test_an_occurrence_that_is_done_is_not_run_again(
+    url: str, tmp_path: Path, if_held: IfHeld, code: int
+) -> None:
+    book = tmp_path / "book"
+    command = witness(book, "exit 0")
+    first = once(url, *command, occurrence=AT_TWO, if_held=if_held)
+    again = once(url, *command, occurrence=AT_TWO, if_held=if_held)
+    later = once(url, *command, occurrence=AT_TWO + timedelta(days=1), if_held=if_held)
+    assert [each.reason for each in (first, again, later)] == [
+        Reason.ENDED,
+        Reason.DONE,
+        Reason.ENDED,
+    ]
+    assert again.code == code
+    assert len(written(book, 2)) == 2
+
+
+def test_an_occurrence_that_was_stopped_is_still_open(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    first = start(*witness(book), occurrence=AT_TWO)
+    written(book, 1)
+    first.signalled(signal.SIGTERM)
+    assert (first.end().code, first.end().reason) == (143, Reason.STOPPED)
+    left = once(
+        url, *witness(book, "exit 0"), occurrence=AT_TWO, policy=Policy(on_crash=OnCrash.LEAVE)
+    )
+    assert left.reason is Reason.DONE
+    again = once(url, *witness(book, "exit 0"), occurrence=AT_TWO)
+    assert (again.code, again.token) == (0, 2)
+    newest, stopped = log_of(url)
+    assert (stopped.outcome, stopped.said.exit_code) == (Outcome.KILLED, 143)
+    assert (newest.outcome, newest.said.attempt) == (Outcome.OK, 2)
+
+
+def test_a_paused_job_starts_nothing(url: str, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    with_store(url, lambda store: pause(store, JOB, by="ann", why="repairs", clock=CLOCK))
+    for if_held in IfHeld:
+        verdict = once(url, "touch", str(ran), if_held=if_held, occurrence=AT_TWO)
+        assert (verdict.code, verdict.reason) == (81, Reason.PAUSED)
+        assert "by ann: repairs" in verdict.message
+    assert not ran.exists()
+    with_store(url, lambda store: resume(store, JOB, clock=CLOCK))
+    assert once(url, "touch", str(ran), occurrence=AT_TWO).code == 0
+    assert ran.exists()
+
+
+def test_a_failure_is_tried_again_under_the_same_reservation(url: str, tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    policy = Policy(retries=2, retry_pause=timedelta(milliseconds=10))
+    script = f"echo $LEASEHOLD_TOKEN $LEASEHOLD_ATTEMPT >> {book}; [ $LEASEHOLD_ATTEMPT = 2 ]"
+    verdict = once(url, "sh", "-c", script, policy=policy)
+    assert (verdict.code, verdict.attempt) == (0, 2)
+    assert book.read_text().splitlines() == ["1 1", "1 2"]
+    book.unlink()
+    verdict = once(url, "sh", "-c", f"echo >> {book}; exit 4", policy=policy)
+    assert (verdict.code, verdict.attempt, len(book.read_text())) == (4, 3, 3)
+
+
+def test_what_can_not_be_executed_is_not_tried_again(url: str, tmp_path: Path) -> None:
+    policy = Policy(retries=5, retry_pause=timedelta(days=1))
+    verdict = once(url, str(tmp_path / "missing"), policy=policy)
+    assert (verdict.code, verdict.reason, verdict.attempt) == (127, Reason.NOT_EXECUTED, 1)
+    assert log_of(url)[0].outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("sleep 60", 143), ("trap 'exit 0' TERM; wait_", 124)]
+)
+def test_one_that_takes_too_long_has_failed(url: str, script: str, code: int) -> None:
+    loop = script.replace("wait_", "while :; do sleep 0.05; done")
+    verdict = once(url, "sh", "-c", loop, limits=LIMITS.within(0.5))
+    assert (verdict.code, verdict.reason) == (code, Reason.TIMED_OUT)
+    assert log_of(url)[0].outcome is Outcome.FAILED
+
+
+@pytest.mark.spec("J5")
+def test_a_standby_takes_over_from_one_that_is_told_to_stop(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    first = start(*witness(book), standby=True)
+    written(book, 1)
+    second = start(*witness(book), standby=True)
+    until(lambda: any("waiting" in words for words in second.said))
+    first.signalled(signal.SIGTERM)
+    assert [token for token, _ in written(book, 2)] == ["1", "2"]
+    assert first.end().code == 143
+
+
+def test_a_standby_that_loses_it_waits_for_it_again(url: str, start: Start, tmp_path: Path) -> None:
+    book = tmp_path / "book"
+    service = start(*witness(book), standby=True)
+    written(book, 1)
+
+    async def broken(store: Store) -> Resource | None:
+        return await store.break_(job_key(JOB), epoch=1, after=timedelta(0))
+
+    with_store(url, broken)
+    assert [token for token, _ in written(book, 2)] == ["1", "2"]
+    assert log_of(url)[1].outcome is Outcome.BROKEN
+    assert any("was lost (broken)" in words for words in service.said)
+
+
+def test_one_that_loses_it_stops_the_command_and_says_so(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    kill = replace(LIMITS, on_loss=OnLoss(kind=LossKind.KILL))
+    service = start(*witness(book), limits=kill)
+    written(book, 1)
+    with_store(url, lambda store: store.break_(job_key(JOB), epoch=1, after=timedelta(0)))
+    verdict = service.end()
+    assert (verdict.code, verdict.reason) == (79, Reason.LOST)
+    assert "killed" in verdict.message
+
+
+def test_an_operator_gives_it_to_a_standby_and_sends_one_home(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    first = start(*witness(book), standby=True)
+    written(book, 1)
+    second = start(*witness(book), standby=True)
+    until(lambda: any("waiting" in words for words in second.said))
+
+    async def suggested(store: Store) -> None:
+        me = log_of_holder(await store.resources("job"))
+        (other,) = set(await store.peers("job")) - {me}
+        assert await store.suggest(job_key(JOB), epoch=1, to=other)
+
+    with_store(url, suggested)
+    assert [token for token, _ in written(book, 2)] == ["1", "2"]
+    until(lambda: any("waiting" in words for words in first.said))
+
+    async def dismissed(store: Store) -> None:
+        assert await store.dismiss(log_of_holder(await store.resources("job")) or "")
+
+    with_store(url, dismissed)
+    assert (second.end().code, second.end().reason) == (0, Reason.HANDED_OVER)
+    assert [token for token, _ in written(book, 3)] == ["1", "2", "3"]
+    assert [each.outcome for each in log_of(url)[1:]] == [Outcome.HANDED_OVER] * 2
+
+
+def log_of_holder(resources: object) -> str | None:
+    assert isinstance(resources, dict)
+    found: Resource = resources[job_key(JOB)]
+    return found.holder
+
+
+def test_one_that_is_told_to_stop_while_it_waits_runs_nothing(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    with_store(url, lambda store: pause(store, JOB, by="ann", clock=CLOCK))
+    service = start("touch", str(ran), standby=True)
+    until(lambda: any("paused" in words for words in service.said))
+    service.signalled(signal.SIGTERM)
+    verdict = service.end()
+    assert (verdict.code, verdict.reason) == (0, Reason.STOPPED)
+    assert not ran.exists()

@@ -1,0 +1,157 @@
+"""Wrappers of commands for tests: in a thread of this process, or as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+from tests.support.command_runs import CLOCK, ROOT, until
+
+from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command.plan import Plan
+from leasehold.jobs.command.run import Limits
+from leasehold.jobs.command.service import Wrapper
+from leasehold.jobs.command.verdict import Verdict
+from leasehold.jobs.entry import Entry, entries
+from leasehold.names import job_key
+from leasehold.stores import open_store
+
+JOB = "nightly"
+LEASE_S = 2.0
+LEASE = timedelta(seconds=LEASE_S)
+LIMITS = Limits(lease_s=LEASE_S, belief_s=LEASE_S / 5, grace_s=5.0)
+
+
+def plan(url: str, *command: str, **rest: object) -> Plan:
+    given: dict[str, object] = {
+        "job": JOB,
+        "command": command,
+        "store": url,
+        "lease": LEASE,
+        "limits": LIMITS,
+        **rest,
+    }
+    return Plan(**given)  # type: ignore[arg-type]
+
+
+@dataclass(kw_only=True)
+class Threaded:
+    """A wrapper in a thread. ``signalled`` is what its process would be sent."""
+
+    plan: Plan
+    bell: Bell = field(default_factory=Bell)
+    said: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def _live(self) -> None:
+        wrapper = Wrapper(
+            self.plan, bell=self.bell, clock=CLOCK, rng=random.Random(1), say=self.said.append
+        )
+        self.verdict = wrapper.run()
+
+    def signalled(self, number: int) -> None:
+        self.bell._hear(number, None)
+
+    def end(self, *, within_s: float = 30.0) -> Verdict:
+        self._thread.join(within_s)
+        assert self.verdict is not None, f"it does not end: {self.said}"
+        return self.verdict
+
+
+def once(url: str, *command: str, **rest: object) -> Verdict:
+    """Run one to its end."""
+    bell = Bell()
+    try:
+        wrapper = Wrapper(
+            plan(url, *command, **rest),
+            bell=bell,
+            clock=CLOCK,
+            rng=random.Random(1),
+            say=lambda _words: None,
+        )
+        return wrapper.run()
+    finally:
+        bell.close()
+
+
+def log_of(url: str, job: str = JOB) -> list[Entry]:
+    """The reservation log, newest first."""
+
+    async def read() -> list[Entry]:
+        async with open_store(url) as store:
+            return entries(await store.history(job_key(job)))
+
+    return anyio.run(read)
+
+
+class Alone:
+    """``leasehold run`` as a process. Its command writes its token and process id into a file."""
+
+    def __init__(self, url: str, folder: Path, *options: str, command: list[str]) -> None:
+        self.errors = folder / f"errors-{len(list(folder.iterdir()))}"
+        words = ["--job", JOB, "--store", url, "--lease", f"{LEASE_S:g}s", *options, "--", *command]
+        with self.errors.open("wb") as errors:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "leasehold.cli.run", *words],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def send(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def says(self, words: str) -> None:
+        until(lambda: words in self.said)
+
+    def code(self) -> int:
+        return self.popen.wait(40)
+
+    def end(self) -> None:
+        """Kill it, and so all that it has started. A test that failed shows what it said."""
+        print(self.said)
+        with suppress(ProcessLookupError):
+            os.kill(self.popen.pid, signal.SIGCONT)
+        self.popen.kill()
+        self.popen.wait()
+
+
+def witness(book: Path, then: str = "exec sleep 60") -> list[str]:
+    """A command that writes ``token pid``, and ``TWO`` if the one before it still lives."""
+    script = (
+        f'last=$(tail -n 1 {book} 2>/dev/null | cut -d" " -f2); '
+        f'if [ -n "$last" ] && kill -0 "$last" 2>/dev/null; then echo TWO 0 >> {book}; fi; '
+        f'echo "$LEASEHOLD_TOKEN $$" >> {book}; {then}'
+    )
+    return ["sh", "-c", script]
+
+
+def written(book: Path, lines: int) -> list[tuple[str, int]]:
+    """Wait for so many lines of the witnesses."""
+
+    def read() -> list[tuple[str, int]]:
+        text = book.read_text() if book.exists() else ""
+        whole = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
+        return [(token, int(pid)) for token, pid in (line.split() for line in whole)]
+
+    until(lambda: len(read()) >= lines)
+    return read()

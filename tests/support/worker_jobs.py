@@ -1,0 +1,36 @@
+"""Jobs for tests that run workers as processes. What is run is written to a file, line by line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+
+from leasehold.jobs.definition import job
+from leasehold.jobs.run import Run
+
+BOOK = os.environ.get("WORKER_BOOK", os.devnull)
+LEASE = timedelta(seconds=float(os.environ.get("WORKER_LEASE_S", "3")))
+
+
+def write(*words: object) -> None:
+    line = " ".join(str(each) for each in words) + "\n"
+    with open(BOOK, "a", encoding="utf-8") as book:  # noqa: PTH123 - one write, appended
+        book.write(line)
+
+
+@job("tick", every="1s", lease=LEASE, catch_up="all", overlap="queue")
+def tick(run: Run) -> None:
+    assert run.occurrence is not None
+    write("tick", int(run.occurrence.timestamp()), run.epoch, os.getpid())
+
+
+@job("blocking", lease=LEASE)
+async def blocking(run: Run) -> None:
+    """Blocks the event loop for longer than the lease lasts."""
+    write("blocking", "begins", run.epoch)
+    threading.Event().wait(2 * LEASE.total_seconds())
+    run.check()
+    write("blocking", "holds", run.epoch)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,166 @@
+"""The options of ``leasehold run``: what they mean, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tests.support.command import CommandLine
+
+from leasehold.cli.run import _if_held, _limits, _occurrence, _on_loss, _retry
+from leasehold.clock import SystemClock
+from leasehold.core.cron import parse_schedule
+from leasehold.errors import UsageError
+from leasehold.jobs import reserve
+from leasehold.jobs.command.judgement import ended_run, what_happened
+from leasehold.jobs.command.plan import IfHeld
+from leasehold.jobs.command.run import Ended, Limits, LossKind, OnLoss
+from leasehold.jobs.command.verdict import Reason, Verdict
+from leasehold.jobs.entry import Outcome
+
+LIMITS = Limits(lease_s=60.0, belief_s=12.0)
+
+
+@pytest.fixture
+def leasehold(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> CommandLine:
+    return CommandLine(monkeypatch, capfdbinary, f"sqlite:///{tmp_path}/leases.db")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--job", "j", "--nonsense", "--", "true"],
+        ["--job", "j"],
+        ["--", "true"],
+        ["--job", "j", "--held-exit", "256", "--", "true"],
+        ["--job", "j", "--on-crash", "perhaps", "--", "true"],
+        ["--job", "j", "--lease", "soon", "--", "true"],
+        ["--job", "j", "--if-held", "perhaps", "--", "true"],
+        ["--job", "j", "--if-held", "skip=5m", "--", "true"],
+        ["--job", "j", "--retry", "often", "--", "true"],
+        ["--job", "j", "--retry", "101", "--", "true"],
+        ["--job", "j", "--on-lost", "cmd:", "--", "true"],
+        ["--job", "j", "--on-lost", "cmd", "--", "true"],
+        ["--job", "j", "--on-lost", "shout", "--", "true"],
+        ["--job", "j", "--cron", "soon", "--", "true"],
+        ["--job", "j", "--cron", "* * * * *", "--every", "5m", "--", "true"],
+        ["--job", "j", "--occurrence", "cron", "--", "true"],
+        ["--job", "j", "--occurrence", "soon", "--", "true"],
+        ["--job", "j", "--standby", "--occurrence", "cron", "--cron", "@daily", "--", "true"],
+        ["--job", "j", "--store", "nonsense", "--", "true"],
+    ],
+)
+def test_what_is_wrong_is_said_with_the_code_of_sysexits(
+    leasehold: CommandLine, words: list[str]
+) -> None:
+    done = leasehold("run", *words)
+    assert done.code == 64
+    assert done.err.strip()
+    assert done.raw == b""
+
+
+def test_options_behind_the_command_are_its_own(leasehold: CommandLine, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/leases.db"
+    with reserve("j", store=url):
+        done = leasehold("run", "--job", "j", "--if-held", "fail", "sh", "-c", "--nonsense")
+    assert done.code == 75
+    assert "held by" in done.err
+
+
+def test_one_that_is_skipped_says_nothing_but_to_programs(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
+    with reserve("j", store=f"sqlite:///{tmp_path}/leases.db"):
+        quiet = leasehold("run", "--job", "j", "--", "true")
+        told = leasehold("run", "--job", "j", "--json", "--", "true")
+    assert (quiet.code, quiet.err) == (0, "")
+    line = json.loads(told.err)
+    assert (line["job"], line["reason"], line["exit_code"], line["token"]) == ("j", "held", 0, None)
+
+
+def test_if_held() -> None:
+    assert _if_held("skip") == (IfHeld.SKIP, None)
+    assert _if_held("fail") == (IfHeld.FAIL, None)
+    assert _if_held("wait") == (IfHeld.WAIT, None)
+    assert _if_held("wait=5m") == (IfHeld.WAIT, timedelta(minutes=5))
+
+
+def test_retry() -> None:
+    assert _retry("3") == (3, timedelta(seconds=2))
+    assert _retry("3:500ms") == (3, timedelta(milliseconds=500))
+
+
+def test_on_lost() -> None:
+    assert _on_loss("stop") == OnLoss(kind=LossKind.STOP)
+    assert _on_loss("cmd:yarn kill $X") == OnLoss(kind=LossKind.COMMAND, command="yarn kill $X")
+
+
+def test_the_limits_leave_time_to_stop_and_to_kill_before_the_lease_ends() -> None:
+    limits = _limits("j", timedelta(seconds=60), grace="15s", timeout=None, on_lost="stop")
+    assert (limits.belief_s, limits.grace_s, limits.kill_margin_s) == (12.0, 15.0, 0.5)
+    short = _limits("j", timedelta(seconds=2), grace="15s", timeout=None, on_lost="stop")
+    assert 0 < short.kill_margin_s < short.belief_s / 4
+    assert short.slice_s < short.kill_margin_s
+
+
+def test_which_occurrence_is_reserved() -> None:
+    class At(SystemClock):
+        def utc_now(self) -> datetime:
+            return datetime(2026, 1, 31, 2, 0, 0, 300_000, tzinfo=UTC)
+
+    daily = parse_schedule("0 2 * * *")
+    at_two = datetime(2026, 1, 31, 2, tzinfo=UTC)
+    clock = At()
+    assert _occurrence(None, daily, standby=False, clock=clock) == at_two
+    assert _occurrence("cron", daily, standby=False, clock=clock) == at_two
+    assert _occurrence("now", daily, standby=False, clock=clock) is None
+    assert _occurrence(None, None, standby=False, clock=clock) is None
+    assert _occurrence(None, daily, standby=True, clock=clock) is None
+    text = "2026-01-31T03:00:00+01:00"
+    assert _occurrence(text, None, standby=False, clock=clock) == at_two
+    assert _occurrence("2026-01-31T02:00:00Z", None, standby=False, clock=clock) == at_two
+    with pytest.raises(UsageError, match="needs a schedule"):
+        _occurrence("cron", None, standby=False, clock=clock)
+
+
+def test_the_line_for_programs_has_all_that_is_known() -> None:
+    moment = datetime(2026, 1, 31, 2, tzinfo=UTC)
+    verdict = Verdict(
+        reason=Reason.LOST, code=79, message="gone", token=4, occurrence=moment, attempt=2
+    )
+    assert json.loads(verdict.line("nightly")) == {
+        "job": "nightly",
+        "reason": "lost",
+        "exit_code": 79,
+        "message": "gone",
+        "token": 4,
+        "occurrence": "2026-01-31T02:00:00+00:00",
+        "attempts": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome", "reason", "code"),
+    [
+        (Ended(exit_code=0), Outcome.OK, Reason.ENDED, 0),
+        (Ended(exit_code=0, stopped_by=15), Outcome.OK, Reason.ENDED, 0),
+        (Ended(exit_code=143, stopped_by=15), Outcome.KILLED, Reason.STOPPED, 143),
+        (Ended(exit_code=143), Outcome.FAILED, Reason.ENDED, 143),
+        (Ended(exit_code=0, timed_out=True), Outcome.FAILED, Reason.TIMED_OUT, 124),
+        (Ended(exit_code=127), Outcome.FAILED, Reason.ENDED, 127),
+        (Ended(exit_code=127, executed=False), Outcome.FAILED, Reason.NOT_EXECUTED, 127),
+    ],
+)
+def test_what_is_made_of_a_run(ended: Ended, outcome: Outcome, reason: Reason, code: int) -> None:
+    found, verdict = ended_run("'j'", ended, LIMITS)
+    assert (found, verdict.reason, verdict.code) == (outcome, reason, code)
+
+
+def test_what_happened_is_said_in_words() -> None:
+    assert what_happened(Ended(exit_code=3)) == "the command failed with exit code 3"
+    assert what_happened(Ended(exit_code=143)) == "the command was ended by SIGTERM"
+    assert what_happened(Ended(exit_code=255)) == "the command failed with exit code 255"

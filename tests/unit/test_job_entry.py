@@ -1,0 +1,142 @@
+"""The reservation log: notes of terms, and what is read out of them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leasehold.jobs.entry import Entry, Outcome, Said, entries, reservers
+from leasehold.model import LONGEST_NOTE, EndReason, Note, Ownership, Term
+
+AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
+PROOF = Ownership(key="job/nightly", epoch=1, holder="me", token="secret")
+
+
+def term(
+    number: int, *, reason: EndReason | None = EndReason.RELEASED, note: str = "", holder: str = "a"
+) -> Term:
+    began = AT + timedelta(minutes=number)
+    return Term(
+        key="job/nightly",
+        epoch=number,
+        holder=holder,
+        started_at=began,
+        ended_at=None if reason is None else began + timedelta(seconds=90),
+        reason=reason,
+        note=note,
+    )
+
+
+texts = st.text(max_size=3000)
+moments = st.datetimes(
+    min_value=datetime(1970, 1, 2),  # noqa: DTZ001 - hypothesis adds the zone
+    max_value=datetime(2200, 1, 1),  # noqa: DTZ001
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))]),
+)
+
+
+@given(
+    st.builds(
+        Said,
+        host=st.text(max_size=100),
+        pid=st.integers(0, 2**22),
+        occurrence=st.none() | moments,
+        attempt=st.integers(1, 1000),
+        schedule=st.text(max_size=300),
+        outcome=st.none() | st.sampled_from(Outcome),
+        exit_code=st.none() | st.integers(-64, 255),
+        words=texts,
+    )
+)
+def test_any_note_can_be_kept_and_what_is_read_from_it_is_what_was_said(said: Said) -> None:
+    note = said.note()
+    assert Note(ownership=PROOF, text=note).text == note  # every store can keep it
+    read = Said.of(note)
+    assert (read.pid, read.attempt, read.outcome) == (said.pid, said.attempt, said.outcome)
+    assert (read.occurrence, read.exit_code) == (said.occurrence, said.exit_code)
+    assert said.host.startswith(read.host)
+    cut = read.words.removesuffix("…")
+    assert read.words == said.words or said.words.startswith(cut)
+
+
+def test_short_words_are_kept_whole_and_what_is_empty_takes_no_room() -> None:
+    said = Said(host="vm", pid=7, occurrence=AT, exit_code=0, words="half of it")
+    assert Said.of(said.note()) == said
+    assert json.loads(said.note()).keys() == {"host", "pid", "occurrence", "exit_code", "words"}
+    assert Said().note() == "{}"
+    assert len(Said(words="x" * 5000).note()) <= LONGEST_NOTE
+    assert Said.of(Said(words="x" * 5000).note()).words.endswith("x…")
+
+
+@given(st.text(max_size=200) | st.recursive(st.integers(), st.lists).map(json.dumps))
+def test_a_note_that_is_not_ours_is_never_an_error(note: str) -> None:
+    assert isinstance(Said.of(note), Said)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "by hand",
+        "[1, 2]",
+        '"text"',
+        '{"pid": "seven"}',
+        '{"attempt": "2"}',
+        '{"outcome": "splendid"}',
+        '{"outcome": []}',
+        '{"occurrence": 5}',
+        '{"occurrence": "tomorrow"}',
+        '{"occurrence": "0001-01-01T00:00:00+14:00"}',
+        "[" * 1000,
+    ],
+)
+def test_what_others_wrote_is_taken_for_words(note: str) -> None:
+    assert Said.of(note) == Said(words=note)
+
+
+def test_parts_that_a_later_release_adds_are_passed_over() -> None:
+    assert Said.of('{"words": "w", "colour": "red"}') == Said(words="w")
+
+
+@pytest.mark.spec("J3")
+@pytest.mark.parametrize(
+    ("reason", "said", "outcome"),
+    [
+        (None, Said(), None),
+        (EndReason.RELEASED, Said(), Outcome.OK),
+        (EndReason.RELEASED, Said(outcome=Outcome.FAILED), Outcome.FAILED),
+        (EndReason.RELEASED, Said(outcome=Outcome.KILLED), Outcome.KILLED),
+        (EndReason.HANDED_OVER, Said(), Outcome.HANDED_OVER),
+        (EndReason.HANDED_OVER, Said(outcome=Outcome.OK), Outcome.OK),
+        (EndReason.EXPIRED, Said(words="half way"), Outcome.EXPIRED),
+        (EndReason.STOLEN, Said(), Outcome.LOST),
+        (EndReason.BROKEN, Said(), Outcome.BROKEN),
+        (EndReason.BROKEN, Said(outcome=Outcome.OK), Outcome.BROKEN),  # it never said so in time
+    ],
+)
+def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
+    reason: EndReason | None, said: Said, outcome: Outcome | None
+) -> None:
+    entry = Entry.of(term(1, reason=reason, note=said.note()))
+    assert entry.outcome is outcome
+    assert entry.said == said
+    assert entry.duration == (None if reason is None else timedelta(seconds=90))
+
+
+@pytest.mark.spec("J3")
+def test_the_last_ten_reservers_newest_first_and_one_in_a_row_is_one() -> None:
+    holders = ["c", "c", *(f"h{number}" for number in range(8)), "b", "b", "a"]
+    log = entries(term(99 - at, holder=holder) for at, holder in enumerate(holders))
+    found = reservers(log)
+    assert [each.holder for each in found] == ["c", *(f"h{number}" for number in range(8)), "b"]
+    assert [len(each.entries) for each in found] == [2, 1, 1, 1, 1, 1, 1, 1, 1, 2]
+    assert [entry.epoch for entry in found[0].entries] == [99, 98]
+    assert len(reservers(log, most=2)) == 2
+
+
+def test_what_an_operator_has_reset_is_no_reservation() -> None:
+    log = entries([term(2), term(1, reason=EndReason.RESET, holder="operator")])
+    assert [entry.epoch for entry in log] == [2]
