@@ -7,7 +7,7 @@ from importlib import import_module
 
 from bench.report import Part, main
 
-PARTS = ("balance", "stores", "files", "log", "processor", "spark")
+PARTS = ("balance", "stores", "files", "log", "processor", "spark", "jobs")
 
 
 def part(name: str) -> Part:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bench.report import Row, cost, exactly, rate
 
-from leasehold.jobs.definition import Job, job
-from leasehold.jobs.worker import Worker
+from leasehold.jobs.worker.definition import Job, job
+from leasehold.jobs.worker.worker import Worker
 from leasehold.processor.bridge import OneLoop
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import CHANGING, READING
@@ -20,7 +20,7 @@ from leasehold.testing.sim.loop import run_simulated, simulated_sleep
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from leasehold.jobs.run import Run
+    from leasehold.jobs.worker.run import Run
     from leasehold.ports import Store
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ import pytest
 from tests.support.postgres import database
 
 from leasehold.errors import LeaseLost, StoreUnusable
-from leasehold.jobs.definition import Job, job
 from leasehold.jobs.entry import Outcome, entries
-from leasehold.jobs.run import Run
-from leasehold.jobs.worker import Worker
+from leasehold.jobs.worker.definition import Job, job
+from leasehold.jobs.worker.run import Run
+from leasehold.jobs.worker.worker import Worker
 from leasehold.names import job_key
 from leasehold.stores import open_store
 

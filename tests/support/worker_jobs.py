@@ -7,8 +7,8 @@ import signal
 import threading
 from datetime import timedelta
 
-from leasehold.jobs.definition import job
-from leasehold.jobs.run import Run
+from leasehold.jobs.worker.definition import job
+from leasehold.jobs.worker.run import Run
 
 BOOK = os.environ.get("WORKER_BOOK", os.devnull)
 LEASE = timedelta(seconds=float(os.environ.get("WORKER_LEASE_S", "3")))

@@ -39,7 +39,7 @@ def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
         raise UsageError(f"{module_name!r} is a file, and a module is wanted: {_HOW}")
     if not _NAME.fullmatch(module_name) or not _NAME.fullmatch(name):
         raise UsageError(f"{text!r} can not be the name of a handler: {_HOW}")
-    found: Any = _imported(module_name)
+    found: Any = imported(module_name)
     for part in name.split("."):
         if not hasattr(found, part):
             raise _missing(found, part, module_name)
@@ -48,7 +48,7 @@ def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _imported(name: str) -> ModuleType:
+def imported(name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

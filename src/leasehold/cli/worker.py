@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from leasehold.cli.common import StoreUrl, counted, duration, err, store_url
-from leasehold.cli.process_handler import _imported as imported
+from leasehold.cli.process_handler import imported
 from leasehold.clock import Clock, SystemClock
 from leasehold.errors import UsageError
-from leasehold.jobs.definition import Job
-from leasehold.jobs.worker import Worker
+from leasehold.jobs.worker.definition import Job
+from leasehold.jobs.worker.worker import Worker
 from leasehold.sources.tracebacks import traceback_of
 
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"

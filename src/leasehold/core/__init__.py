@@ -8,6 +8,8 @@ module             decides
 ``ladder``         how long to wait before trying again
 ``view``           what a member knows of its group, from the changes it was told
 ``balance``        who should own what: the strategies
+``cron``           when a schedule happens, whatever the clocks of its zone do
+``timetable``      which occurrences of a schedule are to be run, and which passed over
 ``pace``           when the next cycle begins
 ``checkpointing``  when a position is written down
 ``poison``         what becomes of an event that its handler can not take

@@ -1,25 +1,52 @@
-"""Jobs that run one at a time: a reservation of one or more names, under one lease.
+"""Jobs that run one at a time, and each occurrence of a schedule once.
 
-``reserve`` and ``try_reserve`` for one job, with ``async`` faces; ``Reserver`` for many, by name.
+``reserve`` and ``try_reserve`` are for one job, with ``async`` faces; ``Reserver`` is for many, by
+name; ``job`` and ``Worker`` are for functions with schedules. ``leasehold run`` is ``command``.
+
+A job is the key ``job/<name>``. Its log is the history of the key: a term begins and ends in the
+same step as the reservation, with a note (``entry``). Which occurrences were started and done says
+the key's checkpoint (``occurrence``), and what operators want the checkpoints of keys beside it
+(``orders``).
+
+=============================  ==============================================================
+``claimant`` on ``holding``    one wish, under a lease of its own
+``keyring`` on ``holding``     many keys, under one lease; calls that come together go together
+``request``, ``reservation``   a claimant in a thread of its own, and its face
+``asynchronous``               the same face for asyncio
+``reserver``                   a keyring in a thread of its own, by name
+``worker``                     functions, schedules, services
+``command``                    any command, in a session that is ended in time
+``fences``                     a table and a file that compare the token
+=============================  ==============================================================
 """
 
 from __future__ import annotations
 
 from leasehold.jobs.asynchronous import AsyncReservation, reserve_async, try_reserve_async
 from leasehold.jobs.entry import Outcome
-from leasehold.jobs.policy import OnCrash
+from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
 from leasehold.jobs.reservation import Reservation, reserve, try_reserve
 from leasehold.jobs.reserver import Reserver
 from leasehold.jobs.wish import Done, Held
+from leasehold.jobs.worker.definition import Job, job
+from leasehold.jobs.worker.run import Run
+from leasehold.jobs.worker.worker import Worker
 
 __all__ = [
     "AsyncReservation",
+    "CatchUp",
     "Done",
     "Held",
+    "Job",
     "OnCrash",
     "Outcome",
+    "Overlap",
+    "Policy",
     "Reservation",
     "Reserver",
+    "Run",
+    "Worker",
+    "job",
     "reserve",
     "reserve_async",
     "try_reserve",

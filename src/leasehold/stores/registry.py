@@ -278,7 +278,12 @@ class Registry(Ledger):
 
     def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store.checkpoints``."""
-        return {key: each for key, each in self._checkpoints.items() if group_of(key) == group}
+        start = f"{group}/"  # rules most keys out for less than looking for the last slash
+        return {
+            key: each
+            for key, each in self._checkpoints.items()
+            if key.startswith(start) and group_of(key) == group
+        }
 
     def resources(self, group: str, now: float) -> Mapping[str, Resource]:
         """See ``Store.resources``."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.errors import LeaseLost
-from leasehold.jobs.activity import STOPPED
 from leasehold.jobs.command.judgement import what_happened
 from leasehold.jobs.command.plan import environment
 from leasehold.jobs.command.run import CommandRun, Ended
 from leasehold.jobs.command.verdict import Exit, Reason, Verdict
-from leasehold.jobs.definition import job
-from leasehold.jobs.worker import Worker
+from leasehold.jobs.worker.activity import STOPPED
+from leasehold.jobs.worker.definition import job
+from leasehold.jobs.worker.worker import Worker
 
 if TYPE_CHECKING:
     import random
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from leasehold.core.cron import Schedule
     from leasehold.jobs.command.bell import Bell
     from leasehold.jobs.command.plan import Plan
-    from leasehold.jobs.run import Run
+    from leasehold.jobs.worker.run import Run
 
 _EVERY = "every "
 _SPARE_S = 5.0  # after the grace: for the kernel to kill, and for the release

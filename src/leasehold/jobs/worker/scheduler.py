@@ -23,21 +23,21 @@ from leasehold.core.timetable import Overlap, Place, decide
 from leasehold.errors import LeaseLost, StoreError
 from leasehold.jobs import occurrence as marks
 from leasehold.jobs import orders as orders_
-from leasehold.jobs.activity import REPLACED, Activity
-from leasehold.jobs.agenda import Agenda
 from leasehold.jobs.entry import Outcome, Said
-from leasehold.jobs.planner import Planner, order_of
-from leasehold.jobs.seat import Kind, Plan, Seat
+from leasehold.jobs.worker.activity import REPLACED, Activity
+from leasehold.jobs.worker.agenda import Agenda
+from leasehold.jobs.worker.planner import Planner, order_of
+from leasehold.jobs.worker.seat import Kind, Plan, Seat
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
 
     from leasehold.clock import Clock
-    from leasehold.jobs.activity import Verdict
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.planner import Pace
-    from leasehold.jobs.runs import Runs
+    from leasehold.jobs.worker.activity import Verdict
+    from leasehold.jobs.worker.planner import Pace
+    from leasehold.jobs.worker.runs import Runs
     from leasehold.model import Ownership, Position
     from leasehold.ports import Store
 

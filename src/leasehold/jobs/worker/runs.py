@@ -22,9 +22,9 @@ import anyio
 from leasehold.core.ladder import Ladder
 from leasehold.errors import StoreError
 from leasehold.jobs import occurrence as marks_
-from leasehold.jobs.activity import STOPPED, TIMEOUT, Activity, Verdict
 from leasehold.jobs.entry import Outcome
-from leasehold.jobs.run import Run
+from leasehold.jobs.worker.activity import STOPPED, TIMEOUT, Activity, Verdict
+from leasehold.jobs.worker.run import Run
 from leasehold.model import MarkRefusal
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.launch import Launcher
+    from leasehold.jobs.worker.launch import Launcher
     from leasehold.model import Position
 
 log = logging.getLogger("leasehold.jobs")

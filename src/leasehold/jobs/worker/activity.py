@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from leasehold.core.timetable import settled_by
 from leasehold.errors import LeaseLost
 from leasehold.jobs.entry import Outcome, Said
-from leasehold.jobs.seat import Kind
+from leasehold.jobs.worker.seat import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import anyio
 
-    from leasehold.jobs.run import Run
-    from leasehold.jobs.seat import Plan, Seat
+    from leasehold.jobs.worker.run import Run
+    from leasehold.jobs.worker.seat import Plan, Seat
     from leasehold.model import Ownership
 
 TIMEOUT, REPLACED, STOPPED = "timeout", "replaced", "stopped"

@@ -12,7 +12,7 @@ from leasehold.core.timetable import Place, decide
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.jobs import occurrence as marks
 from leasehold.jobs import orders as orders_
-from leasehold.jobs.seat import Kind, Plan
+from leasehold.jobs.worker.seat import Kind, Plan
 from leasehold.model import State
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.occurrence import Ran
     from leasehold.jobs.orders import Orders
-    from leasehold.jobs.seat import Seat
+    from leasehold.jobs.worker.seat import Seat
     from leasehold.model import Checkpoint, Ownership
     from leasehold.ports import Store
 

@@ -12,8 +12,8 @@ from leasehold.model import Position
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from leasehold.jobs.definition import Job
     from leasehold.jobs.orders import Order
+    from leasehold.jobs.worker.definition import Job
     from leasehold.model import Checkpoint
 
 log = logging.getLogger("leasehold.jobs")

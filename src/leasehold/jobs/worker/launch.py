@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from leasehold.jobs.definition import Job
-    from leasehold.jobs.run import Run
+    from leasehold.jobs.worker.definition import Job
+    from leasehold.jobs.worker.run import Run
     from leasehold.processor.bridge import Bridge
 
 # Called on the lease side, once, with the error that ended the function, if one did.

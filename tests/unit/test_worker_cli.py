@@ -1,0 +1,71 @@
+"""``leasehold worker``: which jobs it finds, and what is wrong where it finds none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from leasehold.cli.worker import load_jobs
+from leasehold.errors import LeaseholdError, UsageError
+
+MODULE = """
+from leasehold.jobs.worker.definition import job
+
+
+@job("one", every="30s")
+def one(): ...
+
+
+@job("two")
+async def two(run): ...
+
+
+def plain(): ...
+
+
+both = [one, two]
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "worker_module_of_a_test.py").write_text(MODULE)
+    (tmp_path / "worker_module_without_jobs.py").write_text("x = 1\n")
+    (tmp_path / "worker_module_that_fails.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "worker_module_of_a_test"
+    for name in [each for each in sys.modules if each.startswith("worker_module_")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("", ["one", "two"]), (":one", ["one"]), (":both", ["one", "two"])],
+)
+def test_all_jobs_of_a_module_are_found_or_those_that_are_named(
+    module: str, name: str, found: list[str]
+) -> None:
+    assert [each.name for each in load_jobs(module + name)] == found
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("worker_module_without_jobs", UsageError, "has no jobs"),
+        ("worker_module_of_a_test:plain", UsageError, "neither a job nor a list"),
+        ("worker_module_of_a_test:three", UsageError, "there is no 'three'"),
+        ("worker_module_of_a_test.py", UsageError, "is a file"),
+        ("", UsageError, "can not be the name of a module"),
+        ("worker_module_nowhere", UsageError, "there is no module"),
+        ("worker_module_that_fails", LeaseholdError, "ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    module: str, text: str, error: type[LeaseholdError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        load_jobs(text)
