@@ -49,6 +49,11 @@ def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
 
 
 def imported(name: str) -> ModuleType:
+    """The module, also from the directory that the command was started in.
+
+    Raises:
+        UsageError: there is no such module.
+    """
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
