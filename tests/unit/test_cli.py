@@ -153,5 +153,5 @@ def test_an_svg_that_can_not_be_written_is_said_before_the_work() -> None:
 def test_version_and_help() -> None:
     assert leasehold("--version").stdout.strip().count(".") == 2
     words = leasehold("--help").stdout
-    assert "One owner at a time for partitions, files and event logs." in words
+    assert "One owner at a time for partitions, jobs, files and event logs." in words
     assert all(command in words for command in ("simulate", "files", "log"))
