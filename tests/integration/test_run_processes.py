@@ -252,3 +252,4 @@ def test_a_run_that_an_operator_asks_for_is_run_once_without_an_occurrence(
     node = start("--cron", "0 0 1 1 *", "--standby", command=["sh", "-c", script])
     node.says("run ended: exit code 0")
     assert book.read_text() == "[]\n"
+    until(lambda: 0 in [each.said.exit_code for each in log_of(url)])

@@ -165,6 +165,7 @@ def test_a_wish_waits_for_the_run_that_is_under_way() -> None:
 
 def test_a_failure_is_tried_again_with_growing_pauses_and_then_counts_as_done() -> None:
     async def fail(run: Run) -> None:
+        run.exit_code = 10 + run.attempt
         raise ValueError(f"no {run.attempt}")
 
     async def story(world: World) -> None:
@@ -180,6 +181,7 @@ def test_a_failure_is_tried_again_with_growing_pauses_and_then_counts_as_done() 
         assert entry.outcome is Outcome.FAILED
         assert entry.said.words == "ValueError: no 3"
         assert entry.said.attempt == 3
+        assert entry.said.exit_code == 13
 
     play(story)
 

@@ -42,19 +42,6 @@ _ALWAYS = (signal.SIGTERM, signal.SIGINT)
 class CommandFailed(Exception):
     """The command was run, and its exit code was not 0."""
 
-    def __init__(self, message: str, *, exit_code: int) -> None:
-        """``exit_code`` as a shell would say it."""
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-class _CommandWorker(Worker):
-    """A worker that says who it is to the others."""
-
-    @property
-    def holder(self) -> str:
-        return "" if self._keyring is None else self._keyring.holder
-
 
 class ScheduledWrapper:
     """One node of a scheduled command. ``run`` blocks in the main thread."""
@@ -82,7 +69,7 @@ class ScheduledWrapper:
             lease=plan.lease,
             policy=replace(plan.policy, timeout=None),  # the run of the command sees to it
         )(self._run)
-        self._worker = _CommandWorker(
+        self._worker = Worker(
             [made],
             store=plan.store,
             name=plan.job,
@@ -110,7 +97,7 @@ class ScheduledWrapper:
         """One attempt, in a thread of its own.
 
         Raises:
-            CommandFailed: with its exit code.
+            CommandFailed: its exit code was not 0.
             LeaseLost: there was no time to start it.
         """
         self._bell.heard()  # what came while nothing ran was for nobody
@@ -138,6 +125,7 @@ class ScheduledWrapper:
         self._judge(run, ended)
 
     def _judge(self, run: Run, ended: Ended) -> None:
+        run.exit_code = ended.exit_code
         if ended.exit_code == 0 and not ended.timed_out:
             run.words = run.words or "exit code 0"
             self._say("run ended: exit code 0")
@@ -148,4 +136,4 @@ class ScheduledWrapper:
         self._say(f"run ended: {words}")
         if ended.lost is not None:
             raise LeaseLost(words, key=self._plan.job, epoch=run.epoch, reason=ended.lost)
-        raise CommandFailed(words, exit_code=ended.exit_code)
+        raise CommandFailed(words)

@@ -100,6 +100,7 @@ class Activity:
             attempt=self.attempt,
             schedule=said.schedule,
             outcome=verdict.outcome,
+            exit_code=None if self.run is None else self.run.exit_code,
             words=verdict.words,
         )
 

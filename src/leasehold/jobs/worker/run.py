@@ -39,6 +39,8 @@ class Run:
         epoch: the fencing token. Show it to whatever the job writes to.
         occurrence: the scheduled moment this is the run of; None: it was started otherwise.
         attempt: 1 for the first try of this occurrence.
+        words: the last progress. They end up in the log.
+        exit_code: for the log, if the function ran a command; None by default.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Run:
         self.occurrence = occurrence
         self.attempt = attempt
         self.words = ""
+        self.exit_code: int | None = None
         self._ground = ground
         self._key = key
         self._told: str | None = None

@@ -118,6 +118,11 @@ class Worker:
         if self._sides is not None:
             self._sides.to_lease(self._stop)
 
+    @property
+    def holder(self) -> str:
+        """Who this worker is to the others at this moment; empty before it has begun."""
+        return "" if self._keyring is None else self._keyring.holder
+
     def held(self) -> list[str]:
         """The names of the jobs that run here."""
         return [] if self._runs is None else [last_part(key) for key in list(self._runs.active)]
