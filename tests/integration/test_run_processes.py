@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -14,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.support.command_runs import CLOCK, ROOT, TREE, alive, family, kill, until
-from tests.support.command_wrappers import JOB, LEASE_S, Alone, log_of, witness, written
+from tests.support.command_wrappers import JOB, LEASE_S, LEASEHOLD, Alone, log_of, witness, written
 
 from leasehold.jobs.command.guard import processes
 from leasehold.jobs.entry import Outcome
@@ -173,7 +172,7 @@ def _then(book: Path) -> str:
 
 def test_what_was_ignored_stays_ignored_and_nothing_else(url: str, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    words = f"{sys.executable} -m leasehold.cli.run --job j --store {url} --lease 2s"
+    words = f"{LEASEHOLD} run --job j --store {url} --lease 2s"
     script = f"trap '' HUP; exec {words} -- cp /proc/self/status {told}"
     subprocess.run(["sh", "-c", script], cwd=ROOT, check=True, timeout=60)
     assert _signals(told.read_text(), "SigIgn") & _ASKED == {signal.SIGHUP}

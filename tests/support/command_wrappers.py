@@ -25,6 +25,7 @@ from leasehold.jobs.entry import Entry, entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
+LEASEHOLD = Path(sys.executable).with_name("leasehold")
 JOB = "nightly"
 LEASE_S = 2.0
 LEASE = timedelta(seconds=LEASE_S)
@@ -106,7 +107,7 @@ class Alone:
         words = ["--job", JOB, "--store", url, "--lease", f"{LEASE_S:g}s", *options, "--", *command]
         with self.errors.open("wb") as errors:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "leasehold.cli.run", *words],
+                [LEASEHOLD, "run", *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
