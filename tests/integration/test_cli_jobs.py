@@ -2,81 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from tests.support.command import CommandLine
+from tests.support.stored_jobs import LONG, Jobs, jobs_in
 
 from leasehold import open_store
 from leasehold.clock import SystemClock
 from leasehold.jobs import occurrence, orders, try_reserve
 from leasehold.jobs.entry import Outcome, Said
 from leasehold.jobs.reservation import Reservation
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Ownership, Position, Wanted
-from leasehold.names import job_key
-from leasehold.ports import Store
+from leasehold.model import HandOver, Lease, Note, Position, Wanted
 
-T = TypeVar("T")
-LONG = timedelta(minutes=10)
 TWO = datetime(2026, 3, 1, 2, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jobs:
-    """Jobs in one store, reserved under leases that nobody renews."""
-
-    url: str
-    portal: BlockingPortal
-    store: Store
-
-    def run(self, step: Callable[[Store], Awaitable[T]]) -> T:
-        return self.portal.call(step, self.store)
-
-    def join(self, holder: str, *jobs: str, said: Said | None = None) -> list[Ownership]:
-        keys = [job_key(each) for each in jobs]
-        note = said.note() if said else ""
-
-        async def step(store: Store) -> list[Ownership]:
-            await store.declare(keys)
-            lease = await store.grant(
-                holder=holder,
-                token=f"t-{holder}",
-                group="job",
-                duration=LONG,
-                info=MemberInfo(host="web1", pid=4711),
-            )
-            seen = await store.resources("job")
-            wanted = [Wanted(key=key, seen_epoch=seen[key].epoch, note=note) for key in keys]
-            return list(await store.claim(lease, wanted))
-
-        return self.run(step)
-
-    def leave(self, owned: Ownership, said: Said | None = None) -> None:
-        notes = {owned.key: said.note()} if said else None
-        self.run(lambda store: store.release([owned], notes=notes))
-
-    def ran(self, holder: str, job: str, said: Said) -> None:
-        self.leave(self.join(holder, job)[0], said)
-
-    def mark(self, owned: Ownership, position: Position) -> None:
-        mark = Mark(ownership=owned, position=position)
-        assert not self.run(lambda store: store.checkpoint([mark]))
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    url = f"sqlite:///{tmp_path}/store.db"
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(open_store(url)) as store,
-    ):
-        made = Jobs(url=url, portal=portal, store=store)
-        made.run(lambda store: store.declare([job_key("nightly")]))
+    with jobs_in(tmp_path) as made:
         yield made
 
 
@@ -149,6 +96,31 @@ def test_show_tells_all_that_is_known_of_one_job(leasehold: CommandLine, jobs: J
     assert ["lease", "10m"] in lines
 
 
+def test_ls_leaves_out_what_says_nothing_before_all_else(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    daily = Said(host="web1", schedule="0 2 * * * UTC", outcome=Outcome.OK)
+    for name in ("nightly", "a rather long name", "reports"):
+        jobs.ran("worker-web1-12345678", name, daily)
+    free = leasehold("jobs", "ls")
+    assert free.out.split("\n")[0].split() == ["job", "state", "last", "next"]
+    jobs.join("worker-web1-12345678", "reports", said=replace(daily, occurrence=TWO, outcome=None))
+    held = leasehold("jobs", "ls")
+    assert held.widest <= 80
+    assert {"holder", "last", "next"} <= set(held.out.split("\n")[0].split())
+
+
+def test_show_leaves_out_what_is_not_known(leasehold: CommandLine) -> None:
+    shown = leasehold("jobs", "show", "nightly").out
+    assert [line.split() for line in shown.splitlines()] == [
+        ["job", "nightly"],
+        ["state", "free"],
+        ["epoch", "0"],
+        ["paused", "no"],
+        ["wanted", "no"],
+    ]
+
+
 def test_an_unknown_job_is_exit_code_3_and_names_those_there_are(leasehold: CommandLine) -> None:
     for words in (
         ("show", "nigtly"),
@@ -186,49 +158,6 @@ def test_a_schedule_that_can_not_be_read_here_is_shown_as_it_is(
     assert "Nowhere/Land" in done.err
 
 
-# ------------------------------------------------------------------------- history
-
-
-@pytest.mark.spec("J3")
-def test_history_has_the_last_ten_reservers_and_one_in_a_row_is_one_line(
-    leasehold: CommandLine, jobs: Jobs
-) -> None:
-    for number in range(12):
-        for _ in range(2 if number % 2 else 1):
-            jobs.ran(f"h{number}", "nightly", Said(host="web1", outcome=Outcome.OK))
-    rows = leasehold("jobs", "history", "nightly", "-ojsonl").jsonl
-    assert [each["holder"] for each in rows] == [f"h{n}" for n in range(11, 1, -1)]
-    assert [each["runs"] for each in rows] == [2, 1] * 5
-    assert (rows[0]["epochs"], rows[1]["epochs"]) == ("17-18", "16")
-    assert rows[0]["outcomes"] == {"ok": 2}
-    assert len(leasehold("jobs", "history", "nightly", "--all", "-ojsonl").jsonl) == 12
-    assert len(leasehold("jobs", "history", "nightly", "--limit", "3", "-ojsonl").jsonl) == 3
-    assert leasehold("jobs", "history", "nightly").widest <= 80
-
-
-@pytest.mark.spec("J3")
-def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jobs: Jobs) -> None:
-    jobs.ran("a", "nightly", Said(occurrence=TWO, outcome=Outcome.OK, exit_code=0))
-    failed = Said(occurrence=TWO, attempt=2, outcome=Outcome.FAILED, exit_code=3, words="no disk")
-    jobs.ran("b", "nightly", failed)
-    [owned] = jobs.join("c", "nightly", said=Said(words="half of it"))
-    jobs.run(lambda store: store.break_(owned.key, epoch=owned.epoch, after=timedelta(0)))
-    jobs.join("d", "nightly", said=Said(words="at it"))
-    rows = leasehold("jobs", "history", "nightly", "--runs", "-ojsonl").jsonl
-    assert [(each["holder"], each["outcome"], each["exit_code"]) for each in rows] == [
-        ("d", None, None),
-        ("c", "broken", None),
-        ("b", "failed", 3),
-        ("a", "ok", 0),
-    ]
-    assert (rows[2]["words"], rows[2]["attempt"], rows[2]["lasted_s"] >= 0) == ("no disk", 2, True)
-    assert rows[2]["occurrence"] == TWO.isoformat()
-    table = leasehold("jobs", "history", "nightly", "--runs")
-    assert table.widest <= 80
-    assert "running" in table.out
-    assert len(leasehold("jobs", "history", "nightly", "--runs", "-n1", "-ojsonl").jsonl) == 1
-
-
 # ---------------------------------------------------------------------------- next
 
 
@@ -247,6 +176,7 @@ def test_next_uses_the_schedule_that_the_last_run_has_told(
 def test_next_of_a_job_without_a_schedule_says_so(leasehold: CommandLine) -> None:
     done = leasehold("jobs", "next", "nightly")
     assert done.code == 2
+    assert "'nightly' has no schedule in this store" in done.err
     assert "--cron" in done.err
 
 
@@ -392,11 +322,23 @@ def test_handover_finds_one_that_waits_for_the_job_by_its_id(
     alone = leasehold("jobs", "handover", "nightly", "--execute")
     assert alone.code == 3
     assert "nobody is known to stand by" in alone.err
+    assert "no other worker is running" in alone.err
     jobs.join("etl-web2-1")
     jobs.join("nightly-web2-1")
     assert "to nightly-web2-1" in leasehold("jobs", "handover", "nightly").err
     assert "already" in leasehold("jobs", "handover", "nightly", "a").err
     assert leasehold("jobs", "handover", "nightly", "nobody").code == 3
+
+
+def test_handover_finds_a_worker_of_the_same_name_that_never_had_the_job(
+    leasehold: CommandLine, jobs: Jobs
+) -> None:
+    jobs.join("worker-web1-00000001", "nightly")
+    jobs.join("etl-web1-00000002")
+    strangers = leasehold("jobs", "handover", "nightly")
+    assert (strangers.code, "etl-web1-00000002" in strangers.err) == (3, True)
+    jobs.join("worker-web1-00000003")
+    assert "to worker-web1-00000003" in leasehold("jobs", "handover", "nightly").err
 
 
 def test_handover_of_a_job_that_nobody_has_is_refused(leasehold: CommandLine, jobs: Jobs) -> None:

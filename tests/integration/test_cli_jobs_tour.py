@@ -79,8 +79,8 @@ def test_a_second_run_of_the_jobs_page_is_told_that_it_is_held(
 ) -> None:
     """The long one is waited for until it has the job, and ended when the rest was tried."""
     _, second, *_ = blocks("jobs.md")
-    begin, again, look = re.findall(r"^[$] (.*)$", second, re.MULTILINE)
-    assert look == "leasehold jobs show nightly"
+    begin, pause, again, look = re.findall(r"^[$] (.*)$", second, re.MULTILINE)
+    assert (pause, look) == ("sleep 3", "leasehold jobs show nightly")
     os.mkfifo(tmp_path / "begun")
     begin = begin.replace("sleep 60", "sh -c 'echo >begun; sleep 60'")
     end = "leasehold jobs check-token nightly 1; kill %1; wait %1 || true"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import signal
+import socket
 import stat
 import tempfile
 import threading
@@ -162,6 +164,25 @@ def test_a_draft_of_a_living_writer_is_left_alone(target: Path) -> None:
     assert target.read_bytes() == OLD  # the same holder: the last one to end stands
 
 
+def test_a_draft_of_another_file_is_left_alone(target: Path) -> None:
+    """Its writer has made it, and is just about to lock it."""
+    other = target.with_name(".report.csv.bak.0123456789ab.draft")
+    left = target.with_name(".report.csv.0123456789ab.draft")
+    for draft in (other, left):
+        draft.write_bytes(OLD)
+    write(target, 1, NEW)
+    assert other.exists()
+    assert not left.exists()
+
+
+def test_a_name_with_signs_of_patterns_is_cleared_up_too(tmp_path: Path) -> None:
+    target = tmp_path / "r[1]*.(csv"
+    left = tmp_path / ".r[1]*.(csv.0123456789ab.draft"
+    left.write_bytes(OLD)
+    write(target, 1, NEW)
+    assert not left.exists()
+
+
 def test_two_holders_at_once_leave_what_the_higher_token_wrote(target: Path) -> None:
     """Both write again and again; after the first word of the higher one the lower one fails."""
     rounds, refused = 30, threading.Event()
@@ -202,6 +223,28 @@ def test_a_second_writer_is_told_who_is_replacing_the_file(target: Path) -> None
     write(target, 2, NEW)
 
 
+def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(target: Path) -> None:
+    """Another thread forks while the file is replaced; the child lives on, and runs nothing new."""
+    read_end, write_end = os.pipe()
+
+    def lives_on() -> None:
+        os.close(write_end)
+        os.read(read_end, 1)
+
+    with FencedPath(target)._locked(1):
+        child = forked(lives_on)
+    try:
+        with FencedPath(target, patience=timedelta(seconds=0.05)).replace(2) as file:
+            file.write(NEW)
+        # It was alive all the time.
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    finally:
+        os.close(write_end)
+        os.close(read_end)
+        assert ended(child) == 0
+    assert target.read_bytes() == NEW
+
+
 @contextmanager
 def with_umask(mask: int) -> Iterator[None]:
     before = os.umask(mask)
@@ -236,6 +279,14 @@ def test_a_link_is_followed_and_shares_the_fence_of_its_file(target: Path) -> No
     write(link, 6, NEW)
     assert link.is_symlink()
     assert target.read_bytes() == NEW
+
+
+def test_a_hard_link_is_cut(target: Path) -> None:
+    write(target, 1, OLD)
+    other = target.with_name("other.csv")
+    other.hardlink_to(target)
+    write(target, 2, NEW)
+    assert (target.read_bytes(), other.read_bytes()) == (NEW, OLD)
 
 
 @pytest.mark.parametrize("token", [0, -1, True, "7", None, 1.5])
@@ -273,9 +324,42 @@ def test_a_read_only_directory_is_refused_before_the_block() -> None:
         shutil.rmtree(place)
 
 
-def test_a_directory_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is a directory"), FencedPath(tmp_path).replace(1):
-        pass
+def make(kind: str, path: Path) -> None:
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a named pipe":
+        os.mkfifo(path)
+    else:
+        # The address of a socket is short: it is bound by a relative name.
+        with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+
+
+KINDS = ["a directory", "a named pipe", "a socket"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_refused_and_left_alone(target: Path, kind: str) -> None:
+    make(kind, target)
+    before = target.stat()
+    link = target.with_name("link.csv")
+    link.symlink_to(target)
+    for path in (target, link):
+        with pytest.raises(UsageError, match=f"{target} is {kind}"), FencedPath(path).replace(1):
+            pytest.fail("the block was entered")
+    assert os.path.samestat(target.stat(), before)
+    assert names(target) == ["link.csv", "report.csv"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_refused_too_if_it_came_while_the_block_ran(target: Path, kind: str) -> None:
+    with (
+        pytest.raises(UsageError, match=f"is {kind}"),
+        FencedPath(target).replace(1),
+    ):
+        make(kind, target)
+    assert not stat.S_ISREG(target.stat().st_mode)
+    assert len(names(target)) == 3
 
 
 def test_a_block_that_closes_the_file_replaces_nothing(target: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,12 +19,20 @@ import pytest
 from tests.support.postgres import database
 
 from leasehold.clock import SystemClock
-from leasehold.errors import JobDone, JobHeld, LeaseLost, StoreError, UnknownStore, UsageError
+from leasehold.errors import (
+    JobDone,
+    JobHeld,
+    LeaseLost,
+    StoreError,
+    StoreUnavailable,
+    UnknownStore,
+    UsageError,
+)
 from leasehold.jobs import Done, Held, OnCrash, Reservation, reserve, try_reserve
 from leasehold.jobs.entry import Outcome, entries
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import Wish
-from leasehold.model import Lease, Term
+from leasehold.model import Lease, Mark, MarkRefusal, Ownership, Term, Wanted
 from leasehold.names import job_key
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
@@ -253,6 +261,40 @@ def test_a_release_returns_though_the_store_hangs() -> None:
         assert not releasing.is_alive()
     finally:
         free.set()
+
+
+class Deaf(MemoryStore):
+    """Does what it is asked for, and the first answer of one kind is lost."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(SystemClock())
+        self._kind = kind
+
+    def _lose(self, kind: str) -> None:
+        if kind == self._kind:
+            self._kind = ""
+            raise StoreUnavailable(f"{kind}: the answer is lost")
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        got = await super().claim(lease, wanted, force=force)
+        self._lose("claim")
+        return got
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        refused = await super().checkpoint(marks)
+        self._lose("checkpoint")
+        return refused
+
+
+@pytest.mark.parametrize("kind", ["claim", "checkpoint"])
+def test_after_an_answer_that_was_lost_nobody_waits_for_a_whole_lease(kind: str) -> None:
+    store, hour = Deaf(kind), timedelta(hours=1)
+    with pytest.raises(StoreUnavailable, match="lost"):
+        try_reserve("nightly", store=store, lease=hour, occurrence=TWO)
+    with reserve("nightly", store=store, lease=hour, occurrence=TWO, wait=timedelta(0)) as job:
+        assert job.epoch == 2
 
 
 def test_a_store_that_can_not_be_asked_is_an_error(tmp_path: Path) -> None:

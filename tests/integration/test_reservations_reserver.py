@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import queue
+import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import pytest
 from tests.support.postgres import database
 
@@ -22,8 +25,8 @@ from leasehold.errors import (
     StoreUnavailable,
     UnknownStore,
 )
-from leasehold.jobs import Outcome, Reserver, reserve
-from leasehold.jobs.entry import Entry, entries
+from leasehold.jobs import Outcome, Reserver, reserve, reserver
+from leasehold.jobs.entry import Entry, Said, entries
 from leasehold.jobs.wish import GROUP
 from leasehold.model import Lease, Ownership, Peer, Wanted
 from leasehold.names import job_key
@@ -31,6 +34,8 @@ from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.timeout(120)
+
+T = TypeVar("T")
 
 LEASE = timedelta(seconds=2)
 
@@ -158,9 +163,9 @@ def test_two_nodes_with_the_same_host_name_and_pid_are_two_holders(sqlite: str) 
 
 
 class Flaky(MemoryStore):
-    """Can be away."""
+    """Can be away, or lose its leases and give none."""
 
-    away = False
+    away = lost = False
     claims = 0
 
     def __init__(self) -> None:
@@ -170,9 +175,16 @@ class Flaky(MemoryStore):
         self.claims += 1
         if self.away:
             raise StoreUnavailable("away")
+        if self.lost:
+            raise LeaseLost("expired", reason="expired")
         assert isinstance(wanted, list)
         given: list[Wanted] = wanted
         return list(await super().claim(lease, given, force=force))
+
+    async def grant(self, **named: Any) -> Lease:
+        if self.lost:
+            raise StoreUnavailable("no lease")
+        return await super().grant(**named)
 
 
 @pytest.mark.spec("J7")
@@ -188,6 +200,148 @@ def test_trouble_is_tried_again_and_an_error_in_the_end_but_never_a_yes() -> Non
         assert not mine.has_reservation("first")
         store.away = False
         assert mine.try_reserve("first")
+
+
+class Waiting(SystemClock):
+    """Keeps for how long things were waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits_s: list[float] = []
+
+    async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
+        self.waits_s.append(seconds)
+        return await super().bounded(answer, seconds=seconds)
+
+
+@pytest.mark.spec("J7")
+def test_a_lease_that_is_lost_while_asking_is_waited_for_within_the_same_patience() -> None:
+    clock, patience = Waiting(), timedelta(seconds=0.3125)
+    store = Flaky()
+    with Reserver(store, lease=LEASE, patience=patience, clock=clock) as mine:
+        store.lost = True
+        with pytest.raises(StoreUnavailable, match="in 2 tries: the store gave no lease"):
+            mine.try_reserve("first")
+        # Once for the lease of the beginning. Then it was waited for what was left.
+        assert clock.waits_s.count(patience.total_seconds()) == 1
+        store.lost = False
+
+
+@pytest.mark.spec("J2")
+@pytest.mark.parametrize("seconds", [None, 30.0])
+def test_after_a_loss_no_thread_of_the_program_has_it_before_the_loser_has_cancelled(
+    sqlite: str, seconds: float | None
+) -> None:
+    told: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+
+    async def break_it() -> None:
+        async with open_store(sqlite) as store:
+            await store.break_(job_key("nightly"), epoch=1, after=timedelta(0))
+
+    short = timedelta(seconds=0.6)
+    with Reserver(sqlite, lease=short, on_lost=lambda *loss: told.put(loss)) as mine:
+        assert mine.try_reserve("nightly")
+        anyio.run(break_it)
+        assert told.get(timeout=30) == ("nightly", "broken")
+        # Another thread asks. If it had it, the loser would take that for its own, and free it.
+        assert not mine.try_reserve("nightly", seconds)
+        assert not mine.has_reservation("nightly")
+        mine.cancel_reservation("nightly")
+        assert mine.try_reserve("nightly", seconds)
+        assert mine.epoch("nightly") == 2
+
+
+class Alarm(RuntimeError):
+    """What a signal handler raises."""
+
+
+class Interrupting(MemoryStore):
+    """Interrupts the main thread before it answers to a claim, and answers afterwards."""
+
+    armed = False
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.goes_on, self.given_back = threading.Event(), threading.Event()
+        self.notes: Mapping[str, str] | None = None
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        if self.armed:
+            self.armed = False
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            await anyio.to_thread.run_sync(self.goes_on.wait)
+        return await super().claim(lease, wanted, force=force)
+
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
+        refused = await super().release(ownerships, notes=notes)
+        self.notes = notes
+        self.given_back.set()
+        return refused
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def ring(_number: int, _frame: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_who_is_interrupted_while_asking_leaves_nothing_reserved() -> None:
+    store = Interrupting()
+    with Reserver(store, lease=LEASE) as mine, Reserver(store, lease=LEASE) as other:
+        store.armed = True
+        with pytest.raises(Alarm):
+            mine.try_reserve("nightly")
+        store.goes_on.set()
+        assert store.given_back.wait(30)
+        assert Said.of((store.notes or {})["job/nightly"]).outcome is Outcome.NOTHING
+        assert not mine.has_reservation("nightly")
+        assert other.try_reserve("nightly")
+        other.cancel_reservation("nightly")
+        assert mine.try_reserve("nightly")
+
+
+def test_who_is_interrupted_in_the_moment_of_the_answer_leaves_nothing_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Interrupting()
+
+    def interrupted(doing: Future[bool], *, thread: threading.Thread) -> bool:
+        assert thread.is_alive()
+        assert doing.result()
+        raise Alarm
+
+    with Reserver(store, lease=LEASE) as mine, Reserver(store, lease=LEASE) as other:
+        monkeypatch.setattr(reserver, "answer_of", interrupted)
+        with pytest.raises(Alarm):
+            mine.try_reserve("nightly")
+        monkeypatch.undo()
+        assert store.given_back.wait(30)
+        assert other.try_reserve("nightly")
+        other.cancel_reservation("nightly")
+        assert mine.try_reserve("nightly")
+
+
+def test_who_is_interrupted_while_calling_the_thread_keeps_nobody_else_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(_self: Reserver) -> None:
+        monkeypatch.undo()
+        raise Alarm
+
+    with Reserver(Interrupting(), lease=LEASE) as mine:
+        monkeypatch.setattr(Reserver, "_call", interrupted)
+        with pytest.raises(Alarm):
+            mine.try_reserve("nightly")
+        assert mine.try_reserve("nightly")
 
 
 def test_a_store_that_can_not_be_asked_is_an_error(tmp_path: Path) -> None:

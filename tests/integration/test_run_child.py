@@ -183,10 +183,26 @@ def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(
 def test_a_second_sigterm_kills_at_once(start: Start, tmp_path: Path) -> None:
     under = start(*TREE, str(tmp_path / "family"))
     everyone = family(tmp_path / "family")
-    under.signalled(signal.SIGTERM)
-    under.signalled(signal.SIGTERM)
+
+    def is_over() -> bool:
+        under.signalled(signal.SIGTERM)
+        return under.ended is not None
+
+    until(is_over)
     assert under.end().killed
     assert alive(everyone) == []
+
+
+def test_a_sigterm_that_comes_doubled_is_one(start: Start, tmp_path: Path) -> None:
+    """timeout(1) signals a process, and then its group."""
+    ready = tmp_path / "ready"
+    script = f"trap 'sleep 0.4; exit 5' TERM; touch {ready}; while :; do sleep 0.05; done"
+    under = start(*shell(script))
+    until(ready.exists)
+    under.signalled(signal.SIGTERM)
+    under.signalled(signal.SIGTERM)
+    ended = under.end()
+    assert (ended.killed, ended.exit_code) == (False, 5)
 
 
 @pytest.mark.parametrize("name", ["INT", "HUP", "QUIT", "USR1", "USR2", "WINCH"])
@@ -224,9 +240,54 @@ def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(start: Start)
     limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.2)
     under = start(*shell("trap '' TERM; sleep 60 & exit 5"), limits=limits)
     ended = under.end()
-    assert (ended.exit_code, ended.killed) == (5, False)
+    assert (ended.exit_code, ended.killed, ended.left_behind) == (5, False, True)
     left = [pid for pid, each in processes().items() if each.session == under.pids[0]]
     assert left == []
+
+
+def test_what_ends_soon_after_the_command_was_not_left_behind(start: Start) -> None:
+    ended = start(*shell("sleep 0.2 & exit 5")).end()
+    assert (ended.exit_code, ended.left_behind) == (5, False)
+
+
+@pytest.mark.parametrize("kind", [LossKind.STOP, LossKind.KILL])
+def test_a_guard_that_can_not_be_woken_keeps_nothing_alive(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: LossKind
+) -> None:
+    monkeypatch.setattr(Child, "_wake", lambda _child: None)
+    limits = Limits(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=kind))
+    under = start(*TREE, str(tmp_path / "family"), limits=limits)
+    everyone = family(tmp_path / "family")
+    os.kill(processes()[everyone[0]].parent, signal.SIGSTOP)
+    under.tenure.until_s = CLOCK.boottime_s() + 0.3
+    under.tenure.lose()
+    assert under.end().exit_code == 137
+    assert alive(everyone) == []
+
+
+def test_a_guard_that_was_stopped_goes_on_with_the_next_order(start: Start, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    under = start(*shell(f"trap 'exit 3' TERM; touch {ready}; while :; do sleep 0.05; done"))
+    until(lambda: ready.exists() and bool(under.pids))
+    guard = processes()[under.pids[0]].parent
+    os.kill(guard, signal.SIGSTOP)
+    until(lambda: _state(guard) == "T")
+    under.signalled(signal.SIGTERM)
+    assert under.end().exit_code == 3
+
+
+def test_a_command_that_lives_through_sigint_can_still_be_asked_to_stop(
+    start: Start, tmp_path: Path
+) -> None:
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    script = f"trap 'touch {told}' INT; touch {ready}; while :; do sleep 0.05; done"
+    under = start(*shell(script))
+    until(ready.exists)
+    under.signalled(signal.SIGINT)
+    until(told.exists)
+    under.running.ask_stop()
+    ended = under.end()
+    assert (ended.exit_code, ended.stopped_by) == (143, signal.SIGINT)
 
 
 def test_one_that_takes_too_long_is_stopped(start: Start) -> None:

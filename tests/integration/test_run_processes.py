@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 import subprocess
@@ -86,6 +87,69 @@ def test_kill_9_of_the_guard_ends_the_whole_family_too(
     assert wrapper.code() == 137
     assert alive(everyone) == []
     assert log_of(url)[0].outcome is Outcome.FAILED
+
+
+def test_kill_9_of_the_wrapper_ends_the_family_of_a_guard_that_is_stopped(
+    start: Start, tmp_path: Path
+) -> None:
+    wrapper = start(command=[*TREE, str(tmp_path / "family")])
+    everyone = family(tmp_path / "family")
+    os.kill(processes()[everyone[0]].parent, signal.SIGSTOP)
+    wrapper.popen.kill()
+    until(lambda: not alive(everyone))
+
+
+@pytest.mark.spec("J2")
+def test_a_command_that_stops_its_guard_is_gone_when_others_are_let_in(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    book = tmp_path / "book"
+    loop = "for each in $(seq 200); do kill -STOP $PPID; sleep 0.05; done"
+    wrapper = start(command=witness(book, f"trap '' TERM; {loop}"))
+    ((_, pid),) = written(book, 1)
+    until(lambda: _left_s(url) > 0.9 * LEASE_S)
+    with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        threading.Event().wait(LEASE_S)
+        assert alive([pid]) == []
+        other.execute("ROLLBACK")
+    assert wrapper.code() == 79
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+def test_descriptors_that_are_closed_stay_closed_and_do_no_harm(
+    url: str, tmp_path: Path, closed: str
+) -> None:
+    told = tmp_path / "told"
+    # Longer than a renewal takes to come: then the guard moves its deadline.
+    script = "sleep 0.8; for each in 0 1 2; do test -e /proc/$$/fd/$each || echo $each; done"
+    words = f"{LEASEHOLD} run --job j --store {url} --lease 2s"
+    line = f"exec {words} -- sh -c '({script}) 9> {told} >&9' {closed}"
+    assert subprocess.run(["sh", "-c", line], cwd=ROOT, check=False, timeout=60).returncode == 0
+    assert len(told.read_text().splitlines()) == closed.count("-")
+
+
+@pytest.mark.parametrize(("where", "more"), [("2>/dev/full", ""), ("2>&-", "--json")])
+def test_errors_that_nobody_can_hear_change_nothing(
+    url: str, tmp_path: Path, where: str, more: str
+) -> None:
+    book = tmp_path / "book"
+    words = f"{LEASEHOLD} run --job j --store {url} --lease 2s --retry 1:10ms {more}"
+    line = f"exec {words} -- sh -c 'echo >> {book}; exit 7' {where}"
+    assert subprocess.run(["sh", "-c", line], cwd=ROOT, check=False, timeout=60).returncode == 7
+    assert book.read_text() == "\n\n"
+
+
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C.UTF-8"}])
+def test_the_command_has_the_locale_that_was_given_and_no_other(
+    url: str, given: dict[str, str]
+) -> None:
+    words = ["run", "--job", "j", "--store", url, "--lease", "2s", "--", "/usr/bin/env"]
+    ran = subprocess.run(
+        [LEASEHOLD, *words], env=given, cwd=ROOT, check=True, timeout=60, capture_output=True
+    )
+    names = {line.partition("=")[0] for line in ran.stdout.decode().splitlines()}
+    assert {name for name in names if not name.startswith("LEASEHOLD_")} == set(given)
 
 
 @pytest.mark.spec("J5")
@@ -235,6 +299,37 @@ def test_a_scheduled_run_that_is_stopped_is_run_by_the_next_node(
     (moment, one), (again, two) = (line.split() for line in book.read_text().splitlines())
     assert (moment, one, two) == (again, "1", "2")
     assert Outcome.HANDED_OVER in {each.outcome for each in log_of(url)}
+
+
+def test_a_scheduled_command_that_lives_through_sigint_is_stopped_and_released(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    script = f"trap : INT; touch {ready}; while :; do sleep 0.05; done"
+    node = start("--every", "1s", "--standby", command=["sh", "-c", script])
+    until(ready.exists)
+    node.send(signal.SIGINT)
+    assert node.code() == 0
+    newest = log_of(url)[0]
+    assert (newest.outcome, newest.said.exit_code) == (Outcome.HANDED_OVER, 143)
+
+
+def test_a_scheduled_run_that_can_not_be_executed_is_run_by_a_node_that_can(
+    url: str, start: Start, tmp_path: Path
+) -> None:
+    broken, book = tmp_path / "broken", tmp_path / "book"
+    broken.write_text("#!/nowhere/sh\n")
+    broken.chmod(0o755)
+    first = start("--every", "1s", "--standby", command=[str(broken)])
+    assert first.code() == 127
+    assert f"interpreter of '{broken}'" in first.said
+    (left,) = [each for each in log_of(url) if each.said.exit_code == 127]
+    assert left.outcome is Outcome.HANDED_OVER
+    script = f'echo "$LEASEHOLD_OCCURRENCE" >> {book}; exec sleep 60'
+    start("--every", "1s", "--standby", command=["sh", "-c", script])
+    until(lambda: book.exists() and book.read_text().endswith("\n"))
+    assert left.said.occurrence is not None
+    assert book.read_text() == f"{left.said.occurrence.isoformat()}\n"
 
 
 def test_a_run_that_an_operator_asks_for_is_run_once_without_an_occurrence(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +27,10 @@ from tests.support.command_wrappers import (
     written,
 )
 
+from leasehold.core.cron import parse_schedule
 from leasehold.jobs import reserve
+from leasehold.jobs.command import scheduled
+from leasehold.jobs.command.bell import Bell
 from leasehold.jobs.command.plan import IfHeld
 from leasehold.jobs.command.run import LossKind, OnLoss
 from leasehold.jobs.command.verdict import Reason
@@ -164,15 +169,19 @@ def test_one_that_waits_waits_for_the_store_as_well(url: str, start: Start, tmp_
     assert waiting.end().code == 0
 
 
-@pytest.mark.parametrize(("if_held", "code"), [(IfHeld.SKIP, 0), (IfHeld.FAIL, 80)])
+@pytest.mark.parametrize(
+    ("if_held", "held_exit", "code"),
+    [(IfHeld.SKIP, None, 0), (IfHeld.FAIL, None, 80), (IfHeld.WAIT, 0, 0), (IfHeld.SKIP, 9, 9)],
+)
 def test_an_occurrence_that_is_done_is_not_run_again(
-    url: str, tmp_path: Path, if_held: IfHeld, code: int
+    url: str, tmp_path: Path, if_held: IfHeld, held_exit: int | None, code: int
 ) -> None:
     book = tmp_path / "book"
     command = witness(book, "exit 0")
-    first = once(url, *command, occurrence=AT_TWO, if_held=if_held)
-    again = once(url, *command, occurrence=AT_TWO, if_held=if_held)
-    later = once(url, *command, occurrence=AT_TWO + timedelta(days=1), if_held=if_held)
+    how = {"if_held": if_held, "held_exit": held_exit}
+    first = once(url, *command, occurrence=AT_TWO, **how)
+    again = once(url, *command, occurrence=AT_TWO, **how)
+    later = once(url, *command, occurrence=AT_TWO + timedelta(days=1), **how)
     assert [each.reason for each in (first, again, later)] == [
         Reason.ENDED,
         Reason.DONE,
@@ -230,7 +239,21 @@ def test_what_can_not_be_executed_is_not_tried_again(url: str, tmp_path: Path) -
     policy = Policy(retries=5, retry_pause=timedelta(days=1))
     verdict = once(url, str(tmp_path / "missing"), policy=policy)
     assert (verdict.code, verdict.reason, verdict.attempt) == (127, Reason.NOT_EXECUTED, 1)
-    assert log_of(url)[0].outcome is Outcome.FAILED
+    assert f"{tmp_path}/missing' (looked for from {Path.cwd()})" in verdict.message
+
+
+@pytest.mark.parametrize(("first_line", "code"), [("#!/nowhere/sh", 127), ("no program", 126)])
+def test_an_occurrence_that_could_not_be_executed_is_still_open(
+    url: str, tmp_path: Path, first_line: str, code: int
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text(f"{first_line}\n")
+    broken.chmod(0o755)
+    assert once(url, str(broken), occurrence=AT_TWO).code == code
+    (entry,) = log_of(url)
+    assert (entry.outcome, entry.said.exit_code) == (Outcome.HANDED_OVER, code)
+    again = once(url, "true", occurrence=AT_TWO)
+    assert (again.code, again.reason) == (0, Reason.ENDED)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +264,39 @@ def test_one_that_takes_too_long_has_failed(url: str, script: str, code: int) ->
     verdict = once(url, "sh", "-c", loop, limits=LIMITS.within(0.5))
     assert (verdict.code, verdict.reason) == (code, Reason.TIMED_OUT)
     assert log_of(url)[0].outcome is Outcome.FAILED
+
+
+def test_what_was_left_running_is_told(start: Start) -> None:
+    service = start("sh", "-c", "sleep 60 & exit 0")
+    assert service.end().code == 0
+    assert any("left running were stopped" in words for words in service.said)
+
+
+def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_order(
+    url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The worker gives up long before the grace of the command is over.
+    monkeypatch.setattr(scheduled, "_SPARE_S", 0.1 - LIMITS.grace_s)
+    ready, said, bell = tmp_path / "ready", list[str](), Bell()
+    loop = f"trap '' TERM; echo $$ > {ready}; while :; do sleep 0.05; done"
+    wrapper = scheduled.ScheduledWrapper(
+        plan(url, "sh", "-c", loop, standby=True),
+        parse_schedule("every 1s"),
+        bell=bell,
+        clock=CLOCK,
+        rng=random.Random(1),
+        say=said.append,
+    )
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(wrapper.run)
+        until(lambda: ready.exists() and ready.read_text().endswith("\n"))
+        bell._hear(signal.SIGTERM, None)
+        verdict = running.result(30)
+    bell._hear(signal.SIGTERM, None)  # a second one kills at once
+    until(lambda: any("run ended" in words for words in said))
+    bell.close()
+    assert (verdict.code, verdict.reason) == (137, Reason.STOPPED)
+    assert "did not stop" in verdict.message
 
 
 @pytest.mark.spec("J5")
@@ -327,4 +383,13 @@ def test_one_that_is_told_to_stop_while_it_waits_runs_nothing(
     service.signalled(signal.SIGTERM)
     verdict = service.end()
     assert (verdict.code, verdict.reason) == (0, Reason.STOPPED)
+    assert not ran.exists()
+
+
+def test_an_occurrence_that_a_later_one_has_overtaken_is_not_run(url: str, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    assert once(url, "true", occurrence=AT_TWO).code == 0
+    earlier = once(url, "touch", str(ran), occurrence=AT_TWO - timedelta(days=1))
+    assert earlier.reason is Reason.DONE
+    assert "a later one (2026-01-31 02:00:00 UTC) is done" in earlier.message
     assert not ran.exists()

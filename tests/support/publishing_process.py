@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.support.publishing import publisher, query, staged
 
+from leasehold.cli.quick import leave_pandas_out
 from leasehold.errors import LeaseholdError
 from leasehold.spark.publishing import sending as publishing_sending
 
@@ -54,4 +55,5 @@ def main(told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    leave_pandas_out()
     main(json.loads(sys.argv[1]))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.command import CommandLine
+from tests.support.command_wrappers import log_of, plan
 
 from leasehold.cli.run import _if_held, _limits, _occurrence, _on_loss, _retry
 from leasehold.clock import SystemClock
@@ -16,11 +17,11 @@ from leasehold.errors import UsageError
 from leasehold.jobs import reserve
 from leasehold.jobs.command.judgement import ended_run, what_happened
 from leasehold.jobs.command.plan import IfHeld
-from leasehold.jobs.command.run import Ended, Limits, LossKind, OnLoss
+from leasehold.jobs.command.program import code_of, why_not
+from leasehold.jobs.command.run import Ended, LossKind, OnLoss
 from leasehold.jobs.command.verdict import Reason, Verdict
 from leasehold.jobs.entry import Outcome
-
-LIMITS = Limits(lease_s=60.0, belief_s=12.0)
+from leasehold.jobs.wish import Done as NothingToDo
 
 
 @pytest.fixture
@@ -48,6 +49,8 @@ def leasehold(
         ["--job", "j", "--on-lost", "shout", "--", "true"],
         ["--job", "j", "--cron", "soon", "--", "true"],
         ["--job", "j", "--cron", "* * * * *", "--every", "5m", "--", "true"],
+        ["--job", "j", "--tz", "Europe/Berlin", "--", "true"],
+        ["--job", "j", "--tz", "UTC", "--every", "5m", "--", "true"],
         ["--job", "j", "--occurrence", "cron", "--", "true"],
         ["--job", "j", "--occurrence", "soon", "--", "true"],
         ["--job", "j", "--standby", "--occurrence", "cron", "--cron", "@daily", "--", "true"],
@@ -80,6 +83,54 @@ def test_one_that_is_skipped_says_nothing_but_to_programs(
     assert (quiet.code, quiet.err) == (0, "")
     line = json.loads(told.err)
     assert (line["job"], line["reason"], line["exit_code"], line["token"]) == ("j", "held", 0, None)
+
+
+def test_a_store_that_is_made_is_told_once_and_where(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--job", "j", "--store", "sqlite:///here.db", "--", "true"]
+    first, second = leasehold(*words), leasehold(*words)
+    assert f"made a new store, the file {tmp_path}/here.db" in first.err
+    assert (first.code, second.code, second.err) == (0, 0, "")
+    assert len(log_of("sqlite:///here.db", "j")) == 2
+
+
+def test_a_store_that_can_not_be_made_is_not_told_to_be(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/nowhere/here.db"
+    done = leasehold("run", "--job", "j", "--store", url, "--", "true")
+    assert done.code == 69
+    assert "no directory" in done.err
+    assert "made" not in done.err
+
+
+@pytest.mark.parametrize("more", [(), ("--cron", "@daily"), ("--cron", "@daily", "--standby")])
+def test_a_node_without_the_command_reserves_nothing(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").write_text("no program")
+    missing = leasehold("run", "--job", "j", *more, "--", "./missing.sh")
+    plain = leasehold("run", "--job", "j", *more, "--", "./plain")
+    assert (missing.code, plain.code) == (127, 126)
+    assert f"no command './missing.sh' (looked for from {tmp_path})" in missing.err
+    assert f"'./plain' (looked for from {tmp_path}) can not be executed" in plain.err
+    assert not (tmp_path / "leases.db").exists()
+
+
+def test_a_program_is_looked_for_as_it_will_be_executed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "plain").write_text("no program")
+    (tmp_path / "tool").write_text("#!/nowhere/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    names = ("tool", "plain", "folder", "missing", "./tool", str(tmp_path / "tool"))
+    assert [code_of(name) for name in names] == [0, 126, 126, 127, 127, 0]
+    assert why_not("tool", 127).startswith("the interpreter of 'tool'")
 
 
 def test_if_held() -> None:
@@ -123,8 +174,23 @@ def test_which_occurrence_is_reserved() -> None:
     text = "2026-01-31T03:00:00+01:00"
     assert _occurrence(text, None, standby=False, clock=clock) == at_two
     assert _occurrence("2026-01-31T02:00:00Z", None, standby=False, clock=clock) == at_two
+    soon = _occurrence("2026-01-31T02:00:30Z", None, standby=False, clock=clock)
+    assert soon == at_two + timedelta(seconds=30)  # the clock of whoever said so is ahead
+    with pytest.raises(UsageError, match="is in the future"):
+        _occurrence("2026-01-31T02:05:00Z", None, standby=False, clock=clock)
     with pytest.raises(UsageError, match="needs a schedule"):
         _occurrence("cron", None, standby=False, clock=clock)
+
+
+def test_one_that_a_later_one_has_overtaken_is_not_said_to_be_done() -> None:
+    at_two = datetime(2026, 1, 31, 2, tzinfo=UTC)
+    done = NothingToDo(
+        key="job/nightly", occurrence=at_two, started=False, later=at_two + timedelta(days=1)
+    )
+    assert str(done) == (
+        "the run of 'nightly' at 2026-01-31 02:00:00 UTC: a later one (2026-02-01 02:00:00 UTC) "
+        "is done, so this one is not run any more"
+    )
 
 
 def test_the_line_for_programs_has_all_that_is_known() -> None:
@@ -152,11 +218,11 @@ def test_the_line_for_programs_has_all_that_is_known() -> None:
         (Ended(exit_code=143), Outcome.FAILED, Reason.ENDED, 143),
         (Ended(exit_code=0, timed_out=True), Outcome.FAILED, Reason.TIMED_OUT, 124),
         (Ended(exit_code=127), Outcome.FAILED, Reason.ENDED, 127),
-        (Ended(exit_code=127, executed=False), Outcome.FAILED, Reason.NOT_EXECUTED, 127),
+        (Ended(exit_code=127, executed=False), Outcome.HANDED_OVER, Reason.NOT_EXECUTED, 127),
     ],
 )
 def test_what_is_made_of_a_run(ended: Ended, outcome: Outcome, reason: Reason, code: int) -> None:
-    found, verdict = ended_run("'j'", ended, LIMITS)
+    found, verdict = ended_run(ended, plan("memory://", "true"))
     assert (found, verdict.reason, verdict.code) == (outcome, reason, code)
 
 

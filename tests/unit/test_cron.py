@@ -112,7 +112,7 @@ def test_a_rare_wildcard_is_found_in_both_folds_from_either() -> None:
 BLOCK = datetime.fromtimestamp(213 << 23, UTC)
 
 
-def zone_with(changes: dict[datetime, timedelta]) -> ZoneInfo:
+def zone_with(changes: dict[datetime, timedelta], *, key: str = "Test/Zone") -> ZoneInfo:
     """A zone an hour ahead of UTC, and from these moments on as said."""
     times = [int(moment.timestamp()) for moment in changes]
     offsets = [timedelta(hours=1), *changes.values()]
@@ -120,7 +120,7 @@ def zone_with(changes: dict[datetime, timedelta]) -> ZoneInfo:
     types = [struct.pack(">iBB", int(each.total_seconds()), 0, 0) for each in offsets]
     data = b"TZif" + bytes(16) + struct.pack(">6l", 0, 0, 0, count, count + 1, 4)
     data += struct.pack(f">{count}l", *times) + bytes(range(1, count + 1)) + b"".join(types)
-    return ZoneInfo.from_file(BytesIO(data + b"XXX\0"), key="Test/Zone")
+    return ZoneInfo.from_file(BytesIO(data + b"XXX\0"), key=key)
 
 
 @pytest.mark.parametrize("minutes", [-61, -59, -10, 0, 10])
@@ -314,6 +314,19 @@ def test_what_is_wrong_is_said(text: str, message: str) -> None:
 def test_a_zone_that_does_not_exist_is_said(zone: str) -> None:
     with pytest.raises(BadSchedule, match=r"no time zone .* such as Europe/Berlin"):
         parse_schedule("@daily", tz=zone)
+
+
+@pytest.mark.parametrize(
+    "name", ["localtime", "LocalTime", "posixrules", "posix/Europe/Berlin", "right/UTC"]
+)
+@pytest.mark.parametrize("text", ["@daily", "30 2 * * *", "0 * * * * *"])
+def test_a_zone_that_is_another_one_on_other_machines_is_refused(name: str, text: str) -> None:
+    with pytest.raises(BadSchedule, match="such as Europe/Berlin"):
+        parse_schedule(text, tz=name)
+    here = zone_with({BLOCK: timedelta(0)}, key=name)
+    for _ in range(2):  # the refusal does not wear off
+        with pytest.raises(BadSchedule, match=f"{name}' is not the same on all machines"):
+            parse_schedule(text, tz=here)
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -109,6 +109,9 @@ def test_parts_that_a_later_release_adds_are_passed_over() -> None:
         (EndReason.RELEASED, Said(), Outcome.OK),
         (EndReason.RELEASED, Said(outcome=Outcome.FAILED), Outcome.FAILED),
         (EndReason.RELEASED, Said(outcome=Outcome.KILLED), Outcome.KILLED),
+        (EndReason.RELEASED, Said(outcome=Outcome.NOTHING), Outcome.NOTHING),
+        (None, Said(outcome=Outcome.NOTHING), None),  # it may still run
+        (EndReason.EXPIRED, Said(outcome=Outcome.NOTHING), Outcome.EXPIRED),
         (EndReason.HANDED_OVER, Said(), Outcome.HANDED_OVER),
         (EndReason.HANDED_OVER, Said(outcome=Outcome.OK), Outcome.OK),
         (EndReason.EXPIRED, Said(words="half way"), Outcome.EXPIRED),
@@ -123,7 +126,9 @@ def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
     entry = Entry.of(term(1, reason=reason, note=said.note()))
     assert entry.outcome is outcome
     assert entry.said == said
-    assert entry.duration == (None if reason is None else timedelta(seconds=90))
+    assert entry.ran == (outcome is not Outcome.NOTHING)
+    known = reason not in (None, EndReason.EXPIRED)  # it died some time before that was seen
+    assert entry.duration == (timedelta(seconds=90) if known else None)
 
 
 @pytest.mark.spec("J3")

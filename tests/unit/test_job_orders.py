@@ -11,6 +11,7 @@ from tests.support.job_scene import Scene, play
 from leasehold.errors import InvalidName, JobHeld
 from leasehold.jobs import orders
 from leasehold.jobs.orders import order_key
+from leasehold.model import Position
 
 
 def test_a_pause_stands_until_it_is_ended_and_says_who_and_why() -> None:
@@ -75,6 +76,43 @@ def test_an_order_waits_a_moment_for_one_who_is_taking_a_wish_and_not_for_ever()
             await ring.release({key: ""})
             await wanting
             assert (await orders.standing(store)).wanted["nightly"].by == "ada"
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [
+        ("maintenance", ""),
+        ('"maintenance"', ""),
+        ("[" * 900, ""),
+        ('{"by": 7, "why": null}', ""),
+        ('{"by": "ada", "until": "tomorrow"}', "ada"),
+        ('{"by": "ada", "until": 7}', "ada"),
+        ('{"by": "ada", "until": "0001-01-01T00:00:00+23:00"}', "ada"),
+    ],
+)
+def test_an_order_that_can_not_be_read_stands_without_those_words(text: str, by: str) -> None:
+    async def story(scene: Scene) -> None:
+        keys = [order_key(kind, "nightly") for kind in (orders.PAUSED, orders.WANTED)]
+        await scene.store.declare(keys)
+        place = Position(sequence_number=0, offset=text)
+        assert not await scene.store.reset(dict.fromkeys(keys, place))
+        found = await orders.standing(scene.store)
+        assert found.is_paused("nightly", now=scene.clock.utc_now())
+        for order in (found.paused["nightly"], found.wanted["nightly"]):
+            assert (order.by, order.why, order.until, order.number) == (by, "", None, 0)
+
+    play(story)
+
+
+def test_the_end_of_a_pause_without_a_time_zone_is_meant_as_utc() -> None:
+    async def story(scene: Scene) -> None:
+        key, text = order_key(orders.PAUSED, "nightly"), '{"until": "2026-03-01T02:00"}'
+        await scene.store.declare([key])
+        await scene.store.reset({key: Position(sequence_number=0, offset=text)})
+        found = await orders.standing(scene.store)
+        assert found.paused["nightly"].until == datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 
     play(story)
 

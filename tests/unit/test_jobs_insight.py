@@ -100,6 +100,25 @@ async def test_an_occurrence_that_waits_for_longer_than_a_minute_is_late(
     assert free.next_at == NOON + timedelta(hours=1)
 
 
+@pytest.mark.parametrize(
+    ("position", "next_at"),
+    [
+        (occurrence.done(NOON + timedelta(hours=3)), NOON + timedelta(hours=4)),
+        (occurrence.born(NOON + timedelta(hours=2.5)), NOON + timedelta(hours=3)),
+        # It has begun and is not done: it is run again.
+        (occurrence.started(NOON + timedelta(hours=3)), NOON + timedelta(hours=3)),
+    ],
+)
+async def test_the_next_moment_is_one_that_is_not_done(
+    store: MemoryStore, position: Position, next_at: datetime
+) -> None:
+    owned = await take(store, "a", Said(schedule="0 * * * * UTC"))
+    await store.checkpoint([Mark(ownership=owned, position=position)])
+    await store.release([owned])
+    view = await look(store, now=NOON)
+    assert (view.next_at, view.late_s) == (next_at, None)
+
+
 async def test_a_minute_is_tolerated(store: MemoryStore) -> None:
     owned = await take(store, "a", Said(schedule="every 1h UTC"))
     mark = Mark(ownership=owned, position=occurrence.done(NOON - timedelta(hours=1)))
@@ -126,6 +145,19 @@ async def test_what_an_operator_reset_is_no_run(store: MemoryStore) -> None:
     assert view.last is not None
     assert (view.last.holder, view.last.outcome) == ("a", Outcome.FAILED)
     assert [each.holder for each in await job_log(store, "nightly")] == ["a"]
+
+
+@pytest.mark.parametrize("idle", [1, 15])
+async def test_the_last_run_is_one_that_did_run(store: MemoryStore, idle: int) -> None:
+    nothing = Said(outcome=Outcome.NOTHING)
+    await store.release([await take(store, "a", nothing)])  # the schedule begins
+    assert (await look(store)).last is None
+    await store.release([await take(store, "b", Said(outcome=Outcome.FAILED))])
+    for _ in range(idle):
+        await store.release([await take(store, "c", nothing)])
+    last = (await look(store)).last
+    assert last is not None
+    assert (last.holder, last.outcome) == ("b", Outcome.FAILED)
 
 
 async def test_jobs_are_in_the_order_of_their_names(store: MemoryStore) -> None:

@@ -149,6 +149,22 @@ def test_an_operator_can_ask_for_a_key_and_for_the_whole_holder_to_leave() -> No
     play(story)
 
 
+@pytest.mark.parametrize("between_s", [0.0, LEASE_S])
+def test_the_same_question_is_heard_again_of_the_next_reservation(between_s: float) -> None:
+    async def story(scene: Scene) -> None:
+        async with scene.ring(A) as ring, scene.ring() as other:
+            for epoch in (1, 2, 3):
+                # Before, or after, a renewal has shown that nobody asks for the new one.
+                await asyncio.sleep(between_s)
+                assert await scene.store.suggest(A, epoch=epoch, to=other.holder)
+                await asyncio.sleep(LEASE_S)
+                assert ring.asked == [(A, other.holder)] * epoch
+                await ring.release({A: ""})
+                assert (await ring.take({A: ""}))[A].epoch == epoch + 1
+
+    play(story)
+
+
 @pytest.mark.spec("B5")
 def test_writes_of_one_whose_key_was_taken_from_it_are_refused_and_that_is_a_loss() -> None:
     async def story(scene: Scene) -> None:

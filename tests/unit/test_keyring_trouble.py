@@ -11,7 +11,7 @@ from tests.support.job_scene import LEASE_S, LoopClock, Ring, Scene, now, play, 
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.jobs.wish import GROUP
-from leasehold.model import EndReason
+from leasehold.model import EndReason, MarkRefusal, Position
 from leasehold.names import job_key
 
 A, B, C = (job_key(name) for name in "abc")
@@ -219,6 +219,69 @@ def test_a_listener_that_fails_ends_nothing() -> None:
             await asyncio.sleep(LEASE_S)
             assert not ring.valid(A)
             assert ring.valid(B)
+
+    play(story)
+
+
+def hold_back(scene: Scene, name: str) -> asyncio.Event:
+    """The next such call reaches the store only when the event is set."""
+    arrives, real = asyncio.Event(), getattr(scene.store, name)
+
+    async def late(sent: object) -> object:
+        delattr(scene.store, name)
+        await arrives.wait()
+        return await real(sent)
+
+    setattr(scene.store, name, late)
+    return arrives
+
+
+@pytest.mark.spec("B5")
+def test_what_is_refused_late_of_an_old_reservation_does_not_end_the_new_one() -> None:
+    async def story(scene: Scene) -> None:
+        async with scene.ring(A, B) as ring:
+            arrive = hold_back(scene, "annotate"), hold_back(scene, "checkpoint")
+            saying = asyncio.create_task(ring.annotate({A: "half way"}))
+            marking = asyncio.create_task(ring.mark({B: Position(sequence_number=7)}))
+            await asyncio.sleep(0.1)
+            await ring.release({A: "first", B: "first"})
+            proofs = await ring.take({A: "second", B: "second"})
+            assert {proof.epoch for proof in proofs.values()} == {2}
+            for each in arrive:
+                each.set()
+            assert await saying == [A]
+            assert await marking == {B: MarkRefusal.FENCED}
+            assert not ring.told
+            assert ring.valid(A)
+            assert ring.valid(B)
+            assert await scene.notes(A) == ["second", "first"]
+
+    play(story)
+
+
+@pytest.mark.spec("B5")
+def test_what_waited_for_its_turn_is_not_said_of_the_next_reservation() -> None:
+    async def story(scene: Scene) -> None:
+        async with scene.ring(A, B) as ring:
+            arrive = hold_back(scene, "annotate"), hold_back(scene, "checkpoint")
+            place = Position(sequence_number=7)
+            first = [ring.annotate({B: "b"}), ring.mark({B: place})]
+            doing = asyncio.gather(*first)
+            await asyncio.sleep(0.1)
+            saying = asyncio.create_task(ring.annotate({A: "half way", B: "b2"}))
+            marking = asyncio.create_task(ring.mark({A: place, B: place}))
+            await asyncio.sleep(0.1)
+            await ring.release({A: "first"})
+            await ring.take({A: "second"})
+            for each in arrive:
+                each.set()
+            await doing
+            assert await saying == [A]
+            assert await marking == {A: MarkRefusal.FENCED}
+            assert not ring.told
+            assert await scene.notes(A) == ["second", "first"]
+            assert await scene.notes(B) == ["b2"]
+            assert set(await ring.checkpoints()) == {B}
 
     play(story)
 

@@ -54,7 +54,7 @@ def test_one_who_does_not_wait_is_told_who_has_it_and_until_when() -> None:
         assert found.ends_in_s == pytest.approx(LEASE_S - 4)
         assert found.pid > 0
         assert "'nightly' is held by nightly-" in str(found)
-        assert "6.0 s after it has died" in str(found)
+        assert "6 s from now" in str(found)
 
     play(story)
 

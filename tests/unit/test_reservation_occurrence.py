@@ -36,6 +36,25 @@ async def outcomes(scene: Scene) -> list[Outcome | None]:
     return [entry.outcome for entry in await log(scene)]
 
 
+@pytest.mark.spec("J3")
+@pytest.mark.parametrize("call", ["claim", "checkpoint"])
+def test_what_was_given_without_our_hearing_is_given_back_and_was_no_run(call: str) -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = scene.claimant("nightly", "weekly", occurrence=TWO)
+        scene.store.deaf = frozenset({call})
+        with pytest.raises(StoreUnavailable):
+            await job.take(wait_s=0)
+        await job.leave()
+        assert not await scene.store.peers(GROUP)
+        for key in (KEY, job_key("weekly")):
+            assert [each.outcome for each in await log(scene, key)] == [Outcome.NOTHING]
+        following, _ = await scene.held("nightly", "weekly", occurrence=TWO)
+        await end(following)
+        assert await outcomes(scene) == [Outcome.OK, Outcome.NOTHING]
+
+    play(story)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.FAILED])
 def test_an_occurrence_that_is_done_is_had_by_nobody_again_and_leaves_one_entry(
     outcome: Outcome,

@@ -37,7 +37,7 @@ def play(story: Callable[[World], Awaitable[None]]) -> World:
 
 async def log_of(node: Node, name: str) -> list[Entry]:
     found = entries(await node.store.history(job_key(name), limit=50))
-    return [each for each in found if each.said.words != "the schedule begins"]
+    return [each for each in found if each.ran]
 
 
 def seconds(world: World, name: str) -> list[float]:
@@ -338,9 +338,12 @@ def test_a_new_schedule_begins_now_and_not_in_1970() -> None:
         await asyncio.sleep(15)
         assert seconds(world, "tick") == [10]
         log = entries(await world.nodes[0].store.history(job_key("tick"), limit=50))
-        words = [each.said.words for each in log if not each.said.occurrence]
+        idle = [each for each in log if not each.ran]
+        words = [each.said.words for each in idle]
         assert words.count("the schedule begins") == 1
         assert set(words) <= {"the schedule begins", "nothing was to be done"}
+        assert {each.said.occurrence for each in idle} == {None}
+        assert [each.outcome for each in log if each.ran] == [Outcome.OK]
 
     play(story)
 

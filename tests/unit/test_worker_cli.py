@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.worker import load_jobs
+from leasehold.cli.worker import Stops, load_jobs
 from leasehold.errors import LeaseholdError, UsageError
+from leasehold.testing.clock import ManualClock
 
 MODULE = """
 from leasehold.jobs.worker.definition import job
@@ -69,3 +70,16 @@ def test_what_is_wrong_is_said(
 ) -> None:
     with pytest.raises(error, match=words):
         load_jobs(text)
+
+
+@pytest.mark.parametrize(("later_s", "left"), [(0.0, []), (0.9, []), (1.0, [143]), (60.0, [143])])
+def test_a_signal_that_is_heard_twice_at_once_is_one_and_a_later_one_leaves(
+    later_s: float, left: list[int]
+) -> None:
+    clock, stopped, codes, said = ManualClock(), list[bool](), list[int](), list[str]()
+    stops = Stops(lambda: stopped.append(True), leave=codes.append, say=said.append, clock=clock)
+    stops(15)
+    clock.advance(later_s)
+    stops(15)
+    assert (stopped, codes) == ([True], left)
+    assert len(said) == 1 + len(left)

@@ -6,7 +6,7 @@ Commands that only look change nothing. ``break`` and ``handover`` show their pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import anyio
@@ -34,7 +34,6 @@ from leasehold.cli.jobs_orders import (
     pause,
     resume,
     run_now,
-    seconds_since,
     shown_at,
 )
 from leasehold.cli.watching import Page, Watch, Watching, show
@@ -50,11 +49,11 @@ jobs_app = typer.Typer(
 
 @jobs_app.command("ls", cls=Watching, epilog="leasehold jobs ls --watch")
 def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
-    """List all jobs: what they are about, who has them, how the last run ended, what is late."""
+    """List all jobs: their state, who has them, how the last run ended, what is next or late."""
 
     async def look(desk: Desk) -> Page:
         rows = [job_row(each) for each in await job_views(desk.store, now=desk.clock.utc_now())]
-        return Page(data=rows, blocks=[fitting_table(rows, _JOB_LAYOUTS)])
+        return Page(data=rows, blocks=[fitting_table(rows, job_layouts(rows))])
 
     show(look, store=store, form=form, watch=watch)
 
@@ -67,9 +66,9 @@ def show_job(
 
     async def look(desk: Desk) -> Page:
         view = await job_view(desk.store, job, now=desk.clock.utc_now())
-        row, more = job_row(view), _details(view)
-        known = row | {name: value for name, value in more.items() if value not in (None, "")}
-        return Page(data=row | more, blocks=[record_table(known, _RECORD)])
+        record = job_row(view) | _details(view)
+        known = {name: value for name, value in record.items() if value not in (None, "")}
+        return Page(data=record, blocks=[record_table(known, _RECORD)])
 
     show(look, store=store, form=form, watch=watch)
 
@@ -82,7 +81,10 @@ def history(
         int, typer.Option("--limit", "-n", help="The last N.", min=1, max=100, metavar="N")
     ] = 10,
     everything: Annotated[
-        bool, typer.Option("--all", help="All that the store still knows.", metavar="")
+        bool,
+        typer.Option(
+            "--all", help="All that the store still knows, also what ran nothing.", metavar=""
+        ),
     ] = False,
     runs: Annotated[
         bool, typer.Option("--runs", help="One line for each run, with its result.", metavar="")
@@ -91,10 +93,13 @@ def history(
     store: StoreUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
-    """List who reserved a job, newest first; the same one several times in a row is one line."""
+    """List who reserved a job, newest first; the same one several times in a row is one line.
+
+    Who found nothing to run, because another one was faster or the schedule only begins, is left out without --all.
+    """  # noqa: E501
 
     async def look(desk: Desk) -> Page:
-        log = await job_log(desk.store, job)
+        log = [each for each in await job_log(desk.store, job) if everything or each.ran]
         most = len(log) if everything else limit
         if runs:
             rows = [run_row(each) for each in log[:most]]
@@ -197,7 +202,7 @@ def _details(view: JobView) -> dict[str, object]:
         "last_epoch": last.epoch if last else None,
         "last_holder": last.holder if last else None,
         "last_occurrence": shown_at(last.said.occurrence) if last else None,
-        "last_lasted_s": seconds_since(last.started_at, last.ended_at) if last else None,
+        "last_lasted_s": _lasted_s(last) if last else None,
         "last_exit_code": last.said.exit_code if last else None,
         "last_words": (last.said.words or None) if last else None,
         "paused_by": paused.by if paused else None,
@@ -220,12 +225,16 @@ def run_row(entry: Entry) -> dict[str, object]:
         "attempt": said.attempt,
         "started_at": shown_at(entry.started_at),
         "ended_at": shown_at(entry.ended_at),
-        "lasted_s": seconds_since(entry.started_at, entry.ended_at),
+        "lasted_s": _lasted_s(entry),
         "outcome": entry.outcome.value if entry.outcome else None,
         "exit_code": said.exit_code,
         "words": said.words or None,
         "when": shown_at(said.occurrence or entry.started_at),
     }
+
+
+def _lasted_s(entry: Entry) -> float | None:
+    return None if entry.duration is None else entry.duration.total_seconds()
 
 
 def _reserver_row(reserver: Streak) -> dict[str, object]:
@@ -237,7 +246,7 @@ def _reserver_row(reserver: Streak) -> dict[str, object]:
         "holder": reserver.holder,
         "host": newest.said.host or None,
         "pid": newest.said.pid or None,
-        "runs": len(reserver.entries),
+        "runs": sum(each.ran for each in reserver.entries),
         "epochs": epochs,
         "started_at": shown_at(oldest.started_at),
         "ended_at": shown_at(newest.ended_at),
@@ -265,11 +274,25 @@ _LAST = Column(name="last_outcome", title="last")
 _LATE = Column(name="late_s", title="late", justify="right", shown=seconds_cell)
 _NEXT = Column(name="next_at", title="next", shown=time_cell)
 _OCCURRENCE = Column(name="occurrence", shown=time_cell)
-_JOB_LAYOUTS = (
-    (_NAME, _STATE, _HOLDER, _HOST, _SINCE, _OCCURRENCE, _LAST, _NEXT, _LATE),
-    (_NAME, _STATE, _HOLDER, _HOST, _SINCE, _LAST, _LATE),
-    (_NAME, _STATE, _HOLDER, _SINCE, _LAST, _LATE),
-)
+_JOB_COLUMNS = (_NAME, _STATE, _HOLDER, _HOST, _SINCE, _OCCURRENCE, _LAST, _NEXT, _LATE)
+_SPARED_LAST = (_NAME, _STATE, _LAST)  # "never ran" is worth a column of its own
+_SPARED_FIRST = (_HOST, _OCCURRENCE, _SINCE)
+
+
+def job_layouts(rows: Sequence[Mapping[str, object]]) -> list[list[Column]]:
+    """How jobs may be shown, the widest first; columns that say nothing go before all others."""
+    told = [
+        each
+        for each in _JOB_COLUMNS
+        if each in _SPARED_LAST or any(row[each.name] is not None for row in rows)
+    ]
+    fewer = [
+        [each for each in told if each not in _SPARED_FIRST[:count]]
+        for count in range(len(_SPARED_FIRST) + 1)
+    ]
+    return [list(_JOB_COLUMNS), *fewer]
+
+
 _RECORD = (
     *(
         Column(name=name, title=name.replace("_", " ").removesuffix(" at"), shown=time_cell)

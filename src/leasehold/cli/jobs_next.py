@@ -56,7 +56,7 @@ def next_runs(
 ) -> None:
     """Show the next moments of a schedule, and what it means in words.
 
-    Each is said to be due then: pauses, and runs that take long, may have it run later.
+    These are due times; a pause or a long run can delay the start.
     """
     if (job is None) == (cron is None):
         raise UsageError("give the name of a job, or --cron with a schedule, and not both")
@@ -64,12 +64,12 @@ def next_runs(
         raise UsageError("--tz goes with --cron: a job has a time zone of its own")
     now = SystemClock().utc_now()
     if cron is not None:
-        schedule = parse_schedule(cron, tz=tz or "UTC")
+        schedule, after = parse_schedule(cron, tz=tz or "UTC"), now
     else:
-        schedule = anyio.run(_of_job, store_url(store), job or "", now)
-    moments = list(_coming(schedule, now, count))
+        schedule, after = anyio.run(_of_job, store_url(store), job or "", now)
+    moments = list(_coming(schedule, after, count))
     rows = [_row(each, schedule, now) for each in moments]
-    notes = (f"{schedule.text}: {schedule.explain()}", *clock_changes(schedule, [now, *moments]))
+    notes = (f"{schedule.text}: {schedule.explain()}", *clock_changes(schedule, [after, *moments]))
     print_page(Page(data=rows, blocks=[fitting_table(rows, (_COLUMNS,))], notes=notes), form)
 
 
@@ -82,22 +82,24 @@ def clock_changes(schedule: Schedule, moments: Sequence[datetime]) -> list[str]:
     ]
 
 
-async def _of_job(url: str, job: str, now: datetime) -> Schedule:
+async def _of_job(url: str, job: str, now: datetime) -> tuple[Schedule, datetime]:
+    """Its schedule, and the moment after which the next one is not done."""
     async with open_desk(url) as desk:
         view = await job_view(desk.store, job, now=now)
     if not view.schedule_text:
         raise UsageError(
-            f"no run of {job!r} has told a schedule: it runs when somebody starts it. Give a "
+            f"{job!r} has no schedule in this store: it runs when somebody starts it. Give a "
             "schedule with --cron"
         )
     try:
-        return view.schedule or schedule_of(view.schedule_text)
+        schedule = view.schedule or schedule_of(view.schedule_text)
     except BadSchedule as error:
         raise BadSchedule(f"the schedule of {job!r} can not be read here: {error}") from error
+    return schedule, max(now, view.ran.done) if view.ran else now
 
 
-def _coming(schedule: Schedule, now: datetime, count: int) -> Iterator[datetime]:
-    after: datetime | None = now
+def _coming(schedule: Schedule, begin: datetime, count: int) -> Iterator[datetime]:
+    after: datetime | None = begin
     for _ in range(count):
         after = schedule.next(after) if after is not None else None
         if after is None:

@@ -37,6 +37,7 @@ from leasehold.insight.groups import some_of
 from leasehold.insight.jobs import JobView, job_log, job_view
 from leasehold.jobs import orders
 from leasehold.jobs.wish import GROUP
+from leasehold.model import Peer
 from leasehold.names import holder_id
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.")]
@@ -158,8 +159,8 @@ def handover(
 ) -> None:
     """Ask the holder of a job to stop in good order and hand it over; wait until it has.
 
-    Without HOLDER it goes to one that has had it before or that bears its name.
-    """
+    Without HOLDER it goes to one that has had it before, that bears its name, or that bears the same name as its holder, as workers do.
+    """  # noqa: E501
     limit_s = None if no_wait else duration(timeout, option="--timeout").total_seconds()
     url = store_url(store)
     anyio.run(partial(_hand_over, url, job, to, limit_s=limit_s, execute=execute, form=form))
@@ -182,11 +183,6 @@ def now_there(view: JobView) -> str:
 def shown_at(moment: datetime | None) -> str | None:
     """A moment in values that JSON knows, in UTC."""
     return None if moment is None else moment.astimezone(UTC).isoformat()
-
-
-def seconds_since(begin: datetime, end: datetime | None) -> float | None:
-    """How long something took; None if it has not ended."""
-    return None if end is None else (end - begin).total_seconds()
 
 
 # --------------------------------------------------------------------------- steps
@@ -276,29 +272,39 @@ async def _receiver(desk: Desk, view: JobView, to: str | None) -> str:
     """
     peers = await desk.store.peers(GROUP)
     holder = view.resource.holder
-    there = [
-        each.holder
+    standing_by = [
+        each
         for each in peers.values()
-        if each.holder != holder and not (each.dismissed or each.info.draining)
+        if each.alive and each.holder != holder and not (each.dismissed or each.info.draining)
     ]
+    there = [each.holder for each in standing_by]
+    others = f"those there are: {some_of(there)}" if there else "no other worker is running"
     if to is not None:
         if to != holder and to not in there:
-            raise UnknownResource(f"{to!r} does not stand by: those there are: {some_of(there)}")
+            raise UnknownResource(f"{to!r} does not stand by: {others}")
         return to
-    chosen = _likely(there, [each.holder for each in await job_log(desk.store, view.name)], view)
+    before = [each.holder for each in await job_log(desk.store, view.name)]
+    chosen = _likely(standing_by, before, view)
     if chosen is None:
-        raise UnknownResource(
-            f"nobody is known to stand by for {view.name!r}: name the one that is to have it; "
-            f"those there are: {some_of(there)}"
-        )
+        name_it = "; name the one that is to have it" if there else ""
+        raise UnknownResource(f"nobody is known to stand by for {view.name!r}: {others}{name_it}")
     return chosen
 
 
-def _likely(there: Sequence[str], before: Sequence[str], view: JobView) -> str | None:
-    """One that has had the job before, or one whose id says that it waits for it."""
+def _likely(peers: Sequence[Peer], before: Sequence[str], view: JobView) -> str | None:
+    """One that has had the job before, whose id says that it waits for it, or a fellow worker."""
     name = holder_id(view.name, host="x", suffix="").removesuffix("-x-")
+    there = [each.holder for each in peers]
     waiting = [each for each in there if each.startswith(f"{name}-")]
-    return next((each for each in (*before, *waiting) if each in there), None)
+    program = _program(view.peer) if view.peer else ""
+    fellows = [each.holder for each in peers if program and _program(each) == program]
+    return next((each for each in (*before, *waiting, *fellows) if each in there), None)
+
+
+def _program(peer: Peer) -> str:
+    """The name that a holder's id begins with; empty if the id was made in another way."""
+    host = holder_id("x", host=peer.info.host, suffix="").removeprefix("x")
+    return peer.holder.rpartition(host)[0]
 
 
 async def _moved(desk: Desk, view: JobView, to: str, limit_s: float) -> None:

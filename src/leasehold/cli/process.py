@@ -56,7 +56,10 @@ Batch = Annotated[
 ]
 Name = Annotated[str, typer.Option(help="Begins the id of this member.", metavar="NAME")]
 LeaseTime = Annotated[
-    str, typer.Option("--lease", help="After it without a sign others take over.", metavar="TIME")
+    str,
+    typer.Option(
+        "--lease", help="If the holder is silent for this long, others take over.", metavar="TIME"
+    ),
 ]
 StartPlace = Annotated[
     str,

@@ -6,7 +6,9 @@ Its exit codes are its own, since schedulers and supervisors act on them: ``docs
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +19,8 @@ from leasehold.clock import Clock, SystemClock, system_random
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import LeaseholdError, StoreError, UsageError
 from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command.guard import fill_standard
+from leasehold.jobs.command.judgement import unable
 from leasehold.jobs.command.plan import IfHeld, Plan
 from leasehold.jobs.command.run import Limits, LossKind, OnLoss
 from leasehold.jobs.command.scheduled import ScheduledWrapper
@@ -24,12 +28,16 @@ from leasehold.jobs.command.service import Wrapper
 from leasehold.jobs.command.verdict import Exit, Reason, Verdict
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of
+from leasehold.stores.sqlite.place import check_path, path_of
 
 EXAMPLE = "leasehold run --job nightly --if-held skip -- ./nightly.sh"
 _COMMAND = "cmd:"
 _WAIT = "wait"
 _CRON, _NOW = "cron", "now"
 _LARGEST_EXIT = 255
+_SQLITE = "sqlite:"
+_FILE_MODE = 0o644  # as SQLite does
+_SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may be ahead
 _MISUSED = 2  # what Typer leaves with
 # Nobody needs to hear of these away from a terminal: cron would send mail for every word.
 _ORDINARY = (Reason.HELD, Reason.DONE)
@@ -39,7 +47,10 @@ Command = Annotated[
 ]
 JobName = Annotated[str, typer.Option("--job", help="The name that is reserved.", metavar="NAME")]
 LeaseTime = Annotated[
-    str, typer.Option("--lease", help="After it without a sign others take over.", metavar="TIME")
+    str,
+    typer.Option(
+        "--lease", help="If the holder is silent for this long, others take over.", metavar="TIME"
+    ),
 ]
 IfHeldWord = Annotated[
     str,
@@ -50,12 +61,17 @@ IfHeldWord = Annotated[
 ]
 HeldExit = Annotated[
     int | None,
-    typer.Option(help="The exit code if it is held.", min=0, max=_LARGEST_EXIT, metavar="N"),
+    typer.Option(
+        help="The exit code if it is held, or done.", min=0, max=_LARGEST_EXIT, metavar="N"
+    ),
 ]
 Cron = Annotated[
     str | None, typer.Option(help="Five fields, or six with seconds first.", metavar="LINE")
 ]
-Zone = Annotated[str, typer.Option("--tz", help="The time zone of --cron.", metavar="ZONE")]
+Zone = Annotated[
+    str | None,
+    typer.Option("--tz", help="The time zone of --cron. \\[default: UTC]", metavar="ZONE"),
+]
 Every = Annotated[str | None, typer.Option(help="Instead of --cron: 30s, 5m.", metavar="TIME")]
 OccurrenceWord = Annotated[
     str | None,
@@ -120,7 +136,7 @@ def run(
     if_held: IfHeldWord = "skip",
     held_exit: HeldExit = None,
     cron: Cron = None,
-    tz: Zone = "UTC",
+    tz: Zone = None,
     every: Every = None,
     occurrence: OccurrenceWord = None,
     on_crash: Crash = OnCrash.RUN_AGAIN,
@@ -135,6 +151,7 @@ def run(
 
     The exit code is that of the command; others say why it did not run: 0 skipped, 75 held, 69 no store, 79 lost, 80 done, 81 paused, 64 usage.
     """  # noqa: E501
+    fill_standard()
     clock = SystemClock()
     try:
         schedule = _schedule(cron, every, tz)
@@ -172,21 +189,52 @@ def run(
 
 
 def _carried_out(plan: Plan, schedule: Schedule | None, clock: Clock) -> Verdict:
+    # Looked at first: a node without the command must not take the run from those that have it.
+    if verdict := unable(plan):
+        return verdict
     bell = Bell()
     try:
         with bell.hearing():
-            rng = system_random()
-            if schedule is None or not plan.standby:
-                return Wrapper(plan, bell=bell, clock=clock, rng=rng, say=_say, alone=True).run()
-            return ScheduledWrapper(
-                plan, schedule, bell=bell, clock=clock, rng=rng, say=_say, alone=True
-            ).run()
+            wrapper = _wrapper(plan, schedule, bell, clock)
+            _make_store(plan.store)
+            return wrapper.run()
     finally:
         bell.close()
 
 
+def _wrapper(
+    plan: Plan, schedule: Schedule | None, bell: Bell, clock: Clock
+) -> Wrapper | ScheduledWrapper:
+    rng = system_random()
+    if schedule is None or not plan.standby:
+        return Wrapper(plan, bell=bell, clock=clock, rng=rng, say=_say, alone=True)
+    return ScheduledWrapper(plan, schedule, bell=bell, clock=clock, rng=rng, say=_say, alone=True)
+
+
+def _make_store(url: str) -> None:
+    """Say so if a SQLite file has to be made: in a wrong directory it would be a second store."""
+    if not url.lower().startswith(_SQLITE):
+        return
+    path = Path(path_of(url)).absolute()
+    try:
+        check_path(path)
+        path.touch(mode=_FILE_MODE, exist_ok=False)  # of several, one has made it
+    except (OSError, StoreError):  # it is there; or it can not be, and opening it says why
+        return
+    _say(f"made a new store, the file {path}: all that share the job must name this very file")
+
+
 def _say(words: str) -> None:
-    err.print(f"leasehold run: {words}")
+    _write(lambda: err.print(f"leasehold run: {words}"))
+
+
+def _write(write: Callable[[], object]) -> None:
+    """To stderr. What nobody can hear changes nothing, and not the exit code either."""
+    try:
+        if sys.stderr is not None:
+            write()
+    except (OSError, ValueError):
+        sys.stderr = None  # it would be tried again at the end, and be an exit code then
 
 
 def _tell(verdict: Verdict, job: str, *, json: bool) -> None:
@@ -194,15 +242,17 @@ def _tell(verdict: Verdict, job: str, *, json: bool) -> None:
     if verdict.message and not quiet:
         _say(verdict.message)
     if json:
-        sys.stderr.write(f"{verdict.line(job)}\n")
+        _write(lambda: sys.stderr.write(f"{verdict.line(job)}\n"))
 
 
-def _schedule(cron: str | None, every: str | None, tz: str) -> Schedule | None:
+def _schedule(cron: str | None, every: str | None, tz: str | None) -> Schedule | None:
     if cron is not None and every is not None:
         raise UsageError("--cron and --every are two schedules: give one of them")
+    if tz is not None and cron is None:
+        raise UsageError("--tz is the time zone of --cron, and there is none: give --cron as well")
     if every is not None:
-        return parse_schedule(f"every {every}", tz=tz)
-    return None if cron is None else parse_schedule(cron, tz=tz)
+        return parse_schedule(f"every {every}")
+    return None if cron is None else parse_schedule(cron, tz=tz or "UTC")
 
 
 def _occurrence(
@@ -230,7 +280,13 @@ def _occurrence(
         raise UsageError(
             f"--occurrence {word!r} is no time: write now, cron, or 2026-01-31T02:30:00Z"
         ) from None
-    return moment_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    found = moment_of(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+    if found > clock.utc_now() + _SKEW:
+        raise UsageError(
+            f"--occurrence {word!r} is in the future: once it is done, all that come before it "
+            "would never be run; give a moment that has come"
+        )
+    return found
 
 
 def _if_held(text: str) -> tuple[IfHeld, timedelta | None]:

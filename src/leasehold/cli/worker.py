@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from leasehold.sources.tracebacks import traceback_of
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"
 _HOW = "write MODULE, or MODULE:NAME for one job or a list of them, such as billing.jobs:nightly"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SAME_S = 1.0
 
 Module = Annotated[
     str,
@@ -49,7 +50,7 @@ def worker(
 ) -> None:
     """Run the jobs of a module; start it on several machines, and each runs what it can reserve.
 
-    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all is released at once, and the exit code is 0. A second one ends it at once. A function that can not be stopped is ended with the process, with exit code 1.
+    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all is released at once, and the exit code is 0. A second one, a second later or more, ends it at once. A function that can not be stopped is ended with the process, with exit code 1.
     """  # noqa: E501
     limit = duration(grace, option="--grace", most="1d")
     url = store_url(store, make=True)
@@ -66,7 +67,7 @@ def worker(
             clock=clock,
         )
         lines.say(f"{counted(len(made.jobs), 'job')} of {module}; Ctrl-C ends it")
-        asyncio.run(_run(made, lines))
+        asyncio.run(_run(made, lines, clock))
         lines.say("left in good order")
 
 
@@ -98,19 +99,40 @@ def load_jobs(text: str) -> list[Job]:
     return list(jobs)
 
 
-async def _run(made: Worker, lines: _Lines) -> None:
+class Stops:
+    """What the signals do: the first one stops in good order, a later one leaves at once.
+
+    One that comes within a second of the first is the same request: `timeout`, and a terminal,
+    signal a process and its group, so that it is heard twice.
+    """
+
+    def __init__(
+        self,
+        stop: Callable[[], None],
+        *,
+        leave: Callable[[int], object],
+        say: Callable[[str], None],
+        clock: Clock,
+    ) -> None:
+        """Nobody has asked yet. ``leave`` ends the process with the exit code that it is given."""
+        self._stop, self._leave, self._say, self._clock = stop, leave, say, clock
+        self._asked_s: float | None = None
+
+    def __call__(self, number: int) -> None:
+        """Hear a signal."""
+        now_s = self._clock.boottime_s()
+        if self._asked_s is None:
+            self._asked_s = now_s
+            self._say("asked to stop: what runs may end, nothing new begins")
+            self._stop()
+        elif now_s - self._asked_s >= _SAME_S:
+            self._say("asked twice to stop: leaving without order")
+            self._leave(128 + number)
+
+
+async def _run(made: Worker, lines: _Lines, clock: Clock) -> None:
     loop = asyncio.get_running_loop()
-    asked = False
-
-    def stop(number: int) -> None:
-        nonlocal asked
-        if asked:
-            lines.say("asked twice to stop: leaving without order")
-            os._exit(128 + number)
-        asked = True
-        lines.say("asked to stop: what runs may end, nothing new begins")
-        made.stop()
-
+    stop = Stops(made.stop, leave=os._exit, say=lines.say, clock=clock)
     for each in _SIGNALS:
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
             loop.add_signal_handler(each, stop, each)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from leasehold.ports import Store
 
 MOST_TERMS = 100  # what every store keeps
-_LOOK_BACK = 10  # terms, to find the last run among what operators have reset
+_LOOK_BACK = 10  # terms, to find the last run among resets and what ran nothing
 TOLERANCE = timedelta(minutes=1)
 
 
@@ -53,13 +53,13 @@ class JobView:
 
     Attributes:
         resource: its key, as the store knows it. peer: the holder's lease.
-        current: the run that is under way; last: the one that ended last.
+        current: the run that is under way; last: the one that ended last, and did run.
         schedule: as the newest run has told it; ``None`` also if it can not be read here.
         schedule_text: the same as text; empty if the runs have none.
         ran: which occurrences are done.
         paused, wanted: the orders that stand at this moment.
-        next_at: the next moment of the schedule. late_s: how long an occurrence has been waiting
-            for a run, if that is longer than a minute and the job is not paused.
+        next_at: the next moment of the schedule that is not done. late_s: how long an occurrence
+            has been waiting for a run, if that is longer than a minute and the job is not paused.
     """
 
     name: str
@@ -132,7 +132,7 @@ async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
 
 
 async def job_log(store: Store, name: str) -> Sequence[Entry]:
-    """The reservations of a job that the store still knows, newest first.
+    """The reservations of a job that the store still knows, newest first; not all were runs.
 
     Raises:
         UnknownResource: as ``job_view``.
@@ -172,7 +172,7 @@ async def _scene(store: Store, now: datetime) -> _Scene:
 
 async def _view(store: Store, scene: _Scene, key: str) -> JobView:
     name, resource = last_part(key), scene.resources[key]
-    log = entries(await store.history(key, limit=_LOOK_BACK))
+    log = await _recent(store, key)
     text = next((each.said.schedule for each in log if each.said.schedule), "")
     schedule, carried_out = _readable(text), _ran(scene.checkpoints.get(key))
     is_paused = scene.orders.is_paused(name, now=scene.now)
@@ -182,15 +182,28 @@ async def _view(store: Store, scene: _Scene, key: str) -> JobView:
         resource=resource,
         peer=scene.peers.get(resource.holder or ""),
         current=next((each for each in log if held and each.epoch == resource.epoch), None),
-        last=next((each for each in log if each.ended_at is not None), None),
+        last=_last(log),
         schedule=schedule,
         schedule_text=text,
         ran=carried_out,
         paused=scene.orders.paused[name] if is_paused else None,
         wanted=scene.orders.wanted.get(name),
-        next_at=schedule.next(scene.now) if schedule else None,
+        next_at=_next_at(schedule, carried_out, scene.now),
         late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
     )
+
+
+async def _recent(store: Store, key: str) -> Sequence[Entry]:
+    """The newest entries; all there are only if no run that ended is among the first ones."""
+    terms = await store.history(key, limit=_LOOK_BACK)
+    log = entries(terms)
+    if _last(log) is None and len(terms) == _LOOK_BACK:
+        log = entries(await store.history(key, limit=MOST_TERMS))
+    return log
+
+
+def _last(log: Sequence[Entry]) -> Entry | None:
+    return next((each for each in log if each.ended_at is not None and each.ran), None)
 
 
 def _readable(text: str) -> Schedule | None:
@@ -205,6 +218,13 @@ def _ran(checkpoint: Checkpoint | None) -> Ran | None:
         return ran(checkpoint)
     except UsageError:
         return None  # it has positions of its own, and no schedule
+
+
+def _next_at(schedule: Schedule | None, carried_out: Ran | None, now: datetime) -> datetime | None:
+    """What is done already is not run again, even if it lies in the future."""
+    if schedule is None:
+        return None
+    return schedule.next(max(now, carried_out.done) if carried_out else now)
 
 
 def _late_s(schedule: Schedule | None, carried_out: Ran | None, now: datetime) -> float | None:

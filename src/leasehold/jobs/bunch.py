@@ -106,5 +106,9 @@ class Bunch:
         """The proofs of those of the keys that are held."""
         return {key: self.held[key] for key in keys if key in self.held}
 
+    def still(self, proofs: Mapping[str, Ownership]) -> dict[str, Ownership]:
+        """Those of the proofs that the keys are held under at this moment."""
+        return {key: each for key, each in proofs.items() if self.held.get(key) is each}
+
     def _end(self, proof: Ownership) -> None:
         self._over[proof.key] = max(proof.epoch, self._over.get(proof.key, -1))

@@ -51,6 +51,8 @@ _SHORTEST_PAUSE_S = 0.02
 _HELD = frozenset((State.LEASED, State.BREAKING))
 # A run that ended in one of these ways is over; after any other the occurrence is still open.
 _SETTLED = frozenset((Outcome.OK, Outcome.FAILED))
+_HALF = "not all of the names could be had"
+_UNHEARD = "it was never known to be reserved"
 RELEASED = "released"
 GIVEN_UP = "given up"
 
@@ -101,6 +103,7 @@ class Claimant:
         )
         self._holding = Holding(self._ground)
         self._granted_once = False
+        self._in_doubt = False  # a claim was sent, and it may be ours without our knowing
         self._named: tuple[str, int, str] | None = None
         self._asked: object = self
 
@@ -180,6 +183,7 @@ class Claimant:
         else:
             note = self.said.note()
             asked = [Wanted(key=each.key, seen_epoch=each.epoch, note=note) for each in wanted]
+            self._in_doubt = True
             mine = list(await self._call("claim", self._store.claim(lease, asked)))
             if len(mine) == len(wanted):
                 await self._open({each.key: each for each in mine})
@@ -187,7 +191,10 @@ class Claimant:
             won = {each.key for each in mine}
             blocked = [each for each in wanted if each.key not in won]
         if mine:  # half of it is of no use, and somebody else may want it
-            await self._call("release", self._store.release(mine))
+            note = replace(self.said, outcome=Outcome.NOTHING, words=_HALF).note()
+            notes = {each.key: note for each in mine}
+            await self._call("release", self._store.release(mine, notes=notes))
+        self._in_doubt = False
         if done:
             return done
         await self._name_holder(blocked[0])
@@ -223,7 +230,8 @@ class Claimant:
         runs = [each for each in entries(terms) if each.said.occurrence == moment]
         if over or self.wish.on_crash is OnCrash.LEAVE:
             holder = runs[0].holder if runs else ""
-            return Done(key=key, occurrence=moment, started=not over, holder=holder)
+            later = ran.done if ran is not None and ran.done > moment else None
+            return Done(key=key, occurrence=moment, started=not over, holder=holder, later=later)
         others = [each for each in runs if each.holder != self._holding.holder]
         attempt = others[0].said.attempt + 1 if others else 2
         self.said = replace(self.said, attempt=attempt)
@@ -331,12 +339,25 @@ class Claimant:
         If an occurrence was run to its end it is marked as done first. Then the log is told, in
         the same step in which the keys are released, or kept for another holder. If the store does
         not answer within ``leave_s`` of the wish, time ends it.
+
+        After a ``take`` that failed, or was called off, what the store gave nevertheless is given
+        back, and the log says that nothing was run.
         """
         if not self.ownerships:
-            await self._holding.leave()
+            in_doubt = self._holding.lease if self._in_doubt else None
+            await self._holding.leave(None if in_doubt is None else lambda: self._disown(in_doubt))
             return
         last = parting or Parting()
         await self._holding.leave(lambda: self._say_last(last))
+
+    async def _disown(self, lease: Lease) -> None:
+        seen = await self._say("resources", self._store.resources(GROUP))
+        found = [seen[key] for key in self.wish.keys if key in seen]
+        mine = [_proof(each, lease) for each in found if each.holder == lease.holder]
+        if mine:
+            note = replace(self.said, outcome=Outcome.NOTHING, words=_UNHEARD).note()
+            notes = {each.key: note for each in mine}
+            await self._say("release", self._store.release(mine, notes=notes))
 
     async def _say_last(self, parting: Parting) -> None:
         note = replace(

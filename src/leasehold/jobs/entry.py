@@ -31,6 +31,7 @@ class Outcome(Enum):
     KILLED = "killed"  # it did not stop by itself
     BROKEN = "broken"  # by an operator
     HANDED_OVER = "handed over"
+    NOTHING = "nothing"  # it was reserved, and there was nothing to run
 
 
 _BY_REASON = {
@@ -64,7 +65,7 @@ class Said:
         occurrence: the scheduled moment that it is the run of; None: it was started by hand.
         attempt: 1 for the first try of this occurrence.
         schedule: the text of the schedule, so that two nodes with different ones are found.
-        outcome: None while it runs.
+        outcome: how the run ended, as far as its holder can tell; it counts once the term is over.
         exit_code: of the command, if it was one.
         words: the last progress, or the error. Cut if all together would be too long to keep.
     """
@@ -136,8 +137,18 @@ class Entry:
 
     @property
     def duration(self) -> timedelta | None:
-        """How long it was held; None while it is."""
-        return None if self.ended_at is None else self.ended_at - self.started_at
+        """How long it was held; None while it is, and where nobody knows.
+
+        One that expired was over at some time before its end was seen, and nobody saw when.
+        """
+        if self.ended_at is None or self.outcome is Outcome.EXPIRED:
+            return None
+        return self.ended_at - self.started_at
+
+    @property
+    def ran(self) -> bool:
+        """Whether it was, or is, a run; not if its holder found nothing to do."""
+        return self.outcome is not Outcome.NOTHING
 
     @classmethod
     def of(cls, term: Term) -> Entry:

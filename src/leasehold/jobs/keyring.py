@@ -5,7 +5,7 @@ Guarantees, beside those of ``holding``:
 1. A key is held here only after the store agreed. ``on_lost`` is told once of each that was held
    and has to be given up, while there is time to stop, and before anybody else is let in.
 2. Belief in a key ends before its release is sent, and never comes back: it has to be taken again,
-   under a new epoch.
+   under a new epoch. What was said of it under the old one is not said of the new one.
 3. What the store may have given without our hearing of it is given back as soon as that is seen.
 4. Calls of one kind that come while one is under way go to the store together.
 5. After the loss of the lease it asks for another by itself, as a new holder.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -68,6 +68,14 @@ class _Let:
     weight: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words(Generic[T]):
+    """What is said of keys, each under the proof of the moment at which it was said."""
+
+    said: Mapping[str, T]
+    proofs: Mapping[str, Ownership]
+
+
 class Keyring:
     """All that one process has reserved. Run ``keep`` in a task; ``leave`` ends it."""
 
@@ -114,8 +122,8 @@ class Keyring:
         self._turns: Lane[_Take | _Let, Mapping[str, Ownership]] = Lane(
             self._turn, unclaimed=self._give_back, weigh=lambda each: each.weight
         )
-        self._marks: Lane[Mapping[str, Position], Mapping[str, MarkRefusal]] = Lane(self._write)
-        self._notes: Lane[Mapping[str, str], Sequence[str]] = Lane(self._say)
+        self._marks: Lane[_Words[Position], Mapping[str, MarkRefusal]] = Lane(self._write)
+        self._notes: Lane[_Words[str], Sequence[str]] = Lane(self._say)
         self._scope: anyio.CancelScope | None = None
         self._left = self._joined = False
         self._ready = anyio.Event()
@@ -243,16 +251,16 @@ class Keyring:
             StoreUnavailable: unknown whether they were written; the same call may be repeated.
             UsageError: a position can not be kept.
         """
-        return await self._marks.ask(dict(marks))
+        return await self._marks.ask(self._words(marks))
 
     async def annotate(self, notes: Mapping[str, str]) -> Sequence[str]:
-        """Replace the notes of keys that are held; return the refused ones, which are lost.
+        """Replace the notes of keys that are held; return the refused: those reservations are over.
 
         Raises:
             StoreUnavailable: unknown whether they were written; the same call may be repeated.
             UsageError: a note can not be kept.
         """
-        return await self._notes.ask(dict(notes))
+        return await self._notes.ask(self._words(notes))
 
     async def checkpoints(self) -> Mapping[str, Checkpoint]:
         """All checkpoints of jobs, by key.
@@ -420,33 +428,53 @@ class Keyring:
 
     # ------------------------------------------------------------ checkpoints and notes
 
+    def _words(self, said: Mapping[str, T]) -> _Words[T]:
+        return _Words(said=dict(said), proofs=self._keys.proofs(said))
+
     async def _write(
-        self, batch: Sequence[Mapping[str, Position]]
+        self, batch: Sequence[_Words[Position]]
     ) -> Sequence[Mapping[str, MarkRefusal]]:
-        together: dict[str, Position] = {}
-        for marks in batch:
-            for key, position in marks.items():
-                together[key] = max(position, together.get(key, position))
-        proofs = self._keys.proofs(together)
-        refused = {key: MarkRefusal.FENCED for key in together if key not in proofs}
-        sent = [Mark(ownership=proof, position=together[key]) for key, proof in proofs.items()]
-        if sent:
-            refused |= await self._trusted("checkpoint", self._store.checkpoint(sent))
-        self._fenced(key for key, why in refused.items() if why is MarkRefusal.FENCED)
-        return [{key: refused[key] for key in marks if key in refused} for marks in batch]
+        standing = [self._keys.still(words.proofs) for words in batch]
+        marks: dict[str, Mark] = {}
+        for words, proofs in zip(batch, standing, strict=True):
+            for key, proof in proofs.items():
+                position = words.said[key]
+                if key not in marks or position >= marks[key].position:
+                    marks[key] = Mark(ownership=proof, position=position)
+        refused: Mapping[str, MarkRefusal] = {}
+        if marks:
+            answer = self._store.checkpoint(list(marks.values()))
+            refused = await self._trusted("checkpoint", answer)
+        fenced = MarkRefusal.FENCED
+        self._fenced(each.ownership for key, each in marks.items() if refused.get(key) is fenced)
+        return [
+            {
+                key: refused.get(key, fenced)
+                for key in words.said
+                if key in refused or key not in proofs
+            }
+            for words, proofs in zip(batch, standing, strict=True)
+        ]
 
-    async def _say(self, batch: Sequence[Mapping[str, str]]) -> Sequence[Sequence[str]]:
-        together = {key: text for notes in batch for key, text in notes.items()}
-        proofs = self._keys.proofs(together)
-        refused = {key for key in together if key not in proofs}
-        sent = [Note(ownership=proof, text=together[key]) for key, proof in proofs.items()]
-        if sent:
-            refused.update(await self._trusted("annotate", self._store.annotate(sent)))
-        self._fenced(refused)
-        return [[key for key in notes if key in refused] for notes in batch]
+    async def _say(self, batch: Sequence[_Words[str]]) -> Sequence[Sequence[str]]:
+        standing = [self._keys.still(words.proofs) for words in batch]
+        notes = {
+            key: Note(ownership=proof, text=words.said[key])
+            for words, proofs in zip(batch, standing, strict=True)
+            for key, proof in proofs.items()
+        }
+        refused: Sequence[str] = ()
+        if notes:
+            refused = await self._trusted("annotate", self._store.annotate(list(notes.values())))
+        self._fenced(notes[key].ownership for key in refused)
+        return [
+            [key for key in words.said if key in refused or key not in proofs]
+            for words, proofs in zip(batch, standing, strict=True)
+        ]
 
-    def _fenced(self, keys: Iterable[str]) -> None:
-        for key in keys:
+    def _fenced(self, proofs: Iterable[Ownership]) -> None:
+        """These were refused. What has been taken anew since they were sent is not lost by it."""
+        for key in self._keys.still({proof.key: proof for proof in proofs}):
             self._tenancy.lose(key, "fenced", self._clock.boottime_s())
 
     async def _trusted(self, name: str, answer: Awaitable[T]) -> T:

@@ -1,7 +1,8 @@
 """What operators have said of jobs: paused, and *run it now*.
 
 An order is the checkpoint of a key beside the job, ``paused/<name>`` or ``wanted/<name>``, that is
-put there without a lease. Its history (``Store.history``) tells when orders were given.
+put there without a lease. Its history (``Store.history``) tells when orders were given. What stands
+there and is not of our making is an order too, without words: it is never an error.
 
 A wish for a run is taken once: whoever takes it owns its key for a moment and marks it as taken.
 """
@@ -153,12 +154,34 @@ def _position(number: int, words: Mapping[str, str]) -> Position:
 
 def _order(checkpoint: Checkpoint) -> Order:
     position = checkpoint.position
-    words = json.loads(position.offset or "{}")
-    until = words.get("until")
+    words = _words(position.offset)
     return Order(
         by=words.get("by", ""),
         why=words.get("why", ""),
         given_at=checkpoint.updated_at,
-        until=None if until is None else datetime.fromisoformat(until),
+        until=_moment(words.get("until")),
         number=position.sequence_number,
     )
+
+
+def _words(text: str) -> dict[str, str]:
+    """The words of an order. One that can not be read stands as well, without them."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: each for name, each in found.items() if isinstance(each, str)}
+
+
+def _moment(text: str | None) -> datetime | None:
+    """The end of a pause; None if it has none that can be read: then it lasts until it is ended."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+        aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+        return aware.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -138,10 +138,14 @@ class Request:
                 store, self.wish, told=self._told, clock=self._clock, rng=system_random()
             )
             held: Held | Done | None = None
-            with anyio.CancelScope() as self._scope:
-                if self._cancelled:
-                    self._scope.cancel()
-                held = await claimant.take(wait_s=wait_s)
+            try:
+                with anyio.CancelScope() as self._scope:
+                    if self._cancelled:
+                        self._scope.cancel()
+                    held = await claimant.take(wait_s=wait_s)
+            except Exception:
+                await claimant.leave()  # else nobody would have it for a whole lease
+                raise
             if held is not None or not claimant.ownerships:
                 await claimant.leave()
                 self._answer.set_result(held)

@@ -2,12 +2,13 @@
 
 Guarantees:
 
-- ``try_reserve`` is True for one reserver and one thread at a time, over all processes.
+- ``try_reserve`` is True for one reserver and one thread at a time, over all processes. Who has
+  been told so, and has lost it since, keeps the others of its own program out until it cancels.
 - What is reserved is renewed in the background, all of it under one lease, until it is cancelled
   or the reserver is disposed of. When that fails ``has_reservation`` is False, in time, and
   ``on_lost`` is told.
-- Trouble with the store is tried again with growing pauses, for ``patience`` at most. It is an
-  error then, and never a yes.
+- Trouble with the store is tried again with growing pauses. No try begins after ``patience``. It
+  is an error then, and never a yes.
 
 All methods may be called from any thread.
 """
@@ -19,7 +20,7 @@ import logging
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from leasehold.clock import Clock
+    from leasehold.model import Ownership
     from leasehold.ports import Store
 
 log = logging.getLogger("leasehold.jobs")
@@ -92,8 +94,10 @@ class Reserver:
         self._rng = system_random()
         self._said = Said(host=host_name(), pid=os.getpid())
         self._begins = self._said.note()
+        self._unheard = replace(self._said, outcome=Outcome.NOTHING, words="called off").note()
         self._rings: dict[timedelta, tuple[Keyring, asyncio.Task[None]]] = {}
         self._ring_of: dict[str, Keyring] = {}
+        self._had: dict[str, Ownership] = {}  # told to somebody, lost or not, and not cancelled yet
         self._asks: deque[_Ask] = deque()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,6 +115,8 @@ class Reserver:
 
     def try_reserve(self, name: str, seconds: float | None = None) -> bool:
         """Reserve a job: True if it is ours now, False if somebody has it, this reserver included.
+
+        After a loss it is False here until the one who had it has called ``cancel_reservation``.
 
         ``seconds``: the length of its lease, which is how long after our death others wait for it;
         if not given, that of the reserver. Each length in use is one lease more to renew.
@@ -148,10 +154,12 @@ class Reserver:
     def cancel_reservation(
         self, name: str, *, outcome: Outcome = Outcome.OK, words: str = ""
     ) -> None:
-        """Release the job at once; again, or without a reservation, is harmless.
+        """Release the job at once; without a reservation it is harmless.
 
-        Call it when the work has stopped. ``outcome`` and ``words`` are for the log. A store that
-        does not answer is told for 15 s at most, or one lease; then later, or time ends it.
+        Call it when the work has stopped, also after a loss, and only where ``try_reserve`` was
+        True: whatever thread calls it, it is the reservation of this program that ends. ``outcome``
+        and ``words`` are for the log. A store that does not answer is told for 15 s at most, or one
+        lease; then later, or time ends it.
         """
         key = job_key(name)
         if key not in self._ring_of:
@@ -182,19 +190,44 @@ class Reserver:
 
     def _holding(self, name: str) -> Keyring | None:
         key = job_key(name)
-        ring = self._ring_of.get(key)
-        return ring if ring is not None and ring.valid(key) else None
+        ring, proof = self._ring_of.get(key), self._had.get(key)
+        if ring is None or proof is None or ring.ownership(key) is not proof:
+            return None  # also for the moment in which what nobody waits for is given back
+        return ring if ring.valid(key) else None
 
     def _ask(self, ask: _Ask) -> bool:
         """Have it done in the thread of the reserver, with all that others ask for just now."""
-        self._asks.append(ask)
         try:
+            self._asks.append(ask)
             if not self._called:
                 self._called = True
-                self._loop.call_soon_threadsafe(self._share_out)
+                self._call()
             return answer_of(ask.answer, thread=self._thread)
-        except (LoopOver, RuntimeError) as error:
+        except LoopOver as error:
             raise LeaseLost("the reserver was disposed of", reason="released") from error
+        except BaseException:  # of a signal handler: nobody would cancel it any more
+            with suppress(LoopOver):
+                self._call_off(ask)
+            raise
+
+    def _call(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._share_out)
+        except RuntimeError as error:
+            if not self._loop.is_closed():  # then it is of a signal handler
+                raise
+            raise LoopOver from error
+
+    def _call_off(self, ask: _Ask) -> None:
+        """Nobody waits for the answer. A release goes on; what is had, or will be, is given back.
+
+        Also after an answer that was an error: then nothing was had.
+        """
+        if ask.lease is not None and not ask.answer.cancel():
+            had = ask.answer.exception() is None and ask.answer.result()
+            if had:  # in the very moment of the calling off
+                self._asks.append(_Ask(key=ask.key, note=self._unheard))
+        self._call()  # in any case: the call may have been what was interrupted
 
     def _live(self) -> None:
         try:
@@ -212,7 +245,7 @@ class Reserver:
                 store = await undo.enter_async_context(open_store(store, clock=self._clock))
             self._store = store
             undo.push_async_callback(self._leave)
-            await self._ring(self._lease)
+            await self._ring(self._lease, within_s=self._patience_s)
             self._opened.set_result(None)
             await self._stop.wait()
 
@@ -229,6 +262,8 @@ class Reserver:
         asks: dict[timedelta | Keyring, list[_Ask]] = {}
         while self._asks:
             ask = self._asks.popleft()
+            if ask.answer.cancelled():
+                continue
             asks.setdefault(ask.lease or self._ring_of[ask.key], []).append(ask)
         for where, together in asks.items():
             answering = self._answer(where, together)
@@ -238,29 +273,52 @@ class Reserver:
     async def _answer(self, where: timedelta | Keyring, asks: Sequence[_Ask]) -> None:
         try:
             if isinstance(where, Keyring):
-                await where.release({ask.key: ask.note for ask in asks})
-                had: frozenset[str] = frozenset()
+                await self._let_go(where, {ask.key: ask.note for ask in asks})
+                for ask in asks:
+                    ask.answer.set_result(False)
             else:
-                had = await self._take({ask.key: ask.note for ask in asks}, where)
+                await self._have(where, asks)
         except BaseException as error:
+            told = error if isinstance(error, LeaseholdError) else LoopOver(str(error))
             for ask in asks:
-                ask.answer.set_exception(
-                    error if isinstance(error, LeaseholdError) else LoopOver(str(error))
-                )
+                if not ask.answer.done():
+                    with suppress(InvalidStateError):  # it is called off just now
+                        ask.answer.set_exception(told)
             if not isinstance(error, LeaseholdError):
                 raise
-            return
-        left = set(had)
-        for ask in asks:
-            ask.answer.set_result(ask.key in left)
-            left.discard(ask.key)  # of several threads the first has it
 
-    async def _take(self, wanted: Mapping[str, str], lease: timedelta) -> frozenset[str]:
+    async def _have(self, lease: timedelta, asks: Sequence[_Ask]) -> None:
+        """Take what is asked for; of several threads the first has it."""
+        wanted = {ask.key: ask.note for ask in asks if ask.key not in self._had}
+        ring, won = await self._take(wanted, lease) if wanted else (None, {})
+        for ask in asks:
+            if not ask.answer.set_running_or_notify_cancel():
+                continue  # it was called off; from here on it can not be
+            proof = None if ask.key in self._had else won.get(ask.key)
+            if proof is not None and ring is not None:
+                self._had[ask.key], self._ring_of[ask.key] = proof, ring
+            ask.answer.set_result(proof is not None)
+        left = [key for key, proof in won.items() if self._had.get(key) is not proof]
+        if left and ring is not None:
+            await ring.release(dict.fromkeys(left, self._unheard))
+
+    async def _let_go(self, ring: Keyring, notes: Mapping[str, str]) -> None:
+        had = {key: self._had.get(key) for key in notes}
+        try:
+            await ring.release(notes)
+        finally:
+            for key, proof in had.items():
+                if proof is not None and self._had.get(key) is proof:
+                    del self._had[key]
+
+    async def _take(
+        self, wanted: Mapping[str, str], lease: timedelta
+    ) -> tuple[Keyring, Mapping[str, Ownership]]:
         until_s = self._clock.boottime_s() + self._patience_s
-        failures = 0
+        failures, left_s = 0, self._patience_s
         while True:
             try:
-                ring = await self._ring(lease)
+                ring = await self._ring(lease, within_s=left_s)
                 had = await ring.take(wanted)
             except (StoreUnavailable, LeaseLost) as error:
                 failures += 1
@@ -273,11 +331,11 @@ class Reserver:
                 pause_s = min(left_s, _PAUSES.pause_s(failures, self._rng))
                 log.warning("try %d in %.1f s: %s", failures + 1, pause_s, error)
                 await self._clock.sleep(pause_s)
+                left_s = max(0.0, until_s - self._clock.boottime_s())
             else:
-                self._ring_of.update(dict.fromkeys(had, ring))
-                return frozenset(had)
+                return ring, had
 
-    async def _ring(self, lease: timedelta) -> Keyring:
+    async def _ring(self, lease: timedelta, *, within_s: float) -> Keyring:
         """The keyring for leases of this length, when it has one."""
         if lease not in self._rings:
             ring = Keyring(
@@ -295,7 +353,7 @@ class Reserver:
         ready = asyncio.ensure_future(ring.ready())
         try:
             both = asyncio.wait([ready, keeping], return_when=asyncio.FIRST_COMPLETED)
-            await self._clock.bounded(both, seconds=self._patience_s)
+            await self._clock.bounded(both, seconds=within_s)
         except TimeoutError as error:
             raise StoreUnavailable(
                 f"the store gave no lease within {self._patience_s:g} s: is it up?"

@@ -43,7 +43,7 @@ class Tenancy:
         self.news = anyio.Event()
         self._ground, self._clock = ground, ground.clock
         self._on_lost, self._on_asked, self._on_owed = on_lost, on_asked, on_owed
-        self._questions: dict[str, str | None] = {}
+        self._questions: dict[str, tuple[int, str | None]] = {}  # in which epoch, by whom
 
     def begin_anew(self) -> None:
         """The lease is over for good: another holder takes our place."""
@@ -78,7 +78,7 @@ class Tenancy:
             if mine is not None and resource.epoch >= mine.epoch:  # else it was not ours yet
                 self._judge(holding, resource, sent_s)
         if any(peer.holder == holding.holder and peer.dismissed for peer in changes.peers):
-            self._ask("", None)
+            self._ask("", 0, None)
         if self.keys.owed:
             self._on_owed()
         if changes.resources or changes.peers or changes.ended:
@@ -94,7 +94,7 @@ class Tenancy:
             until_s = sent_s + resource.breaking_s * (1 - CLOCK_RATE_ERROR)
             self.lose(resource.key, "broken", min(until_s, holding.trusted_until_s))
         elif resource.asked_by is not None:
-            self._ask(resource.key, resource.asked_by)
+            self._ask(resource.key, resource.epoch, resource.asked_by)
 
     def lost(self, holding: Holding, reason: str, until_s: float, /) -> None:
         """See ``Hears``."""
@@ -128,10 +128,11 @@ class Tenancy:
         except Exception:
             log.exception("a listener of a keyring failed")
 
-    def _ask(self, key: str, by: str | None) -> None:
-        if key in self._questions and self._questions[key] == by:
+    def _ask(self, key: str, epoch: int, by: str | None) -> None:
+        """Pass a question on, once for each reservation."""
+        if self._questions.get(key) == (epoch, by):
             return
-        self._questions[key] = by
+        self._questions[key] = epoch, by
         try:
             self._on_asked(key, by)
         except Exception:

@@ -153,7 +153,8 @@ class Held:
         since = f" since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else ""
         return (
             f"{last_part(self.key)!r} is held by {self.holder}{where}{since}, epoch {self.epoch}: "
-            f"it is free when that one lets go, or {self.ends_in_s:.1f} s after it has died"
+            f"it is free when that one lets go, and at the latest {self.ends_in_s:.0f} s from now "
+            "if it is dead"
         )
 
 
@@ -166,19 +167,33 @@ class Done:
         occurrence: the moment whose run was wanted.
         started: it was started and never ended in order, and is not to be run again.
         holder: who had it, if the log still knows.
+        later: the latest that is done, if it is a later one: then this one is passed over.
     """
 
     key: str
     occurrence: datetime
     started: bool
     holder: str = ""
+    later: datetime | None = None
 
     def __str__(self) -> str:
+        if self.later is not None:
+            return (
+                f"{self._run}: a later one ({_shown(self.later)}) is done, so this one is not run "
+                "any more"
+            )
         by = f" by {self.holder}" if self.holder else ""
         what = "was started and not finished" if self.started else "is done"
         more = ", and such a run is left alone (on_crash)" if self.started else ""
-        when = f"{self.occurrence.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        return f"the run of {last_part(self.key)!r} at {when} {what}{by}{more}"
+        return f"{self._run} {what}{by}{more}"
+
+    @property
+    def _run(self) -> str:
+        return f"the run of {last_part(self.key)!r} at {_shown(self.occurrence)}"
+
+
+def _shown(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 class Told(Protocol):

@@ -4,6 +4,8 @@ A clock that goes forward leaves wall times out, one that goes back shows some o
 are two readings. **Elapsed**: each stretch has the wall times that the clock shows in it; some do
 not exist, some come twice. **Once**: each wall time belongs to exactly one stretch; what is left
 out belongs to the stretch after the gap, at its very beginning, and what comes twice to the first.
+
+A name that means another zone on another machine is refused: all nodes must find the same moments.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from leasehold.core.cron.instants import FIRST_S, LAST_S, at_s
+from leasehold.errors import BadSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +30,10 @@ _MOST_ZONES = 1_024
 # Zones can not be asked about the last hours of year 9999 and the first of year 1.
 _ASKED_FROM_S = FIRST_S - 5 * 86_400
 _ASKED_TO_S = LAST_S + 5 * 86_400
+# Files beside the zones that are none: links that each machine sets for itself, and copies of all
+# zones that not every machine has (those in right/ count leap seconds).
+_LOCAL = ("localtime", "posixrules")
+_COPIES = ("posix/", "right/")
 
 
 class Stretch(NamedTuple):
@@ -135,7 +142,17 @@ class Zone:
 
 @lru_cache(maxsize=_MOST_ZONES)
 def zone_of(tz: ZoneInfo, *, once: bool) -> Zone:
-    """The zone in this reading: one for the whole process."""
+    """The zone in this reading: one for the whole process.
+
+    Raises:
+        BadSchedule: its name does not mean the same zone on all machines.
+    """
+    name = (tz.key or "").lower()
+    if name in _LOCAL or name.startswith(_COPIES):
+        raise BadSchedule(
+            f"the time zone {tz.key!r} is not the same on all machines: write a name of the IANA "
+            "list, such as Europe/Berlin or UTC"
+        )
     return Zone(tz, once=once)
 
 

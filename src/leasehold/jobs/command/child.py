@@ -1,7 +1,8 @@
 """A command under its guard, as the wrapper sees it.
 
-Guarantees: what was started is either gone for certain (``Event.GONE``), or still guarded. The
-death of the guard itself is noticed: then this process kills what is left.
+Guarantees: what was started is either gone for certain (``gone``), or still guarded. The death of
+the guard itself is noticed: then this process kills what is left. A guard that was stopped is woken
+with each order; ``force`` does not need it at all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _READ_BYTES = 4096
 _LOOK_AGAIN_MS = 2
 EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE = 127, 126
 SIGNALLED = 128
+_WAITS = 40  # looks at a guard that has nothing left to guard, and does not say so
 _SAME_S = 0.005  # a deadline that moves by less has not moved
 
 
@@ -71,6 +73,7 @@ class Child:
         self.executed = True
         self.gone = False
         self._text = b""
+        self._waits = _WAITS
         self._alone = alone
         self._deadline = deadline
         if alone:
@@ -115,8 +118,28 @@ class Child:
         self._order("L")
 
     def kill(self) -> None:
-        """Kill all its processes."""
+        """Have all its processes killed."""
         self._order("K")
+
+    def force(self) -> None:
+        """Kill them from here, since the guard may be stopped; say it again until ``gone``.
+
+        The guard goes last: while it is there, all that descends from the command is known.
+        """
+        left = guard.belonging(guard.processes(), ancestor=self._guard.pid, session=self.pid)
+        if left:
+            guard.send(left, signal.SIGKILL)
+            return
+        # Nothing runs any more, so there is time: if it can, the guard tells how the command ended.
+        self._wake()
+        self._waits -= 1
+        if self._waits <= 0:
+            self._guard.kill()
+
+    @property
+    def kill_at_s(self) -> float:
+        """When the guard is to kill all, as it was told last."""
+        return self._deadline.kill_at_s
 
     def read(self) -> None:
         """Take in what the guard has to say; blocks if it says nothing."""
@@ -144,6 +167,7 @@ class Child:
         for each in (self._orders, self.descriptor):
             with suppress(OSError):
                 os.close(each)
+        self._wake()
         self._guard.wait()
 
     def _guard_ended(self) -> None:
@@ -169,3 +193,8 @@ class Child:
     def _order(self, text: str) -> None:
         with suppress(BrokenPipeError, BlockingIOError):  # then it ends all by itself
             os.write(self._orders, f"{text}\n".encode())
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have the guard go on: one that is stopped can not read its orders."""
+        self._guard.send_signal(signal.SIGCONT)

@@ -2,7 +2,8 @@
 
 It starts the command in a session of its own and holds the deadline by itself. Guarantees:
 
-- When the wrapper ends, also by ``kill -9``, all processes of the command are killed at once.
+- When the wrapper ends, also by ``kill -9``, all processes of the command are killed at once; also
+  if the guard was stopped before.
 - When the deadline comes they are killed, also if the wrapper is stopped, or hangs.
 - *All* are those of the command's session, in whatever process group, and all that descend from
   the command, in whatever session: the guard is the one that orphans come to.
@@ -40,6 +41,8 @@ _PDEATHSIG, _SUBREAPER = 1, 36
 _NS = 1_000_000_000
 _LOOK_AGAIN_MS = 2
 _READ_BYTES = 65536
+_LAST_STANDARD = 2
+_LOCALE, _PYTHONS_OWN = "LC_CTYPE", ("C.UTF-8", "C.utf8", "UTF-8")
 # What the wrapper is sent it passes on; a signal to every process of a service must not end both.
 _LEFT_TO_THE_WRAPPER = (
     signal.SIGTERM,
@@ -110,6 +113,30 @@ def adopt_orphans() -> None:
     _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
+def fill_standard() -> None:
+    """Have no later descriptor be 0, 1 or 2: those that were closed are for nobody.
+
+    Programs that are started from here find them closed, as they were.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        continue
+    os.close(descriptor)
+
+
+def environment() -> dict[str, str]:
+    """The environment, without the locale that Python gives itself if it was given none."""
+    found = dict(os.environ)
+    if found.get(_LOCALE) in _PYTHONS_OWN:
+        with (
+            suppress(OSError),
+            os.fdopen(os.open("/proc/self/environ", os.O_RDONLY), "rb") as given,
+        ):
+            names = {each.partition(b"=")[0] for each in given.read().split(b"\0")}
+            if _LOCALE.encode() not in names:
+                del found[_LOCALE]
+    return found
+
+
 class Timer:
     """Wakes at a moment of CLOCK_BOOTTIME, if its descriptor is polled."""
 
@@ -161,6 +188,8 @@ class Guard:
     def run(self, command: Sequence[str], *, term_at_s: float, kill_at_s: float) -> None:
         """Start the command, and see it and all its processes to their end."""
         adopt_orphans()
+        # If the wrapper ends while we are stopped: we could not see it.
+        _libc.prctl(_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         self._term.set(term_at_s)
         self._kill.set(kill_at_s)
         if self._kill.rang():  # it took so long to get here that there is no time left
@@ -202,8 +231,8 @@ class Guard:
                 if number not in self._ignored and signal.getsignal(number) is not None:
                     signal.signal(number, signal.SIG_DFL)
             os.set_inheritable(self._told, True)
-            environment = {**os.environ, DEADLINE_FD: str(self._told)}
-            os.execvpe(command[0], list(command), environment)  # noqa: S606 - what the user asked for
+            given = {**environment(), DEADLINE_FD: str(self._told)}
+            os.execvpe(command[0], list(command), given)  # noqa: S606 - what the user asked for
         except OSError as error:
             os.write(failing, str(error.errno).encode())
         finally:
@@ -303,6 +332,7 @@ class Guard:
 
 def main(words: Sequence[str]) -> None:
     """``ORDERS REPORTS TERM_AT KILL_AT COMMAND...``."""
+    fill_standard()
     orders, reports, term_at, kill_at, *command = words
     guard = Guard(orders=int(orders), reports=int(reports))
     guard.run(command, term_at_s=float(term_at), kill_at_s=float(kill_at))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from datetime import UTC
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from leasehold.clock import host_name
+from leasehold.jobs.command import guard
 from leasehold.jobs.policy import Policy
 from leasehold.jobs.wish import Wish
 
@@ -38,7 +38,7 @@ class Plan:
         lease: of the reservation.
         limits: of each run.
         if_held: what to do if somebody else has it; ``wait`` is how long, None for ever.
-        held_exit: the exit code for that, in place of the usual one.
+        held_exit: the exit code if it is held, or done, in place of the usual one.
         occurrence: the run of this moment is reserved; None: any run.
         schedule: the text of the schedule, for the log.
         policy: of crashes and retries.
@@ -79,7 +79,7 @@ def environment(
     """What a command finds in its environment; the guard adds ``LEASEHOLD_DEADLINE_FD``."""
     moment = "" if occurrence is None else occurrence.astimezone(UTC).isoformat()
     return {
-        **os.environ,
+        **guard.environment(),
         "LEASEHOLD_JOB": job,
         "LEASEHOLD_TOKEN": str(token),
         "LEASEHOLD_LEASE_ID": lease_id,

@@ -5,7 +5,7 @@ Guarantees:
 - When ``run`` returns none of the command's processes is left: then the reservation may go.
 - It is stopped before the lease can end: SIGTERM to all its processes when the reservation is lost,
   SIGKILL before others are let in. The guard holds that deadline too, so it also holds while this
-  process is stopped.
+  process is stopped; and this process kills by itself if the guard does not, since it is stopped.
 - What outlives the command is given a second to end by itself; then it is stopped as well.
 """
 
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.jobs")
 
+_SAME_WISH_S = 0.2  # timeout(1) and others signal a process and its group: that is one wish
 _SETTLE_S = 1.0  # for pipes that are still being drained, and machines that shut down
 _STUCK_S = 5.0
 _SLICES = 40  # of a lease, between two looks at it
 _SHORTEST_SLICE_S, _LONGEST_SLICE_S = 0.01, 0.25
 _KILL_MARGIN, _LONGEST_KILL_MARGIN_S = 0.03, 0.5  # of the lease: for the kernel to kill all
+_FORCE_S, _FORCE_AGAIN_S = 0.05, 0.005  # for the guard to kill, before it is done here
 _GUARD_LATER_S = 0.1  # the guard says SIGTERM only if this process has not
 
 
@@ -112,6 +114,11 @@ class Limits:
         """SIGKILL is sent so long before all must have stopped."""
         return min(_KILL_MARGIN * self.lease_s, _LONGEST_KILL_MARGIN_S)
 
+    @property
+    def force_s(self) -> float:
+        """The guard has so long to kill all; it is half of the margin at most."""
+        return min(_FORCE_S, self.kill_margin_s / 2)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
@@ -124,6 +131,7 @@ class Ended:
         stopped_by: the signal that asked for its end meanwhile, 0 if it was ``ask_stop``, or None.
         killed: it was killed since it did not stop by itself.
         executed: False if it could not be started.
+        left_behind: it left processes that had to be stopped after its own end.
     """
 
     exit_code: int
@@ -132,6 +140,7 @@ class Ended:
     stopped_by: int | None = None
     killed: bool = False
     executed: bool = True
+    left_behind: bool = False
 
 
 class CommandRun:
@@ -164,12 +173,13 @@ class CommandRun:
         self._asks = asks
         self._on_started = on_started
         self._lost: str | None = None
-        self._timed_out = self._killed = self._told_to_stop = False
+        self._timed_out = self._killed = self._told_to_stop = self._left_behind = False
         self._stopped_by: int | None = None
+        self._asked_s = 0.0
         self._passed_on: set[int] = set()
         self._asked = threading.Event()
         self._term_at_s = self._kill_at_s = math.inf
-        self._stuck_at_s = math.inf
+        self._stuck_at_s = self._force_at_s = math.inf
         self._began_s = 0.0
         self._hook: subprocess.Popen[bytes] | None = None
 
@@ -202,6 +212,7 @@ class CommandRun:
             stopped_by=self._stopped_by,
             killed=self._killed,
             executed=child.executed,
+            left_behind=self._left_behind,
         )
 
     def _follow(self, child: Child) -> None:
@@ -210,7 +221,7 @@ class CommandRun:
             poll.register(each, select.POLLIN)
         started = False
         while not child.gone:
-            ready = {each for each, _ in poll.poll(self._limits.slice_s * 1000)}
+            ready = {each for each, _ in poll.poll(self._pause_s(child) * 1000)}
             if child.descriptor in ready:
                 child.read()
                 if child.pid and not started:
@@ -224,10 +235,12 @@ class CommandRun:
 
     def _signalled(self, child: Child, number: int) -> None:
         if number == signal.SIGTERM:
-            if self._stopped_by == number:  # asked for twice: at once
-                self._kill(child)
-            else:
+            now_s = self._clock.boottime_s()
+            if self._stopped_by != number:
+                self._asked_s = now_s
                 self._stop(child)
+            elif now_s - self._asked_s > _SAME_WISH_S:  # asked for twice: at once
+                self._kill(child)
             self._stopped_by = number
         elif number == signal.SIGTSTP:
             # By default nobody stops on SIGTSTP in a session without a terminal. The reservation
@@ -252,7 +265,9 @@ class CommandRun:
         child.kill()
         self._killed = self._killed or child.exit_code is None
         self._kill_at_s = math.inf
-        self._stuck_at_s = min(self._stuck_at_s, self._clock.boottime_s() + _STUCK_S)
+        now_s = self._clock.boottime_s()
+        self._stuck_at_s = min(self._stuck_at_s, now_s + _STUCK_S)
+        self._force_at_s = min(self._force_at_s, now_s + self._limits.force_s)
 
     # ------------------------------------------------------------ time
 
@@ -266,12 +281,22 @@ class CommandRun:
         if child.exit_code is not None and self._term_at_s == math.inf:
             self._term_at_s = now_s + _SETTLE_S
         if now_s >= self._term_at_s and self._kill_at_s == math.inf == self._stuck_at_s:
+            self._left_behind |= not self._told_to_stop
             self._stop(child)
         if now_s >= self._kill_at_s:
             self._kill(child)
+        if now_s >= child.kill_at_s:  # the guard kills all by itself, if it can
+            self._force_at_s = min(self._force_at_s, now_s + self._limits.force_s)
+        if now_s >= self._force_at_s:
+            child.force()
         if now_s >= self._stuck_at_s:
             self._stuck_at_s = math.inf
             log.warning("processes of the command do not end though they were killed: waiting")
+
+    def _pause_s(self, child: Child) -> float:
+        """Until the next look: in time for what is done here if the guard does not do it."""
+        left_s = min(self._force_at_s, child.kill_at_s) - self._clock.boottime_s()
+        return min(self._limits.slice_s, max(left_s, _FORCE_AGAIN_S))
 
     def _look_at_tenure(self, child: Child) -> None:
         why = self._tenure.why_lost or ("lost" if self._tenure.lost.is_set() else None)
@@ -284,8 +309,9 @@ class CommandRun:
         elif self._limits.on_loss.kind in _STOPS:
             # From now on only the end of the lease counts; it may have come nearer.
             child.extend(Deadline(term_at_s=math.inf, kill_at_s=self._deadline().kill_at_s))
-        if self._asked.is_set() and self._stopped_by is None:
-            self._stopped_by = 0
+        if self._asked.is_set() and not self._told_to_stop:
+            if self._stopped_by is None:  # a command may live through a SIGINT
+                self._stopped_by = 0
             self._stop(child)
 
     def _lose(self, child: Child, why: str) -> None:

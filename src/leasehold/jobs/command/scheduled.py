@@ -2,7 +2,8 @@
 
 All that ``Worker`` guarantees of schedules holds: each occurrence is run once over all nodes, what
 was missed is caught up with, an operator's pause and wish for a run are honoured. All that
-``CommandRun`` guarantees of commands holds for each run.
+``CommandRun`` guarantees of commands holds for each run. One whose command can not be executed
+leaves, and its occurrence is still open for a node that has the command.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.errors import LeaseLost
-from leasehold.jobs.command.judgement import what_happened
+from leasehold.jobs.command.child import SIGNALLED
+from leasehold.jobs.command.judgement import LEFT_BEHIND, ended_run, what_happened
 from leasehold.jobs.command.plan import environment
 from leasehold.jobs.command.run import CommandRun, Ended
 from leasehold.jobs.command.verdict import Exit, Reason, Verdict
@@ -80,12 +82,22 @@ class ScheduledWrapper:
             rng=rng,
         )
         self._words = schedule.explain()
+        self._unable: Verdict | None = None
 
     def run(self) -> Verdict:
         """Run the command when it is due, until a signal asks for the end."""
         self._bell.on_stop = self._hear_stop
         self._say(f"standing by for {self._plan.job!r}: {self._words}")
         anyio.run(self._worker.run)
+        if self._unable is not None:
+            return self._unable
+        if self._worker.abandoned:
+            return Verdict(
+                reason=Reason.STOPPED,
+                code=SIGNALLED + signal.SIGKILL,
+                message="the command did not stop and is killed now; the run is still open, and "
+                f"others have the job when the lease ({self._plan.limits.lease_s:g} s) is over",
+            )
         return Verdict(reason=Reason.STOPPED, code=Exit.OK, message="stopped in good order")
 
     def _hear_stop(self, number: int) -> None:
@@ -126,10 +138,14 @@ class ScheduledWrapper:
 
     def _judge(self, run: Run, ended: Ended) -> None:
         run.exit_code = ended.exit_code
+        if ended.left_behind:
+            self._say(LEFT_BEHIND)
         if ended.exit_code == 0 and not ended.timed_out:
             run.words = run.words or "exit code 0"
             self._say("run ended: exit code 0")
             return
+        if not ended.executed:
+            self._give_up(run, ended)
         words = what_happened(ended)
         if ended.lost is not None:
             words = f"{words} ({ended.lost})"
@@ -137,3 +153,9 @@ class ScheduledWrapper:
         if ended.lost is not None:
             raise LeaseLost(words, key=self._plan.job, epoch=run.epoch, reason=ended.lost)
         raise CommandFailed(words)
+
+    def _give_up(self, run: Run, ended: Ended) -> None:
+        """Leave with what can not be executed: only a worker that stops leaves its run open."""
+        _, self._unable = ended_run(ended, self._plan)
+        self._worker.stop()
+        run.lost.wait(_SPARE_S)

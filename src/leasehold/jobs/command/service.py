@@ -26,7 +26,7 @@ from leasehold.errors import StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.command.bell import STOPS, Bell, Stopped
 from leasehold.jobs.command.child import SIGNALLED
-from leasehold.jobs.command.judgement import ended_run, lost_run, what_happened
+from leasehold.jobs.command.judgement import LEFT_BEHIND, ended_run, lost_run, what_happened
 from leasehold.jobs.command.plan import IfHeld, environment
 from leasehold.jobs.command.run import CommandRun, Ended
 from leasehold.jobs.command.verdict import Exit, Reason, Verdict
@@ -242,19 +242,21 @@ class Wrapper:
             self._running.ask_stop()
 
     def _held(self, held: Held) -> Verdict:
-        skip = self._plan.if_held is IfHeld.SKIP
-        usual = Exit.OK if skip else Exit.HELD
-        code = usual if self._plan.held_exit is None else self._plan.held_exit
-        return Verdict(reason=Reason.HELD, code=code, message=str(held))
+        return Verdict(reason=Reason.HELD, code=self._left(Exit.HELD), message=str(held))
 
     def _done(self, done: Done) -> Verdict:
-        skip = self._plan.if_held is IfHeld.SKIP
         return Verdict(
             reason=Reason.DONE,
-            code=Exit.OK if skip else Exit.DONE,
+            code=self._left(Exit.DONE),
             message=str(done),
             occurrence=done.occurrence,
         )
+
+    def _left(self, usual: Exit) -> int:
+        """The exit code of one that leaves the run to others."""
+        if self._plan.held_exit is not None:
+            return self._plan.held_exit
+        return Exit.OK if self._plan.if_held is IfHeld.SKIP else usual
 
     def _paused(self) -> Verdict | None:
         """What to say if the job is paused.
@@ -353,9 +355,12 @@ class Wrapper:
         if self._asked:  # in between
             self._running.ask_stop()
         try:
-            return self._running.run()
+            ended = self._running.run()
         finally:
             self._running = None
+        if ended.left_behind:
+            self._say(LEFT_BEHIND)
+        return ended
 
     def _tried_again(self, ended: Ended, attempt: int) -> bool:
         final = ended.exit_code == 0 and not ended.timed_out
@@ -407,4 +412,4 @@ class Wrapper:
         assert ended is not None  # noqa: S101 - it was neither lost nor given away
         if lost is not None:
             return lost_run(job, ended, self._plan.limits.on_loss.kind)
-        return ended_run(job, ended, self._plan.limits)
+        return ended_run(ended, self._plan)

@@ -18,6 +18,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import stat
 import threading
 from contextlib import ExitStack, contextmanager, suppress
@@ -46,8 +47,9 @@ class FencedPath:
     """One file. Any number of processes and threads may replace it; the highest token wins.
 
     Its mode is kept, and its owner where the process may set it; a new file has what the umask
-    leaves. Links are followed. The file system must have locks that work (``flock``) and a rename
-    that is one step: all local ones do.
+    leaves. Symbolic links are followed, hard links are cut. What is there and is no regular file
+    is refused. The file system must have locks that work (``flock``) and a rename that is one
+    step: all local ones do.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, patience: timedelta = _PATIENCE) -> None:
@@ -72,9 +74,11 @@ class FencedPath:
             JobHeld: another process has been replacing it for longer than the patience.
             DataDamaged: the file with the highest token can not be read.
             OSError: the directory can not be written to, the disk is full, and the like.
-            UsageError: the token is none, the path is a directory, or the block closed the file.
+            UsageError: the token is none, the path is a directory, a device or the like, or the
+                block closed the file.
         """
         number = token_of(token)
+        self._check_kind()
         with ExitStack() as last:
             with self._locked(number):
                 self._sweep()
@@ -91,6 +95,7 @@ class FencedPath:
             self._finish(file)
             with self._locked(number):
                 self._show(number)
+                self._check_kind()
                 draft.replace(self.path)
                 _sync_directory(self.path.parent)
 
@@ -127,6 +132,22 @@ class FencedPath:
             )
         return found
 
+    def _check_kind(self) -> None:
+        """A rename would put a plain file in the place of a device or a pipe, for all who use it.
+
+        Raises:
+            UsageError: there is something that is no regular file.
+        """
+        try:
+            mode = self.path.stat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(mode):
+            raise UsageError(
+                f"{self.path} is {_kind(mode)}, and only a regular file can be replaced: give the "
+                "path of a file, or of one that does not exist yet"
+            )
+
     # ------------------------------------------------------------ steps, under the lock
 
     def _show(self, number: int) -> None:
@@ -159,13 +180,15 @@ class FencedPath:
             _sync_directory(self.path.parent)
 
     def _new_draft(self) -> Path:
-        if self.path.is_dir():
-            raise UsageError(f"{self.path} is a directory: give the path of a file in it")
         return self.path.with_name(f".{self.path.name}.{new_suffix()}{_DRAFT}")
 
     def _sweep(self) -> None:
         """Remove drafts whose process has gone: the lock on them went with it."""
-        for draft in self.path.parent.glob(f".{_literal(self.path.name)}.*{_DRAFT}"):
+        # The suffix has no dot: what has one is a draft of another file, such as NAME.bak.
+        mine = re.compile(rf"\.{re.escape(self.path.name)}\.[0-9a-f]+{re.escape(_DRAFT)}")
+        for draft in self.path.parent.iterdir():
+            if not mine.fullmatch(draft.name):
+                continue
             with suppress(OSError), draft.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 draft.unlink()
@@ -189,7 +212,11 @@ class FencedPath:
 
     @contextmanager
     def _locked(self, number: int) -> Iterator[None]:
-        """Nobody else compares or replaces. The kernel lets go when the process ends."""
+        """Nobody else compares or replaces. The kernel lets go when the process ends.
+
+        It is let go by a call, not by closing the file: a process that was forked meanwhile has
+        the file open too.
+        """
         stopwatch, never = SystemClock().boottime_s, threading.Event()
         patience = Patience(self._patience_s, rng=system_random(), stopwatch=stopwatch)
         with self._lock.open("a+b") as lock:
@@ -200,10 +227,13 @@ class FencedPath:
                 except BlockingIOError:
                     if not patience.pause(never):
                         raise self._busy(lock) from None
-            lock.truncate(0)
-            lock.write(f"{number} process {os.getpid()} on {host_name()}\n".encode())
-            lock.flush()
-            yield
+            try:
+                lock.truncate(0)
+                lock.write(f"{number} process {os.getpid()} on {host_name()}\n".encode())
+                lock.flush()
+                yield
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _busy(self, lock: BinaryIO) -> JobHeld:
         lock.seek(0)
@@ -231,8 +261,12 @@ def _removed(draft: Path) -> None:
     draft.unlink(missing_ok=True)
 
 
-def _literal(name: str) -> str:
-    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+def _kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    if stat.S_ISFIFO(mode):
+        return "a named pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def _sync_directory(path: Path) -> None:

@@ -36,12 +36,16 @@ class Launcher:
         """Begin; return what cancels it, or None if nothing can."""
         given = (run,) if job.takes_run else ()
         if not job.is_async:
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._threaded,
                 args=(partial(job.function, *given), ended),
                 name=f"job {job.name}",
                 daemon=True,  # one that does not stop must not keep the process from ending
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many: this run fails, the rest goes on
+                self._bridge.to_lease(partial(ended, error))
             return None
         launch = _Launch(partial(job.function, *given), self, ended)
         self._bridge.to_work(launch.begin)
@@ -81,6 +85,7 @@ class _Launch:
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
+        self._exit: SystemExit | None = None
 
     def begin(self) -> None:
         if self._cancelled:
@@ -96,8 +101,14 @@ class _Launch:
             self._task.cancel()
 
     async def _live(self) -> None:
-        await self._function()  # type: ignore[misc]  # an async one, as its job says
+        try:
+            await self._function()  # type: ignore[misc]  # an async one, as its job says
+        except SystemExit as error:
+            # A loop would end with it, and the whole worker. A KeyboardInterrupt may do that: it
+            # comes from a person, and not from the function.
+            self._exit = error
 
     def _over(self, task: asyncio.Task[None]) -> None:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        error = error or self._exit
         self._launcher.tell(partial(self._ended, error))

@@ -12,16 +12,18 @@ from leasehold.core.timetable import Place, decide
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.jobs import occurrence as marks
 from leasehold.jobs import orders as orders_
+from leasehold.jobs.entry import Outcome, entries
 from leasehold.jobs.worker.seat import Kind, Plan
 from leasehold.model import State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
     from typing import TypeVar
 
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
+    from leasehold.jobs.entry import Entry
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.occurrence import Ran
     from leasehold.jobs.orders import Orders
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.jobs")
 
 _HELD = frozenset((State.LEASED, State.BREAKING))
+_RUN = frozenset((Outcome.OK, Outcome.FAILED, Outcome.KILLED))
+_TERMS = 20
+_MOST_ASKED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,8 @@ class Planner:
     ) -> None:
         """``look_in`` hears in how many seconds a job is to be looked at."""
         self.orders: Orders = orders_.Orders(paused={}, wanted={})
-        self.read_s = -math.inf
+        self.read_s = -math.inf  # what is known is as old as that, and is never made younger
+        self.not_before_s = -math.inf
         self._store, self._keyring = store, keyring
         self._clock, self._pace, self._look_in = clock, pace, look_in
 
@@ -80,6 +86,15 @@ class Planner:
             self.orders = await self.answered(orders_.standing(self._store))
             self.read_s = now_s
 
+    async def look_for_orders(self) -> None:
+        """Read the orders if it is time to: not too often, and not while there is trouble."""
+        if self.next_s() <= self._clock.boottime_s():
+            await self.read_orders(self._pace.look_s)
+
+    def next_s(self) -> float:
+        """When the orders are to be looked for, by the clock since boot."""
+        return max(self.read_s + self._pace.look_s, self.not_before_s)
+
     async def answered(self, answer: Awaitable[T]) -> T:
         """Await an answer of the store for as long as makes sense.
 
@@ -90,6 +105,27 @@ class Planner:
             return await self._clock.bounded(answer, seconds=self._pace.look_s)
         except TimeoutError:
             raise StoreUnavailable(f"no answer within {self._pace.look_s:g} s") from None
+
+    async def attempts(self, plans: Sequence[Plan], won: Mapping[str, Ownership]) -> dict[str, int]:
+        """How often each occurrence was begun, this time included; the log knows."""
+        found = {}
+        for plan in plans[:_MOST_ASKED]:
+            tries = [
+                each.said.attempt
+                for each in await self._log(plan.key)
+                if each.ran and each.epoch < won[plan.key].epoch
+                if each.said.occurrence == plan.occurrence
+            ]
+            found[plan.key] = max(tries, default=1) + 1  # it was begun before, says its mark
+        return found
+
+    async def ran_since(self, key: str, epoch: int) -> bool:
+        """Whether a run came to its end in that reservation, or in a later one."""
+        log_ = await self._log(key)
+        return any(each.epoch >= epoch and each.outcome in _RUN for each in log_)
+
+    async def _log(self, key: str) -> list[Entry]:
+        return entries(await self.answered(self._store.history(key, limit=_TERMS)))
 
     def free_since(self, seat: Seat) -> int:
         """The epoch in which the job was last known to be free: whoever takes it raises that."""

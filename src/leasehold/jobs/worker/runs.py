@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,13 +24,14 @@ from leasehold.core.ladder import Ladder
 from leasehold.errors import StoreError
 from leasehold.jobs import occurrence as marks_
 from leasehold.jobs.entry import Outcome
-from leasehold.jobs.worker.activity import STOPPED, TIMEOUT, Activity, Verdict
+from leasehold.jobs.worker.activity import REPLACED, STOPPED, TIMEOUT, Activity, Verdict
 from leasehold.jobs.worker.run import Run
 from leasehold.model import MarkRefusal
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from anyio.abc import TaskGroup
 
@@ -135,7 +137,8 @@ class Runs:
         activity = self.active.get(key)
         if activity is None or activity.lost:
             return
-        left_s = max(self._keyring.remaining_s(key), _LEAST_STOP_S)
+        # Others may be let in when that is over. If they may be already, it only has to be quick.
+        left_s = self._keyring.remaining_s(key) or _LEAST_STOP_S
         activity.tell(reason, lost=True)
         if activity.running:
             self._tasks.start_soon(self._watch, activity, activity.run, left_s)
@@ -163,7 +166,7 @@ class Runs:
 
     async def _bury(self, activity: Activity) -> None:
         """What hangs here would hang everywhere: its occurrence is done, though it failed."""
-        settled = activity.done(self._clock.utc_now())
+        settled = activity.done(self._ended_at(activity))
         activity.said = replace(
             activity.said, outcome=Outcome.KILLED, words=f"{activity.reason}: it did not stop"
         )
@@ -185,7 +188,7 @@ class Runs:
 
     def _ended(self, activity: Activity, error: BaseException | None) -> None:
         activity.running = False
-        verdict = activity.verdict(error, self._clock.utc_now())
+        verdict = activity.verdict(error, self._ended_at(activity))
         if verdict.outcome is Outcome.FAILED:
             log.warning(
                 "job %s failed, attempt %d: %s",
@@ -198,6 +201,14 @@ class Runs:
             self._tasks.start_soon(self._again, activity, verdict)
         else:
             self._finish(activity, verdict)
+
+    def _ended_at(self, activity: Activity) -> datetime:
+        """When a run that ends now has ended, by the clock that its beginning was read from.
+
+        Not by the wall clock: what that passes over in a jump did not come while it ran.
+        """
+        lasted_s = self._clock.boottime_s() - activity.began_s
+        return activity.began + timedelta(seconds=lasted_s)
 
     def _finish(self, activity: Activity, verdict: Verdict) -> None:
         self._finished.append((activity, verdict))
@@ -213,14 +224,21 @@ class Runs:
             with suppress(TimeoutError):
                 await self._clock.bounded(activity.bell.wait(), seconds=pause_s)
         if activity.reason is not None:
-            open_ = Verdict(outcome=Outcome.HANDED_OVER, words=verdict.words)
-            lost = Verdict(outcome=Outcome.LOST, words=verdict.words)
-            self._finish(activity, lost if activity.lost else open_)
+            self._finish(activity, self._given_up(activity, verdict.words))
             return
         activity.attempt += 1
         activity.said = replace(activity.said, attempt=activity.attempt, words=verdict.words)
         self._heard(activity.key)
         self._start(activity)
+
+    def _given_up(self, activity: Activity, words: str) -> Verdict:
+        """What comes of a run that has failed, and is not to be tried again here."""
+        if activity.lost:
+            return Verdict(outcome=Outcome.LOST, words=words)
+        if activity.reason == REPLACED:
+            settled = activity.done(self._ended_at(activity))
+            return Verdict(outcome=Outcome.FAILED, words=words, settled=settled)
+        return Verdict(outcome=Outcome.HANDED_OVER, words=words)
 
     async def settle(self) -> None:
         """Tell the store of all that ends, for as long as this is run."""
@@ -244,7 +262,7 @@ class Runs:
             self.active.pop(activity.key, None)
             took_s = self._clock.boottime_s() - activity.began_s
             name, outcome = activity.seat.job.name, verdict.outcome.value
-            log.info("job %s: %s after %.3g s%s", name, outcome, took_s, activity)
+            log.info("job %s: %s after %.2f s%s", name, outcome, took_s, activity)
             activity.seat.busy = False
             unheard = refused.get(activity.key) is MarkRefusal.FENCED
             self._freed(activity, replace(verdict, settled=None) if unheard else verdict)

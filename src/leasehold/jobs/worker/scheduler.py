@@ -31,7 +31,7 @@ from leasehold.jobs.worker.seat import Kind, Plan, Seat
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
@@ -51,7 +51,6 @@ _WAIT_S = {Kind.SERVICE: 0.5}  # a standby is to be there at once
 _USUAL_WAIT_S = 1.0
 _FRESH_ORDERS_S = 1.0
 _ASKED_S = 10.0
-_MOST_ASKED = 100
 _NOTHING, _BORN = "nothing was to be done", "the schedule begins"
 
 
@@ -101,9 +100,7 @@ class Scheduler:
                 log.warning("no turn, failure %d, again in %.1f s: %s", failures, pause_s, error)
                 for seat in due:
                     self._look(seat, pause_s)
-                self._planner.read_s = max(
-                    self._planner.read_s, self._clock.boottime_s() - self._pace.look_s + pause_s
-                )
+                self._planner.not_before_s = self._clock.boottime_s() + pause_s
                 with suppress(TimeoutError):
                     await self._clock.bounded(self._keyring.ready(), seconds=pause_s)
             await self._wait()
@@ -151,7 +148,7 @@ class Scheduler:
         """Until something is due, something ends, or the clock was set."""
         left_s = min(
             self._agenda.next_s() - self._now_s(),
-            self._planner.read_s + self._pace.look_s - self._clock.boottime_s(),
+            self._planner.next_s() - self._clock.boottime_s(),
             _LONGEST_SLEEP_S,
         )
         if not self._bell.is_set() and not self.stopping:
@@ -184,7 +181,7 @@ class Scheduler:
         fires = any(not seat.busy for seat in due)
         if fires and self._pace.spread_s:
             await self._clock.sleep(self._rng.uniform(0.0, self._pace.spread_s))
-        await self._planner.read_orders(self._pace.look_s)
+        await self._planner.look_for_orders()
         wanted = (self._numbers.get(name) for name in self._planner.orders.wanted)
         called = {number: self.seats[number] for number in wanted if number is not None}
         looked = {**{seat.number: seat for seat in due}, **called}
@@ -204,7 +201,8 @@ class Scheduler:
         activity, job = self.runs.active.get(seat.job.key), seat.job
         if activity is None or job.schedule is None:
             return
-        running = activity.plan.occurrence or activity.began
+        # Only what comes after it began: it was chosen before all that had come by then.
+        running = max(activity.plan.occurrence or activity.began, activity.began - job.shift)
         decision = decide(
             job.schedule,
             done=running,
@@ -224,8 +222,12 @@ class Scheduler:
     async def _fire(self, plans: list[Plan], seen: Mapping[str, int]) -> None:
         """Reserve what there is room for, the first ones first; begin what was won."""
         plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *order_of(plan)))
-        while plans and not self.stopping and (room := self._room()) > 0:
-            chunk, rest = plans[:room], plans[room:]
+        births = [plan for plan in plans if plan.kind is Kind.BIRTH]  # they run nothing
+        plans = [plan for plan in plans if plan.kind is not Kind.BIRTH]
+        while not self.stopping and (births or (plans and self._room() > 0)):
+            room = max(0, self._room())
+            chunk, rest = [*births, *plans[:room]], plans[room:]
+            births = []
             await self._reserve(chunk, seen)
             # The store was looked at: what somebody else has needs no question of its own.
             plans = [plan for plan in rest if not self._planner.held_elsewhere(plan.key)]
@@ -239,43 +241,61 @@ class Scheduler:
 
     async def _reserve(self, plans: Sequence[Plan], seen: Mapping[str, int]) -> None:
         said = {plan.key: self._said(plan) for plan in plans}
-        wanted = {key: each.note() for key, each in said.items()}
-        for plan in plans:
-            if plan.wish is not None:
-                wanted[_order_key(plan)] = ""
+        # Until it has run that is what is to be said of it, also by a store that gave it unheard.
+        wanted = {key: replace(each, outcome=Outcome.NOTHING).note() for key, each in said.items()}
         for plan in plans:  # until more is known
             self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
         won = dict(await self._keyring.take(wanted))
         born: set[str] = set()
         try:
-            ours = [plan for plan in plans if plan.key in won]
+            ours = [plan for plan in plans if plan.key in won and not self.stopping]
+            # Only now: a wish whose job somebody else has would be taken and given back for ever.
+            wishes = {_order_key(plan): "" for plan in ours if plan.wish is not None}
+            if wishes:
+                won.update(await self._keyring.take(wishes))
             born.update(await self._begin(ours, won, seen, said))
         finally:
             left = [key for key in won if key not in self.runs.active]
             notes = {key: _BORN if key in born else _NOTHING for key in left}
             await self._give_back(
                 {
-                    key: replace(said[key], words=words) if key in said else None
+                    key: _idle(said[key], words) if key in said else None
                     for key, words in notes.items()
                 }
             )
         for plan in plans:
             if plan.kind is Kind.START and plan.key not in won:
-                plan.seat.starts = False  # it runs elsewhere: that is the run
+                self._meet(plan)
 
     async def _give_back(self, said: Mapping[str, Said | None]) -> None:
         if said:
             notes = {key: "" if each is None else each.note() for key, each in said.items()}
             await self._keyring.release(notes)
 
-    async def _attempts(self, plans: Sequence[Plan]) -> dict[str, int]:
-        """How often each occurrence was begun, this time included; the log knows."""
-        found = {}
-        for plan in plans[:_MOST_ASKED]:
-            terms = await self._planner.answered(self._store.history(plan.key, limit=2))
-            last = Said.of(terms[-1].note)
-            found[plan.key] = last.attempt + 1 if last.occurrence == plan.occurrence else 2
-        return found
+    def _meet(self, plan: Plan) -> None:
+        """Somebody has what was to be run at the start: perhaps a run, perhaps a dead one."""
+        resource = self._keyring.resource(plan.key)
+        if plan.seat.rival is None and resource is not None:
+            plan.seat.rival = resource.epoch if self._planner.held_elsewhere(plan.key) else None
+
+    async def _still_starting(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Without those that are run at the start, and which somebody else has run then."""
+        for plan in plans:
+            seat = plan.seat
+            if plan.kind is Kind.START and seat.rival is not None:
+                seat.starts = not await self._planner.ran_since(plan.key, seat.rival)
+                self._look(seat, 0.0)
+        return [plan for plan in plans if plan.kind is not Kind.START or plan.seat.starts]
+
+    async def _counted(
+        self, plans: Sequence[Plan], won: Mapping[str, Ownership], said: Mapping[str, Said]
+    ) -> dict[str, Said]:
+        """What is said of them, with the attempt; in the store too, before anything is run."""
+        attempts = await self._planner.attempts([plan for plan in plans if plan.again], won)
+        counted = {key: replace(said[key], attempt=number) for key, number in attempts.items()}
+        if counted:
+            await self._keyring.annotate({key: each.note() for key, each in counted.items()})
+        return {**said, **counted}
 
     def _said(self, plan: Plan) -> Said:
         """What the term begins with."""
@@ -283,6 +303,7 @@ class Scheduler:
             host=self._me.host,
             pid=self._me.pid,
             occurrence=plan.occurrence,
+            attempt=2 if plan.again else 1,  # at least
             schedule=plan.seat.job.words,
         )
 
@@ -297,31 +318,39 @@ class Scheduler:
 
         Returns those whose schedule is in the store from now on.
         """
-        if not plans or self.stopping:
+        if not plans:
             return set()
         plans = await self._verified(plans, won, seen)
-        attempts = await self._attempts([plan for plan in plans if plan.again])
+        plans = await self._still_starting(plans)
+        said = await self._counted(plans, won, said)
+        if self.stopping:
+            return set()
         positions = {plan.key: mark for plan in plans if (mark := self._mark(plan)) is not None}
         for plan in plans:
             if plan.wish is not None:
                 positions[_order_key(plan)] = orders_.taken(plan.wish)
         refused = await self.runs.mark(positions)
+        self._run([plan for plan in plans if not _refused(plan, refused)], won, said)
+        for plan in plans:
+            if plan.kind is Kind.BIRTH or _refused(plan, refused):
+                self._look(plan.seat, 0.0)
+        return {plan.key for plan in plans if plan.kind is Kind.BIRTH} - refused.keys()
+
+    def _run(
+        self, plans: Sequence[Plan], won: Mapping[str, Ownership], said: Mapping[str, Said]
+    ) -> None:
+        """Begin what is marked as begun, or needs no mark."""
         now, now_s = self._clock.utc_now(), self._clock.boottime_s()
         for plan in plans:
-            gone = plan.key in refused or (plan.wish is not None and _order_key(plan) in refused)
-            if gone or plan.kind is Kind.BIRTH:
-                self._look(plan.seat, 0.0)
-                continue
-            if not self._keyring.valid(plan.key):
+            # What has its mark by now is run nevertheless: with ``leave`` nobody else would.
+            late = self.stopping and plan.occurrence is None and plan.wish is None
+            if late or plan.kind is Kind.BIRTH or not self._keyring.valid(plan.key):
                 continue
             plan.seat.starts = False
             told = said[plan.key]
-            if plan.again:
-                told = replace(told, attempt=attempts.get(plan.key, 2))
             self.runs.begin(Activity(plan, won[plan.key], said=told, began=now, began_s=now_s))
             if plan.seat.job.policy.overlap is Overlap.REPLACE:
                 self._look(plan.seat, 0.0)
-        return {plan.key for plan in plans if plan.kind is Kind.BIRTH} - refused.keys()
 
     async def _verified(
         self, plans: Sequence[Plan], won: Mapping[str, Ownership], seen: Mapping[str, int]
@@ -349,6 +378,15 @@ class Scheduler:
         if plan.occurrence is not None:
             return plan.seat.signed(marks.started(plan.occurrence))
         return None
+
+
+def _idle(said: Said, words: str) -> Said:
+    """What is said of a reservation that ran nothing: it is the run of no occurrence."""
+    return replace(said, occurrence=None, outcome=Outcome.NOTHING, words=words)
+
+
+def _refused(plan: Plan, keys: Container[str]) -> bool:
+    return plan.key in keys or (plan.wish is not None and _order_key(plan) in keys)
 
 
 def _order_key(plan: Plan) -> str:

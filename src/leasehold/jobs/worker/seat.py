@@ -40,6 +40,7 @@ class Seat:
         number: its place among the jobs of the worker.
         busy: it runs here, or its end is not settled yet.
         starts: it has still to be run because the worker has started.
+        rival: the epoch in which somebody else had it then: if that is a run, it is ours too.
         over: a service that has ended here and is not run again.
         barred: the store holds something else under its name, so it can not be run.
         epoch: of its last reservation here.
@@ -51,6 +52,7 @@ class Seat:
     job: Job
     busy: bool = False
     starts: bool = False
+    rival: int | None = None
     over: bool = False
     barred: bool = False
     epoch: int = -1

@@ -11,6 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -106,6 +107,7 @@ class Worker:
         self._make_sides = sides
         self._sides: Bridge | None = None
         self._stopping = False
+        self._bell: anyio.Event | None = None  # rung by a stop, while the store is waited for
         self._keyring: Keyring | None = None
         self._scheduler: Scheduler | None = None
         self._runs: Runs | None = None
@@ -141,6 +143,8 @@ class Worker:
     async def run(self) -> None:
         """Run jobs until ``stop``. Async functions run in the event loop of the caller.
 
+        If it is cancelled it tells all that runs to stop, without a grace, and releases it first.
+
         Raises:
             StoreUnusable: the store can not serve; said at the start only.
         """
@@ -150,16 +154,24 @@ class Worker:
             return
         two = TwoLoops(self.name)
         self._sides = two
+        living = asyncio.wrap_future(two.start(self._live))
         try:
-            await two.on_lease(self._live)
+            await asyncio.shield(living)
+        except asyncio.CancelledError:
+            two.to_lease(self._hurry)
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([living])
+            raise
         finally:
+            living.cancel()  # only if it was cancelled twice
             with anyio.CancelScope(shield=True):
                 await two.close()
 
     async def _live(self) -> None:
         try:
             async with self._opened() as store, anyio.create_task_group() as tasks:
-                await self._work(store, tasks)
+                if store is not None:
+                    await self._work(store, tasks)
                 tasks.cancel_scope.cancel()
         except ExceptionGroup as group:
             first: BaseException = group
@@ -225,40 +237,59 @@ class Worker:
         log.info("%s: stopped, all is released", keyring.holder)
 
     @asynccontextmanager
-    async def _opened(self) -> AsyncIterator[Store]:
+    async def _opened(self) -> AsyncIterator[Store | None]:
         if not isinstance(self._store, str):
             yield self._store
             return
         async with AsyncExitStack() as stack:
             yield await self._patiently(self._store, stack)
 
-    async def _patiently(self, url: str, stack: AsyncExitStack) -> Store:
-        failures = 0
-        while True:
+    async def _patiently(self, url: str, stack: AsyncExitStack) -> Store | None:
+        """The store, as soon as it is there; None if there was a stop before."""
+        failures, self._bell = 0, anyio.Event()
+        while not self._stopping:
             try:
                 return await stack.enter_async_context(open_store(url, clock=self._clock))
             except StoreUnavailable as error:
                 failures += 1
-                if failures == _MOST_TRIES or self._stopping:
+                if failures == _MOST_TRIES:
                     raise
                 log.warning("the store can not be opened, failure %d: %s", failures, error)
-                await self._clock.sleep(TROUBLE.pause_s(failures, self._rng))
+                pause_s = TROUBLE.pause_s(failures, self._rng)
+                with suppress(TimeoutError):
+                    await self._clock.bounded(self._bell.wait(), seconds=pause_s)
+        return None
 
     async def _report(self) -> None:
+        """Say what is held, again and again; that it is nothing, only when that is new."""
+        said = ""
         while True:
             await self._clock.sleep(REPORT_S)
-            log.info("%s %s", self.name, self.status())
+            status = self.status()
+            if self.held() or status != said:
+                log.info("%s %s", self.name, status)
+            said = status
 
     # ------------------------------------------------------------ what it is told
 
     def _stop(self) -> None:
         self._stopping = True
+        if self._bell is not None:
+            self._bell.set()
         if self._scheduler is not None:
             self._scheduler.stop()
         if self._runs is not None:
             for activity in list(self._runs.active.values()):
                 if activity.plan.kind is Kind.SERVICE:  # it would never end by itself
                     self._runs.stop(activity, STOPPED)
+
+    def _hurry(self) -> None:
+        """Stop, and let nothing have a grace."""
+        self._grace_s = 0.0
+        self._stop()
+        if self._runs is not None:
+            for activity in list(self._runs.active.values()):
+                self._runs.stop(activity, STOPPED)
 
     def _lost(self, key: str, reason: str) -> None:
         if self._runs is not None:
