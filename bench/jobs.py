@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench import jobs_cron, jobs_reservations, jobs_schedulers, jobs_standby
+from bench import jobs_cron, jobs_reservations, jobs_rolling, jobs_schedulers, jobs_standby
 from bench.report import Job, Part, main
 
 if TYPE_CHECKING:
@@ -18,9 +18,11 @@ def _jobs(small: bool) -> Sequence[Job]:  # noqa: FBT001
     reservations = jobs_reservations.SMALL if small else jobs_reservations.FULL
     cron = jobs_cron.SMALL if small else jobs_cron.FULL
     jobs, hours = (3, 0.1) if small else (1000, 24.0)
+    rolling = partial(jobs_rolling.rows, occurrences=2 if small else 200)
     return [
         Job(what="standby", run=partial(jobs_standby.rows, standby)),
         Job(what="reservations", run=partial(jobs_reservations.rows, reservations)),
+        Job(what="a rolling restart", run=rolling),
         Job(what="cron", run=partial(jobs_cron.rows, cron)),
         Job(what="a simulated day", run=partial(jobs_schedulers.rows, jobs=jobs, hours=hours)),
     ]
