@@ -132,7 +132,13 @@ def _of_store(name: str, url: str, beside: Callable[[int], None], sizes: Sizes) 
 
         return [
             _row(f"{each}, 1 thread", partial(_block_s, ours), beside, single),
-            _row(f"{each}, {sizes.threads} threads", partial(_block_s, ours), beside, sizes),
+            _row(
+                f"{each}, {sizes.threads} threads",
+                partial(_block_s, ours),
+                beside,
+                sizes,
+                bar=_HALF,
+            ),
             _row(f"{each}, {sizes.threads} jobs of a worker", worker, beside, sizes, bar=_HALF),
             _row(f"{each}, a lease for each", partial(_block_s, alone), beside, few),
         ]
