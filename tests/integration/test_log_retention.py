@@ -273,6 +273,34 @@ def test_starts_before_the_first_event_that_is_kept(open_place: Opener) -> None:
     assert place.reader(Start.sequence(20)).lag() == 10
 
 
+@pytest.mark.parametrize("start", [Start.earliest(), Start.time(NOW - timedelta(days=30))], ids=str)
+def test_who_began_at_the_first_event_there_is_misses_nothing_by_a_trim_before_the_first_look(
+    open_place: Opener, start: Start
+) -> None:
+    place = open_place(retain_age_s=DAY_S)
+    filled(place, 9, 8)
+    reader = place.reader(start)
+    assert reader.position == 0
+
+    trimmed(place)
+
+    batch = reader.read()
+    assert batch is not None
+    assert batch.first_sequence == 20
+
+
+def test_who_has_looked_once_is_told_what_was_removed_since(open_place: Opener) -> None:
+    place = open_place(retain_age_s=DAY_S)
+    reader = place.reader(Start.earliest())
+    assert reader.read() is None
+    filled(place, 9, 8)
+
+    trimmed(place)
+
+    with pytest.raises(Trimmed):
+        reader.read()
+
+
 def test_a_stream_with_limits_is_trimmed_when_a_segment_is_rolled(tmp_path: Path) -> None:
     with Log.open(f"sqlite:///{tmp_path}/log.db", volumes=[tmp_path / "v"]) as log:
         log.create("small", partitions=1, segment_bytes=64 << 10, retain_bytes=150 << 10)
@@ -286,4 +314,5 @@ def test_a_stream_with_limits_is_trimmed_when_a_segment_is_rolled(tmp_path: Path
         with log.reader("small", 0) as reader:
             batch = reader.read()
             assert batch is not None
-            assert batch.first_sequence == part.first_sequence
+            # What is beyond the limits goes in the background: more may have gone since.
+            assert batch.first_sequence >= part.first_sequence

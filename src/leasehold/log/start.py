@@ -36,6 +36,11 @@ class Start:
     kind: Kind
     value: int = 0
 
+    @property
+    def names_no_event(self) -> bool:
+        """Whether what retention removes meanwhile was never asked for: the first one that is kept."""
+        return self.kind in {Kind.EARLIEST, Kind.TIME}
+
     @classmethod
     def earliest(cls) -> Self:
         """The first event that is kept."""
