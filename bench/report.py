@@ -103,8 +103,11 @@ def measure(part: Part, *, small: bool, console: Console) -> list[Row]:
         task = progress.add_task(part.name, total=len(jobs))
         for job in jobs:
             progress.update(task, description=f"{part.name}: {job.what}")
-            rows += job.run()
+            found = job.run()
+            rows += found
             progress.advance(task)
+            for row in found:  # a long run that is ended early has shown what it has measured
+                console.print(f"{row.what}: {_shown(row.ours)}{_beside(row)}", highlight=False)
     return rows
 
 
@@ -148,6 +151,11 @@ def main(parts: Sequence[Part], argv: Sequence[str] | None = None) -> int:
         else:
             Console(file=sys.stdout, width=WIDTH).print(as_table(part, rows))
     return 0 if all_met else 1
+
+
+def _beside(row: Row) -> str:
+    peer = "" if row.peer is None else f", peer {_shown(row.peer)}"
+    return peer if row.met else f"{peer} (bar {row.bar}: NO)"
 
 
 @overload

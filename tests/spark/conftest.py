@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support.jvm import quick_jvm
 
 from leasehold.spark.sessions import session
 
 HERE = Path(__file__).parent
-# Compiled once is enough for a test: half the CPU of a start.
-QUICK_JVM = "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +32,7 @@ def spark() -> Iterator[SparkSession]:
         "tests",
         master="local[2]",
         settings={
-            "spark.driver.extraJavaOptions": QUICK_JVM,
+            "spark.driver.extraJavaOptions": quick_jvm(),
             "spark.driver.memory": "1g",
             "spark.sql.warehouse.dir": "spark-warehouse-of-tests",
         },

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tests.support.jvm import quick_jvm
 
 from leasehold.spark.demo.delays import compare
 from leasehold.spark.demo.flights import flights_file, read_flights
@@ -25,7 +26,11 @@ PATIENCE_S = 280
 def demo(place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     command = [str(Path(sys.executable).parent / "leasehold"), "demo", "--keep", str(place), *words]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env={**os.environ, "JDK_JAVA_OPTIONS": quick_jvm()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as popen:
         try:
             yield popen

@@ -14,18 +14,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyarrow import csv
+from tests.support.jvm import quick_jvm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_S = 280
-# Compiled once is enough for a test: half the CPU of a start.
-QUICK_JVM = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 def started(*words: str, place: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-u", *words],
         cwd=place,
-        env={**os.environ, **QUICK_JVM},
+        env={**os.environ, "JDK_JAVA_OPTIONS": quick_jvm()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

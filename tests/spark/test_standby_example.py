@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from tests.support.jvm import quick_jvm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "standby_query.py"
 PATIENCE_S = 200
@@ -20,7 +22,11 @@ def test_standby_query(tmp_path: Path) -> None:
     tool = str(Path(sys.executable).parent / "leasehold")
     append = [tool, "log", "append", "orders", "--store", "sqlite:///leases.db"]
     with subprocess.Popen(
-        [sys.executable, str(EXAMPLE)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(EXAMPLE)],
+        cwd=tmp_path,
+        env={**os.environ, "JDK_JAVA_OPTIONS": quick_jvm()},
+        stdout=subprocess.PIPE,
+        text=True,
     ) as driver:
         try:
             assert driver.stdout is not None

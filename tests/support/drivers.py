@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from tests.support import sessions
-from tests.support.spark_cluster import CLOCK, QUICK_JVM, environment
+from tests.support.jvm import quick_jvm
+from tests.support.spark_cluster import CLOCK, environment
 
 from leasehold.log import Log, LogOptions, ProducerOptions
 
@@ -181,7 +182,7 @@ class Crew:
             "group": GROUP,
             "name": name,
             "table": str(self.table),
-            "conf": {"spark.driver.extraJavaOptions": QUICK_JVM, "spark.driver.memory": "512m"},
+            "conf": {"spark.driver.extraJavaOptions": quick_jvm(), "spark.driver.memory": "512m"},
             **settings,
         }
         driver = Driver(self, given, environment(env), submit)

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyspark
 from tests.support import sessions
+from tests.support.jvm import quick_jvm
 from tests.support.sessions import Process
 
 from leasehold.clock import SystemClock
@@ -33,8 +34,6 @@ CLOCK = SystemClock()
 HOST = "127.0.0.1"
 PATIENCE_S = 150.0
 EXECUTOR = "CoarseGrainedExecutorBackend"
-# Compiled once is enough for a test: half the CPU of a start.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +84,8 @@ def settings(*, cores: int = 1, memory: str = "512m") -> dict[str, str]:
         "spark.cores.max": str(cores),
         "spark.executor.cores": "1",
         "spark.executor.memory": memory,
-        "spark.executor.extraJavaOptions": f"{QUICK_JVM} {_quiet()}",
-        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.executor.extraJavaOptions": f"{quick_jvm()} {_quiet()}",
+        "spark.driver.extraJavaOptions": quick_jvm(),
         "spark.driver.memory": "512m",
         "spark.driver.host": HOST,
         "spark.driver.bindAddress": HOST,
@@ -165,7 +164,7 @@ def _begin(directory: Path, name: str, *command: str) -> subprocess.Popen[bytes]
         {
             "SPARK_HOME": str(home),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{QUICK_JVM} {_quiet()}",
+            "SPARK_DAEMON_JAVA_OPTS": f"{quick_jvm()} {_quiet()}",
         }
     )
     with (directory / f"{name}.log").open("wb") as log:

@@ -20,6 +20,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.support.jvm import quick_jvm
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
@@ -144,8 +145,7 @@ def main() -> None:
 
 
 def listen(signals: ExitStack) -> None:
-    quick = "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    settings = {"spark.driver.extraJavaOptions": quick, "spark.driver.memory": "512m"}
+    settings = {"spark.driver.extraJavaOptions": quick_jvm(), "spark.driver.memory": "512m"}
     spark = session("driver", master="local[1]", settings=settings)
     spark.range(1).collect()
     say("ready")
