@@ -6,7 +6,7 @@ import queue
 import signal
 import threading
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,9 +24,12 @@ from leasehold.errors import (
     StoreError,
     StoreUnavailable,
     UnknownStore,
+    UsageError,
 )
-from leasehold.jobs import Outcome, Reserver, reserve, reserver
+from leasehold.jobs import Outcome, Reserver, reserve
 from leasehold.jobs.entry import Entry, Said, entries
+from leasehold.jobs.reserver import _Ask
+from leasehold.jobs.threads import Answer
 from leasehold.jobs.wish import GROUP
 from leasehold.model import Lease, Ownership, Peer, Wanted
 from leasehold.names import job_key
@@ -163,10 +166,10 @@ def test_two_nodes_with_the_same_host_name_and_pid_are_two_holders(sqlite: str) 
 
 
 class Flaky(MemoryStore):
-    """Can be away, or lose its leases and give none."""
+    """Can be away, lose its leases and give none, or take for itself the answer to a claim."""
 
     away = lost = False
-    claims = 0
+    claims = deaf = 0
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
@@ -179,7 +182,11 @@ class Flaky(MemoryStore):
             raise LeaseLost("expired", reason="expired")
         assert isinstance(wanted, list)
         given: list[Wanted] = wanted
-        return list(await super().claim(lease, given, force=force))
+        won = list(await super().claim(lease, given, force=force))
+        if self.deaf:
+            self.deaf -= 1
+            raise StoreUnavailable("the answer is lost")
+        return won
 
     async def grant(self, **named: Any) -> Lease:
         if self.lost:
@@ -200,6 +207,66 @@ def test_trouble_is_tried_again_and_an_error_in_the_end_but_never_a_yes() -> Non
         assert not mine.has_reservation("first")
         store.away = False
         assert mine.try_reserve("first")
+
+
+@pytest.mark.spec("J3")
+def test_what_was_given_and_never_heard_of_is_no_run_in_the_log() -> None:
+    store = Flaky()
+    with Reserver(store, lease=LEASE, patience=timedelta(seconds=0.3)) as mine:
+        assert mine.try_reserve("first")
+        mine.cancel_reservation("first")
+        store.deaf = 2
+        with pytest.raises(StoreUnavailable, match="in 2 tries"):
+            mine.try_reserve("first")
+        with Reserver(store, lease=LEASE) as other:
+            while not other.try_reserve("first"):  # with the next renewal at the latest
+                threading.Event().wait(0.01)
+    _, *unheard, first = entries(anyio.run(store.history, job_key("first")))
+    assert {each.outcome for each in unheard} == {Outcome.NOTHING}
+    assert first.outcome is Outcome.OK
+
+
+@pytest.mark.spec("J1")
+def test_who_cancels_twice_does_not_end_what_another_thread_has_reserved_since() -> None:
+    store = MemoryStore(SystemClock())
+    with Reserver(store, lease=LEASE) as mine, ThreadPoolExecutor(1) as other:
+        assert mine.try_reserve("nightly")
+        mine.cancel_reservation("nightly")
+        mine.cancel_reservation("nightly")  # nobody has it: harmless
+        assert other.submit(mine.try_reserve, "nightly").result()
+        with pytest.raises(UsageError, match=r"this thread had \(epoch 1\) is over.*epoch 2"):
+            mine.cancel_reservation("nightly")
+        mine.cancel_reservation("nightly", epoch=1)  # over: harmless
+        assert mine.has_reservation("nightly")
+        other.submit(mine.cancel_reservation, "nightly").result()
+        assert not mine.has_reservation("nightly")
+
+
+@pytest.mark.spec("J1")
+def test_a_thread_ends_what_another_has_reserved_by_its_epoch() -> None:
+    store = MemoryStore(SystemClock())
+    with Reserver(store, lease=LEASE) as mine, ThreadPoolExecutor(1) as other:
+        for epoch in (1, 2):
+            assert mine.try_reserve("nightly")
+            assert mine.epoch("nightly") == epoch
+            other.submit(mine.cancel_reservation, "nightly", epoch=epoch).result()
+            assert not mine.has_reservation("nightly")
+        assert mine.try_reserve("nightly")
+        other.submit(mine.cancel_reservation, "nightly").result()  # it never had one of its own
+        assert not mine.has_reservation("nightly")
+
+
+@pytest.mark.spec("J1")
+def test_a_cancellation_that_comes_late_does_not_end_the_next_reservation() -> None:
+    key = job_key("nightly")
+    with Reserver(MemoryStore(SystemClock()), lease=LEASE) as mine:
+        assert mine.try_reserve("nightly")
+        late = _Ask(key=key, note="", had=mine._had[key])  # of a thread that is slow
+        mine.cancel_reservation("nightly")
+        assert mine.try_reserve("nightly")
+        mine._ask(late)
+        assert mine.has_reservation("nightly")
+        assert mine.epoch("nightly") == 2
 
 
 class Waiting(SystemClock):
@@ -312,18 +379,18 @@ def test_who_is_interrupted_while_asking_leaves_nothing_reserved() -> None:
 def test_who_is_interrupted_in_the_moment_of_the_answer_leaves_nothing_reserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = Interrupting()
+    store, waits = Interrupting(), Answer.of
 
-    def interrupted(doing: Future[bool], *, thread: threading.Thread) -> bool:
+    def interrupted(doing: Answer[Any], thread: threading.Thread) -> bool:
+        monkeypatch.undo()
         assert thread.is_alive()
-        assert doing.result()
+        assert waits(doing, thread)
         raise Alarm
 
     with Reserver(store, lease=LEASE) as mine, Reserver(store, lease=LEASE) as other:
-        monkeypatch.setattr(reserver, "answer_of", interrupted)
+        monkeypatch.setattr(Answer, "of", interrupted)
         with pytest.raises(Alarm):
             mine.try_reserve("nightly")
-        monkeypatch.undo()
         assert store.given_back.wait(30)
         assert other.try_reserve("nightly")
         other.cancel_reservation("nightly")

@@ -319,7 +319,7 @@ def test_a_zone_that_does_not_exist_is_said(zone: str) -> None:
 @pytest.mark.parametrize(
     "name", ["localtime", "LocalTime", "posixrules", "posix/Europe/Berlin", "right/UTC"]
 )
-@pytest.mark.parametrize("text", ["@daily", "30 2 * * *", "0 * * * * *"])
+@pytest.mark.parametrize("text", ["@daily", "30 2 * * *", "0 * * * * *", "every 5m"])
 def test_a_zone_that_is_another_one_on_other_machines_is_refused(name: str, text: str) -> None:
     with pytest.raises(BadSchedule, match="such as Europe/Berlin"):
         parse_schedule(text, tz=name)

@@ -101,3 +101,24 @@ def test_what_is_lost_may_be_given_back_once() -> None:
     bunch.settled(dict(bunch.owed))
     bunch.owe(KEY, "again")
     assert not bunch.owed
+
+
+def test_what_nobody_has_heard_of_is_given_back_with_a_note_of_its_own() -> None:
+    bunch = Bunch()
+    bunch.unheard = "nothing was run"
+    bunch.stray(seen(3, ME), proof(3))
+    assert bunch.owed[KEY].note == "nothing was run"
+    assert not bunch.win(proof(3))  # the answer to the claim, after a renewal has shown it
+    assert bunch.owed[KEY].note == "nothing was run"
+    bunch.settled(dict(bunch.owed))
+    assert not bunch.win(proof(3))
+    assert bunch.owed[KEY].note == "nothing was run"
+
+
+def test_what_is_said_of_a_reservation_is_not_overtaken_by_a_late_answer() -> None:
+    bunch = Bunch()
+    bunch.unheard = "nothing was run"
+    bunch.win(proof(3))
+    bunch.owe(KEY, "end")
+    assert not bunch.win(proof(3))
+    assert bunch.owed[KEY].note == "end"

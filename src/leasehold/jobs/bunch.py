@@ -40,7 +40,8 @@ class Bunch:
     """The keys of one keyring, over all its leases."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """None yet. ``unheard`` is the note of what was ours and nobody here has heard of."""
+        self.unheard = ""
         self.held: dict[str, Ownership] = {}
         self.gone: dict[str, Gone] = {}
         self.owed: dict[str, Owed] = {}
@@ -63,7 +64,9 @@ class Bunch:
     def win(self, proof: Ownership) -> bool:
         """It is held, unless this very epoch was given back before: then it is owed still."""
         if proof.epoch <= self._over.get(proof.key, -1):
-            self.owed[proof.key] = Owed(proof=proof, note="")
+            known = self.owed.get(proof.key)
+            if known is None or known.proof.epoch != proof.epoch:
+                self.owed[proof.key] = Owed(proof=proof, note=self.unheard)
             return False
         self.gone.pop(proof.key, None)
         self.held[proof.key] = proof
@@ -94,7 +97,7 @@ class Bunch:
         if known or resource.state not in _HELD or proof.epoch <= self._over.get(key, -1):
             return
         self._end(proof)
-        self.owed[key] = Owed(proof=proof, note="")
+        self.owed[key] = Owed(proof=proof, note=self.unheard)
 
     def settled(self, told: Mapping[str, Owed]) -> None:
         """The store has heard of these."""

@@ -90,12 +90,14 @@ class Keyring:
         on_lost: Callable[[str, str], None] = lambda _key, _reason: None,
         on_asked: Callable[[str, str | None], None] = lambda _key, _by: None,
         identity: Callable[[], tuple[str, str]] | None = None,
+        unheard: str = "",
     ) -> None:
         """Hold nothing yet.
 
         ``on_lost(key, reason)`` and ``on_asked(key, by)`` are called in the event loop and must
         return at once. An operator who asks the whole holder to leave is told as ``("", None)``.
-        ``identity`` gives the end of a new holder id, and a new token.
+        ``identity`` gives the end of a new holder id, and a new token. ``unheard`` is the last note
+        of what is given back because nobody here has heard of it ("" leaves the one it has).
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong and what to write.
@@ -119,6 +121,7 @@ class Keyring:
             on_owed=lambda: self._turns.post(_Let(weight=0)),
         )
         self._keys = self._tenancy.keys
+        self._keys.unheard = unheard
         self._turns: Lane[_Take | _Let, Mapping[str, Ownership]] = Lane(
             self._turn, unclaimed=self._give_back, weigh=lambda each: each.weight
         )
@@ -338,7 +341,7 @@ class Keyring:
         """Nobody waits for them any more."""
         for key, proof in won.items():
             if self._keys.held.get(key) is proof:
-                self._keys.owe(key, "")
+                self._keys.owe(key, self._keys.unheard)
                 self._turns.post(_Let(weight=0))
 
     async def _settle(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +15,7 @@ import anyio
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import LeaseLost
 from leasehold.jobs.claimant import Claimant
-from leasehold.jobs.threads import LoopOver, call_in
+from leasehold.jobs.threads import LoopOver, call_in, post
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
@@ -178,10 +178,8 @@ class Request:
             yield store
 
     def _post(self, call: Callable[[], object]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop is closed: all is over
-            return
+        with suppress(LoopOver):  # all is over
+            post(self._loop, call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

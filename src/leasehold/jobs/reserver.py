@@ -4,6 +4,7 @@ Guarantees:
 
 - ``try_reserve`` is True for one reserver and one thread at a time, over all processes. Who has
   been told so, and has lost it since, keeps the others of its own program out until it cancels.
+  No thread that reserved a job before can end a reservation that another has made since.
 - What is reserved is renewed in the background, all of it under one lease, until it is cancelled
   or the reserver is disposed of. When that fails ``has_reservation`` is False, in time, and
   ``on_lost`` is told.
@@ -20,18 +21,18 @@ import logging
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future, InvalidStateError
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock, host_name, system_random
 from leasehold.core.ladder import Ladder
-from leasehold.errors import LeaseholdError, LeaseLost, StoreUnavailable
+from leasehold.errors import LeaseholdError, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs.entry import Outcome, Said
 from leasehold.jobs.keyring import Keyring
-from leasehold.jobs.threads import LoopOver, answer_of
+from leasehold.jobs.threads import Answer, LoopOver, post
 from leasehold.jobs.wish import DEFAULT_LEASE, timing_of
 from leasehold.names import check_name, job_key, last_part
 from leasehold.stores import open_store
@@ -50,16 +51,27 @@ log = logging.getLogger("leasehold.jobs")
 _TRIES = 10
 _PAUSES = Ladder(base_s=2.0, most_s=60.0)
 _DISPOSAL_S = 30.0
+_KEYS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ask:
-    """A key to be taken under a lease of this length, or, without, to be given back."""
+class _Ask(Answer["Ownership | None"]):
+    """A key to be taken under a lease of this length, or the one that was ``had`` to be given back.
 
-    key: str
-    note: str
-    lease: timedelta | None = None
-    answer: Future[bool] = field(default_factory=Future)
+    The answer is the proof of what was taken; None: it was not, or is given back.
+    """
+
+    __slots__ = ("had", "key", "lease", "note")
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        note: str,
+        lease: timedelta | None = None,
+        had: Ownership | None = None,
+    ) -> None:
+        super().__init__()
+        self.key, self.note, self.lease, self.had = key, note, lease, had
 
 
 class Reserver:
@@ -94,21 +106,23 @@ class Reserver:
         self._rng = system_random()
         self._said = Said(host=host_name(), pid=os.getpid())
         self._begins = self._said.note()
+        self._ends = {each: replace(self._said, outcome=each).note() for each in Outcome}
         self._unheard = replace(self._said, outcome=Outcome.NOTHING, words="called off").note()
         self._rings: dict[timedelta, tuple[Keyring, asyncio.Task[None]]] = {}
         self._ring_of: dict[str, Keyring] = {}
         self._had: dict[str, Ownership] = {}  # told to somebody, lost or not, and not cancelled yet
+        self._own = threading.local()  # by key, what this very thread was told last
         self._asks: deque[_Ask] = deque()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opened: Future[None] = Future()
+        self._opened: Answer[None] = Answer()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         # A daemon: a program that forgot to dispose of it must still be able to end.
         self._thread = threading.Thread(target=self._live, name="reserver", daemon=True)
         self._thread.start()
         try:
-            self._opened.result()
+            self._opened.of(self._thread)
         except BaseException:  # KeyboardInterrupt too: nobody would dispose of it any more
             self.dispose()
             raise
@@ -127,8 +141,14 @@ class Reserver:
             LeaseLost: the reserver was disposed of.
         """
         lease = self._lease if seconds is None else timedelta(seconds=seconds)
-        timing_of(lease)
-        return self._ask(_Ask(key=job_key(name), note=self._begins, lease=lease))
+        if lease not in self._rings:
+            timing_of(lease)
+        key = _key_of(name)
+        proof = self._ask(_Ask(key=key, note=self._begins, lease=lease))
+        if proof is None:
+            return False
+        self._own.__dict__[key] = proof
+        return True
 
     def has_reservation(self, name: str) -> bool:
         """Whether the job is reserved here, and may go on, at this very moment."""
@@ -152,26 +172,47 @@ class Reserver:
         return timedelta(seconds=0.0 if ring is None else ring.remaining_s(key))
 
     def cancel_reservation(
-        self, name: str, *, outcome: Outcome = Outcome.OK, words: str = ""
+        self,
+        name: str,
+        *,
+        epoch: int | None = None,
+        outcome: Outcome = Outcome.OK,
+        words: str = "",
     ) -> None:
         """Release the job at once; without a reservation it is harmless.
 
-        Call it when the work has stopped, also after a loss, and only where ``try_reserve`` was
-        True: whatever thread calls it, it is the reservation of this program that ends. ``outcome``
-        and ``words`` are for the log. A store that does not answer is told for 15 s at most, or one
-        lease; then later, or time ends it.
+        Call it when the work has stopped, also after a loss. ``epoch`` says which reservation is
+        meant: if it is over, nothing happens. Give it wherever another thread than the one that
+        reserved the job cancels it. Without, a thread that has reserved the job ends its own, and
+        one that never has ends that of the program.
+
+        ``outcome`` and ``words`` are for the log. A store that does not answer is told for 15 s at
+        most, or one lease; then later, or time ends it.
+
+        Raises:
+            UsageError: this thread's own reservation is over, and another thread has one now.
         """
-        key = job_key(name)
-        if key not in self._ring_of:
+        key = _key_of(name)
+        had = self._had.get(key)
+        if had is None or epoch not in (None, had.epoch):
             return
-        note = replace(self._said, outcome=outcome, words=words).note()
+        own = self._own.__dict__.get(key, had)
+        if epoch is None and own is not had:
+            raise UsageError(
+                f"the reservation of {name!r} that this thread had (epoch {own.epoch}) is over; "
+                f"another thread has one now (epoch {had.epoch}), which goes on: cancel each once, "
+                "or say which by epoch="
+            )
+        note = self._ends[outcome]
+        if words:
+            note = replace(self._said, outcome=outcome, words=words).note()
         with suppress(LeaseLost):  # it was disposed of, which has released all
-            self._ask(_Ask(key=key, note=note))
+            self._ask(_Ask(key=key, note=note, had=had))
 
     def dispose(self) -> None:
         """Release all and renew nothing any more. Again is harmless."""
-        with suppress(RuntimeError):  # the loop is closed: it was disposed of
-            self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(LoopOver):  # it was disposed of
+            post(self._loop, self._stop.set)
         if self._thread is not threading.current_thread():
             self._thread.join(_DISPOSAL_S)
 
@@ -195,14 +236,14 @@ class Reserver:
             return None  # also for the moment in which what nobody waits for is given back
         return ring if ring.valid(key) else None
 
-    def _ask(self, ask: _Ask) -> bool:
+    def _ask(self, ask: _Ask) -> Ownership | None:
         """Have it done in the thread of the reserver, with all that others ask for just now."""
         try:
             self._asks.append(ask)
             if not self._called:
                 self._called = True
                 self._call()
-            return answer_of(ask.answer, thread=self._thread)
+            return ask.of(self._thread)
         except LoopOver as error:
             raise LeaseLost("the reserver was disposed of", reason="released") from error
         except BaseException:  # of a signal handler: nobody would cancel it any more
@@ -211,22 +252,18 @@ class Reserver:
             raise
 
     def _call(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._share_out)
-        except RuntimeError as error:
-            if not self._loop.is_closed():  # then it is of a signal handler
-                raise
-            raise LoopOver from error
+        post(self._loop, self._share_out)
 
     def _call_off(self, ask: _Ask) -> None:
         """Nobody waits for the answer. A release goes on; what is had, or will be, is given back.
 
         Also after an answer that was an error: then nothing was had.
         """
-        if ask.lease is not None and not ask.answer.cancel():
-            had = ask.answer.exception() is None and ask.answer.result()
-            if had:  # in the very moment of the calling off
-                self._asks.append(_Ask(key=ask.key, note=self._unheard))
+        if ask.lease is not None and not ask.cancel():
+            with suppress(LeaseholdError):
+                had = ask.of(self._thread)
+                if had is not None:  # in the very moment of the calling off
+                    self._asks.append(_Ask(key=ask.key, note=self._unheard, had=had))
         self._call()  # in any case: the call may have been what was interrupted
 
     def _live(self) -> None:
@@ -235,8 +272,7 @@ class Reserver:
                 runner.run(self._main())
         except Exception as error:
             log.debug("the reserver ended", exc_info=True)
-            if not self._opened.done():
-                self._opened.set_exception(error)
+            self._opened.fail(error)
 
     async def _main(self) -> None:
         async with AsyncExitStack() as undo:
@@ -246,7 +282,7 @@ class Reserver:
             self._store = store
             undo.push_async_callback(self._leave)
             await self._ring(self._lease, within_s=self._patience_s)
-            self._opened.set_result(None)
+            self._opened.give(None)
             await self._stop.wait()
 
     async def _leave(self) -> None:
@@ -262,7 +298,7 @@ class Reserver:
         asks: dict[timedelta | Keyring, list[_Ask]] = {}
         while self._asks:
             ask = self._asks.popleft()
-            if ask.answer.cancelled():
+            if ask.cancelled:
                 continue
             asks.setdefault(ask.lease or self._ring_of[ask.key], []).append(ask)
         for where, together in asks.items():
@@ -273,17 +309,15 @@ class Reserver:
     async def _answer(self, where: timedelta | Keyring, asks: Sequence[_Ask]) -> None:
         try:
             if isinstance(where, Keyring):
-                await self._let_go(where, {ask.key: ask.note for ask in asks})
+                await self._let_go(where, asks)
                 for ask in asks:
-                    ask.answer.set_result(False)
+                    ask.give(None)
             else:
                 await self._have(where, asks)
         except BaseException as error:
             told = error if isinstance(error, LeaseholdError) else LoopOver(str(error))
             for ask in asks:
-                if not ask.answer.done():
-                    with suppress(InvalidStateError):  # it is called off just now
-                        ask.answer.set_exception(told)
+                ask.fail(told)
             if not isinstance(error, LeaseholdError):
                 raise
 
@@ -292,23 +326,24 @@ class Reserver:
         wanted = {ask.key: ask.note for ask in asks if ask.key not in self._had}
         ring, won = await self._take(wanted, lease) if wanted else (None, {})
         for ask in asks:
-            if not ask.answer.set_running_or_notify_cancel():
+            if not ask.begin():
                 continue  # it was called off; from here on it can not be
             proof = None if ask.key in self._had else won.get(ask.key)
             if proof is not None and ring is not None:
                 self._had[ask.key], self._ring_of[ask.key] = proof, ring
-            ask.answer.set_result(proof is not None)
+            ask.give(proof)
         left = [key for key, proof in won.items() if self._had.get(key) is not proof]
         if left and ring is not None:
             await ring.release(dict.fromkeys(left, self._unheard))
 
-    async def _let_go(self, ring: Keyring, notes: Mapping[str, str]) -> None:
-        had = {key: self._had.get(key) for key in notes}
+    async def _let_go(self, ring: Keyring, asks: Sequence[_Ask]) -> None:
+        """Release what was had; of what is over meanwhile nothing is left to be released."""
+        had = {ask.key: ask for ask in asks if self._had.get(ask.key) is ask.had}
         try:
-            await ring.release(notes)
+            await ring.release({key: ask.note for key, ask in had.items()})
         finally:
-            for key, proof in had.items():
-                if proof is not None and self._had.get(key) is proof:
+            for key, ask in had.items():
+                if self._had.get(key) is ask.had:
                     del self._had[key]
 
     async def _take(
@@ -345,6 +380,7 @@ class Reserver:
                 clock=self._clock,
                 rng=self._rng,
                 on_lost=self._lost,
+                unheard=self._unheard,
             )
             self._rings[lease] = ring, asyncio.create_task(ring.keep())
         ring, keeping = self._rings[lease]
@@ -368,3 +404,8 @@ class Reserver:
     def _lost(self, key: str, reason: str) -> None:
         if self._on_lost is not None:
             self._on_lost(last_part(key), reason)
+
+
+@lru_cache(maxsize=_KEYS)
+def _key_of(name: str) -> str:
+    return job_key(name)

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from leasehold.core.cron.every import every_of
 from leasehold.core.cron.line import line_of
+from leasehold.core.cron.zone import zone_of
 from leasehold.errors import BadSchedule
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ def parse_schedule(
     Without a dialect the number of fields decides: five begin with the minute, six with the second.
 
     Raises:
-        BadSchedule: it can not be read, never happens, or there is no such time zone; the message
-            names the field and says what to write.
+        BadSchedule: it can not be read, never happens, or there is no such time zone, or not the
+            same on all machines; the message names the field and says what to write.
     """
     if not isinstance(text, str):
         raise BadSchedule(f"a schedule must be text, not {text!r}: write '0 2 * * *'")
@@ -147,8 +148,12 @@ def _check_count(fields: list[str], dialect: Dialect | None) -> None:
 
 
 def _zone_of(tz: str | ZoneInfo) -> ZoneInfo:
-    if isinstance(tz, ZoneInfo):
-        return tz
+    found = tz if isinstance(tz, ZoneInfo) else _named(tz)
+    zone_of(found, once=True)  # refuses what is another zone on another machine
+    return found
+
+
+def _named(tz: str) -> ZoneInfo:
     try:
         return ZoneInfo(tz)
     except (ValueError, OSError, KeyError, TypeError, AttributeError):

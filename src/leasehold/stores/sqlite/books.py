@@ -97,9 +97,10 @@ class Books:
         rows = self.rows(keys)
         for key in keys:
             if key in rows:
-                self._settle(rows[key])
+                self.settle(rows[key])
 
-    def _settle(self, row: ResourceRow) -> None:
+    def settle(self, row: ResourceRow) -> None:
+        """End what time has ended on this key."""
         state = row.state(self.now)
         if state is State.EXPIRED and row.holder is not None:
             self.end_lease(row.holder, EndReason.EXPIRED)
@@ -123,7 +124,7 @@ class Books:
         move = Move.ACQUIRE_SAME if mine else Move.ACQUIRE_OTHER
         if not judge(row.state(self.now), move).granted and (mine or not force):
             return False
-        self._settle(row)
+        self.settle(row)
         if row.handed_to not in {None, claimer.holder}:
             return False
         if row.holder is not None:
@@ -155,7 +156,7 @@ class Books:
             )
         row.handed_by = ownership.holder
         self.keep_for(row, each.to, until=self.now + limit_s)
-        self._settle(row)
+        self.settle(row)
         return True
 
     def ended_by(self, row: ResourceRow, ownership: Ownership, *reasons: EndReason) -> bool:

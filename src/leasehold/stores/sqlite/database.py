@@ -162,24 +162,37 @@ class Database:
 
     def close(self) -> None:
         """Wait for the call that is running, then give the file back. Again is harmless."""
-        if os.getpid() != self._pid:
+        if self.forked:
             return  # the file's locks and its log belong to the process that opened it
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that opened it."""
+        return os.getpid() != self._pid
+
+    def check_process(self) -> None:
+        """Refuse to serve a child of the process that opened it.
+
+        Raises:
+            UsageError: this is one.
+        """
+        if self.forked:
+            raise UsageError(
+                f"{self.path} was opened before this process was forked: a SQLite connection "
+                "must not be shared with a child; open the store again in each process"
+            )
+
     def _alone(
         self,
         action: Callable[[sqlite3.Connection], T],
         given_up: threading.Event | None = None,
     ) -> T:
-        if os.getpid() != self._pid:
-            # Before anything else: the lock may have been held at the moment of the fork.
-            raise UsageError(
-                f"{self.path} was opened before this process was forked: a SQLite connection "
-                "must not be shared with a child; open the store again in each process"
-            )
+        # Before anything else: the lock may have been held at the moment of the fork.
+        self.check_process()
         patience = Patience(self._busy_limit_s, rng=self._rng, stopwatch=self._stopwatch)
         if not self._lock.acquire(timeout=self._busy_limit_s):
             raise StoreUnavailable(

@@ -144,7 +144,7 @@ def release(
         granted = judge(row.state(books.now), move).granted
         if granted:
             # What time has ended was not ended by the release that came after.
-            books.settle_keys([row.key])
+            books.settle(row)
             books.end_term(row, EndReason.RELEASED, note=notes.get(row.key))
         if granted or books.ended_by(row, ownership, *RELEASED_BY):
             done.append(row.key)

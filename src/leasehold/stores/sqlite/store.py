@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope, to_thread
 
 from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.names import check_name
@@ -30,6 +29,7 @@ from leasehold.stores.sqlite.place import (
     ready_database,
 )
 from leasehold.stores.sqlite.rows import ResourceRow, checkpoint_of, peer_of, term_of
+from leasehold.stores.sqlite.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Threads of our own, so that a program that fills the common pool with slow work does not delay
-# a renewal. Calls take turns anyway; the rest is for those that were cancelled and still wait.
-_THREADS = 8
-
 
 class SqliteStore:
     """A ``Store`` in a SQLite file. Its clock is that of the machine since its last start.
@@ -74,7 +70,9 @@ class SqliteStore:
         self._url = url
         self._clock = clock
         self._boot_id = boot_id
-        self._threads = CapacityLimiter(_THREADS)
+        # A thread of our own: a program that fills the common pool with slow work does not delay a
+        # renewal.
+        self._turns = Turns(database)
 
     @classmethod
     async def open(
@@ -231,7 +229,7 @@ class SqliteStore:
     async def close(self) -> None:
         """See ``Store``. Waits for the call that is running; not to be called off."""
         with CancelScope(shield=True):
-            await to_thread.run_sync(self._database.close, limiter=self._threads)
+            await self._turns.close()
 
     # ------------------------------------------------------------- parts
 
@@ -248,7 +246,7 @@ class SqliteStore:
             books.finish()
             return answer
 
-        answer = await self._in_thread(partial(self._database.write, work))
+        answer = await self._turns.write(work)
         if isinstance(answer, LeaseLost):
             raise answer
         return answer
@@ -258,17 +256,7 @@ class SqliteStore:
             self._checked_version(tx)
             return look(tx, self._clock.boottime_s())
 
-        return await self._in_thread(partial(self._database.read, work))
-
-    async def _in_thread(self, call: Callable[[threading.Event], T]) -> T:
-        given_up = threading.Event()
-        try:
-            return await to_thread.run_sync(
-                call, given_up, abandon_on_cancel=True, limiter=self._threads
-            )
-        finally:
-            # Cancelled while it waits for the lock: it need not wait any longer.
-            given_up.set()
+        return await self._turns.read(work)
 
     def _checked_version(self, tx: Transaction) -> int:
         version, boot_id = tx.meta()

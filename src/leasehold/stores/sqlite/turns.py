@@ -1,0 +1,193 @@
+"""The calls of a store take turns on its connection: one thread for all, while there are any.
+
+Guarantees:
+
+1. A call returns when what it wrote is on disk. Calls that wait at the same time share a
+   transaction, and so one wait for the disk. They see each other's work in the order in which they
+   were made.
+2. No call fails for another's fault: if a transaction of several fails, each gets one of its own.
+   A file that others keep locked is the exception: it is locked for all of them.
+3. A call that is given up before its turn is not carried out. Later it is *unknown*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from leasehold.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from leasehold.stores.sqlite.database import Database, Transaction
+
+T = TypeVar("T")
+
+_MOST_TOGETHER = 64
+_IDLE_S = 1.0
+
+
+class Turn(Enum):
+    """What kind of transaction a call needs."""
+
+    WRITE = "write"
+    READ = "read"
+    CLOSE = "close"  # none: the connection is given back
+
+
+class _Call:
+    """One call, and who waits for it."""
+
+    __slots__ = ("answer", "error", "future", "given_up", "kind", "loop", "together", "work")
+
+    def __init__(self, kind: Turn, work: Callable[[Transaction], Any]) -> None:
+        self.kind = kind
+        self.work = work
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.given_up = False
+        self.together: _Together | None = None
+        self.answer: Any = None
+        self.error: Exception | None = None
+
+
+class _Together(threading.Event):
+    """Calls that are under way in one transaction; set when nobody waits for any of them."""
+
+    def __init__(self, calls: Sequence[_Call]) -> None:
+        super().__init__()
+        self.calls = calls
+
+
+class Turns:
+    """One connection and all who call it, from any event loop."""
+
+    def __init__(self, database: Database) -> None:
+        """Over a database that is ready."""
+        self._database = database
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._left: list[_Call] = []  # seen by the thread, and not yet their turn
+        self._thread: threading.Thread | None = None
+
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """Run ``work`` under the write lock. See ``Database.write``."""
+        return cast("T", await self._ask(Turn.WRITE, work))
+
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        """Run ``work`` without the write lock. See ``Database.read``."""
+        return cast("T", await self._ask(Turn.READ, work))
+
+    async def close(self) -> None:
+        """Give the connection back, when all calls that were made before have had their turn."""
+        if not self._database.forked:
+            await self._ask(Turn.CLOSE, lambda _: None)
+
+    async def _ask(self, kind: Turn, work: Callable[[Transaction], Any]) -> Any:
+        self._database.check_process()
+        call = _Call(kind, work)
+        with self._lock:
+            self._waiting.put(call)
+            if self._thread is None:
+                # A daemon: a program that forgot to close its store must still be able to end.
+                self._thread = threading.Thread(target=self._serve, name="sqlite", daemon=True)
+                self._thread.start()
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._give_up(call)
+            raise
+
+    def _give_up(self, call: _Call) -> None:
+        with self._lock:
+            call.given_up = True
+            together = call.together
+        # Waiting for the lock of the file: it need not wait any longer.
+        if together is not None and all(each.given_up for each in together.calls):
+            together.set()
+
+    # ------------------------------------------------------------ the thread
+
+    def _serve(self) -> None:
+        while calls := self._next():
+            self._run(calls)
+            _deliver(calls)
+
+    def _next(self) -> Sequence[_Call]:
+        """Those whose turn it is; none: the thread has ended."""
+        while True:
+            with suppress(queue.Empty):
+                if not self._left:
+                    self._left.append(self._waiting.get(timeout=_IDLE_S))
+                while True:
+                    self._left.append(self._waiting.get_nowait())
+            with self._lock:
+                self._left = [each for each in self._left if not each.given_up]
+                if self._left:
+                    return self._take()
+                if self._waiting.empty():
+                    self._thread = None
+                    return ()
+
+    def _take(self) -> Sequence[_Call]:
+        """All that are of the same kind as the first one, but none that comes after a close."""
+        kinds = [each.kind for each in self._left]
+        end = max(1, kinds.index(Turn.CLOSE)) if Turn.CLOSE in kinds else len(kinds)
+        same = [each for each in self._left[:end] if each.kind is kinds[0]]
+        taken = same[:_MOST_TOGETHER]
+        self._left = [each for each in self._left if each not in taken]
+        together = _Together(taken)
+        for each in taken:
+            each.together = together
+        return taken
+
+    def _run(self, calls: Sequence[_Call]) -> None:
+        try:
+            for call, answer in zip(calls, self._transact(calls), strict=True):
+                call.answer = answer
+        except StoreUnavailable as error:
+            # One by one each of them would wait for as long again. One error for each: it collects
+            # the trace of the task that raises it.
+            for call in calls:
+                call.error = StoreUnavailable(*error.args)
+                call.error.__cause__ = error.__cause__
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            if len(calls) == 1:
+                calls[0].error = error
+                return
+            for call in calls:
+                self._run([call])
+
+    def _transact(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        def work(tx: Transaction) -> Sequence[Any]:
+            return [call.work(tx) for call in calls]
+
+        kind, given_up = calls[0].kind, calls[0].together
+        if kind is Turn.CLOSE:
+            self._database.close()
+            return [None]
+        if kind is Turn.WRITE:
+            return self._database.write(work, given_up)
+        return self._database.read(work, given_up)
+
+
+def _deliver(calls: Sequence[_Call]) -> None:
+    for loop in {call.loop for call in calls}:
+        mine = [call for call in calls if call.loop is loop]
+        with suppress(RuntimeError):  # it has ended, and so have all who waited in it
+            loop.call_soon_threadsafe(_tell, mine)
+
+
+def _tell(calls: Sequence[_Call]) -> None:
+    for call in calls:
+        if call.future.done():
+            continue
+        if call.error is not None:
+            call.future.set_exception(call.error)
+        else:
+            call.future.set_result(call.answer)
