@@ -1,0 +1,230 @@
+"""Reads values of AMQP 1.0, also from bytes that somebody has damaged on purpose.
+
+Nesting is bounded, and what is made has no more values than the bytes have room for, whatever they
+claim. Nothing but ``AmqpFault`` is raised.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, TypeAlias
+from uuid import UUID
+
+from leasehold.amqp.faults import AmqpFault
+from leasehold.amqp.types import (
+    Array,
+    Byte,
+    Char,
+    DecimalBytes,
+    Described,
+    Float,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+View: TypeAlias = "bytes | bytearray | memoryview"
+
+DEEPEST = 32
+_EXTRA_VALUES = 1024  # elements of arrays may have no bytes of their own
+
+
+def decode(data: View, at: int = 0) -> tuple[Any, int]:
+    """The value that begins at ``at``, and where the next one does.
+
+    Raises:
+        AmqpFault: there is none, or it is damaged.
+    """
+    reader = _Reader(data)
+    try:
+        return reader.value(at, DEEPEST)
+    except (struct.error, IndexError, ValueError, TypeError, OverflowError) as error:
+        raise AmqpFault(f"there is no sound value at byte {at}: {error}") from error
+
+
+def skip(data: View, at: int, depth: int = DEEPEST) -> int:
+    """Where the value after the one at ``at`` begins. Nothing inside it is looked at.
+
+    Raises:
+        AmqpFault: there is none, or it is longer than the bytes.
+    """
+    try:
+        while not data[at]:  # a described value: past its descriptor
+            if not depth:
+                raise AmqpFault("values are nested too deeply")
+            depth -= 1
+            at = skip(data, at + 1, depth)
+        code, at = data[at], at + 1
+        width = _WIDTHS[code >> 4]
+        if width >= 0:
+            at += width
+        elif width == _ONE:
+            at += 1 + data[at]
+        elif width == _FOUR:
+            at += 4 + _U32(data, at)[0]
+        else:
+            raise AmqpFault(f"there is no AMQP type {code:#04x}")
+    except (IndexError, struct.error) as error:
+        raise AmqpFault("the bytes end inside a value") from error
+    if at > len(data):
+        raise AmqpFault("the bytes end inside a value")
+    return at
+
+
+_U32 = struct.Struct(">I").unpack_from
+_NONE, _ONE, _FOUR = -1, -2, -3
+# By the upper half of the type: how many bytes follow, or how many say so.
+_WIDTHS = (
+    *(_NONE, _NONE, _NONE, _NONE, 0, 1, 2, 4),
+    *(8, 16, _ONE, _FOUR, _ONE, _FOUR, _ONE, _FOUR),
+)
+_CONSTANTS: dict[int, Any] = {
+    0x40: None,
+    0x41: True,
+    0x42: False,
+    0x43: UInt(0),
+    0x44: ULong(0),
+}
+_NUMBERS: dict[int, tuple[Callable[..., tuple[Any, ...]], type, int]] = {
+    code: (struct.Struct(form).unpack_from, kind, struct.calcsize(form))
+    for code, (form, kind) in {
+        0x50: (">B", UByte),
+        0x51: (">b", Byte),
+        0x52: (">B", UInt),
+        0x53: (">B", ULong),
+        0x54: (">b", Int),
+        0x55: (">b", Long),
+        0x56: (">?", bool),
+        0x60: (">H", UShort),
+        0x61: (">h", Short),
+        0x70: (">I", UInt),
+        0x71: (">i", Int),
+        0x72: (">f", Float),
+        0x80: (">Q", ULong),
+        0x81: (">q", Long),
+        0x82: (">d", float),
+        0x83: (">q", Timestamp),
+    }.items()
+}
+_FIXED: dict[int, tuple[Callable[[bytes], Any], int]] = {
+    0x73: (lambda data: Char(chr(int.from_bytes(data, "big"))), 4),
+    0x74: (DecimalBytes, 4),
+    0x84: (DecimalBytes, 8),
+    0x94: (DecimalBytes, 16),
+    0x98: (lambda data: UUID(bytes=data), 16),
+}
+_TEXTS: dict[int, Callable[[bytes], Any]] = {
+    0xA0: bytes,
+    0xB0: bytes,
+    0xA1: lambda data: data.decode(),
+    0xB1: lambda data: data.decode(),
+    0xA3: lambda data: Symbol(data.decode("ascii")),
+    0xB3: lambda data: Symbol(data.decode("ascii")),
+}
+_LISTS = (0xC0, 0xD0)
+_MAPS = (0xC1, 0xD1)
+_ARRAYS = (0xE0, 0xF0)
+
+
+class _Reader:
+    """Reads one value. It counts what it makes: a few bytes must not become a million values."""
+
+    __slots__ = ("_data", "_left")
+
+    def __init__(self, data: View) -> None:
+        self._data = data
+        self._left = len(data) + _EXTRA_VALUES
+
+    def value(self, at: int, depth: int) -> tuple[Any, int]:
+        code = self._data[at]
+        if code:
+            return self._of(code, at + 1, depth)
+        if not depth:
+            raise AmqpFault("values are nested too deeply")
+        descriptor, at = self.value(at + 1, depth - 1)
+        value, at = self.value(at, depth - 1)
+        return Described(descriptor, value), at
+
+    def _of(self, code: int, at: int, depth: int) -> tuple[Any, int]:
+        number = _NUMBERS.get(code)
+        if number is not None:
+            unpack, kind, width = number
+            return kind(unpack(self._data, at)[0]), at + width
+        if code in _CONSTANTS:
+            return _CONSTANTS[code], at
+        if code == 0x45:  # noqa: PLR2004 - the list without bytes
+            return [], at
+        text = _TEXTS.get(code)
+        if text is not None:
+            start, end = self._span(code, at)
+            return text(bytes(self._data[start:end])), end
+        fixed = _FIXED.get(code)
+        if fixed is not None:
+            make, width = fixed
+            if at + width > len(self._data):
+                raise AmqpFault("the bytes end inside a value")
+            return make(bytes(self._data[at : at + width])), at + width
+        return self._many(code, at, depth)
+
+    def _span(self, code: int, at: int) -> tuple[int, int]:
+        """Where the bytes of a value of variable size begin and end."""
+        if code & 0x10:
+            start, size = at + 4, _U32(self._data, at)[0]
+        else:
+            start, size = at + 1, self._data[at]
+        if start + size > len(self._data):
+            raise AmqpFault("the bytes end inside a value")
+        return start, start + size
+
+    def _many(self, code: int, at: int, depth: int) -> tuple[Any, int]:
+        if code not in _LISTS and code not in _MAPS and code not in _ARRAYS:
+            raise AmqpFault(f"there is no AMQP type {code:#04x}")
+        if not depth:
+            raise AmqpFault("values are nested too deeply")
+        start, end = self._span(code, at)
+        if code & 0x10:
+            count, start = _U32(self._data, start)[0], start + 4
+        else:
+            count, start = self._data[start], start + 1
+        self._left -= count
+        if self._left < 0:
+            raise AmqpFault(f"{count} values can not be in so few bytes")
+        if code in _ARRAYS:
+            found, start = self._array(start, count, depth - 1)
+        else:
+            found = []
+            for _ in range(count):
+                value, start = self.value(start, depth - 1)
+                found.append(value)
+        if start > end or (start != end and count):
+            raise AmqpFault("a compound value is not as long as it says")
+        if code in _MAPS:
+            if count % 2:
+                raise AmqpFault("a map has a key without a value")
+            return dict(zip(found[::2], found[1::2], strict=True)), end
+        return (Array(tuple(found)) if code in _ARRAYS else found), end
+
+    def _array(self, at: int, count: int, depth: int) -> tuple[list[Any], int]:
+        descriptors: list[Any] = []
+        while not self._data[at]:
+            if len(descriptors) >= depth:
+                raise AmqpFault("values are nested too deeply")
+            descriptor, at = self.value(at + 1, depth)
+            descriptors.append(descriptor)
+        code, at = self._data[at], at + 1
+        found = []
+        for _ in range(count):
+            value, at = self._of(code, at, depth)
+            for descriptor in reversed(descriptors):
+                value = Described(descriptor, value)
+            found.append(value)
+        return found, at

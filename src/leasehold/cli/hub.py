@@ -1,0 +1,160 @@
+"""``leasehold hub``: let the clients of Event Hubs use the streams of a log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leasehold.cli.common import StoreUrl, counted, err, said_for_commands, store_url
+from leasehold.errors import UsageError
+from leasehold.hub.keys import Keyring, keyring_of
+from leasehold.hub.options import HubOptions
+from leasehold.hub.server import HubServer
+from leasehold.log.log import Log
+
+EXAMPLE = "leasehold hub --log data --create orders=4 --port 5672"
+KEYS_VARIABLE = "LEASEHOLD_HUB_KEYS"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOOPBACK = ("127.", "localhost", "::1")
+
+LogPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="A directory for all of it, made if it is new; or the store's URL, as --store.",
+        metavar="PATH|URL",
+        show_default=False,
+    ),
+]
+Volumes = Annotated[
+    list[Path] | None,
+    typer.Option(help="A directory to keep data in; give one for each disk.", metavar="DIR"),
+]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Who may use it, instead of a new key; or {KEYS_VARIABLE}, with spaces between "
+        "several, which others on this machine can not read.",
+        metavar="NAME=KEY",
+    ),
+]
+Creates = Annotated[
+    list[str] | None,
+    typer.Option(help="Make a hub, if there is none of this name.", metavar="NAME=PARTITIONS"),
+]
+Cert = Annotated[Path | None, typer.Option(help="A certificate (PEM): serve TLS.", metavar="FILE")]
+CertKey = Annotated[Path | None, typer.Option(help="Its private key (PEM).", metavar="FILE")]
+
+
+def hub(
+    *,
+    log: LogPlace = None,
+    host: Annotated[str, typer.Option(help="Where to listen.", metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="0 is any that is free.", min=0, max=65535, metavar="N")
+    ] = 5672,
+    key: Keys = None,
+    create: Creates = None,
+    volume: Volumes = None,
+    cert: Cert = None,
+    cert_key: CertKey = None,
+    most_connections: Annotated[
+        int, typer.Option(help="Hang up on more.", min=1, max=65535, metavar="N")
+    ] = 2000,
+    store: StoreUrl = None,
+) -> None:
+    """Let the clients of Azure Event Hubs use the streams of a log: a hub is a stream.
+
+    The connection string to use is printed: with its key if that is a new one, which is never shown again. Ctrl-C or SIGTERM ends it in good order: what was accepted is stored.
+    """  # noqa: E501
+    wanted = dict(map(_created, create or ()))
+    given = key or os.environ.get(KEYS_VARIABLE, "").split()
+    options = HubOptions(
+        host=host,
+        port=port,
+        keyring=keyring_of(given),
+        tls=_tls(cert, cert_key),
+        most_connections=most_connections,
+    )
+    with _opened(log, store, volume or ()) as opened:
+        for name, partitions in wanted.items():
+            if name not in {each.name for each in opened.streams()}:
+                opened.create(name, partitions=partitions)
+        asyncio.run(_serve(opened, options, is_new_key=not given))
+
+
+async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
+    """Serve until a signal comes."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for each in _SIGNALS:
+        with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
+            loop.add_signal_handler(each, stop.set)
+    async with HubServer(opened, options) as server:
+        hubs = [each.name for each in opened.streams()]
+        address = ":".join(map(str, server.address))
+        names = f" ({', '.join(hubs)})" if hubs else ": --create NAME=PARTITIONS makes one"
+        err.print(f"{counted(len(hubs), 'hub')} at {address}{names}; Ctrl-C ends it")
+        if options.tls is None and not options.host.startswith(_LOOPBACK):
+            err.print("others can read what goes over the network: give --cert for TLS")
+        typer.echo(_shown(server, options.keyring, is_new=is_new_key))
+        await stop.wait()
+        err.print("asked to stop: what was accepted is stored, all are told")
+    err.print("left in good order")
+
+
+def _shown(server: HubServer, keyring: Keyring, *, is_new: bool) -> str:
+    """The connection string; a key that was given is known to whoever gave it."""
+    text = server.connection_string()
+    if is_new:
+        return text
+    name, secret = next(iter(keyring.keys.items()))
+    return text.replace(f"SharedAccessKey={secret};", f"SharedAccessKey=<the key of {name}>;")
+
+
+def _created(text: str) -> tuple[str, int]:
+    name, mark, number = text.partition("=")
+    if not mark or not name or not (number.isascii() and number.isdigit()):
+        raise UsageError(f"--create {text!r}: write NAME=PARTITIONS, such as orders=4")
+    return name, int(number)
+
+
+def _tls(cert: Path | None, cert_key: Path | None) -> ssl.SSLContext | None:
+    if cert is None:
+        if cert_key is not None:
+            raise UsageError("--cert-key is there without --cert: give both, or none")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, cert_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"--cert {cert} can not be used: {error}") from error
+    return context
+
+
+@contextmanager
+def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()]) -> Iterator[Log]:
+    """The log: a directory that has everything, or a store and its volumes."""
+    if log is not None and "://" not in log:
+        place = Path(log)
+        place.mkdir(parents=True, exist_ok=True)
+        store, volumes = f"sqlite:///{place / 'log.db'}", [place / "volume"]
+    else:
+        store = log or store
+    url = store_url(store, make=True)
+    with said_for_commands(), Log.open(url, volumes=list(volumes), name="hub") as opened:
+        yield opened
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give ``app`` this command."""
+    app.command(epilog=EXAMPLE)(hub)

@@ -1,0 +1,27 @@
+"""An Event Hubs endpoint over the log: a hub is a stream, and its partitions are the stream's.
+
+Unmodified clients use it (``UseDevelopmentEmulator=true``, or TLS): AMQP 1.0 with tokens signed by
+a shared key, the management node, senders, and receivers with positions and epochs. Events are
+durable in the log before they are accepted, and everything else that writes or reads the log sees
+the same events.
+
+From the outside in: ``server`` (who is connected), ``connection`` (bytes and frames), ``session``
+and ``links``; ``cbs`` with ``keys`` (tokens), ``management``; ``sending`` with ``intake`` (a
+delivery becomes an Arrow batch) and ``retries``; ``reading`` with ``selectors``, ``epochs`` and
+``delivery`` (a batch becomes frames). ``sections`` keeps what an event has no column for.
+
+An extension for receivers of ours: one that attaches with the desired capability
+``leasehold:arrow`` is offered the same. Then each transfer has the message format ``0x4C480001``,
+and carries one Arrow IPC record batch message of ``leasehold.log.STORED_SCHEMA``, without the
+schema.
+On such a link credit counts events, not deliveries: a transfer of n events uses n credits, and
+moves the delivery count by n. A batch never has more events than there is credit.
+"""
+
+from __future__ import annotations
+
+from leasehold.hub.keys import Keyring, keyring_of
+from leasehold.hub.options import HubOptions
+from leasehold.hub.server import HubServer
+
+__all__ = ["HubOptions", "HubServer", "Keyring", "keyring_of"]

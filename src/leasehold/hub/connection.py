@@ -1,0 +1,388 @@
+"""One connection of a client, from its first byte to its last.
+
+Guarantees: whatever bytes come, at most one frame and the deliveries on their way into the log are
+in memory, and the connection is closed with a reason when they make no sense. Someone without a
+token gets no further than the node that takes tokens, and not for long. A client that does not read
+is not read from either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from leasehold.amqp.composites import Error
+from leasehold.amqp.faults import FRAMING_ERROR, AmqpFault
+from leasehold.amqp.frames import (
+    AMQP,
+    AMQP_HEADER,
+    EMPTY,
+    HEADER,
+    SASL,
+    SASL_HEADER,
+    FrameReader,
+    frame,
+)
+from leasehold.amqp.performatives import (
+    Begin,
+    Close,
+    End,
+    Open,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    parse,
+)
+from leasehold.hub.refusals import FORCED, TOO_MANY, UNAUTHORIZED, Refused
+from leasehold.hub.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+    from datetime import datetime
+
+    from leasehold.amqp.composites import Composite
+    from leasehold.amqp.frames import Frame
+    from leasehold.clock import Clock
+    from leasehold.hub.epochs import Epochs
+    from leasehold.hub.keys import Grant
+    from leasehold.hub.options import HubOptions
+    from leasehold.hub.retries import Retries
+    from leasehold.hub.server import HubServer
+    from leasehold.hub.streams import Streams
+
+log = logging.getLogger("leasehold.hub")
+
+CONTAINER = "leasehold"
+_MECHANISMS = ("ANONYMOUS", "PLAIN")
+_STRANGER_FRAMES = 200
+_STRANGER_FRAME_BYTES = 64 << 10
+_STRANGER_BYTES = 256 << 10
+_MOST_CONTROL_BYTES = 16 << 10  # of a frame that carries no message: all of it may be kept
+_MOST_LINKS = 4096
+_LEAST_FRAME_BYTES = 512
+_MOST_GRANTS = 256
+_HIGH_WATER_BYTES = 1 << 20
+_SHORTEST_BEAT_S = 0.05
+_FAREWELL_S = 5.0
+
+
+class Connection(asyncio.Protocol):
+    """Made by the server for each that comes in."""
+
+    def __init__(self, server: HubServer) -> None:
+        """Nothing has come yet."""
+        self._server = server
+        self.options: HubOptions = server.options
+        self.streams: Streams = server.streams
+        self.epochs: Epochs = server.epochs
+        self.retries: Retries = server.retries
+        self.clock: Clock = server.clock
+        self.peer_frame_bytes = _LEAST_FRAME_BYTES
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.most_frame_bytes))
+        self._sessions: dict[int, Session] = {}
+        self._ended: set[int] = set()
+        self._grants: dict[str, Grant] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._frames = self._stranger_bytes = 0
+        self._links = 0
+        self._is_open = False
+        self._is_closing = False
+        self._unsettled_bytes = 0
+        now = server.clock.boottime_s()
+        self._began_at = self._heard_at = self._said_at = now
+        self._closed_at = now
+        self._stuck_since: float | None = None
+        self._is_reading = True
+
+    # ------------------------------------------------------- the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let the server know, which may have no room."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - the server makes no other
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        if not self._server.enter(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """All of it has ended."""
+        del exc
+        self._is_closing = True
+        self._server.leave(self)
+        self.writable.set()
+        for task in tuple(self._tasks):
+            task.cancel()
+        for session in self._sessions.values():
+            session.over()
+        self._sessions.clear()
+
+    def pause_writing(self) -> None:
+        """The client does not read: it is not listened to until it does."""
+        self.writable.clear()
+        self._stuck_since = self.clock.boottime_s()
+        self.listen()
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self.writable.set()
+        self._stuck_since = None
+        self.listen()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client."""
+        self._heard_at = self.clock.boottime_s()
+        if not self._grants:
+            self._stranger_bytes += len(data)
+        try:
+            for each in self._reader.feed(data):
+                if self._is_closing:
+                    return
+                self._take(each)
+        except AmqpFault as fault:
+            self.close(Refused(fault.condition, fault.description))
+        except Exception as error:
+            log.exception("a connection ends")
+            self.close(Refused("amqp:internal-error", type(error).__name__))
+
+    # -------------------------------------------------------------- for its parts
+
+    def write(self, data: bytes) -> None:
+        """Send bytes, if anybody is there."""
+        if self._transport is not None and not self._is_closing:
+            self._said_at = self.clock.boottime_s()
+            self._transport.write(data)
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Do something beside; it ends with the connection."""
+        task = self._server.spawn(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def count_link(self, change: int) -> None:
+        """There is a link more, or one less.
+
+        Raises:
+            AmqpFault: there are too many.
+        """
+        self._links += change
+        if self._links > _MOST_LINKS:
+            raise AmqpFault("there are too many links", condition=TOO_MANY)
+
+    @property
+    def grants(self) -> Iterable[Grant]:
+        """What the tokens of this connection allow."""
+        return tuple(self._grants.values())
+
+    def allows(self, path: str) -> bool:
+        """Whether a token covers this path."""
+        return any(grant.covers(path) for grant in self._grants.values())
+
+    def grant(self, *, token: object, kind: object, audience: object) -> None:
+        """Take a token.
+
+        Raises:
+            Refused: it does not count.
+        """
+        now = self.clock.utc_now()
+        found = self.options.keyring.grant(token, kind=kind, audience=audience, now=now)
+        if len(self._grants) >= _MOST_GRANTS and found.path not in self._grants:
+            raise Refused("amqp:resource-limit-exceeded", "Too many tokens on one connection.")
+        self._granted(found)
+
+    def hold(self, size: int) -> None:
+        """So many bytes more are on their way into the log."""
+        self._unsettled_bytes += size
+        self._server.hold(size)
+        self.listen()
+
+    def release(self, size: int) -> None:
+        """They are there."""
+        self._unsettled_bytes -= size
+        self._server.release(size)
+        self.listen()
+
+    def listen(self) -> None:
+        """Read from the client while it reads, and there is not too much on its way."""
+        transport = self._transport
+        if transport is None or self._is_closing:
+            return
+        has_room = self._unsettled_bytes < self.options.most_unsettled_bytes
+        is_reading = has_room and self._server.has_room and self.writable.is_set()
+        if is_reading == self._is_reading:
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._heard_at = self.clock.boottime_s()
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    def close(self, why: Refused | None = None) -> None:
+        """Say good-bye, with a reason if there is one. Again is harmless."""
+        if self._is_closing or self._transport is None:
+            return
+        if why is not None:
+            log.info("a connection is closed: %s", why.description)
+        if self._is_open:
+            error = None if why is None else Error(condition=why.condition, description=str(why))
+            self.write(frame(0, Close(error=error).encode()))
+        self._is_closing = True
+        self._closed_at = self.clock.boottime_s()
+        self._transport.close()
+
+    def farewell(self, why: Refused) -> None:
+        """End all links with this reason, and then the connection."""
+        for session in tuple(self._sessions.values()):
+            for link in session.links:
+                link.refuse(why)
+        self.close(why)
+
+    def abort(self) -> None:
+        """Hang up, whatever is on its way."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def tick(self, now: float, wall: datetime) -> None:
+        """Now and then: what has to be done without a word of the client."""
+        transport = self._transport
+        if transport is None:
+            return
+        idle_s = 2 * self.options.idle_limit.total_seconds()
+        if self._stuck_since is not None and now - self._stuck_since > idle_s:
+            transport.abort()  # it does not read: not even a word would get through
+        elif self._is_closing:
+            if now - self._closed_at > _FAREWELL_S:
+                transport.abort()
+        elif (
+            not self._grants and now - self._began_at > self.options.handshake_limit.total_seconds()
+        ):
+            self.close(Refused(UNAUTHORIZED, "No token came in time."))
+        elif now - self._heard_at > idle_s and self._is_reading:
+            words = f"The connection was inactive for more than the allowed {idle_s * 1000:.0f} "
+            self.close(Refused(FORCED, f"{words}milliseconds."))
+        else:
+            self._expire(wall)
+
+    # ---------------------------------------------------------------------- parts
+
+    def _take(self, found: Frame) -> None:
+        if not self._grants:
+            self._frames += 1
+            if self._frames > _STRANGER_FRAMES or self._stranger_bytes > _STRANGER_BYTES:
+                raise AmqpFault("too much came without a token", condition=UNAUTHORIZED)
+        if found.kind == HEADER:
+            self._on_header(bytes(found.body))
+        elif found.kind == SASL:
+            self._on_sasl(found)
+        elif found.kind == AMQP:
+            if len(found.body):
+                self._on_frame(found)
+        else:
+            raise AmqpFault(f"there is no kind of frame {found.kind}")
+
+    def _on_header(self, header: bytes) -> None:
+        if self._is_open or header not in {SASL_HEADER, AMQP_HEADER}:
+            self.write(AMQP_HEADER)
+            raise AmqpFault("this is AMQP 1.0, and something else was asked for")
+        self.write(header)
+        if header == SASL_HEADER:
+            self.write(frame(0, SaslMechanisms(mechanisms=_MECHANISMS).encode(), SASL))
+
+    def _on_sasl(self, found: Frame) -> None:
+        what, _ = parse(found.body)
+        if not isinstance(what, SaslInit) or self._is_open:
+            raise AmqpFault("this has no place in signing in")
+        code = 0
+        if what.mechanism == "PLAIN":
+            granted = self.options.keyring.grant_plain(what.initial_response)
+            if granted is None:
+                code = 1
+            else:
+                self._granted(granted)
+        elif what.mechanism != "ANONYMOUS":
+            code = 1
+        self.write(frame(0, SaslOutcome(code=code).encode(), SASL))
+        if code:
+            raise AmqpFault("signing in failed", condition=UNAUTHORIZED)
+
+    def _on_frame(self, found: Frame) -> None:
+        what, at = parse(found.body)
+        if at > _MOST_CONTROL_BYTES:
+            raise AmqpFault("a performative is too big", condition=FRAMING_ERROR)
+        if isinstance(what, Open):
+            self._on_open(what)
+            return
+        if not self._is_open:
+            raise AmqpFault("the connection is not open", condition="amqp:illegal-state")
+        if isinstance(what, Close):
+            self.close()
+            return
+        self._in_session(what, found.channel, found.body[at:])
+
+    def _in_session(self, what: Composite, channel: int, payload: memoryview) -> None:
+        session = self._sessions.get(channel)
+        if isinstance(what, Begin):
+            if session is not None or len(self._sessions) >= self.options.most_sessions:
+                raise AmqpFault("the channel is in use, or there are too many sessions")
+            self._sessions[channel] = Session(self, channel, what)
+        elif session is None:
+            # Some clients detach links after they have ended the session.
+            if channel not in self._ended:
+                raise AmqpFault(f"there is no session on the channel {channel}")
+        elif isinstance(what, End):
+            del self._sessions[channel]
+            if len(self._ended) < self.options.most_sessions:
+                self._ended.add(channel)
+            session.over()
+            self.write(frame(channel, End().encode()))
+        else:
+            session.take(what, payload)
+
+    def _on_open(self, asked: Open) -> None:
+        if self._is_open:
+            raise AmqpFault("the connection is open already", condition="amqp:illegal-state")
+        self._is_open = True
+        most = self.options.most_frame_bytes
+        self.peer_frame_bytes = max(min(asked.max_frame_size, most), _LEAST_FRAME_BYTES)
+        if asked.idle_time_out:
+            self.spawn(self._beat(max(asked.idle_time_out / 2000, _SHORTEST_BEAT_S)))
+        answer = Open(
+            container_id=CONTAINER,
+            hostname=asked.hostname,
+            max_frame_size=most,
+            channel_max=self.options.most_sessions - 1,
+            idle_time_out=int(self.options.idle_limit.total_seconds() * 1000),
+        )
+        self.write(frame(0, answer.encode()))
+
+    def _granted(self, found: Grant) -> None:
+        self._grants[found.path] = found
+        self._reader.most_bytes = self.options.most_frame_bytes
+
+    def _expire(self, wall: datetime) -> None:
+        over = [
+            path
+            for path, grant in self._grants.items()
+            if grant.expires_at is not None and grant.expires_at <= wall
+        ]
+        for path in over:
+            del self._grants[path]
+        if not over:
+            return
+        why = Refused(UNAUTHORIZED, "ExpiredToken: The token of this link is expired.", status=401)
+        for session in tuple(self._sessions.values()):
+            for link in session.links:
+                if link.address.hub and not self.allows(link.address.path):
+                    link.refuse(why)
+        self._began_at = self.clock.boottime_s()  # time for a new one
+
+    async def _beat(self, every_s: float) -> None:
+        """Let the client hear something often enough, for as long as the connection is open."""
+        while not self._is_closing:
+            await self.clock.sleep(every_s / 2)
+            if self.clock.boottime_s() - self._said_at >= every_s / 2:
+                self.write(EMPTY)

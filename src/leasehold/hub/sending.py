@@ -1,0 +1,198 @@
+"""From a client into the log: events are durable before they are accepted.
+
+A delivery is one event or a batch; it is accepted as a whole when all of it is stored, or rejected
+with a reason that the client shows. The order of a link's deliveries to a partition is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from leasehold.amqp.composites import Accepted, Rejected
+from leasehold.amqp.faults import AmqpFault
+from leasehold.amqp.performatives import Disposition
+from leasehold.amqp.values import Int, Long, Short, Symbol
+from leasehold.clock import new_token
+from leasehold.errors import LeaseholdError, UnknownStream
+from leasehold.hub import retries
+from leasehold.hub.intake import intake_of
+from leasehold.hub.links import Link
+from leasehold.hub.refusals import TOO_BIG, Refused, refused_for
+
+if TYPE_CHECKING:
+    from leasehold.amqp.performatives import Attach, Transfer
+    from leasehold.hub.addresses import Address
+    from leasehold.hub.session import Session
+    from leasehold.hub.streams import Hub
+
+log = logging.getLogger("leasehold.hub")
+
+_CREDIT = 1000
+_DELIVERY_BYTES = 2048  # of memory, beside its own bytes
+_ID_DIGITS = 12  # of 4 bits each: JavaScript must be able to count so far
+
+
+class SenderLink(Link):
+    """On which a client sends events."""
+
+    def __init__(self, session: Session, attach: Attach, address: Address) -> None:
+        """Take nothing yet."""
+        super().__init__(session, attach, address)
+        self._hub: Hub | None = None
+        self._partition: int | None = None
+        self._who: retries.Identity | None = None
+        self._parts = bytearray()
+        self._head: Transfer | None = None
+        self._taken = 0
+        self._loop = asyncio.get_running_loop()
+        # Answers of the log, put in by its threads, and told to the client all at once.
+        self._done: list[tuple[Transfer, int, Future[Any]]] = []
+        self._lock = threading.Lock()
+
+    async def begin(self) -> None:
+        """Find the hub and the partition; see ``Link``."""
+        hub = await self.session.connection.streams.find(self.address.hub)
+        if self.address.partition:
+            self._partition = hub.number_of(self.address.partition)
+        if self.is_over:
+            return
+        self._hub = hub
+        if retries.CAPABILITY in (self.attach.desired_capabilities or ()):
+            properties = self._numbered(hub)
+            self.answer(capabilities=(retries.CAPABILITY,), properties=properties)
+        else:
+            self.answer()
+        self.session.flow(self, delivery_count=0, credit=_CREDIT)
+
+    def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
+        """A delivery, or a part of it."""
+        if self._head is None:
+            self._head = transfer
+        self.session.connection.hold(len(payload))
+        most = self.session.options.most_message_bytes
+        if len(self._parts) + len(payload) > most:
+            self.session.connection.release(len(payload))
+            words = f"The received message exceeds the limit of {most} bytes on this link."
+            self.refuse(Refused(TOO_BIG, words))
+            return
+        if transfer.more:
+            self._parts += payload
+            return
+        head, self._head = self._head, None
+        data, self._parts = b"".join((self._parts, payload)), bytearray()
+        self._taken += 1
+        if self._taken % (_CREDIT // 2) == 0:
+            self.session.flow(self, delivery_count=self._taken, credit=_CREDIT)
+        if transfer.aborted:
+            self.session.connection.release(len(data))
+        else:
+            self.session.connection.hold(_DELIVERY_BYTES)
+            self._take(head, data)
+
+    def over(self) -> None:
+        """Forget a delivery that is not whole; what was taken is stored."""
+        self.session.connection.release(len(self._parts))
+        self._parts = bytearray()
+        super().over()
+
+    # ---------------------------------------------------------------------- parts
+
+    def _numbered(self, hub: Hub) -> dict[Symbol, object]:
+        """Agree with a client on the id and the numbers that it repeats events by."""
+        asked = self.attach.properties or {}
+        number, given = asked.get(retries.PRODUCER_ID), asked.get(retries.SEQUENCE)
+        epoch = asked.get(retries.EPOCH)
+        if not isinstance(number, int):
+            number = int(new_token()[:_ID_DIGITS], 16)
+        if self._partition is not None:
+            self._who = (hub.name, hub.info.created_at, self._partition, number)
+        known = self.session.connection.retries.last(self._who) if self._who is not None else None
+        # What the client thinks goes before what is known: it may be about to repeat the rest.
+        last = given if isinstance(given, int) else known or 0
+        return {
+            Symbol(retries.PRODUCER_ID): Long(number),
+            Symbol(retries.EPOCH): Short(epoch if isinstance(epoch, int) else 0),
+            Symbol(retries.SEQUENCE): Int(last),
+        }
+
+    def _take(self, head: Transfer, data: bytes) -> None:
+        """Hand a whole delivery to the log."""
+        try:
+            stored = self._sent(data, head.message_format or 0)
+        except (AmqpFault, LeaseholdError) as error:
+            stored = Future()
+            if isinstance(error, AmqpFault):
+                error = Refused(error.condition, error.description)  # type: ignore[assignment]
+            stored.set_exception(error)
+        size = len(data) + _DELIVERY_BYTES
+        stored.add_done_callback(lambda done: self._told(head, size, done))
+
+    def _sent(self, data: bytes, message_format: int) -> Future[Any]:
+        assert self._hub is not None  # noqa: S101 - transfers come after begin
+        found = intake_of(data, message_format)
+        batch = found.batch
+        known = self.session.connection.retries
+        if self._who is None or found.sequence is None:
+            return self._hub.producer.send(batch, partition=self._partition)
+        last = found.sequence + batch.num_rows - 1
+        skip, sent = known.repeated(self._who, found.sequence, batch.num_rows)
+        if skip == batch.num_rows and sent is not None:
+            return sent
+        stored = self._hub.producer.send(batch.slice(skip), partition=self._partition)
+        known.sent(self._who, last, stored)
+        return stored
+
+    def _told(self, head: Transfer, size: int, done: Future[Any]) -> None:
+        """In any thread: the log has answered."""
+        with self._lock:
+            is_first = not self._done
+            self._done.append((head, size, done))
+        if is_first:
+            with suppress(RuntimeError):  # the loop has ended, and the client with it
+                self._loop.call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        """Tell the client of all answers that are there; neighbours with one frame."""
+        with self._lock:
+            answers, self._done = self._done, []
+        first = last = -1
+        size = 0
+        for head, held, done in answers:
+            size += held
+            error = done.exception()
+            number = head.delivery_id or 0
+            if error is not None:
+                self._reject(head, error)
+            elif not head.settled:
+                if first >= 0 and number == last + 1:
+                    last = number
+                else:
+                    self._accept(first, last)
+                    first = last = number
+        self._accept(first, last)
+        self.session.connection.release(size)
+
+    def _accept(self, first: int, last: int) -> None:
+        if first >= 0 and not self.is_over:
+            self.session.send(
+                Disposition(role=True, first=first, last=last, settled=True, state=Accepted())
+            )
+
+    def _reject(self, head: Transfer, error: BaseException) -> None:
+        why = refused_for(error)
+        log.warning("a delivery to %s is rejected: %s", self.address.path, why.description)
+        if self.is_over:
+            return
+        number = head.delivery_id or 0
+        if not head.settled:
+            state = Rejected(error=why.error)
+            self.session.send(
+                Disposition(role=True, first=number, last=number, settled=True, state=state)
+            )
+        if isinstance(error, UnknownStream):
+            self.refuse(why)  # a new link may find another stream of this name
