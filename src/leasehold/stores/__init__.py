@@ -6,6 +6,7 @@ URL                         store
 ``memory://``               this process only; gone when it ends
 ``sqlite:///path/to.db``    all processes of one machine; no server
 ``postgresql://…``          any number of machines; needs ``leasehold[postgres]``
+``azure-blob://…``          any number of machines; a container of Azure Storage
 ==========================  ===============================================================
 """
 
@@ -33,13 +34,17 @@ _MODULES = {
     "sqlite": "leasehold.stores.sqlite",
     "postgresql": "leasehold.stores.postgres",
     "postgres": "leasehold.stores.postgres",
+    "azure-blob": "leasehold.stores.azure_blob",
 }
-_EXTRAS = {"postgresql": "postgres", "postgres": "postgres"}
+_EXTRAS = {"postgresql": "postgres", "postgres": "postgres", "azure-blob": "azure"}
 _TRANSACTIONS = {
     "postgresql": "leasehold.stores.postgres.transactions",
     "postgres": "leasehold.stores.postgres.transactions",
 }
-_EXAMPLES = "memory://, sqlite:///path/to/leases.db or postgresql://user@host/database"
+_EXAMPLES = (
+    "memory://, sqlite:///path/to/leases.db, postgresql://user@host/database "
+    "or azure-blob://account/container"
+)
 
 
 @asynccontextmanager

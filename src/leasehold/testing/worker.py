@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LEASE = timedelta(minutes=10)  # outlasts every race
 _STEAL_CHANCE = 0.1
 _REFUSALS = {MarkRefusal.FENCED: Outcome.REFUSED, MarkRefusal.BEHIND: Outcome.BEHIND}
 
@@ -53,6 +52,7 @@ class Race:
     losses: float = 0.0
     counter: str = ""
     most_tries: int = 20_000
+    lease_s: float = 600.0
 
 
 class Racer:
@@ -105,7 +105,7 @@ class Racer:
             holder=self._race.holder,
             token=f"token of {self._race.holder}",
             group="",
-            duration=_LEASE,
+            duration=timedelta(seconds=self._race.lease_s),
             info=MemberInfo(),
         )
 

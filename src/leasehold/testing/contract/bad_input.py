@@ -110,7 +110,7 @@ class OddNameContract(ContractBase):
             holder=holder,
             token=WIDE[:LONGEST_NAME],
             group=group,
-            duration=scene.units(10),
+            duration=scene.lasting(10),
             info=MemberInfo(host=WIDE, loads={WIDE: 0.1}),
         )
         peer = (await scene.store.peers(group))[holder]
@@ -141,7 +141,7 @@ class BadInputContract(ContractBase):
                     holder=holder,
                     token=token,
                     group=scene.group,
-                    duration=scene.units(10),
+                    duration=scene.lasting(10),
                     info=MemberInfo(),
                 )
         assert await scene.store.peers(scene.group) == {}
@@ -164,8 +164,8 @@ class BadInputContract(ContractBase):
                 duration=bad,
                 info=MemberInfo(),
             )
-        assert f"{LEAST_LEASE_S:g}" in str(caught.value)
-        assert f"{MOST_LEASE_S:g}" in str(caught.value)
+        assert f"{scene.harness.shortest_s:g}" in str(caught.value)
+        assert f"{scene.harness.longest_s:g}" in str(caught.value)
         assert await scene.store.peers(scene.group) == {}
 
     @pytest.mark.spec("L6")

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
+from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.testing.clock import ManualClock
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from leasehold.clock import Clock
+    from leasehold.model import Lease
     from leasehold.ports import Store
 
 
@@ -28,6 +30,12 @@ class Harness(ABC):
         unit_s: the length of the short leases in the suite; all other times are multiples.
         exact: whether ``pass_time`` lets exactly that time pass and nothing else does. If not,
             edges are tested with tolerance, on the safe side.
+        shortest_s: the shortest lease that the store grants.
+        longest_s: the longest one. Where the suite needs a lease that outlasts the test and there
+            is none so long, it takes the longest and gives it to ``keep``.
+        tells_ends: whether the store knows when the lease of somebody else ends if it is not
+            renewed. If not, what it says of that may be later, by one lease at most.
+        lives: how many lives the suite leads at random for each seed.
     """
 
     url: str | None = None
@@ -35,6 +43,22 @@ class Harness(ABC):
     unit_s: float
     exact: bool
     clock: Clock
+    shortest_s: float = LEAST_LEASE_S
+    longest_s: float = MOST_LEASE_S
+    tells_ends: bool = True
+
+    @property
+    def lives(self) -> int:
+        """Many where time costs nothing."""
+        return 6 if self.exact else 1
+
+    def keep(self, lease: Lease) -> None:
+        """See that this lease outlasts the test, unless the test itself ends it.
+
+        For stores that grant no lease so long: ``pass_time`` has to renew it, without any other
+        effect.
+        """
+        raise NotImplementedError(f"{lease.holder}: leases of that length have to be kept alive")
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Store]:

@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 
-from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import LeaseLost
 from leasehold.model import EndReason, Lease, MemberInfo, State
 from leasehold.testing.contract.scene import (
@@ -205,7 +204,8 @@ class LeaseContract(ContractBase):
     @pytest.mark.spec("L6")
     async def test_the_whole_range_of_durations_is_granted(self, scene: Scene) -> None:
         """From the shortest to the longest; both ends included."""
-        for name, seconds in (("short", LEAST_LEASE_S), ("long", MOST_LEASE_S)):
+        harness = scene.harness
+        for name, seconds in (("short", harness.shortest_s), ("long", harness.longest_s)):
             lease = await scene.member(name, units=seconds / scene.harness.unit_s)
             assert lease.duration_s == pytest.approx(seconds)
 
@@ -239,6 +239,6 @@ async def _grant_again(scene: Scene, lease: Lease, *, token: str) -> Lease:
         holder=lease.holder,
         token=token,
         group=lease.group,
-        duration=min(timedelta(seconds=lease.duration_s), scene.units(LONG)),
+        duration=min(timedelta(seconds=lease.duration_s), scene.lasting(LONG)),
         info=MemberInfo(host="gone" if token != lease.token else lease.holder[0]),
     )

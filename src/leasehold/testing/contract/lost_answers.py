@@ -47,7 +47,7 @@ async def _grant(store: Store, stage: _Stage) -> object:
         holder=f"c-{stage.scene.suffix}",
         token=_TOKEN_OF_C,
         group=stage.scene.group,
-        duration=stage.scene.units(LONG),
+        duration=stage.scene.lasting(LONG),
         info=MemberInfo(host="c"),
     )
 

@@ -115,6 +115,15 @@ class Scene:
         """So many units as a duration."""
         return timedelta(seconds=units * self.harness.unit_s)
 
+    def lasting(self, units: float) -> timedelta:
+        """So many units as the length of a lease: as near to it as the store goes."""
+        seconds = units * self.harness.unit_s
+        return timedelta(seconds=max(self.harness.shortest_s, min(seconds, self.harness.longest_s)))
+
+    def capped(self, units: float) -> float:
+        """So many units, or as many as the longest lease has."""
+        return min(units, self.harness.longest_s / self.harness.unit_s)
+
     async def wait(self, units: float = OVER) -> None:
         """Let time pass."""
         await self.harness.pass_time(units * self.harness.unit_s)
@@ -136,13 +145,16 @@ class Scene:
     ) -> Lease:
         """A new holder with a lease, a member of the scene's group unless told otherwise."""
         holder = f"{name}{next(self._numbers)}-{self.suffix}"
-        return await self.store.grant(
+        lease = await self.store.grant(
             holder=holder,
             token=f"token of {holder}",
             group=self.group if group is None else group,
-            duration=self.units(units),
+            duration=self.lasting(units),
             info=info or MemberInfo(host=name),
         )
+        if units * self.harness.unit_s > self.harness.longest_s:
+            self.harness.keep(lease)
+        return lease
 
     async def resource(self, key: str) -> Resource:
         """The key as it is now."""

@@ -199,8 +199,7 @@ class WatchContract(ContractBase):
     @pytest.mark.parametrize("seed", range(6))
     async def test_who_replays_all_answers_knows_everything(self, scene: Scene, seed: int) -> None:
         """After any life of the group, and whichever answers got lost on the way."""
-        lives = 6 if scene.harness.exact else 1  # where time costs nothing
-        for number in range(lives):
+        for number in range(scene.harness.lives):
             await _live_and_listen(scene.twin(), Random(100 * seed + number))
 
     async def test_no_change_is_missed_among_many_at_once(self, scene: Scene) -> None:

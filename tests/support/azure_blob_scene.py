@@ -1,0 +1,41 @@
+"""Stores, leases and keys for the tests of the Azure Blob store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from leasehold.model import Lease, MemberInfo, Ownership, Wanted
+from leasehold.stores import open_store
+from leasehold.stores.azure_blob import AzureBlobStore
+from leasehold.testing.clock import ManualClock
+
+GROUP = "partition/orders/billing"
+LEASE = timedelta(seconds=15)
+NEVER = threading.Event()
+
+
+def keys(number: int) -> list[str]:
+    return [f"{GROUP}/{n}" for n in range(number)]
+
+
+@asynccontextmanager
+async def opened(url: str, clock: ManualClock | None = None) -> AsyncIterator[AzureBlobStore]:
+    async with open_store(url, clock=clock) as store:
+        assert isinstance(store, AzureBlobStore)
+        yield store
+
+
+async def granted(
+    store: AzureBlobStore, name: str = "host", *, duration: timedelta = timedelta(seconds=60)
+) -> Lease:
+    return await store.grant(
+        holder=name, token=f"token of {name}", group=GROUP, duration=duration, info=MemberInfo()
+    )
+
+
+async def owned(store: AzureBlobStore, lease: Lease, number: int) -> list[Ownership]:
+    await store.declare(keys(number))
+    return list(await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys(number)]))

@@ -1,0 +1,221 @@
+"""The parts of the Azure Blob store that need no service: names, books, rights, and time."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leasehold.errors import StoreUnusable, UnknownStore
+from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Position, Wanted
+from leasehold.stores.azure_blob import moment
+from leasehold.stores.azure_blob.book import Book
+from leasehold.stores.azure_blob.book_json import at_wall, from_json, to_json
+from leasehold.stores.azure_blob.naming import Home, lease_id, part, token_digest
+from leasehold.stores.azure_blob.rights import Bearer, SharedKey
+from leasehold.stores.rows import LeaseRow
+from leasehold.testing.clock import ManualClock
+
+NOW, WALL = 1_000_000.0, datetime(2026, 1, 1, tzinfo=UTC)
+QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+@QUICK
+@given(st.text(min_size=1, max_size=300), st.text(min_size=1, max_size=300))
+def test_two_names_are_never_alike(one: str, other: str) -> None:
+    one, other = (text.encode(errors="ignore").decode() for text in (one, other))
+    assert (part(one) == part(other)) is (one == other)
+    for text in (part(one), part(other)):
+        assert len(text) <= 160
+        assert not set(text) & set("/.%?#\\ ")
+
+
+def test_a_name_that_looks_like_a_cut_one_is_not_taken_for_it() -> None:
+    cut = part("x" * 1000)
+    assert cut != part(cut)
+    assert part("a.b") == "a=2Eb"
+    assert part("a=b") == "a=3Db"
+
+
+def test_tokens_leave_only_digests() -> None:
+    assert "token" not in token_digest("token") + lease_id("token")
+    assert lease_id("token") != lease_id("token ")
+    assert len(lease_id("token")) == 36
+
+
+def _lived() -> Book:
+    """A book with something of everything in it."""
+    book = Book(Home("p/g"))
+    keys = [f"p/g/{name}" for name in ("a", "b", "c", "d", "été 🚀", "e")]
+    book.declare(keys)
+    leases = [
+        Lease(holder=f"h{n}", token=f"t{n}", group=group, duration_s=30.0)
+        for n, group in enumerate(("p/g", "p/g", "p/g", "", "other"))
+    ]
+    for lease in leases:
+        book.grant(lease, MemberInfo(host="é", most=3, loads={"k": 0.5}), NOW, WALL)
+
+    def steal(number: int, key: str) -> None:
+        wanted = [Wanted(key=key, seen_epoch=1, note="begun")]
+        book.claim(leases[number], wanted, force=True, now=NOW, wall=WALL)
+
+    mine = book.claim(
+        leases[0],
+        [Wanted(key=key, seen_epoch=0) for key in keys],
+        force=False,
+        now=NOW,
+        wall=WALL,
+    )
+    steal(3, keys[1])
+    steal(4, keys[2])
+    book.hand_over([HandOver(ownership=mine[0], to="h1", note="over")], 50.0, NOW, WALL)
+    book.break_(keys[3], 1, 20.0, NOW, WALL)
+    book.ask(leases[1], Wanted(key=keys[4], seen_epoch=1), NOW, WALL)
+    book.checkpoint(
+        [Mark(ownership=mine[4], position=Position(sequence_number=7, offset="o"))], NOW, WALL
+    )
+    book.checkpoint([Mark(ownership=mine[1], position=Position(sequence_number=7))], NOW, WALL)
+    book.annotate([Note(ownership=mine[4], text="half")], NOW)
+    book.release([mine[5]], {}, NOW, WALL)
+    book.forget([keys[5]], NOW, WALL)
+    book.reset({}, NOW, WALL)
+    book.dismiss("h1", NOW, WALL)
+    book.revoke(leases[2], NOW, WALL)
+    book.goes_abroad("h1", "x/y")
+    book.hear("h1", "x/y", {"x/y/1": 4}, [(3, book.history(keys[5], 1)[0])])
+    book.spilled.add(keys[0])
+    return book
+
+
+def test_a_book_is_read_as_it_was_written() -> None:
+    book = _lived()
+    body = to_json(book)
+    again = from_json(book.home, body)
+    assert to_json(again) == body
+    for each in (book, again):
+        each.judge_alive(NOW, {"h3"})
+    assert again.resources("p/g", NOW) == book.resources("p/g", NOW)
+    assert again.peers("p/g", NOW) == book.peers("p/g", NOW)
+    assert again.checkpoints("p/g") == book.checkpoints("p/g")
+    assert again.fenced == book.fenced == 1
+    me = Lease(holder="h1", token="t1", group="p/g", duration_s=30.0)
+    told = [each.renew(me, 0, None, NOW, WALL) for each in (book, again)]
+    assert told[0] == told[1]
+    assert told[0].ended
+    assert again.news_abroad("h1", 0) == {"x/y": ["x/y/1"]}
+    assert to_json(again) == to_json(book)
+
+
+def test_the_time_of_writing_is_all_that_changes() -> None:
+    book = _lived()
+    book.wall_s = 17
+    body = to_json(book)
+    assert at_wall(body, book, 18) == to_json(book) != body
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "damaged"),
+        (b"{}", "damaged"),
+        (b'{"format":2}', "bring the program up to date"),
+        (b'{"format":1,"group":"else"}', "another group"),
+        (b"\xff\xfe", "damaged"),
+        (b"[]", "damaged"),
+    ],
+)
+def test_a_book_that_is_none_is_said_to_be_so(body: bytes, words: str) -> None:
+    with pytest.raises(StoreUnusable, match=words):
+        from_json(Home("p/g"), body)
+
+
+def test_a_request_is_signed_as_the_service_reads_it() -> None:
+    right = SharedKey("acme", "a2V5")
+    headers = {"x-ms-date": "now", "x-ms-version": "v", "Content-Length": "0", "If-Match": '"e"'}
+    found = right.headers("PUT", "/acme/c/b", {"comp": "lease", "a": "b"}, headers)
+    text = 'PUT\n\n\n\n\n\n\n\n"e"\n\n\n\nx-ms-date:now\nx-ms-version:v\n/acme/acme/c/b\na:b\n'
+    text += "comp:lease"
+    expected = base64.b64encode(hmac.digest(b"key", text.encode(), hashlib.sha256)).decode()
+    assert found == {"Authorization": f"SharedKey acme:{expected}"}
+
+
+def test_a_key_that_is_none_is_not_quoted() -> None:
+    with pytest.raises(UnknownStore, match="acme") as caught:
+        SharedKey("acme", "not base 64!")
+    assert "not base" not in str(caught.value)
+
+
+@dataclass
+class Credential:
+    clock: ManualClock
+    asked: int = 0
+    fails: bool = False
+
+    def get_token(self, scope: str) -> SimpleNamespace:
+        assert scope.startswith("https://storage")
+        if self.fails:
+            raise RuntimeError("no way in")
+        self.asked += 1
+        ends = self.clock.utc_now() + timedelta(hours=1)
+        return SimpleNamespace(token=f"t{self.asked}", expires_on=int(ends.timestamp()))
+
+
+def test_a_token_is_replaced_before_its_end() -> None:
+    clock = ManualClock()
+    credential = Credential(clock)
+    right = Bearer(credential, clock)
+    seen = []
+    for _ in range(8):
+        seen.append(right.headers("GET", "/", {}, {})["Authorization"])
+        clock.advance(600)
+    assert seen == ["Bearer t1"] * 6 + ["Bearer t2"] * 2
+    credential.fails = True
+    clock.advance(3600)
+    with pytest.raises(StoreUnusable, match="AZURE_STORAGE_KEY"):
+        right.headers("GET", "/", {}, {})
+
+
+def test_time_lies_between_two_bounds() -> None:
+    clock = ManualClock()
+    start = clock.boottime_s()
+    wire = SimpleNamespace(
+        latest=SimpleNamespace(date_s=5000.0, sent_s=start - 0.5, received_s=start)
+    )
+    clock.advance(2)
+    found = moment.moment(wire, clock)  # type: ignore[arg-type]
+    assert found is not None
+    assert (found.low_s, found.high_s, found.slack_s) == (5002.0, 5003.5, 1.5)
+    clock.advance(60)
+    assert moment.moment(wire, clock) is None  # type: ignore[arg-type]
+
+
+def test_guests_that_have_nothing_are_not_kept_for_ever() -> None:
+    book = _lived()
+    for number in range(300):
+        lease = Lease(holder=f"g{number}", token="t", group="", duration_s=30.0)
+        row = replace_row(book, lease)
+        book.adopt(row)
+        key = "p/g/new"
+        book.declare([key])
+        epoch = book._resources[key].epoch
+        (taken,) = book.claim(
+            lease, [Wanted(key=key, seen_epoch=epoch)], force=True, now=NOW, wall=WALL
+        )
+        book.release([taken], {}, NOW, WALL)
+    kept = {row.lease.holder for row in book.kept_leases()}
+    assert "g299" in kept
+    assert "g0" not in kept
+    assert {"h0", "h1", "h3", "h4"} <= kept
+
+
+def replace_row(book: Book, lease: Lease) -> LeaseRow:
+    row = book.lease_row("h0")
+    assert row is not None
+    return replace(row, lease=lease, ends_at=NOW + 30, owned={}, abroad={}, ended_terms=[])
