@@ -29,6 +29,7 @@ demo: $(READY) ## a year of flights on two Spark drivers, killed and paused, and
 	@$(BIN)/leasehold demo $(ARGS)
 
 test: $(READY) ## all tests (ARGS="-k lease" picks some)
+	@$(BIN)/python -m tests.support.azurite
 	@$(BIN)/pytest -q $(WORKERS) $(ARGS)
 
 check: $(READY) ## lint, format, types, layers

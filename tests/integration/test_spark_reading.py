@@ -113,6 +113,19 @@ def test_large_events_are_bounded_by_their_bytes(
     assert max(batch.nbytes for batch in batches) < 3 << 10
 
 
+def test_short_cuts_of_large_frames_are_joined_by_what_they_are_and_not_by_their_frames(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Arrow tells the bytes of the whole frame much faster than those of a part of it.
+    monkeypatch.setattr(reading, "MOST_BYTES", 32 << 10)
+    stream.send(0, numbered(0, 2000), numbered(2000, 2000))
+    ranges = whole(*(("0", first, first + 10) for first in range(0, 4000, 400)))
+
+    [batch] = events(STREAM, stream.url, ranges, ["sequence_number", "body"])
+
+    assert batch.num_rows == 100
+
+
 def test_a_stream_is_opened_once_for_a_process_and_anew_after_a_fork(stream: Stream) -> None:
     first = opened(STREAM, stream.url)
 
@@ -202,6 +215,28 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
     )
 
     assert said.stdout.split() == ["4", "False"]
+
+
+@pytest.mark.parametrize(
+    ("module", "frozen"), [("pyspark.daemon", "True"), ("my_program", "False")]
+)
+def test_only_in_a_worker_of_spark_modules_are_kept_out_of_collections(
+    module: str, frozen: str
+) -> None:
+    # Its main module tells a worker; what a program of somebody else collects is not our matter.
+    program = (
+        "import gc, sys; from importlib.machinery import ModuleSpec;"
+        f"sys.modules['__main__'].__spec__ = ModuleSpec({module!r}, None);"
+        "from leasehold.spark.reading import settle; settle(); first = gc.get_freeze_count();"
+        "kept = [[] for _ in range(1000)]; settle();"
+        "print(first > 10_000, gc.get_freeze_count() == first)"
+    )
+
+    said = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+
+    assert said.stdout.split() == [frozen, "True"]
 
 
 def test_no_ranges_give_no_batches(stream: Stream) -> None:

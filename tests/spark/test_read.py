@@ -163,6 +163,15 @@ def test_times_do_not_depend_on_the_zone_of_the_session(
     assert abs(here / 1e6 - at.timestamp()) < 3600
 
 
+def test_the_session_reads_arrow_without_asking_for_bounds_at_each_value_but_for_nulls(
+    spark: SparkSession,
+) -> None:
+    arrow = spark.sparkContext._jvm.org.apache.arrow  # type: ignore[union-attr]
+
+    assert not arrow.memory.BoundsChecking.BOUNDS_CHECKING_ENABLED
+    assert arrow.vector.NullCheckingForGet.NULL_CHECKING_ENABLED
+
+
 def test_an_empty_stream_has_no_rows(spark: SparkSession, stream: Stream) -> None:
     assert reader(spark, stream, partitions="2").load(STREAM).collect() == []
 

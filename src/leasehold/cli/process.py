@@ -32,6 +32,7 @@ from leasehold.log.options import LogOptions
 from leasehold.log.start import Start
 from leasehold.processor import CheckpointPolicy, EventProcessor, Options, PoisonPolicy
 from leasehold.sources.dead_letters import LogDeadLetters
+from leasehold.sources.eventhubs.address import is_address
 from leasehold.sources.opening import open_source
 from leasehold.sources.port import EventSource
 
@@ -45,7 +46,11 @@ Handler = Annotated[
     typer.Argument(metavar="MODULE:HANDLER", help="`def handle(context, event)`, sync or async."),
 ]
 Source = Annotated[
-    str, typer.Option(help="The stream of the log in the store: orders.", metavar="STREAM")
+    str,
+    typer.Option(
+        help="The stream of the log in the store: orders. Or a hub: eventhubs://NAMESPACE/HUB.",
+        metavar="STREAM",
+    ),
 ]
 Group = Annotated[
     str, typer.Option(help="Who shares the partitions; made when it is new.", metavar="GROUP")
@@ -158,7 +163,7 @@ def process(
         drain_limit=duration(drain_limit, option="--drain-limit", most="7d"),
     )
     policy, dead_stream = _poison(poison, retries)
-    url = store_url(store)
+    url = store_url(store, make=is_address(source))  # a log's stream lies in it; a hub does not
     if dead_stream and dead_stream == source.removeprefix("log:"):
         raise UsageError(
             f"dead letters of {dead_stream!r} can not go into {dead_stream!r} itself: they would "

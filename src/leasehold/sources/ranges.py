@@ -13,6 +13,7 @@ from leasehold.errors import BeyondEnd, UnknownStream
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.start import Start
+from leasehold.sources.eventhubs.address import is_address
 from leasehold.sources.log import partition_number
 from leasehold.sources.opening import stream_of
 from leasehold.sources.port import PartitionEnds
@@ -164,7 +165,7 @@ class LogRanges:
 def open_ranges(
     text: str, *, store_url: str, name: str = "reader", pinned: bool = False
 ) -> RangeSource:
-    """Open ``log:STREAM``, or ``STREAM``, to read ranges of it. This blocks.
+    """Open ``log:STREAM``, or ``STREAM``, or ``eventhubs://…``, to read ranges of it. This blocks.
 
     ``pinned``: refuse to go on with a stream that was made anew under its name.
 
@@ -173,6 +174,11 @@ def open_ranges(
         UnknownStream: there is no such stream; the message names those there are.
         UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
+    if is_address(text):
+        # Only here: whoever reads a log needs nothing of it.
+        from leasehold.sources.eventhubs.ranges import EventHubsRanges  # noqa: PLC0415
+
+        return EventHubsRanges(text, pinned=pinned)
     stream = stream_of(text)
     with ExitStack() as undo:
         log = Log.open(store_url, name=name, options=LogOptions(run_monitor=False))

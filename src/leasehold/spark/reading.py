@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from array import array
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark import TaskContext
 
 from leasehold.errors import LeaseholdError, StoreError
 from leasehold.log.events import STORED_SCHEMA
+from leasehold.sources.eventhubs.address import shown
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.schema import arrow_of, cut
 
@@ -39,7 +40,7 @@ LEAST_BYTES = 256 << 10  # and so does each batch, which counts where the rows a
 MOST_ROWS = 40_000
 _MANY_ROWS = 16_384  # more at once bring nothing, however small they are
 MOST_BYTES = 32 << 20
-_PARTITION = "partition"
+_settled = 0  # the process that settle() was called in
 
 
 class _Opened:
@@ -119,9 +120,16 @@ def events(
 def settle() -> None:
     """In a worker of Spark, once: leave what is loaded by now out of each collection of garbage.
 
-    Spark's worker collects after every task, and most of what it looks at is modules.
+    Spark's workers collect after every task and every plan, and most of what they look at is
+    modules. A process that is not Spark's is left alone.
     """
-    if not gc.get_freeze_count() and TaskContext.get() is not None:
+    global _settled  # noqa: PLW0603 - of the process, as what it is about
+    # A flag, not gc.get_freeze_count(): that one counts, and there is much to count.
+    if _settled == os.getpid():
+        return
+    _settled = os.getpid()
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if getattr(main, "name", "").startswith("pyspark."):
         gc.collect()
         gc.freeze()
 
@@ -130,36 +138,47 @@ def _pieces(
     source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, most_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """The events as they lie in the log, cut to the columns, none with too many rows."""
+    places = tuple(_PLACES.get(name) for name in schema.names)
     for each in ranges:
         try:
             for batch in opened(source, store).read(each.partition, each.start, each.end):
-                whole = _columns(batch, schema)
+                whole = _columns(batch, places, schema)
                 rows = _most_rows(whole, most_rows)
                 for first in range(0, whole.num_rows, rows):
                     yield whole if rows >= whole.num_rows else whole.slice(first, rows)
         except LeaseholdError as error:
             if isinstance(error, StoreError):
                 closed(source, store)
-            error.args = (f"events {each} of {source!r} can not be read: {error}",)
+            error.args = (f"events {each} of {shown(source)!r} can not be read: {error}",)
             raise
 
 
 def _most_rows(batch: pa.RecordBatch, most_rows: int) -> int:
     """How many of its rows go at once, so that about ``MOST_BYTES`` do."""
-    size = batch.nbytes
+    size = _size(batch)
     if size <= MOST_BYTES:
         return most_rows
     return max(min(most_rows, int(MOST_BYTES * batch.num_rows // size)), 1)
 
 
-def _columns(batch: EventBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _size(batch: pa.RecordBatch) -> int:
+    """Its bytes. Of a cut frame that is neither small nor large, perhaps those of the whole frame.
+
+    ``nbytes`` looks at the values, and takes as long as all else that is done for a batch: it is
+    asked only where a cut frame could be taken for what it is not.
+    """
+    size = int(batch.get_total_buffer_size())
+    exact = batch.num_rows < LEAST_ROWS or size > MOST_BYTES
+    return int(batch.nbytes) if exact else size
+
+
+def _columns(batch: EventBatch, places: Sequence[int | None], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns at these places of what is stored; None is the partition, which is not."""
     stored = batch.arrow
     return pa.RecordBatch.from_arrays(
         [
-            _named(batch.partition, stored.num_rows)
-            if name == _PARTITION
-            else stored.column(_PLACES[name])
-            for name in schema.names
+            _named(batch.partition, stored.num_rows) if place is None else stored.column(place)
+            for place in places
         ],
         schema=schema,
     )
@@ -193,7 +212,7 @@ def _joined(
     for piece in pieces:
         waiting.append(piece)
         rows += piece.num_rows
-        size += piece.nbytes
+        size += _size(piece)
         enough = rows >= least_rows and (size >= least_bytes or rows >= _MANY_ROWS)
         if enough or size >= MOST_BYTES:
             yield _one(waiting)

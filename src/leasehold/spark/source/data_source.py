@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from leasehold.spark.reading import settle
 from leasehold.spark.source import options
 from leasehold.spark.source.layout import declared
 from leasehold.spark.source.read import batch_reader
@@ -35,6 +36,7 @@ class LeaseholdSource(DataSource):
         Raises:
             UsageError: an option makes no sense.
         """
+        settle()  # this process is asked for each DataFrame
         return declared(options.parse(self.options).json)
 
     def reader(self, schema: StructType) -> DataSourceReader:

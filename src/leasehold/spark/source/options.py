@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from leasehold.errors import InvalidOptions, UsageError
 from leasehold.log.start import Start
-from leasehold.sources.opening import stream_of
+from leasehold.sources.eventhubs.address import is_address, shown
+from leasehold.sources.opening import name_of
 from leasehold.spark import ranges as range_text
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class ReadOptions:
     """Where to read, from where to where, and in how many tasks at most.
 
     Attributes:
-        source: the stream, as ``log:orders`` or ``orders``.
+        source: the stream, as ``log:orders`` or ``orders``, or an event hub, as
+            ``eventhubs://…``; that may hold a key and is never shown.
         store: the URL of the store; it may hold a password and is never shown.
         partitions: only these; None for all there are.
         start: where each partition begins, unless ``starts`` has another word on it.
@@ -51,7 +53,7 @@ class ReadOptions:
         skip_trimmed: whether a stream goes on with what is left where retention was faster.
     """
 
-    source: str
+    source: str = field(repr=False)
     store: str = field(repr=False)
     partitions: tuple[str, ...] | None = None
     start: Start = field(default_factory=Start.earliest)
@@ -77,15 +79,16 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         InvalidOptions: two of them contradict each other.
     """
     said = known(given, NAMES, what="reading")
-    if not said.get("store"):
+    source = _source(said)
+    if not said.get("store") and not is_address(source):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
     if "ranges" in said and (others := [name for name in _SELECTING if name in said]):
         raise InvalidOptions(
             f"ranges says exactly what to read, and {', '.join(others)} too: give one or the other"
         )
     return ReadOptions(
-        source=_source(said),
-        store=said["store"],
+        source=source,
+        store=said.get("store", ""),
         partitions=_partitions(said.get("partitions")),
         start=Start.parse(said.get("start", "earliest")),
         starts=_starts(said.get("starts")),
@@ -132,11 +135,13 @@ def known(given: Mapping[str, str], allowed: Sequence[str], *, what: str) -> dic
 
 def _source(said: Mapping[str, str]) -> str:
     stream, path = said.get("stream", ""), said.get("path", "")
-    if stream and path and stream_of(stream) != stream_of(path):
-        raise InvalidOptions(f"the stream is {stream!r} by its option and {path!r} by load()")
+    if stream and path and name_of(stream) != name_of(path):
+        raise InvalidOptions(
+            f"the stream is {shown(stream)!r} by its option and {shown(path)!r} by load()"
+        )
     if not (stream or path):
         raise UsageError('no stream is named: write .load("orders") or .option("stream", "orders")')
-    stream_of(stream or path)
+    name_of(stream or path)
     return stream or path
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from leasehold.errors import BeyondEnd, Trimmed, UsageError
 from leasehold.log.start import Kind
 from leasehold.spark.ranges import Range, tasks
-from leasehold.spark.reading import opened
+from leasehold.spark.reading import opened, settle
 from leasehold.spark.source.filters import NOTHING, take
 from leasehold.spark.source.layout import Layout
 
@@ -67,6 +67,7 @@ class EventReader(DataSourceReader):
         """
         source = opened(self._options.source, self._options.store)
         found = self._pushed.narrowed(planned(source, self._options), source.find)
+        settle()  # after the first plan: by then all is loaded that plans need
         return shared_out(found, self._options.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -82,6 +83,7 @@ class FilteringReader(EventReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Keep those we apply; give the others back."""
         self._pushed, rest = take(filters)
+        settle()
         return rest
 
 

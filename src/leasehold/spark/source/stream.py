@@ -26,6 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.log.start import Kind
+from leasehold.sources.eventhubs.address import shown
 from leasehold.sources.port import PartitionEnds
 from leasehold.spark.reading import closed, opened
 from leasehold.spark.source.filters import NOTHING
@@ -99,7 +100,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for name, at in start.items()
             if options.partitions is None or name in options.partitions
         }
-        check(read, ends, stream=options.source, skip_trimmed=options.skip_trimmed)
+        check(read, ends, stream=shown(options.source), skip_trimmed=options.skip_trimmed)
         if self._target is not None:
             ends = _up_to(self._target, ends)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None

@@ -10,7 +10,6 @@ what a commit needs to know of a task comes with the task's message.
 
 from __future__ import annotations
 
-import gc
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from leasehold.spark.publishing.entry import Claim
 from leasehold.spark.publishing.publisher import SAVES, Publisher
 from leasehold.spark.publishing.rows import check_columns, stage
 from leasehold.spark.ranges import Range
+from leasehold.spark.reading import settle
 from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import Share
 from leasehold.spark.source.write_options import (
@@ -198,9 +198,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _staged(iterator: Iterator[pa.RecordBatch], plan: Plan) -> Told:
-    if gc.get_freeze_count() == 0:  # Spark collects after each task: it need not look at modules
-        gc.collect()
-        gc.freeze()
+    settle()
     task = TaskContext.get()
     return Told(stage(iterator, plan, task=task.partitionId() if task else 0, token=new_token()))
 

@@ -1,0 +1,55 @@
+"""Process the events of an event hub, in as many processes as you like. In a terminal of its own:
+
+    leasehold hub --log data --create orders=4   # an endpoint here; or take a hub on Azure
+    export EVENTHUB_CONNECTION_STRING='Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…'
+    python examples/eventhubs_processor.py eventhubs:///orders sqlite:///leases.db
+
+Start it twice: the two share the partitions. End one with Ctrl-C: its partitions move to the other
+one, without an event coming twice.
+"""
+
+import sys
+
+from leasehold.errors import LeaseholdError
+from leasehold.processor import CloseReason, EventProcessor, PartitionContext
+from leasehold.sources import EventBatch
+from leasehold.sources.eventhubs import EventHubsSource
+
+
+async def handle(context: PartitionContext, batch: EventBatch) -> None:
+    """Arrow, as it came: ``batch.arrow`` has a column for the bodies."""
+    size = batch.arrow.column("body").nbytes
+    last = batch.last_sequence
+    print(f"{context.partition}: {len(batch)} events up to {last}, {size} bytes", flush=True)
+
+
+async def opened(context: PartitionContext) -> None:
+    print(f"mine: partition {context.partition}, epoch {context.epoch}", flush=True)
+
+
+async def closed(context: PartitionContext, reason: CloseReason) -> None:
+    print(f"gone: partition {context.partition} ({reason.value})", flush=True)
+
+
+async def failed(context: PartitionContext | None, error: BaseException) -> None:
+    where = "hub or store" if context is None else f"partition {context.partition}"
+    print(f"trouble: {where}: {error}", file=sys.stderr, flush=True)
+
+
+def main(address: str, store: str) -> None:
+    EventProcessor(
+        EventHubsSource(address),
+        store,
+        "billing",
+        on_batch=handle,
+        on_error=failed,
+        on_partition_open=opened,
+        on_partition_close=closed,
+    ).run()  # until Ctrl-C or SIGTERM
+
+
+if __name__ == "__main__":
+    try:
+        main(*(sys.argv[1:] or ["eventhubs:///orders", "sqlite:///leases.db"]))
+    except LeaseholdError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,228 @@
+"""An event hub as an event source, over a receiver of our own.
+
+Guarantees beyond those of every source:
+
+* One connection for all partitions; nothing is connected before it is needed.
+* Events are decoded into Arrow as they come; a server that offers Arrow is asked for it.
+* What waits of a partition is bounded, in events and in bytes.
+* The claim of an epoch is that of the hub: it lasts as long as the receiver with it. An older host
+  that comes back when nobody reads is stopped by its lease, and its checkpoints are fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Self
+
+from leasehold.amqp.values import Array
+from leasehold.clock import SystemClock, system_random
+from leasehold.errors import UnknownStream, UsageError
+from leasehold.names import check_name, in_order, seconds_of
+from leasehold.sources.eventhubs.address import Address, parse
+from leasehold.sources.eventhubs.keeper import Keeper
+from leasehold.sources.eventhubs.places import facts_of, place_of
+from leasehold.sources.eventhubs.receiver import EventHubsReceiver, Reading
+from leasehold.sources.eventhubs.refusals import Asked
+from leasehold.sources.eventhubs.tokens import provider_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from leasehold.amqp.messages import Message
+    from leasehold.clock import Clock
+    from leasehold.log.start import Start
+    from leasehold.sources.eventhubs.keeper import Live
+    from leasehold.sources.eventhubs.places import Facts
+    from leasehold.sources.eventhubs.tokens import Credential
+    from leasehold.sources.port import PartitionEnds
+
+DEFAULT_GROUP = "$Default"
+_HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
+MOST_BYTES = 4 << 20
+_PATIENCE = timedelta(seconds=30)
+_LONGEST_S = 86_400.0
+
+
+class EventHubsSource:
+    """One event hub. ``async with`` closes it. For one event loop at a time."""
+
+    def __init__(
+        self,
+        address: Address | str,
+        *,
+        credential: Credential | None = None,
+        patience: timedelta = _PATIENCE,
+        prefetch_bytes: int = MOST_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        """Connect to nothing yet.
+
+        ``credential``: one of azure-identity, instead of a key. ``patience``: how long trouble is
+        waited out before it is told. ``prefetch_bytes``: how many bytes of a partition may wait.
+
+        Raises:
+            UsageError: the address can not be read, or no way to sign in is there.
+        """
+        self.address = parse(address) if isinstance(address, str) else address
+        if prefetch_bytes < 1:
+            raise UsageError(f"prefetch_bytes is a number from 1 on, not {prefetch_bytes}")
+        self._clock = clock or SystemClock()
+        self._rng = system_random()
+        self._patience_s = seconds_of(patience, what="patience", least_s=0.0, most_s=_LONGEST_S)
+        self._prefetch_bytes = prefetch_bytes
+        self.keeper = Keeper(
+            self.address,
+            tokens=provider_for(self.address, clock=self._clock, credential=credential),
+            clock=self._clock,
+            rng=self._rng,
+            patience_s=self._patience_s,
+        )
+        self._receivers: set[EventHubsReceiver] = set()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<EventHubsSource {self.address}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the hub."""
+        return self.address.hub
+
+    async def partitions(self) -> Sequence[str]:
+        """See ``EventSource``.
+
+        Raises:
+            UnknownStream: there is no such hub.
+            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
+        """
+        found = await self._read(_HUB)
+        ids = found.get("partition_ids")
+        items = ids.items if isinstance(ids, Array) else ids
+        if not isinstance(items, list | tuple) or not items:
+            raise UnknownStream(f"{self.address} does not say its partitions: is it an event hub?")
+        return tuple(sorted(map(str, items), key=in_order))
+
+    async def created_at(self) -> int:
+        """When the hub was made, in milliseconds since 1970; raises as ``partitions``."""
+        found = (await self._read(_HUB)).get("created_at")
+        return int(found) if isinstance(found, int) else 0
+
+    async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """See ``EventSource``.
+
+        Raises:
+            UsageError: there is no such partition.
+            UnknownStream: there is no such hub.
+            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
+        """
+        found = await asyncio.gather(*map(self.facts, partitions))
+        return {name: facts.ends for name, facts in zip(partitions, found, strict=True)}
+
+    async def facts(self, partition: str) -> Facts:
+        """What the hub says of a partition; raises as ``ends``."""
+        try:
+            return facts_of(await self._read(_PARTITION, partition))
+        except UnknownStream as error:
+            there = await self.partitions()
+            if partition in there:
+                raise
+            raise UsageError(
+                f"{self.name!r} has no partition {partition!r}: it has {there[0]} to {there[-1]}"
+            ) from error
+
+    async def receiver(
+        self, partition: str, *, group: str, epoch: int, start: Start, name: str
+    ) -> EventHubsReceiver:
+        """See ``EventSource``.
+
+        Raises:
+            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
+        """
+        consumer_group = self.address.group_of(check_name(group, what="group"))
+        return await self._opened(partition, consumer_group, epoch, start, name)
+
+    async def reader(self, partition: str, *, start: Start, name: str) -> EventHubsReceiver:
+        """A receiver without an epoch, which displaces nobody; at most five of a partition.
+
+        Raises:
+            Stolen: the consumer group has a receiver with an epoch.
+            LeaseholdError: else as ``receiver``.
+        """
+        consumer_group = self.address.group_of(DEFAULT_GROUP)
+        return await self._opened(partition, consumer_group, None, start, name)
+
+    async def close(self) -> None:
+        """See ``EventSource``. Receivers that wait are woken. Again is harmless."""
+        self._closed = True
+        for receiver in self._receivers:
+            receiver.end()
+        self._receivers.clear()
+        await self.keeper.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --------------------------------------------------------------- parts
+
+    async def _opened(
+        self, partition: str, consumer_group: str, epoch: int | None, start: Start, name: str
+    ) -> EventHubsReceiver:
+        self._check_open()
+        facts = await self.facts(partition)
+        place = place_of(start, facts, partition=partition, hub=self.name)
+        made = EventHubsReceiver(
+            Reading(
+                address=self.address,
+                partition=partition,
+                consumer_group=consumer_group,
+                epoch=epoch,
+                name=name,
+                most_bytes=self._prefetch_bytes,
+            ),
+            place,
+            keeper=self.keeper,
+            facts=lambda: self.facts(partition),
+            clock=self._clock,
+            rng=self._rng,
+            patience_s=self._patience_s,
+        )
+        try:
+            await made.open()
+            self._check_open()
+        except BaseException:
+            made.end()
+            raise
+        self._receivers = {each for each in self._receivers if not each.closed}
+        self._receivers.add(made)
+        return made
+
+    async def _read(self, kind: str, partition: str = "") -> Mapping[object, object]:
+        self._check_open()
+
+        async def ask(live: Live) -> Message:
+            what = {
+                "operation": "READ",
+                "type": kind,
+                "name": self.address.hub,
+                "security_token": live.token,
+            }
+            return await live.management.ask(
+                {**what, **({"partition": partition} if partition else {})}
+            )
+
+        answer = await self.keeper.asked(ask, Asked(address=self.address, partition=partition))
+        return answer.value if isinstance(answer.value, dict) else {}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the source of {self.name!r} is closed: open another one")

@@ -1,0 +1,416 @@
+"""From bytes to Arrow: by whatever way a frame goes, the event is what the official client sees."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from azure.eventhub import EventData
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leasehold.amqp.composites import Composite, Source, Target
+from leasehold.amqp.frames import frame
+from leasehold.amqp.messages import SECTIONS_PROPERTY, Message, section, text_of
+from leasehold.amqp.performatives import Attach, Begin, Transfer
+from leasehold.amqp.values import Float, Int, Long, Symbol, Timestamp, UInt, ULong, UShort
+from leasehold.clock import SystemClock
+from leasehold.log.events import Event, EventBatch
+from leasehold.sources.eventhubs import original, parse
+from leasehold.sources.eventhubs.connection import Connection
+from leasehold.sources.eventhubs.link import EventLink, Wanted
+from leasehold.sources.eventhubs.refusals import DAMAGED
+from leasehold.sources.eventhubs.session import Session
+
+CHANNEL, HANDLE = 3, 7
+HOST = parse("eventhubs://app:key@contoso/orders", {})
+
+
+class Line:
+    """A link of ours, and what a server writes to it."""
+
+    def __init__(self, *, most_events: int = 100_000, most_bytes: int = 1 << 30) -> None:
+        self.connection = Connection(HOST, clock=SystemClock(), container="test")
+        self.session = Session(self.connection, 0)
+        self.connection._sessions[0] = self.session
+        begin = Begin(remote_channel=0, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+        self.serve(begin)
+        wanted = Wanted(
+            path="orders/ConsumerGroups/g/Partitions/0",
+            selector="",
+            receiver="me",
+            epoch=1,
+            arrow=False,
+            most_events=most_events,
+            most_bytes=most_bytes,
+        )
+        self.flows: list[tuple[int, int]] = []
+        self.session.flow = self._flow  # type: ignore[method-assign]
+        self.link = EventLink(self.session, "line", wanted)
+        where = Source(address="x")
+        self.serve(
+            Attach(
+                name="line",
+                handle=HANDLE,
+                role=False,
+                source=where,
+                target=Target(address="y"),
+                initial_delivery_count=0,
+            )
+        )
+
+    def _flow(self, link: object, *, delivered: int, credit: int) -> None:
+        self.flows.append((delivered, credit))
+
+    def serve(self, performative: Composite, payload: bytes = b"") -> None:
+        self.connection.data_received(frame(CHANNEL, performative.encode() + payload))
+
+    def take(self, most_events: int) -> pa.RecordBatch:
+        found = self.link.take(most_events=most_events, most_bytes=1 << 20)
+        assert found is not None
+        return found
+
+    def taken(self) -> list[Event]:
+        found: list[Event] = []
+        while (batch := self.link.take(most_events=7, most_bytes=1 << 30)) is not None:
+            batch.validate(full=True)
+            found += EventBatch(partition="0", arrow=batch)
+        return found
+
+
+def in_loop(test: Callable[[], None]) -> None:
+    async def run() -> None:
+        test()
+
+    asyncio.run(run())
+
+
+def notes_of(number: int, **more: object) -> dict[object, object]:
+    return {
+        Symbol("x-opt-sequence-number"): Long(number),
+        Symbol("x-opt-offset"): str(number * 1000),
+        Symbol("x-opt-enqueued-time"): Timestamp(1_700_000_000_000 + number),
+        **{Symbol(name.replace("_", "-")): value for name, value in more.items()},
+    }
+
+
+def transfers(message: bytes, number: int, *, room: int = 1 << 30) -> list[bytes]:
+    """The frames of one event."""
+    parts = [message[at : at + room] for at in range(0, len(message), room)]
+    made = []
+    for at, part in enumerate(parts):
+        head = Transfer(
+            handle=HANDLE,
+            delivery_id=None if at else number,
+            delivery_tag=None if at else struct.pack(">I", number),
+            message_format=None if at else 0,
+            settled=True,
+            more=at + 1 < len(parts),
+        )
+        made.append(frame(CHANNEL, head.encode() + part))
+    return made
+
+
+KEYS = st.text(max_size=8)
+SIMPLE = st.one_of(
+    st.text(max_size=8),
+    st.booleans(),
+    st.integers(-(2**31), 2**31 - 1).map(Int),
+    st.integers(-(2**63), 2**63 - 1).map(Long),
+    st.integers(0, 2**16 - 1).map(UShort),
+    st.integers(0, 2**64 - 1).map(ULong),
+    st.floats(allow_nan=False),
+    st.sampled_from([0.5, -2.0]).map(Float),
+    st.uuids(),
+    st.binary(max_size=8),
+    st.integers(0, 2**40).map(Timestamp),
+    st.none(),
+)
+APPLICATION = st.dictionaries(KEYS, SIMPLE, max_size=3)
+TEXTS = st.dictionaries(KEYS, st.text(max_size=8), max_size=3)
+PROPERTIES = st.sampled_from(
+    [(), ("id-1",), (UUID(int=5), b"user", "to", "subject"), (None,) * 6 + (Symbol("text/plain"),)]
+)
+BODIES = st.one_of(
+    st.binary(max_size=400).map(lambda data: {"data": (data,)}),
+    st.lists(st.binary(max_size=9), min_size=2, max_size=3).map(
+        lambda parts: {"data": tuple(parts)}
+    ),
+    st.text(max_size=9).map(lambda text: {"value": text}),
+    st.lists(st.text(max_size=4), max_size=2).map(lambda values: {"sequences": (values,)}),
+)
+MESSAGES = st.fixed_dictionaries(
+    {
+        "key": st.one_of(st.none(), st.text(min_size=1, max_size=5)),
+        "application": st.one_of(APPLICATION, TEXTS, st.just({})),
+        "properties": PROPERTIES,
+        "body": BODIES,
+        "header": st.sampled_from([None, (True,), (True, None, UInt(5))]),
+        "odd": st.booleans(),
+    }
+)
+
+
+def written(number: int, what: dict[str, Any]) -> bytes:
+    more = {"x_opt_partition_key": what["key"]} if what["key"] is not None else {}
+    if what["odd"]:
+        more["x_opt_own"] = "kept"
+    return Message(
+        header=what["header"],
+        annotations=notes_of(number, **more),
+        properties=what["properties"],
+        application_properties=what["application"],
+        **what["body"],
+    ).encode()
+
+
+def normal(value: object) -> object:
+    """A value of the official client, as it would be ours."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def official_body(event: EventData) -> bytes:
+    body: Any = event.body
+    if event.body_type.value == "data":
+        return b"".join(body)
+    if event.body_type.value == "value":
+        return body if isinstance(body, bytes) else text_of(body).encode()
+    return b"\n".join(text_of(list(map(normal, each))).encode() for each in body)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(MESSAGES, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_every_event_is_the_one_that_the_official_client_sees(
+    whats: list[dict[str, Any]], rng: random.Random
+) -> None:
+    """In pieces of any size, in one frame or several, in runs of the same shape or not."""
+    messages = [written(number, what) for number, what in enumerate(whats * 3)]
+    room = rng.choice([1 << 30, 1 << 30, 64])
+    data = b"".join(
+        part for number, each in enumerate(messages) for part in transfers(each, number, room=room)
+    )
+
+    def test() -> None:
+        line, at = Line(), 0
+        while at < len(data):
+            size = rng.choice([1, 7, 300, 5000, len(data)])
+            line.connection.data_received(data[at : at + size])
+            at += size
+        found = line.taken()
+        assert [each.sequence_number for each in found] == list(range(len(messages)))
+        for ours, message, what in zip(found, messages, whats * 3, strict=True):
+            compare(ours, EventData.from_bytes(message), what)
+
+    in_loop(test)
+
+
+def compare(ours: Event, theirs: EventData, what: dict[str, Any]) -> None:
+    assert ours.sequence_number == theirs.sequence_number
+    assert str(ours.offset) == theirs.offset
+    assert ours.enqueued_at == theirs.enqueued_time
+    assert ours.key == normal(theirs.partition_key)
+    if "sequences" not in what["body"]:
+        assert ours.body == official_body(theirs)
+    shown = {name: text for name, text in ours.properties.items() if name != SECTIONS_PROPERTY}
+    if SECTIONS_PROPERTY not in what["application"]:
+        assert set(shown) == {
+            normal(name) for name, value in (theirs.properties or {}).items() if value is not None
+        }
+    for name, value in what["application"].items():
+        if value is not None and name != SECTIONS_PROPERTY:
+            assert shown[name] == text_of(value)
+    whole = original(ours.properties, ours.body)
+    assert dict(whole.application_properties) == what["application"]
+    if any(value is not None for value in what["properties"]):
+        assert tuple(whole.properties) == what["properties"]
+    assert (whole.data, whole.value) == (what["body"].get("data", ()), what["body"].get("value"))
+
+
+def test_frames_that_look_alike_are_taken_in_runs() -> None:
+    def test() -> None:
+        line = Line()
+        slow: list[int] = []
+        line.link.on_transfer = _noted(slow, line.link.on_transfer)  # type: ignore[method-assign]
+        messages = [
+            Message(annotations=notes_of(number), data=(bytes(number % 250),)).encode()
+            for number in range(3000)
+        ]
+        data = b"".join(p for n, each in enumerate(messages) for p in transfers(each, n))
+        for at in range(0, len(data), 10_000):
+            line.connection.data_received(data[at : at + 10_000])
+        assert [len(each.body) for each in line.taken()] == [n % 250 for n in range(3000)]
+        # Numbers below 256 and 0 are written in other ways, and each way is learnt once.
+        assert len(slow) <= 4
+
+    in_loop(test)
+
+
+def _noted(slow: list[int], function: Callable[..., None]) -> Callable[..., None]:
+    def noted(*arguments: Any) -> None:
+        slow.append(1)
+        function(*arguments)
+
+    return noted
+
+
+def test_keys_and_text_properties_are_taken_in_runs_too() -> None:
+    def test() -> None:
+        line = Line()
+        slow: list[int] = []
+        line.link.on_transfer = _noted(slow, line.link.on_transfer)  # type: ignore[method-assign]
+        data = b""
+        for number in range(2000):
+            message = Message(
+                annotations=notes_of(number, x_opt_partition_key="k" * (1 + number % 9)),
+                application_properties={"n": str(number), "odd\x00Su": "x" * (number % 40)},
+                data=(b"\x00Su\xa0\x00" * (number % 3),),
+            )
+            data += b"".join(transfers(message.encode(), number))
+        line.connection.data_received(data)
+        found = line.taken()
+        assert [each.properties["n"] for each in found] == [str(n) for n in range(2000)]
+        assert [len(each.key or "") for each in found] == [1 + n % 9 for n in range(2000)]
+        assert [len(each.body) for each in found] == [5 * (n % 3) for n in range(2000)]
+        assert len(slow) < 2000 // 4
+
+    in_loop(test)
+
+
+def test_offsets_that_are_no_numbers_are_kept_as_a_property() -> None:
+    def test() -> None:
+        line = Line()
+        for number, offset in enumerate(["5", "12:3:9", "x", str(2**70)]):
+            notes = {**notes_of(number), Symbol("x-opt-offset"): offset}
+            message = Message(annotations=notes, data=(b"b",)).encode()
+            line.connection.data_received(b"".join(transfers(message, number)))
+        found = line.taken()
+        assert [each.offset for each in found] == [5, -1, -1, -1]
+        assert [each.properties.get("x-opt-offset") for each in found] == [
+            None,
+            "12:3:9",
+            "x",
+            str(2**70),
+        ]
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        section(0x75, b"no annotations"),
+        Message(annotations={Symbol("x-opt-sequence-number"): "5"}, data=(b"",)).encode(),
+        Message(annotations=notes_of(5)).encode()[:-1] + b"\xff",
+        b"\x00\x53\x75\xb0\x00\x00\xff\xff",
+    ],
+)
+def test_an_event_that_can_not_be_read_ends_the_link_after_those_before_it(message: bytes) -> None:
+    def test() -> None:
+        line = Line()
+        good = Message(annotations=notes_of(4), data=(b"good",)).encode()
+        data = b"".join((*transfers(good, 0), *transfers(message, 1), *transfers(good, 2)))
+        line.connection.data_received(data)
+        assert line.link.refusal is not None
+        assert line.link.refusal.condition == DAMAGED
+        assert [each.body for each in line.taken()] == [b"good"]
+        assert not line.connection.over.done()
+
+    in_loop(test)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.binary(max_size=300), st.booleans())
+def test_bytes_that_are_no_frames_end_the_connection_and_nothing_else(
+    data: bytes, framed: bool
+) -> None:
+    def test() -> None:
+        line = Line()
+        line.connection.data_received(frame(CHANNEL, data) if framed else data)
+        line.connection.data_received(bytes(8))
+        line.taken()
+
+    in_loop(test)
+
+
+def test_credit_is_topped_up_when_half_of_it_is_used() -> None:
+    def test() -> None:
+        line = Line(most_events=100)
+        assert line.flows == [(0, 100)]
+        message = [
+            b"".join(transfers(Message(annotations=notes_of(n), data=(b"x",)).encode(), n))
+            for n in range(100)
+        ]
+        line.connection.data_received(b"".join(message[:49]))
+        assert line.take(49).num_rows == 49
+        assert line.flows == [(0, 100)]
+        line.connection.data_received(b"".join(message[49:60]))
+        line.taken()
+        assert line.flows == [(0, 100), (60, 96)]
+
+    in_loop(test)
+
+
+def test_more_bytes_than_may_wait_take_the_credit_back_until_there_is_room() -> None:
+    def test() -> None:
+        line = Line(most_events=1000, most_bytes=100_000)
+        assert line.flows == [(0, 97)]  # as many as fit if each has a kilobyte
+        for number in range(12):
+            message = Message(annotations=notes_of(number), data=(bytes(10_000),)).encode()
+            line.connection.data_received(b"".join(transfers(message, number)))
+        assert line.flows[-1][1] == 0
+        assert line.link.waiting_bytes < 130_000
+        assert line.take(1).num_rows == 1
+        line.taken()
+        delivered, credit = line.flows[-1]
+        assert delivered == 12
+        assert 5 <= credit <= 20
+
+    in_loop(test)
+
+
+def test_deliveries_that_are_not_settled_are_accepted() -> None:
+    def test() -> None:
+        line = Line()
+        said: list[Composite] = []
+        line.session.say = said.append  # type: ignore[method-assign, assignment]
+        message = Message(annotations=notes_of(0), data=(b"x",)).encode()
+        line.serve(
+            Transfer(handle=HANDLE, delivery_id=9, delivery_tag=b"t", settled=False), message
+        )
+        assert [type(each).__name__ for each in said] == ["Disposition"]
+        assert len(line.taken()) == 1
+
+    in_loop(test)
+
+
+def test_an_arrow_batch_is_taken_as_it_is_and_in_parts() -> None:
+    from leasehold.amqp.messages import ARROW_FORMAT
+
+    def test() -> None:
+        line = Line(most_events=50)
+        source = Line()
+        data = b"".join(
+            part
+            for n in range(40)
+            for part in transfers(Message(annotations=notes_of(n), data=(b"x",)).encode(), n)
+        )
+        source.connection.data_received(data)
+        batch = source.take(100)
+        payload = bytes(batch.serialize())
+        head = {"handle": HANDLE, "message_format": ARROW_FORMAT, "settled": True}
+        line.serve(Transfer(delivery_id=0, more=True, **head), payload[:100])  # type: ignore[arg-type]
+        assert line.link.waiting_events == 0
+        line.serve(Transfer(handle=HANDLE, settled=True), payload[100:])
+        assert line.link.waiting_events == 40
+        parts: Sequence[pa.RecordBatch] = [line.take(25) for _ in range(2)]
+        assert [part.num_rows for part in parts] == [25, 15]
+        assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([batch]))
+        assert line.flows[-1] == (40, 35)
+
+    in_loop(test)
