@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 from leasehold.core.meter import Meter
 from leasehold.errors import CheckpointBehind, LeaseholdError
 from leasehold.model import Position
-from leasehold.processor.context import BlockingContext, PartitionContext, last_position
+from leasehold.processor.context import (
+    BlockingContext,
+    PartitionContext,
+    last_position,
+    position_of,
+)
 from leasehold.processor.delivery import Delivery
 from leasehold.processor.handlers import CALL
 from leasehold.processor.hooks import CloseReason, MayRepeat
@@ -91,7 +96,7 @@ class Progress:
         event = call.event
         if event is None:
             return self._done
-        return Position(sequence_number=event.sequence_number, offset=str(event.offset))
+        return position_of(event)
 
     @property
     def in_hand(self) -> Position:
