@@ -142,7 +142,10 @@ class LogRanges:
         if start >= end:
             return
         number = partition_number(partition)
-        with self._log.reader(self.name, number, start=Start.sequence(start)) as reader:
+        # A task for each core leaves none for a thread that compares checksums ahead.
+        with self._log.reader(
+            self.name, number, start=Start.sequence(start), ahead=False
+        ) as reader:
             while (left := end - reader.position) > 0:
                 batch = reader.read(
                     most_events=min(left, _MOST_EVENTS), most_bytes=_MOST_BYTES, fresh=True

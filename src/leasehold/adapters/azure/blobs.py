@@ -1,0 +1,264 @@
+"""The blobs of Azure's own ``BlobCheckpointStore``, read and written without its faults.
+
+It is a ``CheckpointStore`` of theirs as well: a stock client may use it in the place of
+``BlobCheckpointStore``, beside others that use that one. What it does otherwise:
+
+* No record of anybody stops it: ``layout`` reads them all.
+* A claim is won only if the service has said so. Theirs counts every unknown failure as won.
+* A first claim creates the blob, and only if there is none. Theirs sets the metadata of a blob
+  that may be there, which Azurite allows.
+* Checkpoints are found under names in either spelling, and the one that is ahead counts.
+* It belongs to no event loop: the requests are made in threads.
+
+Needs ``pip install 'leasehold[azure]'``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+from azure.core import MatchConditions
+from azure.core.exceptions import (
+    AzureError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
+from azure.eventhub.aio import CheckpointStore as _Contract
+from azure.storage.blob import ContainerClient
+
+from leasehold.adapters.azure.layout import (
+    Place,
+    checkpoint_metadata,
+    ownership_metadata,
+    place_of,
+    record_of,
+    resume_at,
+    stored_of,
+)
+from leasehold.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from azure.storage.blob import BlobProperties
+
+    from leasehold.adapters.azure.layout import Kind
+
+log = logging.getLogger("leasehold.azure")
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+_AT_ONCE = 16
+_CONNECT_S = 5
+_READ_S = 10
+
+
+class BlobRecords(_Contract):
+    """The records of any number of groups in one container, which must exist."""
+
+    def __init__(self, container: ContainerClient, *, lower: bool = True) -> None:
+        """Connects to nothing yet; ``container`` is closed with this.
+
+        ``lower``: names are written in lower case, as Azure's clients for Python, .NET and
+        JavaScript do. Say False to share a group with those for Java, Go, Rust and C++.
+        """
+        self._container = container
+        self._lower = lower
+        self._counting = threading.Lock()
+        self._calls = 0
+
+    @classmethod
+    def from_connection_string(
+        cls, connection_string: str, container: str, *, lower: bool = True
+    ) -> Self:
+        """The records in a container of the storage account that the text names."""
+        made = ContainerClient.from_connection_string(
+            connection_string, container, connection_timeout=_CONNECT_S, read_timeout=_READ_S
+        )
+        return cls(made, lower=lower)
+
+    @property
+    def calls(self) -> int:
+        """How many requests were made so far."""
+        return self._calls
+
+    async def list_ownership(
+        self,
+        fully_qualified_namespace: str,
+        eventhub_name: str,
+        consumer_group: str,
+        **kwargs: object,
+    ) -> Iterable[Row]:
+        """The owner of each partition, as far as one is named. One call for each 5,000."""
+        del kwargs
+        place = _place(fully_qualified_namespace, eventhub_name, consumer_group)
+        rows: list[Row] = []
+        for blob in await self._blobs(place, "ownership", lower=self._lower):
+            found = record_of(
+                _partition(blob), blob.metadata, etag=blob.etag, modified=blob.last_modified
+            )
+            rows.append(
+                {
+                    **place.ids(),
+                    "partition_id": found.partition,
+                    "owner_id": found.owner,
+                    "etag": found.etag,
+                    "last_modified_time": found.modified_s,
+                }
+            )
+        return rows
+
+    async def claim_ownership(
+        self, ownership_list: Iterable[Mapping[str, Any]], **kwargs: object
+    ) -> Iterable[Row]:
+        """Write the owner of each partition whose record has not changed; return what was written.
+
+        Raises:
+            AzureError: nothing was written, and at least one attempt failed unheard.
+        """
+        del kwargs
+        lanes = CapacityLimiter(_AT_ONCE)
+        attempts = [_threaded(partial(self._claim, each), lanes) for each in ownership_list]
+        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
+        won = [each for each in outcomes if isinstance(each, dict)]
+        failed = [each for each in outcomes if isinstance(each, BaseException)]
+        for each in failed:
+            if not isinstance(each, AzureError) or not won:
+                raise each
+            log.warning("an ownership could not be written, so it is not had: %s", each)
+        return won
+
+    async def update_checkpoint(self, checkpoint: Mapping[str, Any], **kwargs: object) -> None:
+        """Write a checkpoint, as their clients do: whatever is there.
+
+        Raises:
+            UsageError: it has no sequence number.
+            AzureError: it could not be written.
+        """
+        del kwargs
+        place, partition = place_of(checkpoint), str(checkpoint["partition_id"])
+        position = stored_of(partition, checkpoint).position
+        if position is None:
+            raise UsageError(f"a checkpoint needs a sequence number: {dict(checkpoint)!r}")
+        blob = place.blob_name("checkpoint", partition, lower=self._lower)
+        await _threaded(partial(self._write, blob, checkpoint_metadata(position)))
+
+    async def list_checkpoints(
+        self,
+        fully_qualified_namespace: str,
+        eventhub_name: str,
+        consumer_group: str,
+        **kwargs: object,
+    ) -> Iterable[Row]:
+        """The checkpoint of each partition that says where to go on."""
+        del kwargs
+        place = _place(fully_qualified_namespace, eventhub_name, consumer_group)
+        rows: dict[str, Row] = {}
+        spellings = dict.fromkeys(place.prefix("checkpoint", lower=low) for low in (True, False))
+        for lower in [True, False][: len(spellings)]:
+            for blob in await self._blobs(place, "checkpoint", lower=lower):
+                found = stored_of(_partition(blob), blob.metadata)
+                known = rows.get(found.partition)
+                if found.position is None or (
+                    known and known["sequence_number"] >= found.position.sequence_number
+                ):
+                    continue
+                rows[found.partition] = {
+                    **place.ids(),
+                    "partition_id": found.partition,
+                    "sequence_number": found.position.sequence_number,
+                    "offset": resume_at(found.position),
+                }
+        return list(rows.values())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._container.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _blobs(self, place: Place, kind: Kind, *, lower: bool) -> list[BlobProperties]:
+        prefix = place.prefix(kind, lower=lower)
+
+        def pages() -> list[BlobProperties]:
+            listed = self._container.list_blobs(name_starts_with=prefix, include=["metadata"])
+            found: list[BlobProperties] = []
+            for page in listed.by_page():
+                self._count()
+                found += page
+            return found
+
+        return await _threaded(pages)
+
+    def _count(self) -> None:
+        with self._counting:
+            self._calls += 1
+
+    def _claim(self, wanted: Mapping[str, Any]) -> Row | None:
+        """What was won, or None; nothing else is ever won."""
+        place, partition = place_of(wanted), str(wanted["partition_id"])
+        name = place.blob_name("ownership", partition, lower=self._lower)
+        metadata = ownership_metadata(str(wanted.get("owner_id") or ""))
+        try:
+            if wanted.get("etag"):
+                written = self._set(name, metadata, etag=str(wanted["etag"]))
+            else:
+                written = self._create(name, metadata)
+        except (ResourceModifiedError, ResourceExistsError, ResourceNotFoundError):
+            return None
+        modified = written["last_modified"].timestamp()
+        return {**wanted, "etag": written["etag"], "last_modified_time": modified}
+
+    def _write(self, name: str, metadata: dict[str, str]) -> None:
+        try:
+            self._set(name, metadata)
+        except ResourceNotFoundError:
+            try:
+                self._create(name, metadata)
+            except (ResourceExistsError, ResourceModifiedError):
+                self._set(name, metadata)
+
+    def _set(
+        self, name: str, metadata: dict[str, str], *, etag: str | None = None
+    ) -> dict[str, Any]:
+        self._count()
+        blob = self._container.get_blob_client(name)
+        if etag is None:
+            return blob.set_blob_metadata(metadata)
+        unchanged = MatchConditions.IfNotModified
+        return blob.set_blob_metadata(metadata, etag=etag, match_condition=unchanged)
+
+    def _create(self, name: str, metadata: dict[str, str]) -> dict[str, Any]:
+        self._count()
+        blob = self._container.get_blob_client(name)
+        return blob.upload_blob(b"", overwrite=False, metadata=metadata)
+
+
+async def _threaded(work: Callable[[], T], lanes: CapacityLimiter | None = None) -> T:
+    # A request that hangs must not hold up who has stopped waiting for it.
+    return await to_thread.run_sync(work, limiter=lanes, abandon_on_cancel=True)
+
+
+def _place(namespace: str, hub: str, group: str) -> Place:
+    return Place(namespace=namespace, hub=hub, group=group)
+
+
+def _partition(blob: BlobProperties) -> str:
+    return str(blob.name).rpartition("/")[2]

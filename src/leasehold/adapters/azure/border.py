@@ -1,0 +1,285 @@
+"""Where two worlds meet: one host of ours among Azure's clients, after each of its renewals.
+
+The truth of who may read lies in *their* records, for nobody there looks anywhere else. So that our
+hosts see it too, each living client of theirs is a member of our group, under a lease of its own
+that our hosts keep for it, and holds in our store what it owns in their records. Whatever it takes
+from a host of ours ends there as stolen, with a new epoch, which fences the one that lost it.
+
+In each cycle a host
+
+1. *mirrors*: gives our store the owners that their records name;
+2. *keeps*: refreshes the records of what it holds, long before they look dead, and frees the
+   records that were left behind;
+3. *shares*: takes from clients that own more than the even share what is missing in its own, or
+   in that of another client. They never give anything away by themselves.
+
+To give a partition to a client is to write its name into the record: it finds it there in its next
+cycle, and begins, whatever its strategy. If it has gone, the record is freed again.
+
+All of it may be done by several hosts at once, or again: each step is a compare-and-set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from leasehold.adapters.azure.records import (
+    host_of,
+    is_stand_in,
+    owner_of_ours,
+    stand_in,
+    token_of,
+)
+from leasehold.core.balance import Snapshot, Strategy, plan
+from leasehold.core.view import View
+from leasehold.errors import LeaseLost
+from leasehold.model import Lease, MemberInfo, Ownership, State, Wanted
+from leasehold.names import last_part
+
+if TYPE_CHECKING:
+    import random
+
+    from leasehold.adapters.azure.records import Records
+    from leasehold.clock import Clock
+    from leasehold.model import Changes, Resource
+    from leasehold.ports import Store
+
+log = logging.getLogger("leasehold.azure")
+
+# Each is a request of its own to their storage, and all of them share the time of one call.
+MOST_AT_ONCE = 64
+_MOST_LIVES = 100
+_IN_FORCE = frozenset((State.LEASED, State.BREAKING))
+
+
+class Border:
+    """One lease of a host of ours, and the records of its group."""
+
+    def __init__(
+        self,
+        store: Store,
+        records: Records,
+        *,
+        lease: Lease,
+        expiry_s: float,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """Nothing is known yet."""
+        self.records = records
+        self._store = store
+        self._lease = lease
+        self._me = owner_of_ours(lease.holder)
+        self._expiry_s = expiry_s
+        self._clock = clock
+        self._rng = rng
+        self._view = View()
+        self._lives: dict[str, int] = {}
+        self._kept_s: dict[str, float] = {}  # by owner: when its lease was last extended here
+        self._free_s: dict[str, float] = {}  # by partition: since when nobody has it
+        self._orphans: set[str] = set()
+        self._shy: set[str] = set()  # clients that did not take what they were given
+
+    def learn(self, changes: Changes) -> None:
+        """Take in what a renewal of this lease has told."""
+        self._view.apply(changes)
+
+    async def settle(self) -> bool:
+        """Mirror, keep, share; say whether our store has changed."""
+        changed = await self._mirror()
+        if changed:
+            await self._refresh()
+        await self._keep()
+        return await self._share() or changed
+
+    async def _refresh(self) -> None:
+        self.learn(await self._store.renew(self._lease, since=self._view.version))
+
+    # -------------------------------------------------------------- mirror
+
+    async def _mirror(self) -> bool:
+        keys: dict[str, list[Resource]] = {}
+        for resource in self._view.resources.values():
+            owner = self.records.client(last_part(resource.key))
+            if owner:
+                keys.setdefault(owner, []).append(resource)
+        counts = Counter({owner: len(owned) for owner, owned in keys.items()})
+        self._watch_free_ones()
+        changed = await self._let_go()
+        for owner in sorted(keys):
+            try:
+                lease = await self._life_of(owner, count=counts[owner])
+                taken = [each for each in keys[owner] if not _holds(each, lease.holder)]
+                wanted = [Wanted(key=each.key, seen_epoch=each.epoch) for each in taken]
+                if wanted:
+                    changed |= bool(await self._store.claim(lease, wanted, force=True))
+            except LeaseLost as lost:  # not ours, but that of the stand-in: there will be another
+                log.warning("%s could not be stood for: %s", owner, lost)
+                self._kept_s.pop(owner, None)
+        return await self._tell_of_idle_ones(set(keys)) or changed
+
+    async def _let_go(self) -> bool:
+        """Free in our store what a client of theirs has no more."""
+        over = [
+            Ownership(key=each.key, epoch=each.epoch, holder=holder, token=token_of(holder))
+            for each in self._view.resources.values()
+            if (holder := each.holder) is not None
+            and is_stand_in(holder)
+            and each.state in _IN_FORCE
+            and holder.partition("#")[0] != stand_in(self.records.client(last_part(each.key)))
+        ]
+        return bool(over) and bool(await self._store.release(over))
+
+    async def _life_of(self, owner: str, *, count: int) -> Lease:
+        """The lease of the stand-in for a client that lives, extended from time to time."""
+        holder = stand_in(owner, self._lives.get(owner, 1))
+        lease = self._lease_of(holder)
+        peer = self._view.peers.get(holder)
+        now_s = self._clock.boottime_s()
+        if peer is None or now_s - self._kept_s.get(owner, 0.0) > self._expiry_s / 3:
+            lease = await self._granted(owner)
+            self._kept_s[owner] = now_s
+        most = peer.info.most if peer is not None else None
+        if most is not None and count > most:
+            most = None
+            self._shy.discard(owner)
+        elif self._stuck() or owner in self._shy:
+            most = count  # it does not take what it could have: the others shall
+        wanted = MemberInfo(host="azure", most=most)
+        if peer is not None and peer.info != wanted:
+            await self._tell(lease, wanted)
+        return lease
+
+    async def _granted(self, owner: str) -> Lease:
+        """A lease for the stand-in, under the first of its lives that has not ended.
+
+        Raises:
+            LeaseLost: it has come back too often for one look.
+        """
+        first = self._lives.get(owner, 1)
+        for life in range(first, first + _MOST_LIVES):
+            lease = self._lease_of(stand_in(owner, life))
+            try:
+                granted = await self._store.grant(
+                    holder=lease.holder,
+                    token=lease.token,
+                    group=lease.group,
+                    duration=timedelta(seconds=lease.duration_s),
+                    info=MemberInfo(host="azure"),
+                )
+            except LeaseLost:
+                continue
+            self._lives[owner] = life
+            return granted
+        self._lives[owner] = first + _MOST_LIVES
+        raise LeaseLost(f"{owner} has come back {_MOST_LIVES} times", key=owner)
+
+    async def _tell_of_idle_ones(self, owners: set[str]) -> bool:
+        """Clients that own nothing get nothing, until they own something or are forgotten."""
+        names = {stand_in(owner) for owner in owners}
+        told = False
+        for holder, peer in list(self._view.peers.items()):
+            idle = is_stand_in(holder) and holder.partition("#")[0] not in names
+            if idle and not peer.info.draining:
+                told = await self._tell(
+                    self._lease_of(holder), MemberInfo(host="azure", draining=True)
+                )
+        return told
+
+    async def _tell(self, lease: Lease, info: MemberInfo) -> bool:
+        try:
+            await self._store.renew(lease, since=self._view.version, info=info)
+        except LeaseLost:
+            return False  # it is gone already
+        return True
+
+    def _lease_of(self, holder: str) -> Lease:
+        return Lease(
+            holder=holder,
+            token=token_of(holder),
+            group=self._lease.group,
+            duration_s=self._expiry_s,
+        )
+
+    def _watch_free_ones(self) -> None:
+        now_s, free = self._clock.boottime_s(), {}
+        for key, resource in self._view.resources.items():
+            partition = last_part(key)
+            owned = resource.holder is not None or resource.handed_to is not None
+            if not owned and not self.records.owner(partition):
+                free[partition] = self._free_s.get(partition, now_s)
+        self._free_s = free
+
+    def _stuck(self) -> bool:
+        """Whether something was free for so long that none of their clients will take it."""
+        oldest_s = min(self._free_s.values(), default=self._clock.boottime_s())
+        return self._clock.boottime_s() - oldest_s > self._expiry_s / 2
+
+    # ---------------------------------------------------------------- keep
+
+    async def _keep(self) -> None:
+        owners: dict[str, str] = {}
+        orphans: set[str] = set()
+        for key, resource in self._view.resources.items():
+            partition = last_part(key)
+            named = self.records.named(partition)
+            if _holds(resource, self._lease.holder):
+                is_mine = named == self._me
+                if not self.records.client(partition) and (
+                    not is_mine or self.records.due(partition)
+                ):
+                    owners[partition] = self._me
+            elif named == self._me:
+                if resource.handed_to is None:
+                    owners[partition] = ""
+            elif resource.holder is None and resource.handed_to is None and self._is_gone(named):
+                # For us it is free already. For them it is not; but most likely one of us will
+                # take it at once.
+                orphans.add(partition)
+        untaken = self.records.untaken()
+        self._shy |= {self.records.named(each) for each in untaken}
+        owners |= dict.fromkeys([*(orphans & self._orphans), *untaken], "")
+        self._orphans = orphans
+        await self.records.write(dict(list(owners.items())[:MOST_AT_ONCE]))
+
+    def _is_gone(self, owner: str) -> bool:
+        host = host_of(owner)
+        return host is not None and host not in self._view.peers
+
+    # --------------------------------------------------------------- share
+
+    async def _share(self) -> bool:
+        members = {holder: peer.info for holder, peer in self._view.peers.items()}
+        me = members.get(self._lease.holder)
+        if me is None or me.draining:
+            return False
+        snapshot = Snapshot(members=members, resources=self._view.resources)
+        first = min(holder for holder in members if not is_stand_in(holder))
+        mine: list[str] = []
+        theirs: dict[str, str] = {}
+        for holder in filter(is_stand_in, sorted(members)):
+            for key, to in plan(Strategy.EVEN, snapshot, holder, self._rng).hand_over.items():
+                if to == self._lease.holder:
+                    mine.append(key)
+                elif is_stand_in(to) and first == self._lease.holder:
+                    theirs[last_part(key)] = self.records.client_named(to)
+        await self.records.write(dict(list(theirs.items())[:MOST_AT_ONCE]))
+        return await self._take(mine[:MOST_AT_ONCE])
+
+    async def _take(self, keys: list[str]) -> bool:
+        """Take from clients of theirs: first in their records, then in our store."""
+        won = await self.records.write(dict.fromkeys(map(last_part, keys), self._me))
+        taken = [key for key in keys if last_part(key) in won]
+        if not taken:
+            return False
+        wanted = [Wanted(key=key, seen_epoch=self._view.resources[key].epoch) for key in taken]
+        await self._store.claim(self._lease, wanted, force=True)
+        # What our store has refused is freed in their records by the next ``_keep``.
+        return True
+
+
+def _holds(resource: Resource, holder: str) -> bool:
+    return resource.holder == holder and resource.state in _IN_FORCE

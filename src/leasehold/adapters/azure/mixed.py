@@ -1,0 +1,336 @@
+"""``MixedStore``: our hosts and Azure's own clients in one consumer group.
+
+A ``Store`` over two others. *Ours* has the leases, the epochs, the members and the fenced
+checkpoints, as ever. *Theirs* is any ``CheckpointStore`` of Azure, and its records say who may
+read: a host of ours owns a partition only if it holds the key in ours and stands in the record of
+theirs. ``border`` has what is done in each cycle.
+
+Guarantees:
+
+1. A partition is claimed first in their record, by compare-and-set, and then in our store; so what
+   a host of ours holds was never anybody else's at that moment.
+2. What a client of theirs has taken ends for our host as stolen, at its next cycle, and its writes
+   are fenced from the moment any host of ours has seen it.
+3. What is over our share, or left at the end, is drained, checkpointed and then given to their
+   clients; nothing of it is delivered twice.
+4. Checkpoints are written to ours first, where they are fenced, then to theirs. Reading gives the
+   one that is ahead.
+5. While their records can not be read, our hosts go on with what they have, until their clients
+   might take it for abandoned; then they stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import anyio
+
+from leasehold.adapters.azure.border import MOST_AT_ONCE, Border
+from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.pass_through import PassThrough
+from leasehold.adapters.azure.records import Records, is_stand_in, owner_of_ours
+from leasehold.clock import SystemClock, system_random
+from leasehold.core.timing import MOST_LEASE_S
+from leasehold.errors import InvalidOptions, StoreUnavailable
+from leasehold.model import Checkpoint, Position
+from leasehold.names import check_name, group_of, last_part, seconds_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from leasehold.adapters.azure.records import AzureStore
+    from leasehold.clock import Clock
+    from leasehold.model import (
+        Changes,
+        HandOver,
+        Lease,
+        Mark,
+        MarkRefusal,
+        MemberInfo,
+        Ownership,
+        Wanted,
+    )
+    from leasehold.ports import Store
+
+log = logging.getLogger("leasehold.azure")
+
+_LEAST_EXPIRY_S = 1.0
+# Six in each cycle of their clients, at the usual six cycles per expiry.
+_LOOKS_PER_EXPIRY = 36
+_NOWHERE = Position(sequence_number=-1, offset="-1")
+_NO_OFFSETS = ("", "-1")
+
+
+class MixedStore(PassThrough):
+    """Give it to ``EventProcessor`` as its store, one for each processor.
+
+    For the event loop that uses it first; the processor uses it in that of its leases.
+    """
+
+    def __init__(
+        self,
+        ours: str | Store,
+        theirs: AzureStore,
+        *,
+        namespace: str,
+        hub: str,
+        expiry: timedelta = timedelta(seconds=180),
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        ``ours``: a store of ours or its URL; all of our hosts of the group use the same one.
+        ``theirs``: blocking or asynchronous; ``aio.BlobRecords`` is the one that no odd record
+        stops. ``namespace`` and ``hub`` are as their clients name them (the host of the connection
+        string, with its port if it has one); the consumer group is that of the processor.
+        ``expiry``: the ``partition_ownership_expiration_interval`` of their clients, the shortest
+        of all of them.
+
+        Raises:
+            InvalidName, InvalidDuration: with what is wrong.
+        """
+        super().__init__(ours, clock=clock or SystemClock())
+        check_name(namespace, what="namespace")
+        check_name(hub, what="hub")
+        self._theirs = theirs
+        self._namespace = namespace
+        self._hub = hub
+        self._expiry_s = seconds_of(
+            expiry, what="expiry", least_s=_LEAST_EXPIRY_S, most_s=MOST_LEASE_S
+        )
+        self._rng = rng or system_random()
+        self._records: dict[str, Records] = {}
+        self._borders: dict[str, Border] = {}
+        self._unwritten: dict[str, Position] = {}
+        self._in_arrears = False
+        self._writing = anyio.Lock()
+
+    # -------------------------------------------------------------- leases
+
+    async def grant(
+        self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
+    ) -> Lease:
+        """See ``Store``.
+
+        Raises:
+            InvalidOptions: the lease is not shorter than half of the expiry.
+        """
+        if duration.total_seconds() * 2 > self._expiry_s:
+            raise InvalidOptions(
+                f"lease <= expiry / 2 does not hold ({duration.total_seconds():g} s is more than "
+                f"{self._expiry_s / 2:g} s): Azure's clients would take what a host of ours still "
+                "works on; shorten the lease"
+            )
+        return await super().grant(
+            holder=holder, token=token, group=group, duration=duration, info=info
+        )
+
+    async def renew(
+        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        """See ``Store``. At times one call more, to theirs; others if something has to be done."""
+        changes = await super().renew(lease, since=since, info=info)
+        border = await self._border(lease)
+        border.learn(changes)
+        if not self._is_due(border.records):
+            await self._write_again()
+            return changes
+        try:
+            await border.records.look()
+            changed = await border.settle()
+        except StoreUnavailable as trouble:
+            self._bear(border.records, lease, trouble)
+            return changes
+        await self._write_again()
+        if changed:
+            changes = await super().renew(lease, since=since)
+            border.learn(changes)
+        return changes
+
+    async def revoke(self, lease: Lease) -> None:
+        """See ``Store``. What stands in their records is freed."""
+        await super().revoke(lease)
+        border = self._borders.pop(lease.holder, None)
+        if border is not None:
+            await self._write_again()
+            me = owner_of_ours(lease.holder)
+            left = [
+                each for each in border.records.by_partition if border.records.named(each) == me
+            ]
+            await self._write_off(border.records, left, me)
+
+    def _is_due(self, records: Records) -> bool:
+        since_s = self._clock.boottime_s() - (records.looked_s or 0.0)
+        return records.looked_s is None or since_s >= self._expiry_s / _LOOKS_PER_EXPIRY
+
+    def _bear(self, records: Records, lease: Lease, trouble: StoreUnavailable) -> None:
+        """Go on without their records, for as long as nobody there can take ours for dead.
+
+        Raises:
+            StoreUnavailable: that time is over.
+        """
+        now_s = self._clock.boottime_s()
+        # A record of ours is refreshed after half of the expiry, and a lease is trusted on.
+        allowed_s = self._expiry_s / 2 - lease.duration_s
+        if records.looked_s is None or now_s - records.looked_s > allowed_s:
+            raise trouble
+        log.warning(
+            "%s: going on without the records of Azure's clients: %s", lease.holder, trouble
+        )
+
+    # ---------------------------------------------------------- ownerships
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        """See ``Store``. At most 64 at once: each is a request of its own to theirs."""
+        records, me = (await self._border(lease)).records, owner_of_ours(lease.holder)
+        if records.looked_s is None:
+            await records.look()
+        asked = {last_part(each.key): each for each in wanted[:MOST_AT_ONCE]}
+        mine = {each for each in asked if records.owner(each) == me}
+        to_write = [
+            each for each in asked if each not in mine and (force or not records.client(each))
+        ]
+        mine |= await records.write(dict.fromkeys(to_write, me))
+        if not mine:
+            return ()
+        to_claim = [each for partition, each in asked.items() if partition in mine]
+        won = await super().claim(lease, to_claim, force=force)
+        had = {last_part(each.key) for each in won}
+        await self._write_off(records, mine - had, me)
+        return won
+
+    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+        """See ``Store``. Clients of theirs do not answer, so they are not asked."""
+        border = await self._border(lease)
+        if border.records.client(last_part(wanted.key)):
+            return False
+        return await super().ask(lease, wanted)
+
+    async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
+        """See ``Store``. To a client of theirs: released in ours, and given in its record."""
+        away = [each for each in hand_overs if is_stand_in(each.to)]
+        inside = [each for each in hand_overs if each not in away]
+        passed = list(await super().hand_over(inside, limit=limit)) if inside else []
+        for each in away:
+            records = self._records_of(group_of(each.ownership.key))
+            notes = {each.ownership.key: each.note} if each.note is not None else None
+            to = records.client_named(each.to)
+            passed += await self._give([each.ownership], to=to, notes=notes)
+        return passed
+
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
+        """See ``Store``. Their records are freed too, after the last checkpoint was written."""
+        return await self._give(ownerships, to="", notes=notes)
+
+    async def _give(
+        self, ownerships: Sequence[Ownership], *, to: str, notes: Mapping[str, str] | None
+    ) -> Sequence[str]:
+        await self._write_again()
+        done = await super().release(ownerships, notes=notes)
+        for each in ownerships:
+            records = self._records.get(group_of(each.key))
+            if records is not None and each.key in done:
+                me = owner_of_ours(each.holder)
+                await self._write_off(records, [last_part(each.key)], me, to=to)
+        return done
+
+    # --------------------------------------------------------- checkpoints
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """See ``Store``. What ours has taken is written to theirs; if that fails, with the next."""
+        refused = await super().checkpoint(marks)
+        self._unwritten |= {
+            mark.ownership.key: mark.position
+            for mark in marks
+            if mark.ownership.key not in refused and mark.position.offset not in _NO_OFFSETS
+        }
+        await self._write_again()
+        return refused
+
+    async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
+        """See ``Store``. Of each partition the checkpoint that is ahead, ours or theirs."""
+        found = dict(await super().checkpoints(group))
+        theirs = await self._records_of(group).positions()
+        for partition, position in theirs.items():
+            key = f"{group}/{partition}"
+            known = found.get(key)
+            if known is None or known.position < position:
+                found[key] = Checkpoint(
+                    key=key,
+                    epoch=known.epoch if known is not None else 0,
+                    position=position,
+                    updated_at=self._clock.utc_now(),
+                )
+        return found
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """See ``Store``. Theirs are put to the same places; without one, to the beginning."""
+        held = await super().reset(positions)
+        if not held:
+            for key, position in positions.items():
+                self._unwritten.pop(key, None)
+                records = self._records_of(group_of(key))
+                await records.put(last_part(key), position or _NOWHERE)
+        return held
+
+    async def _write_again(self) -> None:
+        """Write to theirs what is not written yet; the work goes on if that fails."""
+        async with self._writing:  # one after the other, so that none overtakes a newer one
+            due = list(self._unwritten.items())
+            puts = (self._records_of(group_of(key)).put(last_part(key), at) for key, at in due)
+            for (key, at), failed in zip(
+                due, await asyncio.gather(*puts, return_exceptions=True), strict=True
+            ):
+                if isinstance(failed, StoreUnavailable):
+                    # Said once: it is tried again with every checkpoint and in every cycle.
+                    level = logging.DEBUG if self._in_arrears else logging.WARNING
+                    log.log(level, "the checkpoint of %s is not in theirs yet: %s", key, failed)
+                    self._in_arrears = True
+                elif isinstance(failed, BaseException):
+                    raise failed
+                elif self._unwritten.get(key) == at:
+                    del self._unwritten[key]
+            self._in_arrears = self._in_arrears and bool(self._unwritten)
+
+    # --------------------------------------------------------------- parts
+
+    async def _border(self, lease: Lease) -> Border:
+        border = self._borders.get(lease.holder)
+        if border is None:
+            border = self._borders[lease.holder] = Border(
+                await self.inner(),
+                self._records_of(lease.group),
+                lease=lease,
+                expiry_s=self._expiry_s,
+                clock=self._clock,
+                rng=self._rng,
+            )
+        return border
+
+    def _records_of(self, group: str) -> Records:
+        records = self._records.get(group)
+        if records is None:
+            place = Place(namespace=self._namespace, hub=self._hub, group=last_part(group))
+            records = self._records[group] = Records(
+                self._theirs, place, expiry_s=self._expiry_s, clock=self._clock
+            )
+        return records
+
+    async def _write_off(
+        self, records: Records, partitions: Iterable[str], me: str, *, to: str = ""
+    ) -> None:
+        """Take our name out of records; if that fails, they are free when they look dead."""
+        ours = [each for each in partitions if records.named(each) == me]
+        try:
+            await records.write(dict.fromkeys(ours, to))
+        except StoreUnavailable as trouble:
+            log.warning("%s could not be given to Azure's clients: %s", ", ".join(ours), trouble)

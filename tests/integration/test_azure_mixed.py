@@ -1,0 +1,301 @@
+"""Our processors and stock clients of azure-eventhub in one consumer group, on real blobs.
+
+Theirs use their own ``BlobCheckpointStore``; the blobs are Azurite's, the events come to all of
+them from a hub over a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.eventhub import LoadBalancingStrategy
+from azure.eventhub.extensions.checkpointstoreblob import (
+    BlobCheckpointStore as BlockingBlobCheckpointStore,
+)
+from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from azure.storage.blob import ContainerClient
+from tests.support.azure_group import CONSUMERS, HUB, LEFT_OPEN, Client, Hub, hub, until
+from tests.support.azurite import Azurite, shared_azurite
+
+from leasehold.adapters.azure import MixedStore, SharedSource
+from leasehold.adapters.azure.aio import BlobRecords
+from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.records import Records
+from leasehold.clock import SystemClock
+from leasehold.core.checkpointing import CheckpointPolicy
+from leasehold.core.timing import Timing
+from leasehold.errors import StoreUnavailable
+from leasehold.log.events import EventBatch
+from leasehold.model import Position
+from leasehold.processor import EventProcessor
+from leasehold.processor.settings import Options
+from leasehold.sources.eventhubs import EventHubsSource
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
+
+INTERVAL_S = 0.6
+EXPIRY_S = 30.0
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """One group on one container, with the ways to join it."""
+
+    hub: Hub
+    azurite: Azurite
+    container: str
+    url: str
+    stack: AsyncExitStack
+    hosts: dict[str, EventProcessor] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
+    records: dict[str, BlobRecords] = field(default_factory=dict)
+
+    async def host(self, name: str) -> EventProcessor:
+        """One of ours, started."""
+        records = self.records[name] = BlobRecords.from_connection_string(
+            self.azurite.connection_string, self.container
+        )
+        store = MixedStore(
+            self.url,
+            records,
+            namespace=self.hub.namespace,
+            hub=HUB,
+            expiry=timedelta(seconds=EXPIRY_S),
+        )
+
+        async def on_batch(context: Any, batch: EventBatch) -> None:
+            for event in batch:
+                self.hub.book.note(name, context.partition, event.sequence_number)
+
+        made = EventProcessor(
+            SharedSource(EventHubsSource(self.hub.address)),
+            store,
+            CONSUMERS,
+            on_batch=on_batch,
+            name=name,
+            options=Options(
+                timing=Timing(lease_s=15.0, renew_s=0.6, margin_s=1.0, call_s=5.0),
+                checkpoint=CheckpointPolicy.every(interval=timedelta(seconds=0.2)),
+            ),
+        )
+        self.hosts[name] = made
+        await made.start()
+        self.stack.push_async_callback(records.close)
+        self.stack.push_async_callback(store.close)
+        self.stack.push_async_callback(made.source.close)
+        self.stack.push_async_callback(made.stop)
+        return made
+
+    async def client(
+        self, name: str, strategy: LoadBalancingStrategy = LoadBalancingStrategy.GREEDY
+    ) -> Client:
+        """One of theirs, started."""
+        store = BlobCheckpointStore.from_connection_string(
+            self.azurite.connection_string, self.container
+        )
+        self.stack.push_async_callback(store._container_client.close)
+        made = self.hub.client(
+            name,
+            store,
+            load_balancing_interval=INTERVAL_S,
+            partition_ownership_expiration_interval=EXPIRY_S,
+            load_balancing_strategy=strategy,
+        )
+        self.clients[name] = made.start()
+        self.stack.push_async_callback(made.stop)
+        return made
+
+    def shares(self) -> list[int]:
+        """How many partitions each works on, in order."""
+        ours = [len(each.held()) for each in self.hosts.values()]
+        return sorted(ours + [len(each.owned) for each in self.clients.values()])
+
+    async def leave(self, name: str) -> None:
+        await (self.hosts.pop(name, None) or self.clients.pop(name)).stop()
+
+
+@asynccontextmanager
+async def scene(place: Path, *, partitions: int = 8) -> AsyncIterator[Scene]:
+    azurite = await asyncio.to_thread(shared_azurite)
+    container = await asyncio.to_thread(azurite.new_container, "mixed")
+    async with hub(place, partitions=partitions) as h, AsyncExitStack() as stack:
+        yield Scene(
+            hub=h,
+            azurite=azurite,
+            container=container,
+            url=f"sqlite:///{place}/leases.db",
+            stack=stack,
+        )
+
+
+async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.hub.send(10)
+        await s.host("ours1")
+        await s.host("ours2")
+        await until(lambda: s.shares() == [4, 4])
+        await s.hub.all_seen()
+        await s.client("theirs1")
+        await s.client("theirs2")
+        await until(lambda: s.shares() == [2, 2, 2, 2])
+        await s.hub.send(10)
+        await s.hub.all_seen()
+        assert all(s.hub.book.by(name) >= 20 for name in (*s.hosts, *s.clients))
+        # Theirs leave: ours go on from the checkpoints that theirs have written.
+        before = len(s.hub.book.told)
+        await asyncio.gather(s.leave("theirs1"), s.leave("theirs2"))
+        await until(lambda: s.shares() == [4, 4])
+        await s.hub.send(10)
+        await s.hub.all_seen()
+        assert len(s.hub.book.told) - before == 80
+        # And back.
+        client = await s.client("theirs3")
+        await until(lambda: s.shares() == [2, 3, 3])
+        await asyncio.gather(s.leave("ours1"), s.leave("ours2"))
+        await until(lambda: s.shares() == [8])
+        before = len(s.hub.book.told)
+        await s.hub.send(10)
+        await s.hub.all_seen()
+        assert len(s.hub.book.told) - before == 80
+        assert client.errors == []
+        assert s.hub.book.twice(lambda who: who.startswith("ours")) == []
+
+
+async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.client("theirs1", LoadBalancingStrategy.BALANCED)
+        await s.client("theirs2", LoadBalancingStrategy.BALANCED)
+        await until(lambda: sum(s.shares()) >= 4)
+        flowing = asyncio.create_task(_send_on(s.hub))
+        await s.host("ours1")
+        await s.host("ours2")
+        await until(lambda: s.shares() == [2, 2, 2, 2])
+        flowing.cancel()
+        await asyncio.gather(flowing, return_exceptions=True)
+        await s.hub.send(1)
+        await s.hub.all_seen()
+
+
+async def _send_on(h: Hub) -> None:
+    while True:
+        await asyncio.shield(h.send(1))
+        await asyncio.sleep(0.05)
+
+
+# ----------------------------------------------------------------------- the blobs
+
+
+ODD_OWNERS: dict[str, dict[str, str]] = {
+    "0": {"ownerid": "abc"},
+    "1": {"ownerId": "abc"},
+    "2": {},
+    "3": {"ownerid": ""},
+}
+ODD_CHECKPOINTS: dict[str, dict[str, str]] = {
+    "0": {"offset": "4096", "sequencenumber": "17"},
+    "1": {"offset": "", "sequencenumber": "17"},
+    "2": {"offset": "None", "sequencenumber": "None"},
+    "3": {"offset": "no offset", "sequencenumber": "17", "clientidentifier": "me"},
+    "4": {"offset": "4096", "sequencenumber": ""},
+    "5": {},
+}
+PLACE = ("ns", "orders", "$Default")
+
+
+@pytest.fixture
+def container() -> Iterator[ContainerClient]:
+    azurite = shared_azurite()
+    name = azurite.new_container("odd")
+    with ContainerClient.from_connection_string(azurite.connection_string, name) as made:
+        yield made
+
+
+async def test_no_odd_record_stops_ours_while_each_of_them_stops_theirs(
+    container: ContainerClient,
+) -> None:
+    for partition, metadata in ODD_OWNERS.items():
+        container.upload_blob(f"ns/orders/$default/ownership/{partition}", b"", metadata=metadata)
+    for partition, metadata in ODD_CHECKPOINTS.items():
+        container.upload_blob(f"ns/orders/$default/checkpoint/{partition}", b"", metadata=metadata)
+    java = {"offset": "9000", "sequencenumber": "90"}
+    container.upload_blob("ns/orders/$Default/checkpoint/0", b"", metadata=java)
+    stock: Any = BlockingBlobCheckpointStore("", "", container_client=container)
+    with pytest.raises(KeyError):
+        stock.list_ownership(*PLACE)
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        stock.list_checkpoints(*PLACE)
+
+    records = BlobRecords(container)
+    owners = {
+        each["partition_id"]: each["owner_id"] for each in await records.list_ownership(*PLACE)
+    }
+    assert owners == {"0": "abc", "1": "abc", "2": "", "3": ""}
+    found = {
+        each["partition_id"]: (each["sequence_number"], each["offset"])
+        for each in await records.list_checkpoints(*PLACE)
+    }
+    assert found == {"0": (90, "9000"), "1": (17, 17), "3": (17, 17)}
+    rows = {each["partition_id"]: each for each in await records.list_ownership(*PLACE)}
+    (won,) = await records.claim_ownership([{**rows["2"], "owner_id": "me"}])
+    assert won["etag"] != rows["2"]["etag"]
+
+
+async def test_two_first_claims_of_a_blob_never_both_win(container: ContainerClient) -> None:
+    """Azurite lets both win that their blob store makes: it ignores a condition."""
+    row = {
+        "fully_qualified_namespace": "ns",
+        "eventhub_name": "orders",
+        "consumer_group": "$Default",
+        "partition_id": "0",
+    }
+    records = BlobRecords(container)
+    won = [
+        list(await records.claim_ownership([{**row, "owner_id": owner}])) for owner in ("a", "b")
+    ]
+    assert [len(each) for each in won] == [1, 0]
+
+
+async def test_a_claim_that_failed_is_not_taken_for_won(container: ContainerClient) -> None:
+    """Their blob store returns it, and its client opens a receiver."""
+    container.delete_container()
+    row = {
+        "fully_qualified_namespace": "ns",
+        "eventhub_name": "orders",
+        "consumer_group": "$Default",
+        "partition_id": "0",
+        "owner_id": "me",
+        "etag": "0x1",
+    }
+    assert list(await BlobRecords(container).claim_ownership([row])) == []
+
+
+async def test_their_blocking_store_serves_as_well(container: ContainerClient) -> None:
+    stock: Any = BlockingBlobCheckpointStore("", "", container_client=container)
+    clock = SystemClock()
+    records = Records(stock, Place(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock)
+    await records.look()
+    assert await records.write({"0": "leasehold:me", "1": "leasehold:me"}) == {"0", "1"}
+    await records.look()
+    assert records.owner("0") == "leasehold:me"
+    other = Records(stock, Place(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock)
+    await other.look()
+    assert await other.write({"0": "client"}) == {"0"}
+    assert await records.write({"0": "leasehold:me"}) == set()
+    await records.put("1", Position(sequence_number=7, offset="700"))
+    assert (await other.positions())["1"] == Position(sequence_number=7)
+    # What their store could not write at all it returns as it was: that is not won.
+    container.delete_container()
+    with pytest.raises(StoreUnavailable):
+        await records.look()
+    assert await records.write({"1": "leasehold:me"}) == set()
