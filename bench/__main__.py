@@ -7,7 +7,7 @@ from importlib import import_module
 
 from bench.report import Part, main
 
-PARTS = ("balance", "stores", "files", "log", "processor", "spark", "jobs")
+PARTS = ("balance", "stores", "files", "log", "processor", "spark", "jobs", "azure")
 
 
 def part(name: str) -> Part:
