@@ -283,7 +283,7 @@ class PartitionReader:
         self._moving_start = start if start.names_no_event else None
 
     def _frame(self, *, fresh: bool) -> FrameHeader | None:
-        """The next frame. Until the first look, a start that names no event moves with retention."""
+        """The next frame. Before the first look a start that names no event may still move."""
         while True:
             try:
                 found = self._cursor.frame(fresh=fresh)

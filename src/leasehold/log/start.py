@@ -38,7 +38,7 @@ class Start:
 
     @property
     def names_no_event(self) -> bool:
-        """Whether what retention removes meanwhile was never asked for: the first one that is kept."""
+        """Whether it means the first event that is kept, whichever that is when it is read."""
         return self.kind in {Kind.EARLIEST, Kind.TIME}
 
     @classmethod
