@@ -45,6 +45,7 @@ def test_a_url_is_read_and_shown_again(
         "azure-blob://acme/c01/..",
         "azure-blob://user:pw@acme/c01",
         "azure-blob://acme/c01?key=abc",
+        "azure-blob://acme/c01?tls=no",
         "azure-blob://acme:port/c01",
         "azure-blob://[::1/c01",
         "azure-blob://acme/c01/" + "x" * 300,
@@ -102,3 +103,11 @@ def test_the_endpoint_of_a_connection_string_counts() -> None:
     found = Address.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
     assert (found.host, found.port, found.tls, found.root) == ("127.0.0.1", 10000, False, "/acme")
     assert found.path("groups/a=2Fb/book") == "/acme/c01/groups/a=2Fb/book"
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:port/acme", "http://[::1/acme"])
+def test_an_endpoint_that_is_no_url_is_told_without_the_key(endpoint: str) -> None:
+    text = f"{CONNECTION}BlobEndpoint={endpoint}"
+    with pytest.raises(UnknownStore, match="copy the connection string again") as caught:
+        Address.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
+    assert KEY not in str(caught.value)

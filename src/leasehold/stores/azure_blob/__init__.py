@@ -15,7 +15,8 @@ How it works, in words:
   renewal that comes late finds nothing to renew. The end is final when the book says so.
 * **Old terms** leave the book for a blob of their key, before the book is written without them.
 * **Time** is the service's ``Date``, in whole seconds: what is to happen not before a moment may
-  come up to about a second late, and never early.
+  come up to two seconds late, and never early. The time of a break counts from when the service
+  wrote it (``Last-Modified``), however long who ordered it was paused before.
 * **Outsiders** (holders without a group, or of another one) are noted in the book whose key they
   own, and in their own that they have gone there.
 

@@ -39,6 +39,7 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER = re.compile(r"[a-z0-9$](?:-?[a-z0-9]){2,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9_~-]+(?:/[A-Za-z0-9_~-]+)*")
 _LONGEST_PREFIX = 200
+_SWITCH = {"0", "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class Address:
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         if "@" in parts.netloc or set(query) - {"tls", "sas"}:
             raise _unreadable("it may have the options tls and sas, and no user")
+        if query.get("tls", "1") not in _SWITCH:
+            raise _unreadable("tls is 1 (https) or 0 (http)")
         names = [unquote(each) for each in parts.path.strip("/").split("/")]
         return _checked(host, port, names, query, environment)
 
@@ -110,7 +113,10 @@ def _checked(
         root=f"/{account}" if by_path else "",
     )
     if not _ACCOUNT.fullmatch(account) or not _CONTAINER.fullmatch(container):
-        raise _unreadable("it must name an account and a container, in small letters and digits")
+        raise _unreadable(
+            "it must name an account (3 to 24 small letters and digits) and a container (3 to 63, "
+            "also with single hyphens between)"
+        )
     if address.prefix and (
         not _PREFIX.fullmatch(address.prefix) or len(address.prefix) > _LONGEST_PREFIX
     ):
@@ -125,8 +131,16 @@ def _with_right(address: Address, sas: str, environment: Mapping[str, str]) -> A
     if key := environment.get("AZURE_STORAGE_KEY", ""):
         return replace(address, key=key)
     given = _connection(environment.get("AZURE_STORAGE_CONNECTION_STRING", ""))
-    if address.account in {given.get("accountname"), _account_at(given.get("blobendpoint", ""))}:
-        address = _at_endpoint(address, given.get("blobendpoint", ""))
+    try:
+        of_endpoint = _account_at(given.get("blobendpoint", ""))
+        at_endpoint = _at_endpoint(address, given.get("blobendpoint", ""))
+    except ValueError:
+        raise UnknownStore(
+            "the BlobEndpoint in AZURE_STORAGE_CONNECTION_STRING is no URL: write "
+            "https://ACCOUNT.blob.core.windows.net, or copy the connection string again"
+        ) from None
+    if address.account in {given.get("accountname"), of_endpoint}:
+        address = at_endpoint
         sas = given.get("sharedaccesssignature", "").removeprefix("?")
         return replace(address, key=given.get("accountkey", ""), sas=sas)
     if address.account == _EMULATOR and address.root:

@@ -19,7 +19,7 @@ from uuid import UUID
 from anyio import to_thread
 
 from leasehold.clock import SystemClock, new_token, system_random
-from leasehold.errors import FencedWrite, LeaseLost, UnknownResource
+from leasehold.errors import FencedWrite, LeaseLost, UnknownResource, UsageError
 from leasehold.model import State
 from leasehold.names import seconds_of
 from leasehold.stores.azure_blob.address import Address
@@ -57,8 +57,13 @@ class BlobLease:
         self._container = container
 
     async def create(self, body: bytes = b"", *, metadata: Mapping[str, str] | None = None) -> bool:
-        """Make the blob unless it is there; whether it was made."""
-        put = partial(self._container.put, self.name, body, etag=None, metadata=metadata or {})
+        """Make the blob unless it is there; whether it was made.
+
+        Raises:
+            UsageError: the metadata can not be kept.
+        """
+        kept = _checked(metadata)
+        put = partial(self._container.put, self.name, body, etag=None, metadata=kept)
         return await _in_thread(lambda given_up: put(given_up=given_up)) is not None
 
     async def read(self) -> BlobRecord | None:
@@ -137,19 +142,22 @@ class BlobLease:
 
         Raises:
             FencedWrite: it is not this lease that runs; nothing was written.
+            UsageError: the metadata can not be kept.
         """
         put = partial(
             self._container.put_leased,
             self.name,
             body,
-            lease_id=lease_id,
-            metadata=metadata or {},
+            lease_id=_plain(lease_id, "a lease id"),
+            metadata=_checked(metadata),
         )
         answer = await _in_thread(lambda given_up: put(given_up=given_up))
         if answer.status != CREATED:
             raise FencedWrite(self._words(answer), key=self.name, reason="fenced")
 
     async def _lease(self, action: str, **more: str | int) -> Answer:
+        for each in more.values():
+            _plain(str(each), "a lease id")
         return await _in_thread(
             lambda given_up: self._container.lease(self.name, action, given_up, **more)
         )
@@ -173,7 +181,13 @@ class Blobs:
         self._container = container
 
     def lease(self, name: str) -> BlobLease:
-        """The lease of one blob, which need not be there yet."""
+        """The lease of one blob, which need not be there yet.
+
+        Raises:
+            UsageError: that is no name.
+        """
+        if not name:
+            raise UsageError("a blob has a name, such as jobs/nightly")
         return BlobLease(self._container, name)
 
 
@@ -204,3 +218,18 @@ async def _in_thread(call: Callable[[threading.Event], T]) -> T:
         return await to_thread.run_sync(call, given_up, abandon_on_cancel=True)
     finally:
         given_up.set()
+
+
+def _checked(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
+    for name, value in (metadata or {}).items():
+        if not name.isascii() or not name.isidentifier():
+            raise UsageError(f"metadata are named by letters, digits and _, not {name[:80]!r}")
+        _plain(value, f"the metadata {name}")
+    return metadata or {}
+
+
+def _plain(text: str, what: str) -> str:
+    """It goes into the head of a request: nothing else must get there with it."""
+    if not text.isascii() or not text.isprintable() or text != text.strip():
+        raise UsageError(f"{what} must be of printable ASCII, without spaces around it")
+    return text

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # Longer than any lease lasts, and long enough for whoever asks what became of a lease.
 _REMEMBERED_S = LONGEST_S + 3600.0
 _MOST_IDLE_GUESTS = 200
-_MOST_ENDED_TERMS = 200
 
 
 class Abroad:
@@ -50,6 +49,8 @@ class Book(Registry):
         self.home = home
         self.abroad: dict[str, dict[str, Abroad]] = {}
         self.spilled: set[str] = set()
+        # Breaks of this very step: the break before it, and how long after its writing it is due.
+        self.fresh: dict[str, tuple[float | None, float]] = {}
         self.wall_s = 0
 
     @property
@@ -109,10 +110,16 @@ class Book(Registry):
             if row.ended is None:
                 row.ends_at = now if holder in dead else now + row.lease.duration_s
 
-    def adopt(self, row: LeaseRow) -> None:
-        """Know the lease of an outsider, which is kept in another book."""
+    def adopt(self, row: LeaseRow, *, heard: int = 0) -> None:
+        """Know the lease of an outsider, which is kept in another book.
+
+        What it has ``heard`` of its ended terms there need not be kept here any longer.
+        """
         holder = row.lease.holder
-        if holder not in self._leases:
+        known = self._leases.get(holder)
+        if known is not None and known.lease.token == row.lease.token:
+            known.ended_terms = [each for each in known.ended_terms if each[0] > heard]
+        if known is None:
             copied = LeaseRow(lease=row.lease, info=row.info, ends_at=row.ends_at, version=0)
             self._leases[holder] = copied
             self._group(row.lease.group).members[holder] = copied
@@ -168,6 +175,24 @@ class Book(Registry):
         )
         return {key: owner for key, owner in found if owner is not None}
 
+    def break_after(
+        self, key: str, epoch: int, after_s: float, *, slack_s: float, now: float, wall: datetime
+    ) -> Resource | None:
+        """See ``Store.break_``: due ``after_s`` from when it is *written*, by the service's clock.
+
+        A write may take effect long after this step, and the owner may have renewed in between.
+
+        Raises:
+            UnknownResource: there is no such key.
+        """
+        row = self._declared(key)
+        before = row.break_at
+        shown = self.break_(key, epoch, after_s + slack_s if after_s else 0.0, now, wall)
+        if row.holder is not None and row.break_at != before:
+            lease = self._leases[row.holder].lease
+            self.fresh[key] = (before, min(after_s, lease.duration_s))
+        return shown
+
     # ------------------------------------------------------------ keys abroad
 
     def news_for(self, holder: str) -> tuple[dict[str, int], list[tuple[int, Term]]]:
@@ -176,7 +201,7 @@ class Book(Registry):
         if row is None:
             return {}, []
         keys = {key: owned.version for key, owned in row.owned.items()}
-        return keys, row.ended_terms[-_MOST_ENDED_TERMS:]
+        return keys, list(row.ended_terms)
 
     def shown(self, keys: Iterable[str], now: float) -> list[Resource]:
         """These keys as they are."""

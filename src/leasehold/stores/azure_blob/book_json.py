@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from leasehold.errors import StoreUnusable
 from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Position, Term
 from leasehold.stores.azure_blob.book import Abroad, Book
+from leasehold.stores.azure_blob.moment import RESOLUTION_S
 from leasehold.stores.rows import LeaseRow, ResourceRow
 
 if TYPE_CHECKING:
@@ -43,14 +44,14 @@ def at_wall(body: bytes, book: Book, wall_s: int) -> bytes:
     return body.replace(b'"wall":%d,' % before, b'"wall":%d,' % wall_s, 1)
 
 
-def from_json(home: Home, body: bytes) -> Book:
-    """The book that was written.
+def from_json(home: Home, body: bytes, *, modified_s: float = 0.0) -> Book:
+    """The book that was written, at ``modified_s`` by the service's clock.
 
     Raises:
         StoreUnusable: it is damaged, of a newer version, or of another group.
     """
     try:
-        return _book(home, json.loads(body))
+        return _book(home, json.loads(body), modified_s)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise StoreUnusable(
             f"the blob {home.book} is damaged: restore an older version of it, if the account "
@@ -89,7 +90,7 @@ def _check_format(told: dict[str, Any]) -> None:
         )
 
 
-def _book(home: Home, told: dict[str, Any]) -> Book:
+def _book(home: Home, told: dict[str, Any], modified_s: float) -> Book:
     _check_format(told)
     if told["group"] != home.group:
         raise StoreUnusable(f"the blob {home.book} is the book of another group")
@@ -100,7 +101,7 @@ def _book(home: Home, told: dict[str, Any]) -> Book:
         _lease_from(book, each)
     start = f"{home.group}/"
     for each in told["keys"]:
-        _key_from(book, each, start)
+        _key_from(book, each, start, modified_s)
     for last, *rest in told["marks"]:
         book.marks[start + last] = _mark_from(start + last, *rest)
     return book
@@ -184,8 +185,10 @@ def _info_to(info: MemberInfo) -> dict[str, Any]:
 def _key_to(book: Book, row: ResourceRow, cut: int) -> list[Any]:
     told: list[Any] = [row.key[cut:], row.epoch, row.version, row.holder]
     told.append([_term_to(term) for term in row.terms])
+    break_at, break_after_s = book.fresh.get(row.key, (row.break_at, None))
     more: dict[str, Any] = {
-        "break": row.break_at,
+        "break": break_at,
+        "after": break_after_s,
         "to": row.handed_to,
         "until": row.handed_until if row.handed_to else None,
         "by": row.handed_by,
@@ -197,7 +200,7 @@ def _key_to(book: Book, row: ResourceRow, cut: int) -> list[Any]:
     return [*told, more] if more else told
 
 
-def _key_from(book: Book, told: list[Any], start: str) -> None:
+def _key_from(book: Book, told: list[Any], start: str, modified_s: float) -> None:
     last, epoch, version, holder, terms, *rest = told
     more = rest[0] if rest else {}
     key = start + last
@@ -207,7 +210,7 @@ def _key_from(book: Book, told: list[Any], start: str) -> None:
         epoch=epoch,
         version=version,
         holder=holder,
-        break_at=more.get("break"),
+        break_at=_break_at(more, modified_s),
         handed_to=more.get("to"),
         handed_until=more.get("until", 0.0),
         handed_by=more.get("by"),
@@ -218,6 +221,17 @@ def _key_from(book: Book, told: list[Any], start: str) -> None:
     if more.get("spilled"):
         book.spilled.add(key)
     book.restore_key(row)
+
+
+def _break_at(more: dict[str, Any], modified_s: float) -> float | None:
+    """When a break is due: never before its time has passed since it was written."""
+    if "after" not in more:
+        found: float | None = more.get("break")
+        return found
+    if not modified_s:
+        raise ValueError("nobody says when the book was written")
+    due_s = modified_s + RESOLUTION_S + more["after"]
+    return float(min(due_s, more.get("break", due_s)))
 
 
 def _term_to(term: Term) -> list[Any]:

@@ -44,10 +44,13 @@ class Connection:
             made.close()
             raise
         self._read = b""
+        # Not select(): that knows no descriptor above 1,023.
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
 
     def ended(self) -> bool:
         """Whether the other side has ended it: all that can be read while nothing was asked."""
-        return bool(self._read or select.select([self._socket], [], [], 0)[0])
+        return bool(self._read or self._poll.poll(0))
 
     def exchange(self, request: bytes) -> tuple[int, Mapping[str, str], bytes, bool]:
         """Status, headers in small letters, body, and whether the connection may be used again.
@@ -80,7 +83,7 @@ class Connection:
         head, _, self._read = self._read.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         words = first.split(" ", 2)
-        if not first.startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():  # noqa: PLR2004
+        if not first.startswith("HTTP/1.") or len(words) < 2 or not words[1].isdecimal():  # noqa: PLR2004
             raise BadAnswer("an answer that is not of HTTP")
         pairs = (line.partition(":") for line in lines)
         return int(words[1]), {name.lower(): value.strip() for name, _, value in pairs}

@@ -46,6 +46,7 @@ class Found:
     body: bytes = field(repr=False)
     etag: str
     metadata: Mapping[str, str]
+    modified_s: float = 0.0
     lease_state: str = ""
 
 
@@ -123,6 +124,7 @@ class Container:
             body=answer.body,
             etag=answer.etag,
             metadata=metadata,
+            modified_s=date_s(answer.headers.get("last-modified", "")),
             lease_state=answer.headers.get("x-ms-lease-state", ""),
         )
 
@@ -154,8 +156,7 @@ class Container:
             if answer.status != OK:
                 _check_container(answer)
                 raise _odd(answer, path)
-            # The service is the one that we trust with everything else.
-            root = ET.fromstring(answer.body)  # noqa: S314
+            root = _parsed(answer, path)
             for each in root.iter("Blob"):
                 listed = _listed(each, len(self._prefix))
                 found[listed.name] = listed
@@ -211,6 +212,14 @@ def in_metadata(text: str) -> str:
 def from_metadata(text: str) -> str:
     """What ``in_metadata`` wrote."""
     return base64.urlsafe_b64decode(text.encode()).decode()
+
+
+def _parsed(answer: Answer, path: str) -> ET.Element:
+    try:
+        # The service is the one that we trust with everything else.
+        return ET.fromstring(answer.body)  # noqa: S314
+    except ET.ParseError as error:
+        raise _odd(answer, path) from error
 
 
 def _listed(blob: ET.Element, cut: int) -> Listed:

@@ -5,7 +5,7 @@ Keys of one group are one step and one write. Keys of several groups are one ste
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -142,8 +142,10 @@ class Keeping:
         """See ``Store.break_``."""
 
         def step(turn: Turn) -> Resource | None:
-            until_s = after_s + turn.moment.slack_s if after_s else 0.0
-            broken = turn.book.break_(key, epoch, until_s, turn.now, turn.wall)
+            slack_s = turn.moment.slack_s
+            broken = turn.book.break_after(
+                key, epoch, after_s, slack_s=slack_s, now=turn.now, wall=turn.wall
+            )
             return None if broken is None else cautious(broken, turn)
 
         return self._shelf.change(Home(group_of(key)), step, given_up, concerns=_owners([key]))
@@ -266,18 +268,19 @@ class Keeping:
 
     def _going_abroad(
         self, home: Home, lease: Lease, groups: Sequence[str], given_up: threading.Event
-    ) -> LeaseRow:
+    ) -> _Outsider:
         """The lease as its own book has it, alive; and note there to which groups it goes.
 
         Raises:
             LeaseLost: it has ended.
         """
 
-        def step(turn: Turn) -> LeaseRow:
+        def step(turn: Turn) -> _Outsider:
             row = turn.book.live(bare(lease), turn.now, turn.wall)
             for group in groups:
                 turn.book.goes_abroad(lease.holder, group)
-            return row
+            heard = turn.book.abroad.get(lease.holder, {})
+            return _Outsider(row, {group: each.ended for group, each in heard.items()})
 
         return self._shelf.change(
             home,
@@ -318,9 +321,21 @@ class Keeping:
         for name in listed:
             if name.endswith(f"/holders/{part(holder)}"):
                 book = listed.get(name.removesuffix(f"holders/{part(holder)}") + "book")
-                if book is not None:
+                if book is not None and "group" in book.metadata:
                     return Home(from_metadata(book.metadata["group"]))
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outsider:
+    """A lease of another home, and by group up to which version it has heard of its terms."""
+
+    row: LeaseRow
+    heard: Mapping[str, int]
+
+    def enter(self, book: Book) -> None:
+        """Be known in a book."""
+        book.adopt(self.row, heard=self.heard.get(book.home.group, 0))
 
 
 def _bare(ownership: Ownership) -> Ownership:
@@ -358,19 +373,19 @@ def _forget(keys: Sequence[str], turn: Turn) -> int:
 
 def _claim(
     lease: Lease,
-    outsider: LeaseRow | None,
+    outsider: _Outsider | None,
     wanted: Sequence[Wanted],
     force: bool,  # noqa: FBT001
     turn: Turn,
 ) -> Sequence[Ownership]:
     if outsider is not None:
-        turn.book.adopt(outsider)
+        outsider.enter(turn.book)
     return turn.book.claim(lease, wanted, force=force, now=turn.now, wall=turn.wall)
 
 
-def _ask(lease: Lease, outsider: LeaseRow | None, wanted: Wanted, turn: Turn) -> bool:
+def _ask(lease: Lease, outsider: _Outsider | None, wanted: Wanted, turn: Turn) -> bool:
     if outsider is not None:
-        turn.book.adopt(outsider)
+        outsider.enter(turn.book)
     return turn.book.ask(lease, wanted, turn.now, turn.wall)
 
 

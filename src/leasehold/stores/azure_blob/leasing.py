@@ -56,10 +56,11 @@ class Leasing:
         known = self._shelf.read(
             home, lambda turn: turn.book.lease_row(lease.holder), given_up, look=look
         )
+        runs = True
         if known is None:
             self._acquire(home, lease, given_up)
         elif look.runs(lease.holder) and known.ended is None:
-            self._renew_blob(home, lease, known.lease.duration_s, given_up)
+            runs = self._renew_blob(home, lease, known.lease.duration_s, given_up)
         granted = self._shelf.change(
             home,
             lambda turn: turn.book.grant(bare(lease), info, turn.now, turn.wall),
@@ -67,6 +68,9 @@ class Leasing:
             concerns=lambda _: {lease.holder},
             proven=self._proofs.of([(lease.holder, lease.token)]),
         )
+        if not runs:
+            # It is in the book, and yet not ours to renew: somebody has broken it, past all books.
+            raise lost_lease(lease.holder, EndReason.BROKEN.value)
         self._sweep(home, look, given_up)
         return replace(granted, token=lease.token)
 
@@ -129,9 +133,9 @@ class Leasing:
             duration_s, groups = self._shelf.read(
                 home, lambda turn: _known(turn.book, lease.holder), given_up, look=look
             )
-            renewed = look.runs(lease.holder) and self._renew_blob(
-                home, lease, duration_s, given_up
-            )
+            # What the book has ended is not kept alive for the books of other groups.
+            runs = duration_s > 0 and look.runs(lease.holder)
+            renewed = runs and self._renew_blob(home, lease, duration_s, given_up)
             abroad = {group: self._news_abroad(lease.holder, group, given_up) for group in groups}
             try:
                 return self._heard(lease, since, info, look, abroad, given_up, renewed=renewed)
@@ -248,9 +252,13 @@ def cautious(resource: Resource, turn: Turn) -> Resource:
 
 
 def _known(book: Book, holder: str) -> tuple[float, list[str]]:
-    """How long the lease of a holder lasts, and the other groups that it has keys of."""
+    """How long the lease of a holder lasts, and the other groups that it has keys of.
+
+    0 if it is over.
+    """
     row = book.lease_row(holder)
-    return (row.lease.duration_s if row else 0.0), list(book.abroad.get(holder, ()))
+    lives = row is not None and row.ended is None
+    return (row.lease.duration_s if row and lives else 0.0), list(book.abroad.get(holder, ()))
 
 
 def _living_blobs(book: Book) -> set[str]:

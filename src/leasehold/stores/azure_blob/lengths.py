@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from leasehold.errors import InvalidDuration
@@ -20,10 +21,11 @@ def lease_s(duration: timedelta) -> float:
     Raises:
         InvalidDuration: outside 15 to 60 seconds, or no whole number of them.
     """
-    seconds = seconds_of(duration, what="blob lease", least_s=SHORTEST_S, most_s=LONGEST_S)
-    if not seconds.is_integer():
+    seconds = seconds_of(duration, what="lease", least_s=-math.inf, most_s=math.inf)
+    if not SHORTEST_S <= seconds <= LONGEST_S or not seconds.is_integer():
         raise InvalidDuration(
-            f"a blob lease lasts a whole number of seconds from {SHORTEST_S:g} s to "
-            f"{LONGEST_S:g} s, not {seconds:g} s"
+            f"a lease of {seconds:g} s can not be had from Azure Blob, whose own leases last whole "
+            f"seconds, {SHORTEST_S:g} s to {LONGEST_S:g} s: say --lease 30s, or "
+            "timedelta(seconds=30)"
         )
     return seconds

@@ -2,7 +2,7 @@
 
 The service says it in whole seconds with each answer. So the true time lies between two bounds, and
 what is to happen *not before* a moment is set by the later one and found due by the earlier one:
-it may come about a second late, and never early.
+it may come up to two seconds late, and never early.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from leasehold.core.timing import CLOCK_RATE_ERROR
+
 if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.stores.azure_blob.wire import Wire
 
-# The Date header has no fractions.
-_RESOLUTION_S = 1.0
+# Dates of HTTP have no fractions.
+RESOLUTION_S = 1.0
 _OLD_S = 20.0
 
 
@@ -38,8 +40,11 @@ def moment(wire: Wire, clock: Clock) -> Moment | None:
     latest, now_s = wire.latest, clock.boottime_s()
     if latest is None or now_s - latest.received_s > _OLD_S:
         return None
-    low_s = latest.date_s + now_s - latest.received_s
-    return Moment(low_s=low_s, high_s=latest.date_s + _RESOLUTION_S + now_s - latest.sent_s)
+    # Our clock may run fast or slow while we count on.
+    least_s = (now_s - latest.received_s) * (1 - CLOCK_RATE_ERROR)
+    most_s = (now_s - latest.sent_s) * (1 + CLOCK_RATE_ERROR)
+    low_s, high_s = latest.date_s + least_s, latest.date_s + RESOLUTION_S + most_s
+    return Moment(low_s=low_s, high_s=high_s)
 
 
 def wall(low_s: float) -> datetime:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _SCOPE = "https://storage.azure.com/.default"
 # A token is replaced while it is still good, so that no call waits for a new one in vain.
 _REFRESH_S = 300.0
+_PAUSE_S = 20.0
 _SIGNED = (
     "Content-Encoding",
     "Content-Language",
@@ -110,34 +111,45 @@ class Bearer:
         self._credential = credential
         self._clock = clock
         self._lock = threading.Lock()
-        self._token = ""
-        self._ends_at = 0.0
+        # The token, its end, and from when on a new one is asked for.
+        self._kept = ("", 0.0, 0.0)
 
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``Right``.
+        """See ``Right``. While the old token is good nobody waits for a new one but who asks.
 
         Raises:
             StoreUnusable: there is no credential that Entra ID accepts.
         """
         del method, path, query, headers
-        with self._lock:
-            if self._clock.utc_now().timestamp() > self._ends_at - _REFRESH_S:
-                self._renew()
-            return {"Authorization": f"Bearer {self._token}"}
+        now_s = self._clock.utc_now().timestamp()
+        _, ends_at, ask_at = self._kept
+        if now_s > ask_at and self._lock.acquire(blocking=now_s >= ends_at):
+            try:
+                if now_s > self._kept[2]:  # not asked for in the meantime
+                    self._renew(now_s)
+            finally:
+                self._lock.release()
+        return {"Authorization": f"Bearer {self._kept[0]}"}
 
-    def _renew(self) -> None:
+    def _renew(self, now_s: float) -> None:
+        token, ends_at, _ = self._kept
         try:
             found = self._credential.get_token(_SCOPE)
         except Exception as error:
-            # Its own words may be long; they name the ways that were tried, and no secret.
+            if now_s < ends_at:
+                self._kept = (token, ends_at, now_s + _PAUSE_S)
+                return
+            # Its own words go on with all the ways that were tried; none holds a secret.
+            said = str(error).partition("\n")[0][:300]
             raise StoreUnusable(
                 "there is no right to the storage account: set AZURE_STORAGE_KEY, "
-                "AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or log in to "
-                f"Entra ID (azure-identity says: {str(error)[:300]})"
+                "AZURE_STORAGE_SAS_TOKEN or the AZURE_STORAGE_CONNECTION_STRING of this account, "
+                f"or log in to Entra ID (azure-identity says: {said})"
             ) from error
-        self._token, self._ends_at = found.token, float(found.expires_on)
+        ends_at = float(found.expires_on)
+        self._kept = (found.token, ends_at, ends_at - _REFRESH_S)
 
 
 def right_for(address: Address, clock: Clock) -> Right:

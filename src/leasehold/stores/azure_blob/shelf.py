@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +24,7 @@ from leasehold.errors import LeaseLost, StoreUnavailable, UnknownResource
 from leasehold.stores.azure_blob.book import Book
 from leasehold.stores.azure_blob.book_json import at_wall, from_json, to_json
 from leasehold.stores.azure_blob.container import in_metadata
-from leasehold.stores.azure_blob.moment import Moment, moment, wall
+from leasehold.stores.azure_blob.moment import moment, wall
 from leasehold.stores.azure_blob.naming import ALONE, Home
 from leasehold.stores.azure_blob.spill import Spill
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.stores.azure_blob.container import Container, Listed
+    from leasehold.stores.azure_blob.moment import Moment
 
 T = TypeVar("T")
 Concerns = Callable[[Book], set[str]]
@@ -74,6 +76,7 @@ class _Kept:
 
     etag: str | None
     body: bytes
+    modified_s: float = 0.0
     # Read from the body already, and not in use.
     spare: deque[Book] = field(default_factory=lambda: deque(maxlen=_SPARES))
 
@@ -223,7 +226,12 @@ class Shelf:
         now = moment(self.container.wire, self._clock)
         if now is None:  # the machine slept in between: look once more
             self._fetched(home, given_up)
-            now = moment(self.container.wire, self._clock) or Moment(low_s=0.0, high_s=0.0)
+            now = moment(self.container.wire, self._clock)
+        if now is None:
+            raise StoreUnavailable(
+                "the blob service does not say what time it is: see that nothing between here and "
+                "there takes the Date from its answers"
+            )
         return kept, Turn(book=book, moment=now, dead=dead), current
 
     def _dead(
@@ -270,10 +278,11 @@ class Shelf:
     # ------------------------------------------------------------ copies
 
     def _book(self, home: Home, kept: _Kept) -> Book:
-        try:
+        with suppress(IndexError):
             return kept.spare.pop()
-        except IndexError:
-            return from_json(home, kept.body) if kept.body else Book(home)
+        if not kept.body:
+            return Book(home)
+        return from_json(home, kept.body, modified_s=kept.modified_s)
 
     def _as_listed(self, home: Home, etag: str | None, given_up: threading.Event) -> _Kept:
         kept = self._kept.get(home)
@@ -291,10 +300,10 @@ class Shelf:
             return self._keep(home, None, b"")
         if kept is not None and found.etag == known:
             return kept
-        return self._keep(home, found.etag, found.body)
+        return self._keep(home, found.etag, found.body, found.modified_s)
 
-    def _keep(self, home: Home, etag: str | None, body: bytes) -> _Kept:
-        kept = _Kept(etag, body)
+    def _keep(self, home: Home, etag: str | None, body: bytes, modified_s: float = 0.0) -> _Kept:
+        kept = _Kept(etag, body, modified_s)
         self._kept[home] = kept
         return kept
 
@@ -328,7 +337,8 @@ class Shelf:
             etag = found.etag
         if etag is None:
             return False
-        self._keep(home, etag, body).spare.append(turn.book)
+        if not turn.book.fresh:  # else when it was written must be read
+            self._keep(home, etag, body).spare.append(turn.book)
         return True
 
 

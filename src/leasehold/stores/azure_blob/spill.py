@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from leasehold.stores.azure_blob.container import Container
     from leasehold.stores.rows import ResourceRow
 
-# A key has up to so many terms in the book, and fewer after a spill. One key at a time, so that no
-# call takes long; but none may ever reach the limit at which terms are dropped.
+# A key has up to so many terms in the book, and fewer after a spill. Only a share of the full keys
+# at a time, so that no call takes long; but all have had their turn after so many writes, long
+# before one has so many terms that the oldest are dropped.
 _MANY = 8
 _FEW = 4
-_TOO_MANY = 64
+_SHARES = 32
 _TRIES = 20
 
 
@@ -37,14 +38,12 @@ class Spill:
         self._container = container
 
     def relieve(self, book: Book, given_up: threading.Event) -> bool:
-        """Move the oldest terms of the fullest key out, if there are many; whether there were."""
-        fullest = max(book.rows, key=lambda row: len(row.terms), default=None)
-        if fullest is None or len(fullest.terms) <= _MANY:
-            return False
-        full = [row for row in book.rows if len(row.terms) >= _TOO_MANY]
-        for row in full or [fullest]:
+        """Move the oldest terms of the fullest keys out, if there are many; whether there were."""
+        full = [row for row in book.rows if len(row.terms) > _MANY]
+        full.sort(key=lambda row: len(row.terms), reverse=True)
+        for row in full[: 1 + len(full) // _SHARES]:
             self._move(book, row, given_up)
-        return True
+        return bool(full)
 
     def history(self, key: str, terms: list[Term], given_up: threading.Event) -> list[Term]:
         """All terms that are kept of a key, oldest first; ``terms`` are those of the book."""

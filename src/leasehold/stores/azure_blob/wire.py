@@ -45,7 +45,8 @@ _REFUSED = {
 }
 _ADVICE = (
     "see that the account, the key or SAS (its permissions: read, add, create, write, delete, "
-    "list; its end) or the role (Storage Blob Data Contributor) and the firewall are right"
+    "list; its end) or the role (Storage Blob Data Contributor), the firewall and the clock of "
+    "this machine are right"
 )
 
 
@@ -107,16 +108,22 @@ class Wire:
         """The answer, which may be a refusal of the request by the state of things.
 
         Raises:
-            StoreUnavailable: no answer in time, or a busy service. Unless ``again`` the request
-                was sent once, and may have been carried out.
+            StoreUnavailable: no answer in time, a busy service, or a call that was given up before
+                this was sent. Unless ``again`` the request was sent once at most, and may have
+                been carried out.
             StoreUnusable: the service refuses us.
         """
         until_s = self._clock.boottime_s() + _LIMIT_S
         for tried in range(1, _TRIES + 1):
+            # Nobody waits for it any more: what it would do now may be out of date.
+            if given_up.is_set():
+                raise StoreUnavailable(f"the call was given up before {method} was sent")
             answer, trouble = self._tried(method, path, query or {}, headers or {}, body)
             if answer is not None and answer.status not in _BUSY:
                 return self._checked(answer, method)
             words = f"it says {answer.status} {answer.code}" if answer else str(trouble)
+            if isinstance(trouble, ssl.SSLError):
+                words += " (an endpoint without TLS needs ?tls=0 in the URL)"
             over = tried == _TRIES or self._clock.boottime_s() >= until_s
             if not again or over or given_up.wait(_LADDER.pause_s(tried, self._rng)):
                 raise StoreUnavailable(
@@ -206,7 +213,7 @@ class Wire:
         return answer
 
     def _where(self) -> str:
-        return f"{self._address.host}, container {self._address.container}"
+        return f"{self._host}, container {self._address.container}"
 
 
 @lru_cache(maxsize=64)
