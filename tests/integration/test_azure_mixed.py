@@ -34,9 +34,11 @@ from leasehold.core.timing import Timing
 from leasehold.errors import StoreUnavailable
 from leasehold.log.events import EventBatch
 from leasehold.model import Position
+from leasehold.names import group_of, partition_key
 from leasehold.processor import EventProcessor
 from leasehold.processor.settings import Options
 from leasehold.sources.eventhubs import EventHubsSource
+from leasehold.stores import open_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
 
@@ -299,3 +301,18 @@ async def test_their_blocking_store_serves_as_well(container: ContainerClient) -
     with pytest.raises(StoreUnavailable):
         await records.look()
     assert await records.write({"1": "leasehold:me"}) == set()
+
+
+async def test_a_checkpoint_is_taken_back_to_the_beginning_for_their_clients_too(
+    container: ContainerClient,
+) -> None:
+    records, key = BlobRecords(container), partition_key("o", "g", "1")
+    async with open_store("memory://") as ours:
+        await ours.declare([key])
+        store = MixedStore(ours, records, namespace="ns", hub="o")
+        assert await store.reset({key: Position(sequence_number=7, offset="700")}) == {}
+        assert await store.reset({key: None}) == {}
+        assert await store.checkpoints(group_of(key)) == {}
+    stock = BlockingBlobCheckpointStore("", "", container_client=container)
+    (found,) = stock.list_checkpoints("ns", "o", "g")
+    assert found["offset"] == "-1"

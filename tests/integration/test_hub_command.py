@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.support.hub import RawClient, sas
 
 from leasehold.amqp.messages import Message
 from leasehold.amqp.performatives import Close, Disposition
+from leasehold.cli.hub import _allow_files
 from leasehold.log import Log, LogOptions
 
 
@@ -84,6 +86,11 @@ def test_a_key_that_was_given_is_not_printed(tmp_path: Path) -> None:
         (["--create", "orders"], "NAME=PARTITIONS"),
         (["--cert", "nothing.pem"], "can not be used"),
         (["--cert-key", "nothing.pem"], "without --cert"),
+        (["--create", "a/b=2"], "without /"),
+        (["--create", "$cbs=2"], "without /"),
+        (["--create", "orders=0"], "between 1 and"),
+        (["--volume", "elsewhere"], "leave --volume out"),
+        (["--log", "/dev/null"], "can not be a directory"),
     ],
 )
 def test_what_is_written_wrongly_is_told(
@@ -98,3 +105,55 @@ def test_what_is_written_wrongly_is_told(
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+def test_a_hub_without_a_log_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    done = CommandLine(monkeypatch, capfdbinary, "")("hub")
+    assert done.code == 2
+    assert "which log? Give --log DIR" in done.err
+
+
+def test_a_hub_that_is_there_keeps_its_partitions(tmp_path: Path) -> None:
+    for number, said in (("2", ""), ("3", "orders is there with 2 partitions, and stays so")):
+        with _running("--log", str(tmp_path / "d"), "--create", f"orders={number}") as (process, _):
+            process.send_signal(signal.SIGTERM)
+            _, words = process.communicate(timeout=30)
+        assert said in words
+        assert "Traceback" not in words
+
+
+def test_an_address_that_can_not_be_had_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    leasehold = CommandLine(monkeypatch, capfdbinary, f"sqlite:///{tmp_path / 's.db'}")
+    done = leasehold("hub", "--log", str(tmp_path / "d"), "--host", "a..b", "--port", "0")
+    assert done.code == 5
+    assert "a..b:0 can not be listened at" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "then"),
+    [
+        (1024, 4096, (3024, 4096)),
+        (1024, resource.RLIM_INFINITY, (3024, resource.RLIM_INFINITY)),
+        (1024, 2048, (2048, 2048)),
+        (5000, 5000, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+    ],
+)
+def test_connections_leave_the_log_files_to_open(
+    soft: int,
+    hard: int,
+    then: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: told.append(limits))
+    _allow_files(3024)
+    assert told == ([] if then is None else [then])
+    assert ("--most-connections 1024" in capsys.readouterr().err) == (hard == 2048)

@@ -153,3 +153,31 @@ def test_not_a_number_stays_none_and_a_uuid_stays_itself() -> None:
     assert math.isnan(decode(encode(math.nan))[0])
     known = UUID(int=5)
     assert decode(encode(known))[0] == known
+
+
+def test_every_element_of_an_array_counts_with_all_that_describes_it() -> None:
+    inner = b"\x00\x40" * 20 + b"\x50"  # a byte each, described twenty times over
+    many = 1000
+    body = many.to_bytes(4, "big") + inner + bytes(many)
+    with pytest.raises(AmqpFault, match="so few bytes"):
+        decode(b"\xf0" + len(body).to_bytes(4, "big") + body)
+
+
+def test_what_follows_a_value_gives_it_no_room() -> None:
+    few = b"\xf0\x00\x00\x00\x05\x00\x00\x04\x00\x40"
+    with pytest.raises(AmqpFault, match="so few bytes"):
+        decode(few + bytes(5000))
+
+
+def test_a_map_of_a_few_odd_keys_is_read_and_one_of_many_is_not() -> None:
+    few = {UUID(int=number): number for number in range(64)}
+    assert decode(encode(few))[0] == few
+    with pytest.raises(AmqpFault, match="too many keys"):
+        decode(encode({UUID(int=number): None for number in range(65)}))
+    numbers = {Long(number): None for number in range(1000)}
+    assert decode(encode(numbers))[0] == numbers
+
+
+def test_half_a_character_is_none() -> None:
+    with pytest.raises(AmqpFault):
+        decode(b"\x73\x00\x00\xd8\x00")

@@ -81,6 +81,11 @@ def test_what_can_not_be_read_is_refused_without_a_word_of_the_key(
     assert told.value.__cause__ is None
 
 
+def test_an_address_without_a_namespace_names_the_variable_that_would_do() -> None:
+    with pytest.raises(UsageError, match="set EVENTHUB_CONNECTION_STRING and write eventhubs:///H"):
+        parse("eventhubs:///orders", {})
+
+
 def test_a_contradiction_is_named() -> None:
     with pytest.raises(InvalidOptions, match=r"'other'.*'orders'"):
         parse("eventhubs:///other", {"EVENTHUB_CONNECTION_STRING": LOCAL})

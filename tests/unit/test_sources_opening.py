@@ -73,6 +73,8 @@ def test_a_source_that_is_not_there_is_told(log: Log, url: str) -> None:
     for text in ("", "log:"):
         with pytest.raises(UsageError, match="names no stream"):
             open_source(text, store_url=url, name="cli")
+    with pytest.raises(UsageError, match="eventhub:// is no kind of source"):
+        open_source("eventhub:///orders", store_url=url, name="cli")
     with pytest.raises(UnknownStore):
         open_source("orders", store_url="memory://", name="cli")
     assert our_threads() == before

@@ -37,10 +37,23 @@ class Kind:
     read: Callable[[Any], Any]
 
 
-def _of(write: Callable[[Any], object], *types: type) -> Kind:
+def _of(write: Callable[[Any], object], kind: type) -> Kind:
     def read(value: object) -> object:
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            raise AmqpFault(f"a field is a {type(value).__name__}, not {types[0].__name__}")
+        if not isinstance(value, kind):
+            raise AmqpFault(f"a field is a {type(value).__name__}, not {kind.__name__}")
+        return value
+
+    return Kind(write=lambda value: encode(write(value)), read=read)
+
+
+def _number(write: Callable[[int], object], *, bits: int) -> Kind:
+    """A whole number of so many bits. Any type of number is taken if the value fits."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise AmqpFault(f"a field is a {type(value).__name__}, not a number")
+        if not 0 <= value < 1 << bits:
+            raise AmqpFault(f"a field is {value}, and has {bits} bits")
         return value
 
     return Kind(write=lambda value: encode(write(value)), read=read)
@@ -64,10 +77,10 @@ def _many_written(value: Sequence[str]) -> bytes:
 
 
 BOOL = _of(bool, bool)
-UBYTE = _of(UByte, int)
-USHORT = _of(UShort, int)
-UINT = _of(UInt, int)
-ULONG = _of(ULong, int)
+UBYTE = _number(UByte, bits=8)
+USHORT = _number(UShort, bits=16)
+UINT = _number(UInt, bits=32)
+ULONG = _number(ULong, bits=64)
 TEXT = _of(str, str)
 SYMBOL = _of(Symbol, str)
 BINARY = _of(bytes, bytes)

@@ -1,7 +1,7 @@
 """Reads values of AMQP 1.0, also from bytes that somebody has damaged on purpose.
 
-Nesting is bounded, and what is made has no more values than the bytes have room for, whatever they
-claim. Nothing but ``AmqpFault`` is raised.
+Nesting is bounded, and what is made has no more values than its own bytes have room for, whatever
+they claim. The time it takes grows with the bytes only. Nothing but ``AmqpFault`` is raised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 View: TypeAlias = "bytes | bytearray | memoryview"
 
 DEEPEST = 32
-_EXTRA_VALUES = 1024  # elements of arrays may have no bytes of their own
+_EXTRA_VALUES = 64  # elements of arrays may have no bytes of their own
+# Anybody can choose such values so that all have one hash: a map of many of them takes for ever.
+_SLOW_KEYS = (UUID, Described, Array)
+_MOST_SLOW_KEYS = 64
+_SURROGATES = range(0xD800, 0xE000)
 
 
 def decode(data: View, at: int = 0) -> tuple[Any, int]:
@@ -116,7 +120,7 @@ _NUMBERS: dict[int, tuple[Callable[..., tuple[Any, ...]], type, int]] = {
     }.items()
 }
 _FIXED: dict[int, tuple[Callable[[bytes], Any], int]] = {
-    0x73: (lambda data: Char(chr(int.from_bytes(data, "big"))), 4),
+    0x73: (lambda data: _char(int.from_bytes(data, "big")), 4),
     0x74: (DecimalBytes, 4),
     0x84: (DecimalBytes, 8),
     0x94: (DecimalBytes, 16),
@@ -135,14 +139,19 @@ _MAPS = (0xC1, 0xD1)
 _ARRAYS = (0xE0, 0xF0)
 
 
-class _Reader:
-    """Reads one value. It counts what it makes: a few bytes must not become a million values."""
+def _char(number: int) -> Char:
+    if number in _SURROGATES:
+        raise AmqpFault("half a character is none")
+    return Char(chr(number))
 
-    __slots__ = ("_data", "_left")
+
+class _Reader:
+    """Reads one value."""
+
+    __slots__ = ("_data",)
 
     def __init__(self, data: View) -> None:
         self._data = data
-        self._left = len(data) + _EXTRA_VALUES
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         code = self._data[at]
@@ -195,12 +204,10 @@ class _Reader:
             count, start = _U32(self._data, start)[0], start + 4
         else:
             count, start = self._data[start], start + 1
-        self._left -= count
-        if self._left < 0:
-            raise AmqpFault(f"{count} values can not be in so few bytes")
         if code in _ARRAYS:
-            found, start = self._array(start, count, depth - 1)
+            found, start = self._array(start, count, depth - 1, room=end - start)
         else:
+            _check_count(count, end - start)
             found = []
             for _ in range(count):
                 value, start = self.value(start, depth - 1)
@@ -210,16 +217,20 @@ class _Reader:
         if code in _MAPS:
             if count % 2:
                 raise AmqpFault("a map has a key without a value")
-            return dict(zip(found[::2], found[1::2], strict=True)), end
+            keys = found[::2]
+            if sum(isinstance(key, _SLOW_KEYS) for key in keys) > _MOST_SLOW_KEYS:
+                raise AmqpFault("a map has too many keys that are no text and no numbers")
+            return dict(zip(keys, found[1::2], strict=True)), end
         return (Array(tuple(found)) if code in _ARRAYS else found), end
 
-    def _array(self, at: int, count: int, depth: int) -> tuple[list[Any], int]:
+    def _array(self, at: int, count: int, depth: int, *, room: int) -> tuple[list[Any], int]:
         descriptors: list[Any] = []
         while not self._data[at]:
             if len(descriptors) >= depth:
                 raise AmqpFault("values are nested too deeply")
             descriptor, at = self.value(at + 1, depth)
             descriptors.append(descriptor)
+        _check_count(count * max(len(descriptors), 1), room + _EXTRA_VALUES)
         code, at = self._data[at], at + 1
         found = []
         for _ in range(count):
@@ -228,3 +239,9 @@ class _Reader:
                 value = Described(descriptor, value)
             found.append(value)
         return found, at
+
+
+def _check_count(count: int, most: int) -> None:
+    """A few bytes must not become a million values."""
+    if count > most:
+        raise AmqpFault(f"{count} values can not be in so few bytes")

@@ -24,8 +24,8 @@ from leasehold.amqp.composites import (
     code_of,
     inner,
 )
-from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.values import Described, decode
+from leasehold.amqp.faults import FRAMING_ERROR, AmqpFault
+from leasehold.amqp.values import Described, decode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -242,12 +242,16 @@ _PERFORMATIVES: Mapping[int, type[Composite]] = {
 }
 
 
-def parse(body: View) -> tuple[Composite, int]:
+def parse(body: View, *, most_bytes: int | None = None) -> tuple[Composite, int]:
     """The performative that a frame's body begins with, and where its payload does.
 
+    One of more than ``most_bytes`` is not looked into.
+
     Raises:
-        AmqpFault: there is none, or it is damaged.
+        AmqpFault: there is none, or it is damaged or too big.
     """
+    if most_bytes is not None and skip(body, 0) > most_bytes:
+        raise AmqpFault("a performative is too big", condition=FRAMING_ERROR)
     value, at = decode(body)
     if not isinstance(value, Described):
         raise AmqpFault("a frame does not begin with a performative")

@@ -104,8 +104,8 @@ def store_url(given: str | None, *, make: bool = False) -> str:
     """
     if not given:
         raise UsageError(
-            "which store? Give --store URL or set LEASEHOLD_STORE, such as "
-            "sqlite:///leases.db or postgresql://user@host/database"
+            "which store? Give --store URL or set LEASEHOLD_STORE, such as sqlite:///leases.db, "
+            "postgresql://user@host/database or azure-blob://account/container"
         )
     path = given[len(_SQLITE) :] if given.lower().startswith(_SQLITE) else ""
     if path and "%" not in path and not make and not Path(path).exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import ssl
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from leasehold.log.log import Log
 EXAMPLE = "leasehold hub --log data --create orders=4 --port 5672"
 KEYS_VARIABLE = "LEASEHOLD_HUB_KEYS"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOG_FILES = 1024  # that the log may have open, beside the connections
 _LOOPBACK = ("127.", "localhost", "::1")
 
 LogPlace = Annotated[
@@ -84,11 +86,34 @@ def hub(
         tls=_tls(cert, cert_key),
         most_connections=most_connections,
     )
+    _allow_files(most_connections + _LOG_FILES)
     with _opened(log, store, volume or ()) as opened:
-        for name, partitions in wanted.items():
-            if name not in {each.name for each in opened.streams()}:
-                opened.create(name, partitions=partitions)
+        _make(opened, wanted)
         asyncio.run(_serve(opened, options, is_new_key=not given))
+
+
+def _allow_files(wanted: int) -> None:
+    """Let this process open so many: else connections could leave the log without any."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        err.print(
+            f"only {most} files may be open here: give --most-connections "
+            f"{max(most - _LOG_FILES, 1)}, or raise the limit (ulimit -n)"
+        )
+
+
+def _make(opened: Log, wanted: dict[str, int]) -> None:
+    """Make the hubs that are not there."""
+    there = {each.name: each.partitions for each in opened.streams()}
+    for name, partitions in wanted.items():
+        if name not in there:
+            opened.create(name, partitions=partitions)
+        elif there[name] != partitions:
+            err.print(f"{name} is there with {counted(there[name], 'partition')}, and stays so")
 
 
 async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
@@ -124,6 +149,11 @@ def _created(text: str) -> tuple[str, int]:
     name, mark, number = text.partition("=")
     if not mark or not name or not (number.isascii() and number.isdigit()):
         raise UsageError(f"--create {text!r}: write NAME=PARTITIONS, such as orders=4")
+    if "/" in name or name.startswith("$"):
+        raise UsageError(
+            f"--create {text!r}: clients could not name such a hub in an address; choose a name "
+            "without / and without $ in front"
+        )
     return name, int(number)
 
 
@@ -137,22 +167,43 @@ def _tls(cert: Path | None, cert_key: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(cert, cert_key)
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"--cert {cert} can not be used: {error}") from error
+        raise UsageError(
+            f"--cert {cert} can not be used: {error}; give a certificate in PEM, and with "
+            "--cert-key its private key, unless that is in the same file"
+        ) from error
     return context
 
 
 @contextmanager
 def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()]) -> Iterator[Log]:
     """The log: a directory that has everything, or a store and its volumes."""
-    if log is not None and "://" not in log:
-        place = Path(log)
-        place.mkdir(parents=True, exist_ok=True)
-        store, volumes = f"sqlite:///{place / 'log.db'}", [place / "volume"]
+    if not log and not store:
+        raise UsageError(
+            "which log? Give --log DIR, which is made if it is new, or --store URL of a log"
+        )
+    if log and "://" not in log:
+        store, volumes = _in_directory(Path(log), volumes)
     else:
         store = log or store
     url = store_url(store, make=True)
     with said_for_commands(), Log.open(url, volumes=list(volumes), name="hub") as opened:
         yield opened
+
+
+def _in_directory(place: Path, volumes: list[Path] | tuple[()]) -> tuple[str, list[Path]]:
+    """The store and the volume in a directory, which is made if it is new."""
+    if volumes:
+        raise UsageError(
+            f"--log {place} is a directory with a volume of its own: leave --volume out, or give "
+            "the store with --store instead of --log"
+        )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--log {place} can not be a directory: {error.strerror}; choose another one"
+        ) from error
+    return f"sqlite:///{place / 'log.db'}", [place / "volume"]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -61,9 +61,12 @@ Batch = Annotated[
 ]
 Name = Annotated[str, typer.Option(help="Begins the id of this member.", metavar="NAME")]
 LeaseTime = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--lease", help="If the holder is silent for this long, others take over.", metavar="TIME"
+        "--lease",
+        help="If the holder is silent for this long, others take over: 10s if it is not given, "
+        "30s on Azure Blob.",
+        metavar="TIME",
     ),
 ]
 StartPlace = Annotated[
@@ -134,7 +137,7 @@ def process(
     group: Group,
     batch: Batch = False,
     name: Name = "host",
-    lease: LeaseTime = "10s",
+    lease: LeaseTime = None,
     start: StartPlace = "earliest",
     checkpoint: CheckpointWhen = "1s",
     weight: Weight = 1.0,
@@ -151,10 +154,12 @@ def process(
 
     Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one ends it at once.
     """  # noqa: E501
+    # A blob lease lasts 15 s at least.
+    lasts = lease or ("30s" if (store or "").lower().startswith("azure-blob:") else "10s")
     options = partial(
         Options,
         strategy=strategy,
-        timing=Timing.of(lease=duration(lease, option="--lease", least="50ms", most="7d")),
+        timing=Timing.of(lease=duration(lasts, option="--lease", least="50ms", most="7d")),
         start=Start.parse(start),
         checkpoint=_checkpoint(checkpoint),
         weight=weight,

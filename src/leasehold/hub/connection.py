@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from leasehold.amqp.composites import Error
-from leasehold.amqp.faults import FRAMING_ERROR, AmqpFault
+from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.frames import (
     AMQP,
     AMQP_HEADER,
@@ -38,6 +38,7 @@ from leasehold.hub.refusals import FORCED, TOO_MANY, UNAUTHORIZED, Refused
 from leasehold.hub.session import Session
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Coroutine, Iterable
     from datetime import datetime
 
@@ -60,10 +61,12 @@ _STRANGER_FRAME_BYTES = 64 << 10
 _STRANGER_BYTES = 256 << 10
 _MOST_CONTROL_BYTES = 16 << 10  # of a frame that carries no message: all of it may be kept
 _MOST_LINKS = 4096
+_MOST_TASKS = 2 * _MOST_LINKS
+_MOST_WORDS = 500  # of a reason: some repeat what the client has said
 _LEAST_FRAME_BYTES = 512
 _MOST_GRANTS = 256
 _HIGH_WATER_BYTES = 1 << 20
-_SHORTEST_BEAT_S = 0.05
+_SHORTEST_BEAT_S = 0.2
 _FAREWELL_S = 5.0
 
 
@@ -82,6 +85,8 @@ class Connection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self._transport: asyncio.Transport | None = None
+        # What came before the transport that encrypts is ours. None: there is no such moment.
+        self._early = None if self.options.tls is None else bytearray()
         self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.most_frame_bytes))
         self._sessions: dict[int, Session] = {}
         self._ended: set[int] = set()
@@ -92,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._is_open = False
         self._is_closing = False
         self._unsettled_bytes = 0
+        self._partial_bytes = 0
         now = server.clock.boottime_s()
         self._began_at = self._heard_at = self._said_at = now
         self._closed_at = now
@@ -104,9 +110,13 @@ class Connection(asyncio.Protocol):
         """Let the server know, which may have no room."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - the server makes no other
         self._transport = transport
-        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         if not self._server.enter(self):
             transport.abort()
+        elif self.options.tls is None:
+            transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        else:
+            transport.pause_reading()  # until there is somebody who can decrypt it
+            self.spawn(self._encrypt(transport, self.options.tls))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """All of it has ended."""
@@ -135,6 +145,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
         self._heard_at = self.clock.boottime_s()
+        if self._early is not None:
+            self._early += data
+            return
         if not self._grants:
             self._stranger_bytes += len(data)
         try:
@@ -152,15 +165,23 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes, if anybody is there."""
-        if self._transport is not None and not self._is_closing:
+        if self._transport is not None and not self._is_closing and self._early is None:
             self._said_at = self.clock.boottime_s()
             self._transport.write(data)
 
-    def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Do something beside; it ends with the connection."""
+    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Do something beside; it ends with the connection.
+
+        Raises:
+            AmqpFault: there is too much of it.
+        """
+        if len(self._tasks) >= _MOST_TASKS:
+            work.close()
+            raise AmqpFault("too much was asked for at once", condition=TOO_MANY)
         task = self._server.spawn(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def count_link(self, change: int) -> None:
         """There is a link more, or one less.
@@ -205,10 +226,23 @@ class Connection(asyncio.Protocol):
         self._server.release(size)
         self.listen()
 
+    def gather(self, size: int) -> None:
+        """So many bytes more, or less, are here of deliveries that are not whole.
+
+        They do not keep anybody from being listened to: the rest of them could never come.
+
+        Raises:
+            AmqpFault: there are too many.
+        """
+        self._partial_bytes += size
+        has_room = self._server.gather(size)
+        if size > 0 and (not has_room or self._partial_bytes > self.options.most_unsettled_bytes):
+            raise AmqpFault("too many deliveries are not whole", condition=TOO_MANY)
+
     def listen(self) -> None:
         """Read from the client while it reads, and there is not too much on its way."""
         transport = self._transport
-        if transport is None or self._is_closing:
+        if transport is None or self._is_closing or self._early is not None:
             return
         has_room = self._unsettled_bytes < self.options.most_unsettled_bytes
         is_reading = has_room and self._server.has_room and self.writable.is_set()
@@ -226,9 +260,10 @@ class Connection(asyncio.Protocol):
         if self._is_closing or self._transport is None:
             return
         if why is not None:
-            log.info("a connection is closed: %s", why.description)
+            log.info("a connection is closed: %s", why.description[:_MOST_WORDS])
         if self._is_open:
-            error = None if why is None else Error(condition=why.condition, description=str(why))
+            words = "" if why is None else why.description[:_MOST_WORDS]
+            error = None if why is None else Error(condition=why.condition, description=words)
             self.write(frame(0, Close(error=error).encode()))
         self._is_closing = True
         self._closed_at = self.clock.boottime_s()
@@ -293,7 +328,7 @@ class Connection(asyncio.Protocol):
             self.write(frame(0, SaslMechanisms(mechanisms=_MECHANISMS).encode(), SASL))
 
     def _on_sasl(self, found: Frame) -> None:
-        what, _ = parse(found.body)
+        what, _ = parse(found.body, most_bytes=_MOST_CONTROL_BYTES)
         if not isinstance(what, SaslInit) or self._is_open:
             raise AmqpFault("this has no place in signing in")
         code = 0
@@ -310,9 +345,7 @@ class Connection(asyncio.Protocol):
             raise AmqpFault("signing in failed", condition=UNAUTHORIZED)
 
     def _on_frame(self, found: Frame) -> None:
-        what, at = parse(found.body)
-        if at > _MOST_CONTROL_BYTES:
-            raise AmqpFault("a performative is too big", condition=FRAMING_ERROR)
+        what, at = parse(found.body, most_bytes=_MOST_CONTROL_BYTES)
         if isinstance(what, Open):
             self._on_open(what)
             return
@@ -379,6 +412,28 @@ class Connection(asyncio.Protocol):
                 if link.address.hub and not self.allows(link.address.path):
                     link.refuse(why)
         self._began_at = self.clock.boottime_s()  # time for a new one
+
+    async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Begin with TLS: who does not is counted, and hung up on in time, as all others are."""
+        limit_s = self.options.handshake_limit.total_seconds()
+        loop = asyncio.get_running_loop()
+        made = None
+        try:
+            made = await loop.start_tls(
+                transport, self, tls, server_side=True, ssl_handshake_timeout=limit_s
+            )
+        except OSError as error:
+            log.info("a connection is closed before it is encrypted: %s", error)
+        finally:
+            if made is None or transport.is_closing():
+                transport.abort()
+                self.connection_lost(None)  # nobody else says so before it is encrypted
+        if made is not None and self._early is not None and not self._is_closing:
+            self._transport = made
+            made.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+            early, self._early = self._early, None
+            self.data_received(bytes(early))
+            self.listen()
 
     async def _beat(self, every_s: float) -> None:
         """Let the client hear something often enough, for as long as the connection is open."""

@@ -7,6 +7,7 @@ a write for each of its frames would be most of the work.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from leasehold.log.events import joined
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 class GatheringReceiver(LogReceiver):
     """As ``LogReceiver``, with as many frames in a batch as fit."""
+
+    async def close(self) -> None:
+        """Also of one that was ended before: its files are closed here. Again is harmless."""
+        self.end()
+        loop = asyncio.get_running_loop()
+        await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
 
     def _look(self, most_events: int, most_bytes: int, *, fresh: bool) -> EventBatch | None:
         first = super()._look(most_events, most_bytes, fresh=fresh)

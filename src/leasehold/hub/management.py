@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
 _OK = 200
+_REQUEST_BYTES = 64 << 10  # of memory, while the log is asked
 _NEVER_MS = -62_135_596_800_000  # the first moment of the calendar, which stands for none
 
 
@@ -30,7 +31,9 @@ class ManagementNode:
 
     def ask(self, request: Message, reply: Callable[[Reply], None]) -> None:
         """Look, and answer when that is done."""
-        self._connection.spawn(self._answer(request, reply))
+        task = self._connection.spawn(self._answer(request, reply))
+        self._connection.hold(_REQUEST_BYTES)  # who asks faster than the log answers has to wait
+        task.add_done_callback(lambda _: self._connection.release(_REQUEST_BYTES))
 
     async def _answer(self, request: Message, reply: Callable[[Reply], None]) -> None:
         try:

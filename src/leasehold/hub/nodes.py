@@ -12,7 +12,7 @@ from leasehold.amqp.performatives import Disposition
 from leasehold.amqp.values import Int, Symbol
 from leasehold.hub.delivery import Way, split
 from leasehold.hub.links import Link
-from leasehold.hub.refusals import TOO_MANY, Refused
+from leasehold.hub.refusals import TOO_BIG, TOO_MANY, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _CREDIT = 100
 _MOST_ANSWERS = 200
+_MOST_WAITING_BYTES = 1 << 20
 _MOST_REQUEST_BYTES = 64 << 10
 
 Reply = tuple["Mapping[str, object]", object]
@@ -48,6 +49,8 @@ def failed(why: Refused) -> Reply:
     status = {
         "status-code": Int(why.status),
         "status-description": why.description,
+        # Where azure-eventhub for Python looks for it, to show it.
+        "statusDescription": why.description,
         "error-condition": Symbol(why.condition),
     }
     return status, None
@@ -66,16 +69,18 @@ class RequestLink(Link):
     def open(self) -> None:
         """Answer at once."""
         self.answer()
-        self.session.flow(self, delivery_count=0, credit=_CREDIT)
+        self._give_credit()
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
         """One request, or a part of it."""
+        if len(self._parts) + len(payload) > _MOST_REQUEST_BYTES:
+            raise AmqpFault("a request is too big", condition=TOO_BIG)
         self._parts += payload
-        if len(self._parts) > _MOST_REQUEST_BYTES:
-            raise AmqpFault("a request is too big", condition="amqp:link:message-size-exceeded")
-        if transfer.more:
+        self.session.connection.gather(len(payload))
+        if transfer.more and not transfer.aborted:
             return
-        data, self._parts = bytes(self._parts), bytearray()
+        data = bytes(self._parts)
+        self._forget_parts()
         self._taken += 1
         if transfer.aborted:
             return
@@ -88,7 +93,20 @@ class RequestLink(Link):
             self._settle(transfer, Accepted())
             self._node.ask(request, lambda reply: self._reply(request, reply))
         if self._taken % (_CREDIT // 2) == 0:
-            self.session.flow(self, delivery_count=self._taken, credit=_CREDIT)
+            self._give_credit()
+
+    def over(self) -> None:
+        """Forget a request that is not whole."""
+        self._forget_parts()
+        super().over()
+
+    def _forget_parts(self) -> None:
+        self.session.connection.gather(-len(self._parts))
+        self._parts = bytearray()
+
+    def _give_credit(self) -> None:
+        count = (self.attach.initial_delivery_count or 0) + self._taken
+        self.session.flow(self, delivery_count=count, credit=_CREDIT)
 
     def _settle(self, transfer: Transfer, state: Composite) -> None:
         number = transfer.delivery_id or 0
@@ -111,6 +129,7 @@ class AnswerLink(Link):
         """Nothing to say yet."""
         super().__init__(session, attach, address)
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._sent = 0
         self._until = 0
 
@@ -120,10 +139,11 @@ class AnswerLink(Link):
 
     def put(self, message: bytes) -> None:
         """Send an answer, or keep it until there is credit."""
-        if len(self._waiting) >= _MOST_ANSWERS:
+        if len(self._waiting) >= _MOST_ANSWERS or self._waiting_bytes > _MOST_WAITING_BYTES:
             self.refuse(Refused(TOO_MANY, "The client asks without hearing the answers."))
             return
         self._waiting.append(message)
+        self._waiting_bytes += len(message)
         self._send()
 
     def on_flow(self, flow: Flow) -> None:
@@ -138,7 +158,9 @@ class AnswerLink(Link):
                 handle=self.handle,
                 most_bytes=self.session.connection.peer_frame_bytes,
             )
-            parts = split(self._waiting.popleft(), way, delivery_id=self.session.take_ids(1))
+            message = self._waiting.popleft()
+            self._waiting_bytes -= len(message)
+            parts = split(message, way, delivery_id=self.session.take_ids(1))
             self._sent += 1
             self.session.transferred(len(parts))
             self.session.connection.write(b"".join(parts))

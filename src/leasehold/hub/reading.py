@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from anyio import CancelScope
+
 from leasehold.amqp.messages import ARROW_CAPABILITY, ARROW_FORMAT
 from leasehold.errors import Trimmed, UsageError
 from leasehold.hub.delivery import End, Way, arrow_of, frames_of, split
@@ -51,6 +53,7 @@ class ReaderLink(Link):
         self._credit_until = 0
         self._is_draining = False
         self._woken = asyncio.Event()
+        self._waiting: CancelScope | None = None  # for events, without a limit
         self._end: End | None = None
         self._end_at = 0.0
 
@@ -102,6 +105,10 @@ class ReaderLink(Link):
         self._credit_until = (seen + min(flow.link_credit or 0, _MOST_CREDIT)) & _WRAP
         self._is_draining = flow.drain
         self.wake()
+        if flow.drain and not self.credit:
+            self._drained()
+        elif flow.drain and self._waiting is not None:
+            self._waiting.cancel()  # look once more, and tell that there is nothing
         if flow.echo:
             self.session.flow(self, delivery_count=self._sent, credit=self.credit)
 
@@ -122,8 +129,8 @@ class ReaderLink(Link):
                 if rest is None:
                     continue
                 most = min(self.credit, self.session.room)  # it may have been taken back
-                if not most:
-                    continue
+                if not most or not self.session.connection.writable.is_set():
+                    continue  # or others have filled the buffer meanwhile
             batch, rest = (
                 (rest, None) if len(rest) <= most else (rest.slice(0, most), rest.slice(most))
             )
@@ -152,7 +159,9 @@ class ReaderLink(Link):
         reading = self._receiver.receive(most_events=most, most_bytes=_MOST_BYTES)
         try:
             if not self._is_draining:
-                return await reading
+                with CancelScope() as self._waiting:
+                    return await reading
+                return None
             return await self.session.connection.clock.bounded(reading, seconds=_DRAIN_S)
         except TimeoutError:
             self._drained()
@@ -163,11 +172,13 @@ class ReaderLink(Link):
         except UsageError:
             if not self.is_over:
                 raise
+        finally:
+            self._waiting = None
         return None
 
     def _drained(self) -> None:
         """There is nothing: use the credit up, and say so."""
-        self._sent = self._credit_until
+        self._sent = (self._sent + self.credit) & _WRAP
         self._is_draining = False
         self.session.flow(self, delivery_count=self._sent, credit=0, drain=True)
 

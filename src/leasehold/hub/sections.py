@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 PARTITION_KEY = "x-opt-partition-key"
 PRODUCER_SEQUENCE = "com.microsoft:producer-sequence-number"
+_MOST_REMEMBERED = 4096  # characters: a thousand of the biggest would fill the memory
 _OURS = frozenset(
     (
         *(PARTITION_KEY, PRODUCER_SEQUENCE, "com.microsoft:producer-epoch"),
@@ -161,12 +162,22 @@ def _head(data: bytes, found: Sequence[tuple[int, int, int, int]], *, keep_body:
     )
 
 
-@lru_cache(maxsize=1024)
 def kept_in(properties: tuple[tuple[str, str], ...]) -> Kept:
     """The sections to be given back for the properties of an event.
 
     What nobody could have sent, but is in the log, is left out: it is no reason to stop reading.
     """
+    if sum(len(name) + len(value) for name, value in properties) > _MOST_REMEMBERED:
+        return _kept(properties)
+    return _remembered(properties)
+
+
+@lru_cache(maxsize=1024)
+def _remembered(properties: tuple[tuple[str, str], ...]) -> Kept:
+    return _kept(properties)
+
+
+def _kept(properties: tuple[tuple[str, str], ...]) -> Kept:
     texts = dict(properties)
     raw = texts.pop(SECTIONS_PROPERTY, None)
     if raw is None:

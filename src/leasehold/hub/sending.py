@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ log = logging.getLogger("leasehold.hub")
 _CREDIT = 1000
 _DELIVERY_BYTES = 2048  # of memory, beside its own bytes
 _ID_DIGITS = 12  # of 4 bits each: JavaScript must be able to count so far
+_MOST_SEQUENCE = 2**31 - 1
 
 
 class SenderLink(Link):
@@ -67,67 +68,76 @@ class SenderLink(Link):
             self.answer(capabilities=(retries.CAPABILITY,), properties=properties)
         else:
             self.answer()
-        self.session.flow(self, delivery_count=0, credit=_CREDIT)
+        self._give_credit()
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
         """A delivery, or a part of it."""
         if self._head is None:
             self._head = transfer
-        self.session.connection.hold(len(payload))
-        most = self.session.options.most_message_bytes
+        most, connection = self.session.options.most_message_bytes, self.session.connection
         if len(self._parts) + len(payload) > most:
-            self.session.connection.release(len(payload))
             words = f"The received message exceeds the limit of {most} bytes on this link."
             self.refuse(Refused(TOO_BIG, words))
             return
-        if transfer.more:
+        if transfer.more and not transfer.aborted:
             self._parts += payload
+            connection.gather(len(payload))
             return
         head, self._head = self._head, None
-        data, self._parts = b"".join((self._parts, payload)), bytearray()
+        data = b"".join((self._parts, payload))
+        self._forget_parts()
         self._taken += 1
         if self._taken % (_CREDIT // 2) == 0:
-            self.session.flow(self, delivery_count=self._taken, credit=_CREDIT)
-        if transfer.aborted:
-            self.session.connection.release(len(data))
-        else:
-            self.session.connection.hold(_DELIVERY_BYTES)
+            self._give_credit()
+        if not transfer.aborted:
+            connection.hold(len(data) + _DELIVERY_BYTES)
             self._take(head, data)
 
     def over(self) -> None:
         """Forget a delivery that is not whole; what was taken is stored."""
-        self.session.connection.release(len(self._parts))
-        self._parts = bytearray()
+        self._forget_parts()
         super().over()
 
     # ---------------------------------------------------------------------- parts
 
+    def _forget_parts(self) -> None:
+        self.session.connection.gather(-len(self._parts))
+        self._parts = bytearray()
+
+    def _give_credit(self) -> None:
+        count = (self.attach.initial_delivery_count or 0) + self._taken
+        self.session.flow(self, delivery_count=count, credit=_CREDIT)
+
     def _numbered(self, hub: Hub) -> dict[Symbol, object]:
         """Agree with a client on the id and the numbers that it repeats events by."""
         asked = self.attach.properties or {}
-        number, given = asked.get(retries.PRODUCER_ID), asked.get(retries.SEQUENCE)
-        epoch = asked.get(retries.EPOCH)
-        if not isinstance(number, int):
+        number = _whole(asked.get(retries.PRODUCER_ID), bits=64)
+        given = _whole(asked.get(retries.SEQUENCE), bits=32)
+        epoch = _whole(asked.get(retries.EPOCH), bits=16)
+        if number is None:
             number = int(new_token()[:_ID_DIGITS], 16)
         if self._partition is not None:
             self._who = (hub.name, hub.info.created_at, self._partition, number)
         known = self.session.connection.retries.last(self._who) if self._who is not None else None
         # What the client thinks goes before what is known: it may be about to repeat the rest.
-        last = given if isinstance(given, int) else known or 0
+        last = known or 0 if given is None else given
         return {
             Symbol(retries.PRODUCER_ID): Long(number),
-            Symbol(retries.EPOCH): Short(epoch if isinstance(epoch, int) else 0),
-            Symbol(retries.SEQUENCE): Int(last),
+            Symbol(retries.EPOCH): Short(epoch or 0),
+            Symbol(retries.SEQUENCE): Int(min(last, _MOST_SEQUENCE)),
         }
 
     def _take(self, head: Transfer, data: bytes) -> None:
         """Hand a whole delivery to the log."""
         try:
             stored = self._sent(data, head.message_format or 0)
-        except (AmqpFault, LeaseholdError) as error:
+        except AmqpFault as fault:
             stored = Future()
-            if isinstance(error, AmqpFault):
-                error = Refused(error.condition, error.description)  # type: ignore[assignment]
+            stored.set_exception(Refused(fault.condition, fault.description))
+        except Exception as error:
+            if not isinstance(error, LeaseholdError):
+                log.exception("a delivery to %s can not be stored", self.address.path)
+            stored = Future()
             stored.set_exception(error)
         size = len(data) + _DELIVERY_BYTES
         stored.add_done_callback(lambda done: self._told(head, size, done))
@@ -139,12 +149,12 @@ class SenderLink(Link):
         known = self.session.connection.retries
         if self._who is None or found.sequence is None:
             return self._hub.producer.send(batch, partition=self._partition)
-        last = found.sequence + batch.num_rows - 1
-        skip, sent = known.repeated(self._who, found.sequence, batch.num_rows)
-        if skip == batch.num_rows and sent is not None:
+        first, count = found.sequence, batch.num_rows
+        skip, sent = known.repeated(self._who, first, count)
+        if sent is not None:
             return sent
         stored = self._hub.producer.send(batch.slice(skip), partition=self._partition)
-        known.sent(self._who, last, stored)
+        known.sent(self._who, first + skip, first + count - 1, stored)
         return stored
 
     def _told(self, head: Transfer, size: int, done: Future[Any]) -> None:
@@ -160,11 +170,10 @@ class SenderLink(Link):
         """Tell the client of all answers that are there; neighbours with one frame."""
         with self._lock:
             answers, self._done = self._done, []
+        self.session.connection.release(sum(held for _, held, _ in answers))
         first = last = -1
-        size = 0
-        for head, held, done in answers:
-            size += held
-            error = done.exception()
+        for head, _, done in answers:
+            error = CancelledError() if done.cancelled() else done.exception()
             number = head.delivery_id or 0
             if error is not None:
                 self._reject(head, error)
@@ -175,7 +184,6 @@ class SenderLink(Link):
                     self._accept(first, last)
                     first = last = number
         self._accept(first, last)
-        self.session.connection.release(size)
 
     def _accept(self, first: int, last: int) -> None:
         if first >= 0 and not self.is_over:
@@ -196,3 +204,9 @@ class SenderLink(Link):
             )
         if isinstance(error, UnknownStream):
             self.refuse(why)  # a new link may find another stream of this name
+
+
+def _whole(value: object, *, bits: int) -> int | None:
+    """A number that a client gave, if it is one that fits into the field it is answered in."""
+    half = 1 << (bits - 1)
+    return value if isinstance(value, int) and -half <= value < half else None

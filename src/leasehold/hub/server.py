@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -53,6 +54,7 @@ class HubServer:
         self._is_empty = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
+        self._partial_bytes = 0
 
     @property
     def address(self) -> tuple[str, int]:
@@ -80,7 +82,7 @@ class HubServer:
             StoreUnusable: the address can not be had.
         """
         loop = asyncio.get_running_loop()
-        options, limit_s = self.options, self.options.handshake_limit.total_seconds()
+        options = self.options
         # The first array of a process loads pandas, where that is installed: not in the loop.
         await self.streams.run(lambda: pa.array([b""]))
         try:
@@ -88,14 +90,12 @@ class HubServer:
                 lambda: Connection(self),
                 options.host,
                 options.port,
-                ssl=options.tls,
-                ssl_handshake_timeout=None if options.tls is None else limit_s,
                 backlog=_BACKLOG,
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise StoreUnusable(
-                f"{options.host}:{options.port} can not be listened at: {error}; choose another "
-                "port, or end who has it"
+                f"{options.host}:{options.port} can not be listened at: {_why(error)}; choose "
+                "another port (0 is any that is free) or address, or end who listens there"
             ) from error
         self._ticker = loop.create_task(self._tick())
 
@@ -166,6 +166,11 @@ class HubServer:
             for connection in tuple(self._connections):
                 connection.listen()
 
+    def gather(self, size: int) -> bool:
+        """So many bytes more, or less, of deliveries are not whole; say whether there is room."""
+        self._partial_bytes += size
+        return self._partial_bytes <= self.options.most_held_bytes
+
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do something beside; the server does not end before it."""
         task = asyncio.get_running_loop().create_task(work)
@@ -183,3 +188,11 @@ class HubServer:
             now, wall = self.clock.boottime_s(), self.clock.utc_now()
             for connection in tuple(self._connections):
                 connection.tick(now, wall)
+
+
+def _why(error: OSError | UnicodeError) -> str:
+    """What is wrong with an address. asyncio's own words repeat it."""
+    if isinstance(error, UnicodeError):
+        return "this is no name of a host"
+    is_known = error.errno is not None and error.errno > 0  # names have numbers of their own
+    return os.strerror(error.errno or 0) if is_known else error.strerror or str(error)

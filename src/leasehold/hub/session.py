@@ -213,6 +213,8 @@ class Session:
             await link.begin()
         except Refused as why:
             link.refuse(why)
+        except AmqpFault as fault:
+            link.refuse(Refused(fault.condition, fault.description))
         except LeaseholdError as error:
             log.warning("the link to %s ends: %s", link.address.path, error)
             link.refuse(refused_for(error))

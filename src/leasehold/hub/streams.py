@@ -215,7 +215,8 @@ class Streams:
         except UnknownStream as error:
             raise Refused(
                 NOT_FOUND,
-                f"The messaging entity '{name[:100]}' could not be found.",
+                f"The messaging entity '{name[:100]}' could not be found: a hub is a stream of "
+                "the log, and its name counts to the letter.",
                 status=404,
             ) from error
         with self._lock:

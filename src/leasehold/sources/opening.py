@@ -52,6 +52,11 @@ def stream_of(text: str) -> str:
     if is_address(text):
         raise UsageError(f"{shown(text)} is an event hub, and a stream of the log is meant here")
     stream = text.removeprefix(_LOG)
+    if "://" in stream:
+        raise UsageError(
+            f"{stream.partition('://')[0]}:// is no kind of source: write log:STREAM, only STREAM, "
+            "or eventhubs://NAMESPACE/HUB"
+        )
     if not stream:
         raise UsageError(f"{text!r} names no stream: write log:STREAM, or only STREAM")
     return stream

@@ -86,6 +86,7 @@ class CheckpointStore(_Contract):
         self._opened = AsyncExitStack()
         self._opening = anyio.Lock()
         self._desk: Desk | None = None
+        self._closed = False
 
     async def list_ownership(
         self,
@@ -134,8 +135,10 @@ class CheckpointStore(_Contract):
 
     async def close(self) -> None:
         """End the leases of this process, and close what was opened. Again is harmless."""
-        desk, self._desk = self._desk, None
+        self._closed = True
         with anyio.CancelScope(shield=True):
+            async with self._opening:
+                desk, self._desk = self._desk, None
             try:
                 if desk is not None:
                     await desk.close()
@@ -155,6 +158,9 @@ class CheckpointStore(_Contract):
 
     async def _at_desk(self) -> Desk:
         async with self._opening:
+            if self._closed:
+                # A client that sleeps its interval out must not get a lease that nobody ends.
+                raise UsageError("this CheckpointStore was closed: make another one")
             if self._desk is None:
                 store = self._store
                 if isinstance(store, str):

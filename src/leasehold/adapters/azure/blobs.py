@@ -33,6 +33,7 @@ from azure.eventhub.aio import CheckpointStore as _Contract
 from azure.storage.blob import ContainerClient
 
 from leasehold.adapters.azure.layout import (
+    BEGINNING,
     Place,
     checkpoint_metadata,
     ownership_metadata,
@@ -140,12 +141,14 @@ class BlobRecords(_Contract):
         """Write a checkpoint, as their clients do: whatever is there.
 
         Raises:
-            UsageError: it has no sequence number.
+            UsageError: it has no sequence number; -1 is the place before the first event.
             AzureError: it could not be written.
         """
         del kwargs
         place, partition = place_of(checkpoint), str(checkpoint["partition_id"])
         position = stored_of(partition, checkpoint).position
+        if checkpoint.get("sequence_number") == BEGINNING.sequence_number:
+            position = BEGINNING
         if position is None:
             raise UsageError(f"a checkpoint needs a sequence number: {dict(checkpoint)!r}")
         blob = place.blob_name("checkpoint", partition, lower=self._lower)

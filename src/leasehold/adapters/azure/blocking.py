@@ -7,6 +7,7 @@ The guarantees are those of ``desk``. The store lives in a thread of its own. Ne
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -30,7 +31,8 @@ T = TypeVar("T")
 class CheckpointStore(_Contract):
     """Give it to ``EventHubConsumerClient(..., checkpoint_store=...)``; close it after the client.
 
-    For any number of clients and threads. Not for a process that was forked after its first use.
+    For any number of clients and threads. A process that was forked after its first use is told to
+    make its own.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class CheckpointStore(_Contract):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._process = os.getpid()
 
     def list_ownership(
         self,
@@ -105,8 +108,8 @@ class CheckpointStore(_Contract):
         with self._starting:
             self._closed = True
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return
+        if loop is None or thread is None or self._process != os.getpid():
+            return  # the thread and the leases are those of the process that was forked
         try:
             asyncio.run_coroutine_threadsafe(self._inner.close(), loop).result()
         finally:
@@ -137,7 +140,13 @@ class CheckpointStore(_Contract):
         with self._starting:
             if self._closed:
                 raise UsageError("this CheckpointStore was closed: make another one")
+            if self._loop is not None and self._process != os.getpid():
+                raise UsageError(
+                    "this CheckpointStore was used before the process was forked, and its thread "
+                    "is not here: make another one"
+                )
             if self._loop is None:
+                self._process = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 # A daemon: a program that forgot to close it must still be able to end.
                 self._thread = threading.Thread(

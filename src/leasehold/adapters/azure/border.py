@@ -87,6 +87,12 @@ class Border:
         """Take in what a renewal of this lease has told."""
         self._view.apply(changes)
 
+    def is_still(self, ownership: Ownership) -> bool:
+        """Whether nobody else has had the key since then, as far as was seen here."""
+        known = self._view.resources.get(ownership.key)
+        named = self.records.named(last_part(ownership.key))
+        return known is not None and known.epoch <= ownership.epoch and named in {"", self._me}
+
     async def settle(self) -> bool:
         """Mirror, keep, share; say whether our store has changed."""
         changed = await self._mirror()
@@ -184,7 +190,7 @@ class Border:
         for holder, peer in list(self._view.peers.items()):
             idle = is_stand_in(holder) and holder.partition("#")[0] not in names
             if idle and not peer.info.draining:
-                told = await self._tell(
+                told |= await self._tell(
                     self._lease_of(holder), MemberInfo(host="azure", draining=True)
                 )
         return told

@@ -31,7 +31,7 @@ from leasehold.adapters.azure.layout import Place, place_of, resume_at, stored_o
 from leasehold.clock import host_name, new_suffix, new_token
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.core.soundness import sound
-from leasehold.errors import FencedWrite, LeaseLost, UsageError
+from leasehold.errors import FencedWrite, LeaseLost, StoreError, UsageError
 from leasehold.model import HandOver, Lease, Mark, MarkRefusal, MemberInfo, State, Wanted
 from leasehold.names import last_part
 
@@ -107,12 +107,22 @@ class Desk:
         return won
 
     async def close(self) -> None:
-        """End every lease that was granted here: what is still owned is free at once."""
+        """End every lease that was granted here: what is still owned is free at once.
+
+        Raises:
+            StoreError: some could not be ended; they end by themselves.
+        """
+        trouble: StoreError | None = None
         async with self._turn:
             while self._seats:
                 _, seat = self._seats.popitem()
                 self._ended.update(seat.owned)
-                await self._store.revoke(seat.lease)
+                try:
+                    await self._store.revoke(seat.lease)
+                except StoreError as error:
+                    trouble = error
+        if trouble is not None:
+            raise trouble
 
     async def _round(
         self, place: Place, owner: str, rows: Sequence[Mapping[str, Any]]

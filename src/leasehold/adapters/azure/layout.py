@@ -30,6 +30,9 @@ from leasehold.names import partition_group, partition_key
 
 Kind = Literal["ownership", "checkpoint"]
 
+# What their clients begin with where nothing was done yet.
+BEGINNING = Position(sequence_number=-1, offset="-1")
+
 _NOTHING = frozenset(("", "none", "null", "no offset"))
 _PARTS_OF_NAME = 5
 _PARTS_OF_KEY = 4

@@ -15,32 +15,30 @@ Guarantees:
    clients; nothing of it is delivered twice.
 4. Checkpoints are written to ours first, where they are fenced, then to theirs. Reading gives the
    one that is ahead.
-5. While their records can not be read, our hosts go on with what they have, until their clients
-   might take it for abandoned; then they stop.
+5. While their records can not be read, or do not answer, our hosts go on with what they have,
+   until their clients might take it for abandoned; then they stop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-import anyio
-
+from leasehold.adapters.azure.arrears import Arrears
 from leasehold.adapters.azure.border import MOST_AT_ONCE, Border
-from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.layout import BEGINNING, Place
 from leasehold.adapters.azure.pass_through import PassThrough
 from leasehold.adapters.azure.records import Records, is_stand_in, owner_of_ours
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.timing import MOST_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable
-from leasehold.model import Checkpoint, Position
+from leasehold.model import Checkpoint
 from leasehold.names import check_name, group_of, last_part, seconds_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from leasehold.adapters.azure.records import AzureStore
     from leasehold.clock import Clock
@@ -52,16 +50,21 @@ if TYPE_CHECKING:
         MarkRefusal,
         MemberInfo,
         Ownership,
+        Position,
         Wanted,
     )
     from leasehold.ports import Store
 
 log = logging.getLogger("leasehold.azure")
 
+T = TypeVar("T")
+
 _LEAST_EXPIRY_S = 1.0
 # Six in each cycle of their clients, at the usual six cycles per expiry.
 _LOOKS_PER_EXPIRY = 36
-_NOWHERE = Position(sequence_number=-1, offset="-1")
+# Of a lease: how long theirs may take within one call. Two such waits and our own store's answer
+# fit into the 0.3 of a lease that a member gives to a call.
+_SHARE_OF_LEASE = 0.12
 _NO_OFFSETS = ("", "-1")
 
 
@@ -106,9 +109,8 @@ class MixedStore(PassThrough):
         self._rng = rng or system_random()
         self._records: dict[str, Records] = {}
         self._borders: dict[str, Border] = {}
-        self._unwritten: dict[str, Position] = {}
-        self._in_arrears = False
-        self._writing = anyio.Lock()
+        self._limit_s = self._expiry_s / _LOOKS_PER_EXPIRY
+        self._arrears = Arrears(self._put, clock=self._clock)
 
     # -------------------------------------------------------------- leases
 
@@ -126,6 +128,7 @@ class MixedStore(PassThrough):
                 f"{self._expiry_s / 2:g} s): Azure's clients would take what a host of ours still "
                 "works on; shorten the lease"
             )
+        self._limit_s = min(self._limit_s, duration.total_seconds() * _SHARE_OF_LEASE)
         return await super().grant(
             holder=holder, token=token, group=group, duration=duration, info=info
         )
@@ -137,16 +140,13 @@ class MixedStore(PassThrough):
         changes = await super().renew(lease, since=since, info=info)
         border = await self._border(lease)
         border.learn(changes)
-        if not self._is_due(border.records):
-            await self._write_again()
+        if not self._is_due(border.records) and not self._arrears.failed:
             return changes
         try:
-            await border.records.look()
-            changed = await border.settle()
+            changed = await self._in_time(self._settled(border))
         except StoreUnavailable as trouble:
             self._bear(border.records, lease, trouble)
             return changes
-        await self._write_again()
         if changed:
             changes = await super().renew(lease, since=since)
             border.learn(changes)
@@ -154,15 +154,40 @@ class MixedStore(PassThrough):
 
     async def revoke(self, lease: Lease) -> None:
         """See ``Store``. What stands in their records is freed."""
+        if lease.holder in self._borders:
+            await self._catch_up(self._records_of(lease.group))
         await super().revoke(lease)
         border = self._borders.pop(lease.holder, None)
         if border is not None:
-            await self._write_again()
             me = owner_of_ours(lease.holder)
             left = [
                 each for each in border.records.by_partition if border.records.named(each) == me
             ]
             await self._write_off(border.records, left, me)
+
+    async def close(self) -> None:
+        """See ``Store``."""
+        await self._arrears.close()
+        await super().close()
+
+    async def _settled(self, border: Border) -> bool:
+        await border.records.look()
+        self._arrears.retry(self._is_still_ours)
+        await self._arrears.write(limit_s=self._limit_s)  # before anything is given away
+        return await border.settle()
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        """What theirs say, if they do soon: a lease of ours must not end for want of it.
+
+        Raises:
+            StoreUnavailable: they do not.
+        """
+        try:
+            return await self._clock.bounded(answer, seconds=self._limit_s)
+        except TimeoutError as late:
+            raise StoreUnavailable(
+                f"the records of Azure's clients: no answer within {self._limit_s:.3g} s"
+            ) from late
 
     def _is_due(self, records: Records) -> bool:
         since_s = self._clock.boottime_s() - (records.looked_s or 0.0)
@@ -218,11 +243,13 @@ class MixedStore(PassThrough):
         away = [each for each in hand_overs if is_stand_in(each.to)]
         inside = [each for each in hand_overs if each not in away]
         passed = list(await super().hand_over(inside, limit=limit)) if inside else []
+        by_client: dict[tuple[str, str], list[HandOver]] = {}
         for each in away:
-            records = self._records_of(group_of(each.ownership.key))
-            notes = {each.ownership.key: each.note} if each.note is not None else None
-            to = records.client_named(each.to)
-            passed += await self._give([each.ownership], to=to, notes=notes)
+            by_client.setdefault((group_of(each.ownership.key), each.to), []).append(each)
+        for (group, to), found in by_client.items():
+            notes = {each.ownership.key: each.note for each in found if each.note is not None}
+            client = self._records_of(group).client_named(to)
+            passed += await self._give([each.ownership for each in found], to=client, notes=notes)
         return passed
 
     async def release(
@@ -234,26 +261,31 @@ class MixedStore(PassThrough):
     async def _give(
         self, ownerships: Sequence[Ownership], *, to: str, notes: Mapping[str, str] | None
     ) -> Sequence[str]:
-        await self._write_again()
+        for group in {group_of(each.key) for each in ownerships}:
+            await self._catch_up(self._records_of(group))
         done = await super().release(ownerships, notes=notes)
+        places: dict[tuple[str, str], list[str]] = {}
         for each in ownerships:
-            records = self._records.get(group_of(each.key))
-            if records is not None and each.key in done:
-                me = owner_of_ours(each.holder)
-                await self._write_off(records, [last_part(each.key)], me, to=to)
+            if each.key in done:
+                place = group_of(each.key), each.holder
+                places.setdefault(place, []).append(last_part(each.key))
+        for (group, holder), partitions in places.items():
+            records = self._records.get(group)
+            if records is not None:
+                await self._write_off(records, partitions, owner_of_ours(holder), to=to)
         return done
 
     # --------------------------------------------------------- checkpoints
 
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
-        """See ``Store``. What ours has taken is written to theirs; if that fails, with the next."""
+        """See ``Store``. What ours has taken is written to theirs; if that fails, in a cycle."""
         refused = await super().checkpoint(marks)
-        self._unwritten |= {
-            mark.ownership.key: mark.position
+        self._arrears.add(
+            mark
             for mark in marks
             if mark.ownership.key not in refused and mark.position.offset not in _NO_OFFSETS
-        }
-        await self._write_again()
+        )
+        await self._arrears.write(limit_s=self._limit_s)
         return refused
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
@@ -277,29 +309,28 @@ class MixedStore(PassThrough):
         held = await super().reset(positions)
         if not held:
             for key, position in positions.items():
-                self._unwritten.pop(key, None)
+                self._arrears.forget(key)
                 records = self._records_of(group_of(key))
-                await records.put(last_part(key), position or _NOWHERE)
+                await records.put(last_part(key), position or BEGINNING)
         return held
 
-    async def _write_again(self) -> None:
-        """Write to theirs what is not written yet; the work goes on if that fails."""
-        async with self._writing:  # one after the other, so that none overtakes a newer one
-            due = list(self._unwritten.items())
-            puts = (self._records_of(group_of(key)).put(last_part(key), at) for key, at in due)
-            for (key, at), failed in zip(
-                due, await asyncio.gather(*puts, return_exceptions=True), strict=True
-            ):
-                if isinstance(failed, StoreUnavailable):
-                    # Said once: it is tried again with every checkpoint and in every cycle.
-                    level = logging.DEBUG if self._in_arrears else logging.WARNING
-                    log.log(level, "the checkpoint of %s is not in theirs yet: %s", key, failed)
-                    self._in_arrears = True
-                elif isinstance(failed, BaseException):
-                    raise failed
-                elif self._unwritten.get(key) == at:
-                    del self._unwritten[key]
-            self._in_arrears = self._in_arrears and bool(self._unwritten)
+    async def _catch_up(self, records: Records) -> None:
+        """Before something is given away: write what could not be written so far."""
+        if not self._arrears.failed:
+            return
+        try:
+            await self._in_time(records.look())
+        except StoreUnavailable:
+            return  # then nothing could be written either
+        self._arrears.retry(self._is_still_ours)
+        await self._arrears.write(limit_s=self._limit_s)
+
+    def _is_still_ours(self, mark: Mark) -> bool:
+        border = self._borders.get(mark.ownership.holder)
+        return border is not None and border.is_still(mark.ownership)
+
+    async def _put(self, key: str, position: Position) -> None:
+        await self._records_of(group_of(key)).put(last_part(key), position)
 
     # --------------------------------------------------------------- parts
 
@@ -331,6 +362,6 @@ class MixedStore(PassThrough):
         """Take our name out of records; if that fails, they are free when they look dead."""
         ours = [each for each in partitions if records.named(each) == me]
         try:
-            await records.write(dict.fromkeys(ours, to))
+            await self._in_time(records.write(dict.fromkeys(ours, to)))
         except StoreUnavailable as trouble:
             log.warning("%s could not be given to Azure's clients: %s", ", ".join(ours), trouble)

@@ -230,8 +230,11 @@ class Records:
                 return await answer
             return await to_thread.run_sync(lambda: call(*args), abandon_on_cancel=True)
         except Exception as error:
+            # The storage's words go on with the whole answer, in XML.
+            words = str(error).partition("\n")[0].rstrip(". ")
             raise StoreUnavailable(
-                f"the records of Azure's clients: {type(error).__name__}: {error}"
+                f"the records of Azure's clients: {type(error).__name__}: {words}; see that their "
+                "container is there, which is not made by itself, and that the key is right"
             ) from error
 
 

@@ -119,7 +119,10 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> Address:
         host, port = _agreed(host, port, known, text)
     hub = unquote(parts.path.strip("/")) or (known.hub if known else "")
     if not host or not hub or "/" in hub:
-        raise UsageError(f"{shown(text)} names no namespace or no hub: {_HOW}")
+        raise UsageError(
+            f"{shown(text)} names no namespace or no hub: {_HOW}; or set {CONNECTION_VARIABLE} "
+            "and write eventhubs:///HUB"
+        )
     if known is not None and known.hub and known.hub != hub:
         raise InvalidOptions(
             f"the address says the hub {hub!r}, and the connection string {known.hub!r}"

@@ -107,7 +107,13 @@ class Connection(asyncio.Protocol):
         self._write(EMPTY)
 
     async def session(self) -> Session:
-        """A session with room for another link."""
+        """A session with room for another link.
+
+        Raises:
+            Refused: the connection is over.
+        """
+        if self.over.done():
+            raise Refused(self.over.result())
         for found in self._sessions.values():
             if found.has_room:
                 await asyncio.shield(found.began)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -58,6 +59,7 @@ class Live:
     management: Requests = field(init=False)
     token: str = field(default="", repr=False)
     renew_at_s: dict[str, float] = field(default_factory=dict)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Keeper:
@@ -83,6 +85,7 @@ class Keeper:
         self._connecting: asyncio.Task[Live] | None = None
         self._tending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
         self.connections = 0
 
     @property
@@ -99,6 +102,8 @@ class Keeper:
             UnknownStream: there is no such hub.
             UsageError: it was closed meanwhile.
         """
+        if self._closed:
+            raise UsageError(self._words_of_closed())
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._live, self._connecting, self._tending = loop, None, None, None
@@ -113,8 +118,9 @@ class Keeper:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if connecting.cancelled() and task is not None and not task.cancelling():
-                words = f"the source of {self._address.hub!r} is closed: open another one"
-                raise UsageError(words) from None  # nobody has cancelled who waits here
+                raise UsageError(
+                    self._words_of_closed()
+                ) from None  # nobody has cancelled who waits here
             raise
 
     async def asked(self, ask: Callable[[Live], Awaitable[T]], asked: Asked) -> T:
@@ -147,12 +153,19 @@ class Keeper:
         Raises:
             Refused: the token was refused, or the connection was lost.
         """
-        if audience not in live.renew_at_s:
-            await self._put_token(live, audience)
+        async with live.turn:  # all partitions begin at once, and have the same audience
+            if audience not in live.renew_at_s:
+                await self._put_token(live, audience)
         return await live.connection.session()
 
+    def distrust(self, audience: str) -> None:
+        """Show the hub a new token before the next link for this audience."""
+        if self._live is not None:
+            self._live.renew_at_s.pop(audience, None)
+
     async def close(self) -> None:
-        """End the connection. Again is harmless; from another event loop nothing is left to do."""
+        """End the connection, for good. Again is harmless; from another loop nothing is left."""
+        self._closed = True
         tasks = [each for each in (self._connecting, self._tending) if each is not None]
         if self._loop is asyncio.get_running_loop():
             for task in tasks:
@@ -164,10 +177,16 @@ class Keeper:
     def unavailable(self, trouble: Exception) -> StoreUnavailable:
         """The error for trouble that did not pass."""
         words = str(trouble) or "no answer in time"
+        if self._address.tls:
+            words += " (with TLS; a server without it needs UseDevelopmentEmulator=true in the "
+            words += "connection string)"
         return StoreUnavailable(
             f"{self._address} can not be used: {words}. Check the name of the namespace, that port "
             f"{self._address.port} is open for this host, and the state of the service"
         )
+
+    def _words_of_closed(self) -> str:
+        return f"the source of {self._address.hub!r} is closed: open another one"
 
     # -------------------------------------------------------------- making
 
@@ -258,7 +277,7 @@ class Keeper:
 
     async def _sleep(self, live: Live, beat_s: float) -> None:
         """Until the next beat or renewal is due, or the connection is over."""
-        due_s = min(live.renew_at_s.values()) - self._clock.boottime_s()
+        due_s = min(live.renew_at_s.values(), default=math.inf) - self._clock.boottime_s()
         wait_s = max(min(beat_s, due_s, _LONGEST_LOOK_S), 0.01)
         try:
             await self._clock.bounded(asyncio.shield(live.connection.over), seconds=wait_s)

@@ -3,7 +3,8 @@
 Guarantees:
 
 * What waits is bounded: by the credit in events, and in bytes by taking credit back when there is
-  more than agreed; then only what is on its way already still comes.
+  more than agreed; then only what is on its way already still comes. A server that does not keep
+  to it is left.
 * The server may send again as soon as half of the credit is used and there is room: it is never
   waited for until all is gone.
 * Frames like those before them are taken without looking at each field.
@@ -16,24 +17,25 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from leasehold.amqp.composites import Source, Target
 from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.messages import ARROW_CAPABILITY, ARROW_FORMAT
 from leasehold.amqp.performatives import Attach, Detach
 from leasehold.amqp.values import Described, Long, Symbol
-from leasehold.log.events import STORED_SCHEMA
+from leasehold.log.frame import MAX_BODY_BYTES
 from leasehold.sources.eventhubs.moulds import Reader
-from leasehold.sources.eventhubs.refusals import DAMAGED, Refusal
-from leasehold.sources.eventhubs.rows import Row, RowTuple, arrow_of, read_row, size_of
+from leasehold.sources.eventhubs.refusals import DAMAGED, TOO_MANY, Refusal
+from leasehold.sources.eventhubs.rows import Row, RowTuple, arrow_of, batch_of, read_row, size_of
 from leasehold.sources.eventhubs.session import Gathering, Link
 from leasehold.sources.eventhubs.shapes import learn
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from leasehold.amqp.performatives import Transfer
     from leasehold.sources.eventhubs.session import Session
 
+MOST_DELIVERY_BYTES = MAX_BODY_BYTES + (1 << 20)  # the service allows 20 MB, a log far more
 _MOST_SHAPES = 8
 _SELECTOR = "apache.org:selector-filter:string"
 _EPOCH = "com.microsoft:epoch"
@@ -69,8 +71,7 @@ class EventLink(Link):
         self._delivered = 0
         self._credit = 0
         self._each_bytes = float(_FIRST_GUESS_BYTES)
-        self._gathering = Gathering()
-        self._gathered_bytes = 0
+        self._gathering = Gathering(most_bytes=MOST_DELIVERY_BYTES)
         self._readers: list[Reader] = []
         self._channel = b""
         self._handles: frozenset[bytes] = frozenset()
@@ -85,7 +86,7 @@ class EventLink(Link):
     @property
     def waiting_bytes(self) -> int:
         """About how many bytes they have."""
-        return self._waiting_bytes + self._gathered_bytes
+        return self._waiting_bytes + self._gathering.size
 
     async def wait(self) -> None:
         """Return when something has come, or the link is over. Cancelled, nothing is lost."""
@@ -130,23 +131,18 @@ class EventLink(Link):
         """A message came the slow way, or a part of one."""
         if self.over:
             return
-        self._gathered_bytes += len(payload)
-        whole = self._gathering.add(transfer, payload)
-        if whole is None:
-            if not self._gathering.under_way:
-                self._gathered_bytes = 0
-            return
-        head, message = whole
-        self._gathered_bytes = 0
         try:
+            whole = self._gathering.add(transfer, payload)
+            if whole is None:
+                return
+            head, message = whole
             if head.message_format == ARROW_FORMAT:
                 self._take_in(message)
             else:
                 self._rows.append(read_row(message))
                 self._came(1, len(message))
         except AmqpFault as fault:
-            self.on_end(Refusal(condition=DAMAGED, description=fault.description))
-            self.session.say(Detach(handle=self.handle, closed=True))
+            self._give_up(Refusal(condition=DAMAGED, description=fault.description))
             return
         if (
             head.settled is not True
@@ -193,7 +189,10 @@ class EventLink(Link):
     def settle(self) -> None:
         """All that came at once is in: wake who waits, and see to the credit."""
         self._bell.set()
-        if self._waiting_bytes + self._gathered_bytes > self._wanted.most_bytes:
+        if self._waiting_events > 2 * self._wanted.most_events:
+            words = "the server has sent more events than it was allowed to"
+            self._give_up(Refusal(condition=TOO_MANY, description=words))
+        elif self.waiting_bytes > self._wanted.most_bytes:
             if self._credit:
                 self._flow(0)  # what is on its way still comes
         else:
@@ -201,13 +200,17 @@ class EventLink(Link):
 
     # ------------------------------------------------------------- parts
 
+    def _give_up(self, refusal: Refusal) -> None:
+        self.on_end(refusal)
+        self.session.say(Detach(handle=self.handle, closed=True))
+
     def _take_in(self, payload: bytes) -> None:
         """An Arrow batch of the server."""
-        try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(payload), STORED_SCHEMA)
-        except (pa.ArrowException, OSError) as error:
-            raise AmqpFault(f"a batch of events can not be read: {error}") from error
+        batch = batch_of(payload)
         if batch.num_rows:
+            if self._rows:  # they came before it, and are to be taken before it
+                self._batches.append(arrow_of(self._rows))
+                self._rows = []
             self._batches.append(batch)
             self._came(batch.num_rows, len(payload))
 

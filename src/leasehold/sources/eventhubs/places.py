@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _FIRST = "amqp.annotation.x-opt-offset > '-1'"
 _BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS = 253_402_300_799_999  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,9 @@ def facts_of(answer: Mapping[object, object]) -> Facts:
         ends=PartitionEnds(
             first=last + 1 if empty else begin,
             next=last + 1,
-            last_enqueued_at=_BEGAN + timedelta(milliseconds=at_ms) if at_ms >= 0 else None,
+            last_enqueued_at=(
+                _BEGAN + timedelta(milliseconds=at_ms) if 0 <= at_ms <= _LAST_MS else None
+            ),
         ),
         last_offset=str(answer.get("last_enqueued_offset") or ""),
     )

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.errors import BeyondEnd, UnknownStream
+from leasehold.errors import BeyondEnd, UnknownStream, UsageError
 from leasehold.log.start import Start
 from leasehold.sources.eventhubs.places import place_of
 from leasehold.sources.eventhubs.source import EventHubsSource
@@ -115,7 +115,17 @@ class EventHubsRanges:
             self._loop.close()
 
     def _call(self, work: Coroutine[None, None, T]) -> T:
-        """What comes of it, in the thread that has the connection."""
+        """What comes of it, in the thread that has the connection.
+
+        Raises:
+            UsageError: that thread is not there: closed, or left behind by a fork.
+        """
+        if not self._thread.is_alive():
+            work.close()
+            raise UsageError(
+                f"the ranges of {self.name!r} are closed, or were opened before this process was "
+                "forked: open them anew"
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _check(self) -> None:

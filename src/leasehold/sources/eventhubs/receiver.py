@@ -26,6 +26,7 @@ from leasehold.sources.eventhubs.refusals import (
     DAMAGED,
     LOST,
     NO_PLACE,
+    REFUSED,
     Asked,
     Refusal,
     Refused,
@@ -254,15 +255,18 @@ class EventHubsReceiver:
         self._check_open()
         end = (await self._facts()).ends.next if refusal.condition in NO_PLACE else None
         error = error_of(refusal, self._reading.asked(end=end))
-        if error is not None:
+        if refusal.condition in REFUSED and self._was_sound():
+            # It was let in before: its token has ended while no other was to be had.
+            self._keeper.distrust(self._reading.audience)
+        elif error is not None:
             raise error
         self._drop()
         if self._position >= 0 and not self._loose:
             self._place = after(self._position)
         now_s = self._clock.boottime_s()
-        attached_at_s, self._attached_at_s = self._attached_at_s, None
-        if attached_at_s is not None and now_s - attached_at_s >= _SOUND_S:
+        if self._was_sound():
             self._failures, self._trouble_since_s = 0, None
+        self._attached_at_s = None
         self._failures += 1
         if self._trouble_since_s is None:
             self._trouble_since_s = now_s
@@ -271,6 +275,11 @@ class EventHubsReceiver:
             raise self._keeper.unavailable(Refused(refusal))
         if self._failures > 1 or refusal.condition != LOST:
             await self._clock.sleep(PAUSES.pause_s(self._failures, self._rng))
+
+    def _was_sound(self) -> bool:
+        """Whether the link has lasted."""
+        since_s = self._attached_at_s
+        return since_s is not None and self._clock.boottime_s() - since_s >= _SOUND_S
 
     async def _looked_into(self, batch: EventBatch) -> EventBatch:
         """The events that are new, if none is missing that was there.

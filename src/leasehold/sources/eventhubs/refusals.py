@@ -33,10 +33,11 @@ INVALID_OFFSET = "com.microsoft:georeplication:invalid-offset"
 OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 DISABLED = "com.microsoft:entity-disabled"
 LIMIT = "amqp:resource-limit-exceeded"
+TOO_MANY = "amqp:link:transfer-limit-exceeded"
 LOST = "leasehold:connection-lost"
 DAMAGED = "leasehold:damaged"
 
-_REFUSED = {UNAUTHORIZED, AUTH_FAILED}
+REFUSED = {UNAUTHORIZED, AUTH_FAILED}
 NO_PLACE = {ARGUMENT_ERROR, INVALID_OFFSET, OUT_OF_RANGE}
 _NEW_RECEIVER = re.compile(r"New receiver '([^']*)'")
 _HIGHER = re.compile(r"receiver with (?:a )?higher epoch", re.IGNORECASE)
@@ -103,7 +104,7 @@ def error_of(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
             f"{address.namespace} has no event hub {address.hub!r}{also}{part} ({refusal}): check "
             "the name, create it, or name another group with ?consumer_group=… in the address"
         )
-    if condition in _REFUSED:
+    if condition in REFUSED:
         return StoreUnusable(
             f"{address} does not let us in ({refusal}): check that the key or the identity is of "
             "this namespace, may listen (Azure Event Hubs Data Receiver), and has not been renewed"

@@ -1,7 +1,8 @@
 """Questions to a node of the hub, and its answers: ``$cbs`` for tokens, ``$management`` for facts.
 
-Guarantees: an answer goes to the one who asked, however many ask at once; if the connection ends,
-all of them are told.
+Guarantees: an answer goes to the one who asked, however many ask at once, and no more are sent than
+the node gives credit for. If the connection ends, all of them are told. A node may end its links
+when nobody has asked for a while, as the service does: they are made anew for the next question.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CBS, MANAGEMENT = "$cbs", "$management"
 _CREDIT = 1_000
+_MOST_ANSWER_BYTES = 4 << 20
 _CORRELATION = 5
 _OK = range(200, 300)
 _CODES = ("status-code", "statusCode")
@@ -38,7 +40,9 @@ class _Asking(Link):
 
     def __init__(self, session: Session, name: str, node: str) -> None:
         super().__init__(session, name)
-        self.ready: asyncio.Future[None] = answer()
+        self._bell = asyncio.Event()
+        self._sent = 0
+        self._until = 0
         session.say(
             Attach(
                 name=name,
@@ -51,13 +55,26 @@ class _Asking(Link):
         )
 
     def on_flow(self, flow: Flow) -> None:
-        if flow.link_credit and not self.ready.done():
-            self.ready.set_result(None)
+        self._until = (flow.delivery_count or 0) + (flow.link_credit or 0)
+        self._bell.set()
 
     def on_end(self, refusal: Refusal) -> None:
         super().on_end(refusal)
-        if not self.ready.done():
-            self.ready.set_exception(Refused(refusal))
+        self._bell.set()
+
+    async def send(self, payload: bytes, *, tag: bytes) -> None:
+        """Send a request, when there is credit for it.
+
+        Raises:
+            Refused: the link has ended.
+        """
+        while self.refusal is None and self._sent >= self._until:
+            self._bell.clear()
+            await self._bell.wait()
+        if self.refusal is not None:
+            raise Refused(self.refusal)
+        self._sent += 1
+        self.session.transfer(self, payload, tag=tag)
 
 
 class _Answers(Link):
@@ -66,7 +83,7 @@ class _Answers(Link):
     def __init__(self, session: Session, name: str, node: str) -> None:
         super().__init__(session, name)
         self.waiting: dict[str, asyncio.Future[Message]] = {}
-        self._gathering = Gathering()
+        self._gathering = Gathering(most_bytes=_MOST_ANSWER_BYTES)
         self._delivered = 0
         self._used = 0
         session.say(
@@ -115,9 +132,11 @@ class Requests:
 
     def __init__(self, session: Session, node: str) -> None:
         """Attach both ways."""
+        self._session = session
+        self._node = node
         self._numbers = count(1)
-        self._answers = _Answers(session, f"{node}-answers", node)
-        self._asking = _Asking(session, f"{node}-requests", node)
+        self._links: tuple[Link, ...] = ()
+        self._attach()
 
     async def ask(self, what: Mapping[str, object], value: object = None) -> Message:
         """The answer to a request with these application properties.
@@ -125,23 +144,35 @@ class Requests:
         Raises:
             Refused: the node has refused it, or the connection was lost.
         """
-        await asyncio.shield(self._answers.attached)
-        await asyncio.shield(self._asking.ready)
-        if self._answers.refusal is not None:
-            raise Refused(self._answers.refusal)
+        if self._session.refusal is not None:
+            raise Refused(self._session.refusal)
+        if self._answers.over or self._asking.over:
+            self._attach()
+        answers, asking = self._answers, self._asking
+        await asyncio.shield(answers.attached)
+        if answers.refusal is not None:
+            raise Refused(answers.refusal)
         name = f"leasehold-{next(self._numbers)}"
         asked: asyncio.Future[Message] = answer()
-        self._answers.waiting[name] = asked
+        answers.waiting[name] = asked
         request = Message(
             properties=(name,), application_properties=dict(what), value=value
         ).encode()
         try:
-            self._asking.session.transfer(self._asking, request, tag=name.encode())
+            await asking.send(request, tag=name.encode())
             found = await asked
         finally:
-            self._answers.waiting.pop(name, None)
+            answers.waiting.pop(name, None)
         _check(found)
         return found
+
+    def _attach(self) -> None:
+        number = next(self._numbers)
+        for link in self._links:
+            link.detach()  # one of the two may still be there; who waits on it is told
+        self._answers = _Answers(self._session, f"{self._node}-answers-{number}", self._node)
+        self._asking = _Asking(self._session, f"{self._node}-requests-{number}", self._node)
+        self._links = (self._answers, self._asking)
 
 
 def _check(found: Message) -> None:

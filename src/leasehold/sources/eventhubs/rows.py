@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MAP = STORED_SCHEMA.field("properties").type
 _MICROSECONDS = pa.timestamp("us", "UTC")
 _MANY = 4096
+_FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999
 _ROW_BYTES = 256
 RowTuple: TypeAlias = "tuple[bytes, bytes, bytes, bytes, bytes | None, Pairs | None]"
 
@@ -67,11 +68,37 @@ def read_row(message: bytes) -> Row:
     )
 
 
+def batch_of(payload: bytes) -> pa.RecordBatch:
+    """The events in an Arrow batch of a server, which may be anybody: all of it is looked at.
+
+    Raises:
+        AmqpFault: it is no such batch, is damaged, or is much bigger than its bytes.
+    """
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), STORED_SCHEMA)
+        batch.validate(full=True)  # else a place beyond its bytes would be read from elsewhere
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise AmqpFault(f"a batch of events can not be read: {error}") from error
+    if batch.get_total_buffer_size() > len(payload):
+        raise AmqpFault("a batch of events is bigger than its bytes: compression was not agreed on")
+    for field, column in zip(STORED_SCHEMA, batch.columns, strict=True):
+        if column.null_count and not field.nullable:
+            raise AmqpFault(f"a batch of events has one without {field.name!r}")
+    return batch
+
+
 def arrow_of(rows: Sequence[Row | RowTuple]) -> pa.RecordBatch:
-    """The rows as a batch of ``STORED_SCHEMA``; at least one."""
+    """The rows as a batch of ``STORED_SCHEMA``; at least one.
+
+    Raises:
+        AmqpFault: the time of an event is none of a calendar.
+    """
     count = len(rows)
     numbers, enqueued, offsets, bodies, keys, pairs = zip(*rows, strict=True)
-    times = array("q", [1000 * ms for ms in _longs(enqueued)])
+    moments = _longs(enqueued)
+    if min(moments) < _FIRST_MS or max(moments) > _LAST_MS:
+        raise AmqpFault("the time of an event lies in no year from 1 to 9999")
+    times = array("q", [1000 * ms for ms in moments])
     return pa.RecordBatch.from_arrays(
         [
             _whole(pa.int64(), _longs(numbers)),

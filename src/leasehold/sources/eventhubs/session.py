@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from leasehold.amqp.composites import Accepted
+from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.performatives import Attach, Begin, Detach, Disposition, Flow, Transfer
 from leasehold.sources.eventhubs.refusals import LOST, Refusal, Refused, refusal_of
 
@@ -33,8 +34,10 @@ def answer() -> asyncio.Future[T]:
 class Gathering:
     """The parts of a delivery, until it is whole."""
 
-    def __init__(self) -> None:
-        """Nothing is under way."""
+    def __init__(self, *, most_bytes: int) -> None:
+        """Nothing is under way; a delivery has ``most_bytes`` at most."""
+        self.size = 0
+        self._most_bytes = most_bytes
         self._parts: list[bytes] = []
         self._head: Transfer | None = None
 
@@ -44,13 +47,22 @@ class Gathering:
         return self._head is not None
 
     def add(self, transfer: Transfer, payload: bytes) -> tuple[Transfer, bytes] | None:
-        """The first frame and all bytes of the delivery that is whole with this one."""
+        """The first frame and all bytes of the delivery that is whole with this one.
+
+        Raises:
+            AmqpFault: it is bigger than any message may be; it is forgotten.
+        """
         head = self._head or transfer
-        self._parts.append(payload)
+        self.size += len(payload)
+        if payload:
+            self._parts.append(payload)
         self._head = head
-        if transfer.more and not transfer.aborted:
+        is_too_big = self.size > self._most_bytes
+        if transfer.more and not transfer.aborted and not is_too_big:
             return None
-        parts, self._parts, self._head = self._parts, [], None
+        parts, self._parts, self._head, self.size = self._parts, [], None, 0
+        if is_too_big:
+            raise AmqpFault(f"a message has more than {self._most_bytes} bytes")
         return None if transfer.aborted else (head, b"".join(parts))
 
 
@@ -110,6 +122,7 @@ class Session:
         """Say begin."""
         self.channel = channel
         self.next_incoming = 0
+        self.refusal: Refusal | None = None
         self.began: asyncio.Future[Begin] = answer()
         self._sender = sender
         self._next_outgoing = 0
@@ -217,6 +230,7 @@ class Session:
 
     def on_end(self, refusal: Refusal) -> None:
         """All links are lost."""
+        self.refusal = refusal
         if not self.began.done():
             self.began.set_exception(Refused(refusal))
         links, self._ours, self._theirs = self._ours, {}, {}

@@ -123,7 +123,7 @@ class Entra:
 def provider_for(
     address: Address, *, clock: Clock, credential: Credential | None = None
 ) -> TokenProvider:
-    """The key of the address, else its signature, else the credential, else Entra ID's default.
+    """The credential, else the key of the address, else its signature, else Entra ID's default.
 
     Raises:
         UsageError: Entra ID is needed, and the package for it is not installed.

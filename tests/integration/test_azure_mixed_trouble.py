@@ -1,0 +1,102 @@
+"""What befalls a mixed group when the storage of Azure's clients hangs, or comes back late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from tests.support.azure_sim import CONSUMERS, EXPIRY_S, HUB, Group, play
+
+from leasehold.model import Mark, Ownership, Position
+from leasehold.names import partition_key
+
+pytestmark = pytest.mark.spec("B8")
+
+KEY = partition_key(HUB, CONSUMERS, "3")
+
+
+def mark(ownership: Ownership, number: int) -> Mark:
+    position = Position(sequence_number=number, offset=str(100 * number))
+    return Mark(ownership=ownership, position=position)
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make calls to their store hang, which is what storage without a route does."""
+
+    def hang(group: Group) -> None:
+        async def call(*_: object, **__: object) -> Iterable[Mapping[str, Any]]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        for name in (
+            "list_ownership",
+            "claim_ownership",
+            "update_checkpoint",
+            "list_checkpoints",
+        ):
+            monkeypatch.setattr(group.theirs, name, call)
+
+    return hang
+
+
+def test_ours_go_on_while_their_storage_hangs_and_stop_before_it_is_too_late(never: Any) -> None:
+    async def story(group: Group) -> None:
+        host = group.host()
+        await group.cycles_until(lambda: group.even(1))
+        never(group)
+        await asyncio.sleep(EXPIRY_S / 3)
+        assert len(host.held()) == 8
+        assert group.work[host].ended == []
+        await asyncio.sleep(EXPIRY_S / 3)
+        assert host.held() == []
+
+    play(story)
+
+
+def test_a_checkpoint_is_taken_while_their_storage_hangs(never: Any) -> None:
+    async def story(group: Group) -> None:
+        host = group.host()
+        await group.cycles_until(lambda: group.even(1))
+        never(group)
+        async with asyncio.timeout(3):
+            for number in (7, 8):
+                marks = [mark(each, number) for each in host.held()]
+                assert await host._store.checkpoint(marks) == {}
+        found = await group.ours.checkpoints(KEY.rpartition("/")[0])
+        assert found[KEY].resumes_at == 9
+
+    play(story)
+
+
+@pytest.mark.parametrize("successor", ["client", "host"])
+def test_a_checkpoint_that_comes_late_never_overwrites_that_of_a_successor(successor: str) -> None:
+    async def story(group: Group) -> None:
+        host = group.host()
+        await group.cycles_until(lambda: group.even(1))
+        store, write = host._store, group.theirs.update_checkpoint
+
+        async def fail(*_: object, **__: object) -> None:
+            raise ConnectionError("away")
+
+        group.theirs.update_checkpoint = fail  # type: ignore[method-assign]
+        marks = [mark(each, 7) for each in host.held()]
+        assert await store.checkpoint(marks) == {}
+        if successor == "client":
+            row = dict(group.theirs.owners["3"])
+            assert await group.theirs.claim_ownership([{**row, "owner_id": "theirs"}])
+            moved = "3"
+        else:
+            other = group.host()
+            await group.cycles_until(lambda: group.even(2))
+            moved = other.held()[0].key.rpartition("/")[2]
+        await write({"partition_id": moved, "offset": "900", "sequence_number": 9})
+        group.theirs.update_checkpoint = write  # type: ignore[method-assign]
+        await asyncio.sleep(20)
+        assert group.theirs.positions[moved]["sequence_number"] == 9
+        kept = host.held()[0].key.rpartition("/")[2]
+        assert group.theirs.positions[kept]["sequence_number"] == 7
+
+    play(story)

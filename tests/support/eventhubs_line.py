@@ -1,0 +1,108 @@
+"""A link of the Event Hubs source without a network, and what a server writes to it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from leasehold.amqp.composites import Composite, Source, Target
+from leasehold.amqp.frames import frame
+from leasehold.amqp.performatives import Attach, Begin, Transfer
+from leasehold.amqp.values import Long, Symbol, Timestamp
+from leasehold.clock import SystemClock
+from leasehold.log.events import Event, EventBatch
+from leasehold.sources.eventhubs import parse
+from leasehold.sources.eventhubs.connection import Connection
+from leasehold.sources.eventhubs.link import EventLink, Wanted
+from leasehold.sources.eventhubs.session import Session
+
+CHANNEL, HANDLE = 3, 7
+HOST = parse("eventhubs://app:key@contoso/orders", {})
+
+
+class Line:
+    """A link of ours, and what a server writes to it."""
+
+    def __init__(self, *, most_events: int = 100_000, most_bytes: int = 1 << 30) -> None:
+        self.connection = Connection(HOST, clock=SystemClock(), container="test")
+        self.session = Session(self.connection, 0)
+        self.connection._sessions[0] = self.session
+        begin = Begin(remote_channel=0, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
+        self.serve(begin)
+        wanted = Wanted(
+            path="orders/ConsumerGroups/g/Partitions/0",
+            selector="",
+            receiver="me",
+            epoch=1,
+            arrow=False,
+            most_events=most_events,
+            most_bytes=most_bytes,
+        )
+        self.flows: list[tuple[int, int]] = []
+        self.session.flow = self._flow  # type: ignore[method-assign]
+        self.link = EventLink(self.session, "line", wanted)
+        where = Source(address="x")
+        self.serve(
+            Attach(
+                name="line",
+                handle=HANDLE,
+                role=False,
+                source=where,
+                target=Target(address="y"),
+                initial_delivery_count=0,
+            )
+        )
+
+    def _flow(self, link: object, *, delivered: int, credit: int) -> None:
+        self.flows.append((delivered, credit))
+
+    def serve(self, performative: Composite, payload: bytes = b"") -> None:
+        self.connection.data_received(frame(CHANNEL, performative.encode() + payload))
+
+    def take(self, most_events: int) -> pa.RecordBatch:
+        found = self.link.take(most_events=most_events, most_bytes=1 << 20)
+        assert found is not None
+        return found
+
+    def taken(self) -> list[Event]:
+        found: list[Event] = []
+        while (batch := self.link.take(most_events=7, most_bytes=1 << 30)) is not None:
+            batch.validate(full=True)
+            found += EventBatch(partition="0", arrow=batch)
+        return found
+
+
+def in_loop(test: Callable[[], None]) -> None:
+    async def run() -> None:
+        test()
+
+    asyncio.run(run())
+
+
+def notes_of(number: int, **more: object) -> dict[object, object]:
+    return {
+        Symbol("x-opt-sequence-number"): Long(number),
+        Symbol("x-opt-offset"): str(number * 1000),
+        Symbol("x-opt-enqueued-time"): Timestamp(1_700_000_000_000 + number),
+        **{Symbol(name.replace("_", "-")): value for name, value in more.items()},
+    }
+
+
+def transfers(message: bytes, number: int, *, room: int = 1 << 30) -> list[bytes]:
+    """The frames of one event."""
+    parts = [message[at : at + room] for at in range(0, len(message), room)]
+    made = []
+    for at, part in enumerate(parts):
+        head = Transfer(
+            handle=HANDLE,
+            delivery_id=None if at else number,
+            delivery_tag=None if at else struct.pack(">I", number),
+            message_format=None if at else 0,
+            settled=True,
+            more=at + 1 < len(parts),
+        )
+        made.append(frame(CHANNEL, head.encode() + part))
+    return made
