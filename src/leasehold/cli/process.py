@@ -154,12 +154,10 @@ def process(
 
     Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one ends it at once.
     """  # noqa: E501
-    # A blob lease lasts 15 s at least.
-    lasts = lease or ("30s" if (store or "").lower().startswith("azure-blob:") else "10s")
     options = partial(
         Options,
         strategy=strategy,
-        timing=Timing.of(lease=duration(lasts, option="--lease", least="50ms", most="7d")),
+        timing=_timing(lease, store),
         start=Start.parse(start),
         checkpoint=_checkpoint(checkpoint),
         weight=weight,
@@ -209,6 +207,12 @@ def process(
 
 def _optional(text: str | None, option: str, *, least: str, most: str) -> timedelta | None:
     return None if text is None else duration(text, option=option, least=least, most=most)
+
+
+def _timing(lease: str | None, store: str | None) -> Timing:
+    usual = "30s" if (store or "").lower().startswith("azure-blob:") else "10s"
+    # A lease on Azure Blob lasts 15 s at least.
+    return Timing.of(lease=duration(lease or usual, option="--lease", least="50ms", most="7d"))
 
 
 def _checkpoint(text: str) -> CheckpointPolicy:
