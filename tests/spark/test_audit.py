@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -14,21 +17,29 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from tests.support import audits as a
 from tests.support.command import CommandLine
+from tests.support.local_frames import local_frame
+from tests.support.postgres import database, execute
+from tests.support.sink_contract import GROUP, batch_of
 from tests.support.spark_logs import made
 
 from leasehold.core.timing import Timing
 from leasehold.errors import UnknownResource
+from leasehold.log import Event, Log
 from leasehold.model import EndReason
 from leasehold.sources.port import PartitionEnds
 from leasehold.spark.audit import Material, Verdict, audit, checkpoints, commits, judge, logs, terms
 from leasehold.spark.audit import rows as sink_rows
 from leasehold.spark.audit.findings import fetched
-from leasehold.spark.audit.judge import _quick
+from leasehold.spark.audit.gather import _sunk
+from leasehold.spark.audit.judge import _of_the_rows, _quick
 from leasehold.spark.audit.record import Level
 from leasehold.spark.audit.tables import Tables, tables
 from leasehold.spark.pipeline.pipeline import Pipeline
 from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.sinks.delta.sink import DeltaSink
+from leasehold.spark.sinks.log import LogSink
+from leasehold.spark.sinks.port import Sink
+from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 Pairs = Sequence[tuple[str, int]]
 
@@ -42,6 +53,11 @@ def numbers(spark: SparkSession, pairs: Pairs) -> DataFrame:
         ),
     }
     return spark.createDataFrame(pa.table(columns))
+
+
+def told_event(partition: str, number: int) -> str:
+    """A body that says of which event it is."""
+    return json.dumps({"partition": partition, "sequence_number": number})
 
 
 def small(spark: SparkSession, material: Material) -> Tables:
@@ -199,7 +215,7 @@ def test_missing_doubled_and_stray_rows_are_found(spark: SparkSession) -> None:
     sunk += [("1", 4), ("0", 20), ("sums", 1), ("sums", 1), ("sums", 2)]
     made_tables = tables(spark, material)
     rows = numbers(spark, sunk)
-    frames = [sink_rows.miscounted(rows, made_tables.commits)]
+    frames = sink_rows.miscounted(rows, made_tables.commits)
     frames += sink_rows.findings(rows, made_tables.commits)
     seen = fetched(frames)
     assert {
@@ -267,6 +283,63 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     assert {"rows-counted", "rows-once"} <= set(done.out.split())
     assert done.widest <= 80
     assert "REFUTED" in page.read_text(encoding="utf-8")
+
+
+STRAYS = {
+    ("rows-counted", "", "rows in the sink that no commit wrote: 2"),
+    ("rows-once", "", "rows that do not say of which event they are: 1"),
+    ("rows-once", "0", "events with more than one row: 1"),
+    ("rows-once", "0", "events that have rows and are in no commit: 1"),
+}
+LOST = ("rows-once", "0", "events without a row, or with too few: 1")
+
+
+def put(sink: Sink, frame: DataFrame, until: ExitStack) -> None:
+    """Open it, and write one batch of ten events."""
+    batch = batch_of(("0", 0, 10, 1))
+    sink.open(cast("SparkSession", None))  # these sinks do not ask for it
+    until.callback(sink.close)
+    sink.commit(sink.stage(frame, batch), batch)
+
+
+# As many rows as events: number 7 is lost, and number 6 came twice.
+WRITTEN = (0, 1, 2, 3, 4, 5, 6, 6, 8, 9)
+
+
+@pytest.mark.spec("S1", "S4")
+def test_missing_doubled_and_stray_rows_of_a_table_and_of_a_stream_are_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """And where a row may take the place of another, none is called lost."""
+    url = made(tmp_path, events=10, partitions=1)
+    with Log.open(url) as log, database(migrated=False) as server, ExitStack() as held:
+        table = PostgresSink(server, "copies", create=True)
+        columns = "partition string, sequence_number bigint"
+        put(table, local_frame(columns, [("0", number) for number in WRITTEN]), held)
+        execute(server, "insert into copies values ('0', 10), (null, null)")
+        log.create("copies", partitions=2)
+        stream = LogSink("copies", store=url)
+        events = [(str(number), told_event("0", number)) for number in WRITTEN]
+        put(stream, local_frame("key string, body string", events), held)
+        with log.producer("copies") as producer:
+            for body in (told_event("0", 10), "nothing"):
+                producer.send(Event(body=body.encode()), partition=1).result()
+
+        sinks: list[tuple[Sink, str, Level]] = [
+            (table, "", Level.FAULT),
+            (stream, "a key", Level.UNKNOWN),
+        ]
+        for sink, replaced, level in sinks:
+            sunk = _sunk(spark, sink, GROUP, url, until=held.enter_context(ExitStack()))
+            assert sunk.rows is not None
+            made_tables = tables(spark, a.with_commits(*sunk.commits or ()))
+            frames = _of_the_rows(sunk.rows.frame, made_tables, replaced, by_number=True)
+            seen = {
+                (each.level, each.check, each.partition, each.what)
+                for kind in fetched(frames).values()
+                for each in kind.first
+            }
+            assert seen == {(Level.FAULT, *each) for each in STRAYS} | {(level, *LOST)}
 
 
 def test_a_sink_that_can_not_be_read_is_unknown_and_not_proved(

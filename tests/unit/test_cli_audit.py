@@ -13,9 +13,10 @@ from tests.support.command import CommandLine
 from tests.support.publishing import make_log
 
 from leasehold.cli.audit import _print
-from leasehold.cli.common import Output
+from leasehold.cli.common import Output, err
 from leasehold.names import partition_key
 from leasehold.spark.audit import Audit, Check, Finding, claims
+from leasehold.spark.audit.targets import target
 from leasehold.stores import open_store
 
 LONG = "the checkpoint says that events up to 1000 are done, and the sink holds those up to 999"
@@ -54,6 +55,34 @@ def test_a_wrong_command_is_refused_before_spark_starts(
     done = leasehold("audit", "orders", "billing", *words)
     assert (done.code, done.out) == (2, "")
     assert hint in done.err
+
+
+@pytest.mark.parametrize("sink", ["postgress://ann:secret@host/db#t", "postgresql://ann:secret@h"])
+def test_a_password_in_a_wrong_sink_is_not_shown(leasehold: CommandLine, sink: str) -> None:
+    done = leasehold("audit", "orders", "billing", "--sink", sink)
+    assert done.code == 2
+    assert "secret" not in done.err
+    assert "postgresql://host/database#TABLE" in done.err
+
+
+def test_a_password_may_have_a_hash_in_it() -> None:
+    sink = target("postgresql://ann:half#rest@host/db#delays", store="")
+    assert sink.name == "postgres:postgresql://ann@host/db delays"
+
+
+def test_a_long_error_is_broken_between_words_where_somebody_reads_it(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(err, "_force_terminal", True)
+    monkeypatch.setattr(err, "_color_system", None)
+    done = leasehold("audit", "orders", "billing", "--sink", "tables")
+    lines = [line.rstrip() for line in done.err.splitlines()]
+    assert (done.code, done.out, len(lines)) == (2, "", 2)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines) == (
+        "error: 'tables' names no sink: write delta:PATH, parquet:PATH, "
+        "postgresql://host/database#TABLE or log:STREAM"
+    )
 
 
 @pytest.fixture

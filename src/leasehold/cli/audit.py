@@ -6,11 +6,14 @@ unless ``--allow-unknown`` says that it may pass.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
+from leasehold.cli.app import exit_code
 from leasehold.cli.common import (
     Column,
     Form,
@@ -26,9 +29,11 @@ from leasehold.cli.common import (
     print_table,
     store_url,
 )
-from leasehold.errors import UsageError
+from leasehold.errors import LeaseholdError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from leasehold.spark.audit import Audit
 
 EXAMPLE = "leasehold audit orders billing --sink delta:delays --html audit.html"
@@ -82,8 +87,19 @@ def audit(
 
     Looks at the history of owners, the checkpoints, the log, and with --sink at what was written. Changes nothing. Exit code 1 unless all is proved.
     """  # noqa: E501
-    url = store_url(store)
-    _check_place(html)
+    with _wrapped():
+        url = store_url(store)
+        _check_place(html)
+        done = _run(stream, group, sink=sink, master=master, store=url)
+        if html is not None:
+            html.write_text(done.html(), encoding="utf-8")
+            err.print(f"report: {html}")
+    _print(done, form)
+    if done.verdict.value != "PROVED" and not (allow_unknown and done.verdict.value == "UNKNOWN"):
+        raise typer.Exit(1)
+
+
+def _run(stream: str, group: str, *, sink: str | None, master: str | None, store: str) -> Audit:
     try:
         from leasehold.spark.audit import audit as run  # noqa: PLC0415 - Spark may be missing
         from leasehold.spark.audit.gather import refuse_unknown  # noqa: PLC0415
@@ -94,17 +110,23 @@ def audit(
             f"an audit runs on Spark, and the package {error.name!r} is missing: "
             "pip install 'leasehold[spark]'"
         ) from error
-    place = target(sink, store=url) if sink is not None else None
-    refuse_unknown(store=url, stream=stream, group=group, sink=place)
+    place = target(sink, store=store) if sink is not None else None
+    refuse_unknown(store=store, stream=stream, group=group, sink=place)
     _say("starting Spark")
     spark = session("leasehold audit", master=master)
-    done = run(spark, store=url, stream=stream, group=group, sink=place, say=_say)
-    if html is not None:
-        html.write_text(done.html(), encoding="utf-8")
-        err.print(f"report: {html}")
-    _print(done, form)
-    if done.verdict.value != "PROVED" and not (allow_unknown and done.verdict.value == "UNKNOWN"):
-        raise typer.Exit(1)
+    return run(spark, store=store, stream=stream, group=group, sink=place, say=_say)
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    """Break a long error between words, where somebody reads it; elsewhere it stays one line."""
+    try:
+        yield
+    except LeaseholdError as error:
+        if not err.is_terminal:
+            raise
+        err.print(Text.assemble(("error:", "red"), f" {error}"), soft_wrap=False)
+        raise typer.Exit(exit_code(error)) from error
 
 
 def _check_place(html: Path | None) -> None:
@@ -136,9 +158,13 @@ def _print(done: Audit, form: Output) -> None:
         print_table(fitting_table(found, _FINDINGS))
     more = sum(each.faults + each.unknown for each in done.checks) - len(found)
     if more > 0:
-        err.print(f"and {counted(more, 'more finding')}: the first of each kind are shown")
+        _tell(f"and {counted(more, 'more finding')}: the first of each kind are shown")
     for note in done.notes:
-        err.print(f"note: {note}")
+        _tell(f"note: {note}")
+
+
+def _tell(words: str) -> None:
+    err.print(words, soft_wrap=not err.is_terminal)
 
 
 def _rows(rows: object) -> list[dict[str, object]]:

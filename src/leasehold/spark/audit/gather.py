@@ -7,6 +7,8 @@ that was needed for what was read before.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint, Term
     from leasehold.sources.port import PartitionEnds
     from leasehold.spark.audit.record import Audit
+    from leasehold.spark.audit.targets import Rows
     from leasehold.spark.sinks.port import Commit, Sink
 
     _Known: TypeAlias = tuple[str, dict[str, int], tuple[Checkpoint, ...]]
@@ -38,6 +41,16 @@ if TYPE_CHECKING:
 _EVERY_TERM = 1_000_000
 _LOOKS = 3
 _COLUMNS = ("partition", "sequence_number", "enqueued_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sunk:
+    """What is in a sink; see ``Material``."""
+
+    commits: tuple[Commit, ...] | None = None
+    rows: Rows | None = None
+    settled: bool = True
+    trouble: str = ""
 
 
 def audit(
@@ -63,18 +76,17 @@ def audit(
     name = partition_group(stream, group)
     say("reading the store")
     shown, epochs, checkpoints = _looked_up(store, stream, group, sink)
-    commits: tuple[Commit, ...] | None = None
-    rows, settled, trouble = None, True, ""
-    if sink is not None:
-        say(f"reading the commits of {sink.name}")
-        sink.open(spark)
-    try:
+    with ExitStack() as held:
+        found = _Sunk()
         if sink is not None:
-            commits, rows, settled, trouble = _sunk(spark, sink, name, store)
-        named = {each.range.partition for each in commits or ()}
+            say(f"reading the commits of {sink.name}")
+            sink.open(spark)
+            held.callback(sink.close)
+            found = _sunk(spark, sink, name, store, until=held.enter_context(ExitStack()))
+        named = {each.range.partition for each in found.commits or ()}
         keys = {partition_key(stream, group, each) for each in {*epochs, *named}}
         terms = anyio.run(_terms, store, sorted({*keys, *(each.key for each in checkpoints)}))
-        if not (epochs or terms or commits):
+        if not (epochs or terms or found.commits):
             raise _unknown(store, stream, group)
         ends, log_trouble = _ends(store, stream)
         material = Material(
@@ -86,18 +98,17 @@ def audit(
             checkpoints=checkpoints,
             epochs=epochs,
             sink=sink.name if sink is not None else None,
-            commits=commits,
+            commits=found.commits,
             ends=ends,
-            settled=settled,
-            rows_trouble=trouble,
+            settled=found.settled,
+            rows_trouble=found.trouble,
+            rows_replaced=found.rows.replaced if found.rows is not None else "",
             log_trouble=log_trouble,
         )
         say("judging, on Spark")
+        rows = found.rows.frame if found.rows is not None else None
         log = _log(spark, store, stream, ends) if ends is not None else None
         return judge(spark, material, rows=rows, log=log)
-    finally:
-        if sink is not None:
-            sink.close()
 
 
 def refuse_unknown(*, store: str, stream: str, group: str, sink: Sink | None = None) -> None:
@@ -154,22 +165,24 @@ async def _terms(url: str, keys: Iterable[str]) -> tuple[Term, ...]:
     return tuple(reversed(found))
 
 
-def _sunk(
-    spark: SparkSession, sink: Sink, name: str, store: str
-) -> tuple[tuple[Commit, ...], DataFrame | None, bool, str]:
+def _sunk(spark: SparkSession, sink: Sink, name: str, store: str, *, until: ExitStack) -> _Sunk:
     """Commits and rows of the same moment, if the sink stands still for it."""
     commits = tuple(sink.commits(name))
     rows = None
     for _ in range(_LOOKS):
+        until.close()  # the last look
         try:
-            rows = rows_of(sink, spark, store=store)
+            rows = rows_of(sink, spark, store=store, until=until)
+        except UnknownResource as error:
+            # A pipeline makes its table with its first batch.
+            return _Sunk(commits=commits, trouble=str(error) if commits else "")
         except (LeaseholdError, OSError) as error:
-            return commits, None, True, str(error)
+            return _Sunk(commits=commits, trouble=str(error))
         again = tuple(sink.commits(name))
         if again == commits:
-            return commits, rows, True, ""
+            return _Sunk(commits=commits, rows=rows)
         commits = again
-    return commits, rows, False, ""
+    return _Sunk(commits=commits, rows=rows, settled=False)
 
 
 def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str]:

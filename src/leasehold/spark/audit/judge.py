@@ -53,7 +53,7 @@ def judge(
         frames += commits.findings(small)
     seen = dict(fetched(frames))
     try:
-        seen |= fetched(_of_the_rows(rows, made, by_number=by_number))
+        seen |= fetched(_of_the_rows(rows, made, material.rows_replaced, by_number=by_number))
     except _TROUBLE as error:
         material = replace(material, rows_trouble=_short(error))
     lags: tuple[Lag, ...] = ()
@@ -83,11 +83,15 @@ def _quick(spark: SparkSession) -> SparkSession:
     return found
 
 
-def _of_the_rows(rows: DataFrame | None, made: Tables, *, by_number: bool) -> list[DataFrame]:
+def _of_the_rows(
+    rows: DataFrame | None, made: Tables, replaced: str, *, by_number: bool
+) -> list[DataFrame]:
     if rows is None:
         return []
-    counted_rows = [sink_rows.miscounted(rows, made.commits)]
-    return [*counted_rows, *sink_rows.findings(rows, made.commits)] if by_number else counted_rows
+    frames = sink_rows.miscounted(rows, made.commits, replaced=replaced)
+    if by_number:
+        frames += sink_rows.findings(rows, made.commits, replaced=replaced)
+    return frames
 
 
 def _short(error: Exception) -> str:

@@ -29,6 +29,7 @@ class Material:
         epochs: the epoch of each partition as the store says it, read before the terms.
         commits: of the sink, oldest first.
         settled: whether the sink stood still while it was read.
+        rows_replaced: why rows may rightly be fewer than were written; else empty.
         rows_trouble, log_trouble: why rows or events could not be looked at; else empty.
     """
 
@@ -43,6 +44,7 @@ class Material:
     commits: tuple[Commit, ...] | None = None
     ends: Mapping[str, PartitionEnds] | None = None
     settled: bool = True
+    rows_replaced: str = ""
     rows_trouble: str = ""
     log_trouble: str = ""
 

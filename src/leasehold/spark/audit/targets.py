@@ -12,6 +12,7 @@ written                                 sink
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,12 +21,24 @@ from leasehold.errors import UnknownResource, UsageError
 from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from pyspark.sql import DataFrame, SparkSession
 
+    from leasehold.spark.sinks.log import LogSink
     from leasehold.spark.sinks.port import Sink
+    from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 _EXAMPLES = "delta:PATH, parquet:PATH, postgresql://host/database#TABLE or log:STREAM"
 _DIRECTORIES = {"delta": ("Delta table", DELTA), "parquet": ("Parquet sink", PARQUET)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a sink. ``replaced``: why they may rightly be fewer than were written."""
+
+    frame: DataFrame
+    replaced: str = ""
 
 
 def target(text: str, *, store: str) -> Sink:
@@ -36,19 +49,20 @@ def target(text: str, *, store: str) -> Sink:
     """
     kind, _, place = text.partition(":")
     if kind in ("postgres", "postgresql"):
-        url, _, table = text.partition("#")
-        if not table:
+        url, mark, table = text.rpartition("#")  # a password may have one in it, too
+        if not mark or not table:
             raise UsageError(f"{kind}: names no table: write postgresql://host/database#TABLE")
         return _made("PostgresSink", url, table)
     if not place:
-        raise UsageError(f"{text!r} names no sink: write {_EXAMPLES}")
+        raise UsageError(f"{kind!r} names no sink: write {_EXAMPLES}")
     if kind == "delta":
         return _made("DeltaSink", place)
     if kind == "parquet":
         return _made("ParquetSink", place, store=store)
     if kind == "log":
         return _made("LogSink", place, store=store)
-    raise UsageError(f"{text!r} names no sink: write {_EXAMPLES}")
+    # The rest of what looks like a URL may hold a password.
+    raise UsageError(f"{kind!r} is no kind of sink: write {_EXAMPLES}")
 
 
 def missing(sink: Sink) -> UnknownResource | None:
@@ -70,21 +84,46 @@ def missing(sink: Sink) -> UnknownResource | None:
     )
 
 
-def rows_of(sink: Sink, spark: SparkSession, *, store: str) -> DataFrame | None:
+def rows_of(sink: Sink, spark: SparkSession, *, store: str, until: ExitStack) -> Rows | None:
     """The rows that readers of the sink see now; None if it is not one that can be read so.
 
-    A sink with a method ``read(spark)`` is asked itself.
+    The sink is open. A sink with a method ``read(spark)`` is asked itself. The rows can be read
+    until ``until`` is closed.
 
     Raises:
+        UnknownResource: what the sink writes to is not there, or not any more.
         LeaseholdError, OSError: it can be read, and could not be.
     """
-    read = getattr(sink, "read", None)
-    if read is not None:
-        return cast("DataFrame", read(spark))
     kind, _, place = sink.name.partition(":")
-    if kind == "delta":
-        return _delta_rows(spark, place)
-    return _parquet_rows(spark, place, store) if kind == "parquet" else None
+    read = getattr(sink, "read", None)
+    if read is None and kind == "postgres":
+        return _table_rows(cast("PostgresSink", sink), spark, until)
+    frame: DataFrame | None
+    if read is not None:
+        frame = cast("DataFrame", read(spark))
+    elif kind == "delta":
+        frame = _delta_rows(spark, place)
+    elif kind == "parquet":
+        frame = _parquet_rows(spark, place, store)
+    elif kind == "log":
+        frame = _stream_rows(cast("LogSink", sink), spark)
+    else:
+        return None
+    return Rows(frame=frame) if frame is not None else None
+
+
+def _table_rows(sink: PostgresSink, spark: SparkSession, until: ExitStack) -> Rows:
+    from leasehold.spark.audit.table_rows import table_moment  # noqa: PLC0415
+
+    address, table = sink._address, sink._table  # noqa: SLF001 - with its password
+    moment = table_moment(address, table.schema, table.name, until=until)
+    return Rows(frame=moment.frame(spark), replaced=moment.replaced)
+
+
+def _stream_rows(sink: LogSink, spark: SparkSession) -> DataFrame:
+    from leasehold.spark.audit.stream_rows import stream_moment  # noqa: PLC0415
+
+    return stream_moment(sink.stream, sink.store).frame(spark)
 
 
 def _delta_rows(spark: SparkSession, place: str) -> DataFrame | None:

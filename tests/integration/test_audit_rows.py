@@ -1,0 +1,228 @@
+"""What an audit reads of a PostgreSQL table and of a stream: all rows of one moment, or why not."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+import pytest
+from tests.support.local_frames import local_frame
+from tests.support.postgres import database, execute
+from tests.support.publishing import STREAM, claim, make_log, publisher, share, staged
+from tests.support.sink_contract import GROUP, batch_of
+
+from leasehold.errors import StoreUnavailable, StoreUnusable, Trimmed, UnknownResource
+from leasehold.log import Event, Log
+from leasehold.spark.audit.gather import _sunk
+from leasehold.spark.audit.stream_rows import stream_moment, tells_its_event
+from leasehold.spark.audit.table_rows import TableMoment, table_moment
+from leasehold.spark.sinks.postgres.sink import PostgresSink
+from leasehold.stores.postgres.address import Address
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_SPARK = cast("SparkSession", None)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with database(migrated=False) as made:
+        yield made
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def table(url: str, name: str, columns: str) -> Address:
+    execute(url, f"drop table if exists {name} cascade")
+    execute(url, f"create table {name} ({columns})")
+    return Address.of(url)
+
+
+def read(moment: TableMoment, shares: list[tuple[str, str] | None]) -> list[tuple[str, int]]:
+    numbers = pa.RecordBatch.from_pydict({"id": list(range(len(shares)))})
+    batches = moment.reader(shares)([numbers])
+    return [(row["partition"], row["sequence_number"]) for b in batches for row in b.to_pylist()]
+
+
+@pytest.mark.spec("S4")
+def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
+    url: str, held: ExitStack
+) -> None:
+    address = table(url, "wide", "partition int, sequence_number bigint, word text")
+    fill = (
+        "insert into wide select 3, n, repeat('x', 500) from generate_series(%s::int, %s::int) as n"
+    )
+    execute(url, fill, 0, 999)
+    moment = table_moment(address, "public", "wide", until=held)
+    execute(url, fill, 1000, 1099)
+    execute(url, "delete from wide where sequence_number < 10")
+    shares = moment.shares(task_pages=7)
+    assert moment.numbered
+    assert len(shares) > 5
+    assert sorted(read(moment, shares)) == [("3", number) for number in range(1000)]
+    assert moment.count() == 1000
+
+
+@pytest.mark.spec("S4")
+def test_an_empty_table_and_a_view_are_read_too(url: str, held: ExitStack) -> None:
+    address = table(url, "narrow", "partition text, sequence_number int")
+    moment = table_moment(address, "public", "narrow", until=held)
+    assert (read(moment, moment.shares()), moment.count()) == ([], 0)
+    held.close()
+    execute(url, "insert into narrow values ('0', 1), (null, 2), ('0', 1)")
+    execute(url, "create view seen as select * from narrow where partition = '0'")
+    moment = table_moment(address, "public", "seen", until=held)
+    assert moment.shares() == [None]
+    assert read(moment, moment.shares()) == [("0", 1), ("0", 1)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "replaced"),
+    [
+        ("partition text, sequence_number bigint", False),
+        ("partition text, sequence_number bigint, primary key (sequence_number, partition)", False),
+        ("id bigserial primary key, partition text, sequence_number bigint", False),
+        ("id bigint generated always as identity primary key, word text", False),
+        ("carrier text primary key, flights bigint", True),
+        ("carrier text, flights bigint, unique (carrier) deferrable", False),
+    ],
+)
+def test_a_key_by_which_rows_are_replaced_is_noticed(
+    url: str, held: ExitStack, columns: str, *, replaced: bool
+) -> None:
+    address = table(url, "keyed", columns)
+    words = table_moment(address, "public", "keyed", until=held).replaced
+    assert bool(words) is replaced
+    assert not words or "(carrier)" in words
+
+
+@pytest.mark.spec("S4")
+def test_a_table_that_may_not_be_read_whole_is_told_without_secrets(
+    url: str, held: ExitStack
+) -> None:
+    table(url, "private", "partition text, sequence_number bigint")
+    role = f"audit_reader_{os.getpid()}"
+    execute(url, f"create role {role}")
+    held.callback(execute, url, f"drop role {role}")
+    held.callback(execute, url, f"drop owned by {role}")
+    reader = Address.of(f"{url}&options=-c%20role%3D{role}&password=pa55word")
+    with pytest.raises(StoreUnusable, match="permission denied for table private") as refused:
+        table_moment(reader, "public", "private", until=held)
+    assert "right to read" in str(refused.value)
+    assert "pa55word" not in str(refused.value)
+    execute(url, f"grant select on private to {role}")
+    table_moment(reader, "public", "private", until=held)
+
+
+@pytest.mark.spec("S4")
+def test_rows_that_a_policy_hides_are_not_taken_for_lost_ones(url: str, held: ExitStack) -> None:
+    table(url, "hidden", "partition text, sequence_number bigint")
+    role = f"audit_half_blind_{os.getpid()}"
+    execute(url, f"create role {role}")
+    held.callback(execute, url, f"drop role {role}")
+    held.callback(execute, url, f"drop owned by {role}")
+    execute(url, f"grant select on hidden to {role}")
+    execute(url, "alter table hidden enable row level security")
+    reader = Address.of(f"{url}&options=-c%20role%3D{role}")
+    with pytest.raises(StoreUnusable, match="row-level security"):
+        table_moment(reader, "public", "hidden", until=held)
+
+
+@pytest.mark.spec("S4")
+def test_a_table_that_is_gone_leaves_its_commits_and_the_reason(url: str, held: ExitStack) -> None:
+    sink = PostgresSink(url, "gone", create=True)
+    sink.open()
+    held.callback(sink.close)
+    early = _sunk(NO_SPARK, sink, GROUP, "", until=held.enter_context(ExitStack()))
+    assert (early.commits, early.trouble) == ((), "")
+    batch = batch_of(("0", 0, 1, 1))
+    frame = local_frame("partition string, sequence_number bigint", [("0", 0)])
+    sink.commit(sink.stage(frame, batch), batch)
+    execute(url, "drop table gone")
+    late = _sunk(NO_SPARK, sink, GROUP, "", until=held.enter_context(ExitStack()))
+    assert (len(late.commits or ()), late.rows) == (1, None)
+    assert 'there is no table "public"."gone"' in late.trouble
+
+
+def sent(url: str, *events: Event) -> None:
+    with Log.open(url) as log, log.producer(STREAM) as producer:
+        for number, event in enumerate(events):
+            producer.send(event, partition=number % 3).result()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = f"sqlite:///{tmp_path}/store.db"
+    make_log(url, tmp_path)
+    return url
+
+
+@pytest.mark.spec("S4")
+def test_the_events_of_a_stream_say_whether_they_tell_of_which_event_they_are(store: str) -> None:
+    nothing = stream_moment(STREAM, store)
+    assert (nothing.numbered, sum(map(len, nothing.ranges))) == (False, 0)
+    sent(store, Event(body=b"plain"), Event(body=b'{"partition": 0}'))
+    assert not stream_moment(STREAM, store).numbered
+    sent(store, *[Event(body=b"x")] * 2, Event(body=b'{"partition": 0, "sequence_number": 7}'))
+    found = stream_moment(STREAM, store)
+    assert (found.numbered, sum(map(len, found.ranges))) == (True, 5)
+
+
+@pytest.mark.parametrize(
+    ("properties", "body", "told"),
+    [
+        ({"partition": "0", "sequence_number": "7"}, b"\xff", True),
+        ([("partition", "0"), ("sequence_number", "7")], b"", True),
+        ({"partition": "0"}, b'{"sequence_number": 0}', True),
+        (None, b'{"partition": null, "sequence_number": 0}', False),
+        (None, b"[" * 100_000, False),
+        (None, b"[1]", False),
+    ],
+)
+def test_an_event_tells_in_its_properties_or_in_its_body(
+    properties: dict[str, str] | None, body: bytes, *, told: bool
+) -> None:
+    assert tells_its_event(properties, body) is told
+
+
+@pytest.mark.spec("S4")
+def test_a_batch_that_is_not_published_yet_is_waited_for(store: str) -> None:
+    with ExitStack() as stack:
+        made = publisher(store)
+        stack.callback(made.close)
+        files = staged(made.plan(), "a", 10)
+        with Log.open(store) as log:
+            entered = made.book.commit(claim(share("0", 0, 10)), files, log.stream(STREAM))
+        with pytest.raises(StoreUnavailable, match="not published yet"):
+            stream_moment(STREAM, store)
+        assert entered.record is not None
+        made.book.publish(entered.record, forget=False)
+        assert stream_moment(STREAM, store).stream == STREAM
+
+
+@pytest.mark.spec("S4")
+def test_a_stream_whose_first_events_retention_has_removed_is_no_proof(tmp_path: Path) -> None:
+    url, dice = f"sqlite:///{tmp_path}/store.db", random.Random(1)
+    with Log.open(url, volumes=[tmp_path / "volume"]) as log:
+        log.create(STREAM, partitions=1, segment_bytes=4096, retain_bytes=4096)
+        with log.producer(STREAM) as producer:
+            for _ in range(8):
+                producer.send(Event(body=dice.randbytes(3000)), partition=0).result()
+        log.trim(STREAM, execute=True)
+    with pytest.raises(Trimmed, match="retention has removed"):
+        stream_moment(STREAM, url)
+
+
+def test_a_stream_that_is_gone_is_named(store: str) -> None:
+    with pytest.raises(UnknownResource, match="'nosuch'"):
+        stream_moment("nosuch", store)
