@@ -5,9 +5,9 @@ PYTHON ?= python3
 PART   ?=
 ARGS   ?=
 
-# One worker for the shared Spark session, one for drivers and clusters, one for all the rest;
-# two cores can carry three, because much of the time tests wait for leases and processes.
-WORKERS := -n 3
+# One worker for the shared Spark session, one for drivers and clusters, two for all the rest;
+# two cores can carry four, because much of the time tests wait for leases and processes.
+WORKERS := -n 4
 
 # uv from PATH, or one of our own in .tools/
 UV_VERSION := 0.13.7
