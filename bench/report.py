@@ -92,8 +92,11 @@ class Part:
     jobs: Callable[[bool], Sequence[Job]]
 
 
-def measure(part: Part, *, small: bool, console: Console) -> list[Row]:
-    """Run the jobs of a part, with a progress bar on the console if somebody is looking."""
+def measure(part: Part, *, small: bool, console: Console, tell: bool = False) -> list[Row]:
+    """Run the jobs of a part, with a progress bar on the console if somebody is looking.
+
+    ``tell``: what a long run has measured is said at once, in case that it is ended early.
+    """
     jobs = part.jobs(small)
     columns = (SpinnerColumn(), *Progress.get_default_columns()[:2], TimeElapsedColumn())
     rows: list[Row] = []
@@ -106,7 +109,7 @@ def measure(part: Part, *, small: bool, console: Console) -> list[Row]:
             found = job.run()
             rows += found
             progress.advance(task)
-            for row in found:  # a long run that is ended early has shown what it has measured
+            for row in found if tell else ():
                 console.print(f"{row.what}: {_shown(row.ours)}{_beside(row)}", highlight=False)
     return rows
 
@@ -144,7 +147,9 @@ def main(parts: Sequence[Part], argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     all_met = True
     for part in parts:
-        rows = measure(part, small=options.small, console=Console(stderr=True))
+        rows = measure(
+            part, small=options.small, console=Console(stderr=True), tell=not options.json
+        )
         all_met = all_met and all(row.met for row in rows)
         if options.json:
             print(as_json(part, rows), flush=True)

@@ -42,6 +42,7 @@ from leasehold.stores import open_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
 
+BATCH = 10  # events for each partition
 INTERVAL_S = 0.6
 EXPIRY_S = 30.0
 
@@ -119,6 +120,13 @@ class Scene:
         ours = [len(each.held()) for each in self.hosts.values()]
         return sorted(ours + [len(each.owned) for each in self.clients.values()])
 
+    def begun_anew(self, since: int) -> list[tuple[str, str, int]]:
+        """What came again although a later checkpoint had been read by somebody before.
+
+        The last batch may: a stock client can be closed between a batch and its checkpoint.
+        """
+        return [each for each in self.hub.book.told[since:] if each[2] < BATCH]
+
     async def leave(self, name: str) -> None:
         await (self.hosts.pop(name, None) or self.clients.pop(name)).stop()
 
@@ -141,7 +149,7 @@ async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
     tmp_path: Path,
 ) -> None:
     async with scene(tmp_path) as s:
-        await s.hub.send(10)
+        await s.hub.send(BATCH)
         await s.host("ours1")
         await s.host("ours2")
         await until(lambda: s.shares() == [4, 4])
@@ -149,25 +157,25 @@ async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
         await s.client("theirs1")
         await s.client("theirs2")
         await until(lambda: s.shares() == [2, 2, 2, 2])
-        await s.hub.send(10)
+        await s.hub.send(BATCH)
         await s.hub.all_seen()
         assert all(s.hub.book.by(name) >= 20 for name in (*s.hosts, *s.clients))
         # Theirs leave: ours go on from the checkpoints that theirs have written.
         before = len(s.hub.book.told)
         await asyncio.gather(s.leave("theirs1"), s.leave("theirs2"))
         await until(lambda: s.shares() == [4, 4])
-        await s.hub.send(10)
+        await s.hub.send(BATCH)
         await s.hub.all_seen()
-        assert len(s.hub.book.told) - before == 80
+        assert not s.begun_anew(before)
         # And back.
         client = await s.client("theirs3")
         await until(lambda: s.shares() == [2, 3, 3])
         await asyncio.gather(s.leave("ours1"), s.leave("ours2"))
         await until(lambda: s.shares() == [8])
         before = len(s.hub.book.told)
-        await s.hub.send(10)
+        await s.hub.send(BATCH)
         await s.hub.all_seen()
-        assert len(s.hub.book.told) - before == 80
+        assert not s.begun_anew(before)
         assert client.errors == []
         assert s.hub.book.twice(lambda who: who.startswith("ours")) == []
 

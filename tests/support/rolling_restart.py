@@ -69,6 +69,8 @@ def rolled(place: Place) -> int:
         workers.append(start())
         stop(workers.pop(0))
         restarts += 1
+    # One that has just been started does not listen to signals yet.
+    until(lambda: len(place.lines("ready")) >= WORKERS + restarts, within_s=LONG_S)
     for each in workers:
         stop(each)
     return restarts

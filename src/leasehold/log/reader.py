@@ -98,7 +98,7 @@ class PartitionReader:
         if epoch is not None:
             catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
         self._ask()
-        self._stand(start)
+        self._cursor.go(self._finder.sequence_of(start))
         self._watch = Watch()
 
     @property
@@ -117,7 +117,7 @@ class PartitionReader:
         with self._lock:
             self._check_open()
             self._check_stream()
-            self._stand(start)
+            self._cursor.go(self._finder.sequence_of(start))
 
     def watched(self) -> tuple[str, ...]:
         """The files that change when there is more in the segment at hand; none if none is open.
@@ -268,7 +268,7 @@ class PartitionReader:
         now = self._clock.boottime_s()
         fresh = fresh or now - self._fresh_at >= SHORTEST_S
         try:
-            found = self._frame(fresh=fresh)
+            found = self._cursor.frame(fresh=fresh)
         except (Trimmed, DataDamaged):
             self._check_stream()  # what is missing may be that of another stream
             raise
@@ -277,23 +277,6 @@ class PartitionReader:
             if not self._cursor.watched():  # no open segment, whose end would tell
                 self._check_stream()
         return found
-
-    def _stand(self, start: Start) -> None:
-        self._cursor.go(self._finder.sequence_of(start))
-        self._moving_start = start if start.names_no_event else None
-
-    def _frame(self, *, fresh: bool) -> FrameHeader | None:
-        """The next frame. Before the first look a start that names no event may still move."""
-        while True:
-            try:
-                found = self._cursor.frame(fresh=fresh)
-            except Trimmed:
-                if self._moving_start is None:
-                    raise
-                self._stand(self._moving_start)
-            else:
-                self._moving_start = None
-                return found
 
     def _check_stream(self) -> None:
         """Ask whether this is still the stream that was opened. If not, it never is again."""

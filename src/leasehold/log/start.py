@@ -36,11 +36,6 @@ class Start:
     kind: Kind
     value: int = 0
 
-    @property
-    def names_no_event(self) -> bool:
-        """Whether it means the first event that is kept, whichever that is when it is read."""
-        return self.kind in {Kind.EARLIEST, Kind.TIME}
-
     @classmethod
     def earliest(cls) -> Self:
         """The first event that is kept."""
