@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.pausing import pause
 from tests.support.postgres import fresh_database
 
 from leasehold.model import EndReason, Resource
@@ -51,6 +52,10 @@ class Process:
             if times <= 0:
                 return
         pytest.fail(f"ended without the expected words: {self.heard}")
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     def send(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
@@ -134,7 +139,7 @@ async def test_a_process_that_slept_through_its_lease_writes_nothing_any_more(
     """SIGSTOP, take-over, SIGCONT: it notices by its own clock, and comes back as a new holder."""
     sleeper = start("sleeper")
     await sleeper.says("opened", times=6)
-    sleeper.send(signal.SIGSTOP)
+    pause(sleeper.pid, url)
     heir = start("heir")
     await heir.says("opened", times=6)
     await heir.says("wrote", times=6)

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.support.pausing import pause
 from tests.support.postgres import database
 
 from leasehold.clock import SystemClock
@@ -70,6 +71,10 @@ class Worker:
             if heard[-1]["event"] == event:
                 return heard[-1]
         pytest.fail(f"it never says {event}: {heard}", pytrace=False)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     def send(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
@@ -330,7 +335,7 @@ def test_one_that_was_paused_past_its_lease_is_told_and_can_write_nothing(
     pair: tuple[Worker, Worker], url: str
 ) -> None:
     first, second = pair
-    first.send(signal.SIGSTOP)
+    pause(first.pid, url)
     assert second.says("reserved")["epoch"] == 2
     first.send(signal.SIGCONT)
     refused = first.says("refused")

@@ -15,6 +15,7 @@ import anyio
 import pytest
 from tests.support.command_runs import CLOCK, ROOT, TREE, alive, family, kill, until
 from tests.support.command_wrappers import JOB, LEASE_S, LEASEHOLD, Alone, log_of, witness, written
+from tests.support.pausing import pause
 
 from leasehold.jobs.command.guard import processes
 from leasehold.jobs.entry import Outcome
@@ -54,7 +55,7 @@ def test_a_wrapper_that_is_stopped_for_longer_than_its_lease(
     written(book, 1)
     second = start("--standby", command=witness(book))
     second.says("waiting")
-    first.send(signal.SIGSTOP)
+    pause(first.popen.pid, url)
     (_, _), (token, _) = written(book, 2)
     assert token == "2"  # and not TWO: the first command was gone
     first.send(signal.SIGCONT)
