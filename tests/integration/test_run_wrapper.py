@@ -299,6 +299,45 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
     assert "did not stop" in verdict.message
 
 
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [({"if_held": IfHeld.WAIT}, 143), ({"standby": True}, 0)],
+    ids=["wait", "standby"],
+)
+def test_a_signal_before_it_waits_is_not_forgotten(
+    url: str, start: Start, tmp_path: Path, rest: dict[str, object], code: int
+) -> None:
+    book = tmp_path / "book"
+    start(*witness(book))
+    written(book, 1)
+    bell = Bell()
+    bell._hear(signal.SIGTERM, None)  # it hears already, and does not ask the store yet
+    verdict = Threaded(plan=plan(url, *witness(book), **rest), bell=bell).end()
+    bell.close()
+    assert (verdict.code, verdict.reason) == (code, Reason.STOPPED)
+    assert len(written(book, 1)) == 1
+
+
+def test_a_signal_before_a_scheduled_one_stands_by_is_not_forgotten(
+    url: str, tmp_path: Path
+) -> None:
+    book, bell = tmp_path / "book", Bell()
+    wrapper = scheduled.ScheduledWrapper(
+        plan(url, *witness(book), standby=True),
+        parse_schedule("every 1s"),
+        bell=bell,
+        clock=CLOCK,
+        rng=random.Random(1),
+        say=lambda _words: None,
+    )
+    bell._hear(signal.SIGTERM, None)
+    with ThreadPoolExecutor() as pool:
+        verdict = pool.submit(wrapper.run).result(30)
+    bell.close()
+    assert (verdict.code, verdict.reason) == (0, Reason.STOPPED)
+    assert not book.exists()
+
+
 @pytest.mark.spec("J5")
 def test_a_standby_takes_over_from_one_that_is_told_to_stop(
     url: str, start: Start, tmp_path: Path

@@ -39,11 +39,8 @@ class Bell:
     """Rings for signals and for ``ring``; ``descriptor`` can be read then."""
 
     def __init__(self) -> None:
-        """Hear nothing yet: ``hearing`` does.
-
-        ``on_stop`` is called with each signal of ``STOPS``, in the handler: it must return at once.
-        """
-        self.on_stop: Callable[[int], None] = lambda _number: None
+        """Hear nothing yet: ``hearing`` does."""
+        self._on_stop: Callable[[int], None] = _nobody
         self.descriptor, self._rope = os.pipe()
         for each in (self.descriptor, self._rope):
             os.set_blocking(each, False)
@@ -64,6 +61,22 @@ class Bell:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def on_stop(self, call: Callable[[int], None]) -> Iterator[None]:
+        """In this block each signal of ``STOPS`` is told to ``call``, more than once perhaps.
+
+        It is told in the handler, so ``call`` must return at once. One that came before the block,
+        and that nobody has looked at yet, is told as well.
+        """
+        self._on_stop = call
+        for number in list(self._heard):
+            if number in STOPS:
+                call(number)
+        try:
+            yield
+        finally:
+            self._on_stop = _nobody
 
     def check(self) -> None:
         """Forget all signals but one that asks for the end.
@@ -99,4 +112,8 @@ class Bell:
         self._heard.append(number)
         self.ring()
         if number in STOPS:
-            self.on_stop(number)
+            self._on_stop(number)
+
+
+def _nobody(_number: int) -> None:
+    """Nobody wants to be told at once."""

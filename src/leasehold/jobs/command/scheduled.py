@@ -86,9 +86,9 @@ class ScheduledWrapper:
 
     def run(self) -> Verdict:
         """Run the command when it is due, until a signal asks for the end."""
-        self._bell.on_stop = self._hear_stop
-        self._say(f"standing by for {self._plan.job!r}: {self._words}")
-        anyio.run(self._worker.run)
+        with self._bell.on_stop(self._hear_stop):
+            self._say(f"standing by for {self._plan.job!r}: {self._words}")
+            anyio.run(self._worker.run)
         if self._unable is not None:
             return self._unable
         if self._worker.abandoned:

@@ -203,15 +203,13 @@ class Wrapper:
             on_lost=lambda _: self._bell.ring(),
             on_asked=self._hear_asked,
         )
-        self._bell.on_stop = lambda _number: request.cancel()
-        try:
-            answer = request.ask(wait=wait)
-            self._bell.check()
-        except BaseException:
-            request.release(Parting(outcome=Outcome.HANDED_OVER, words=_NOTHING_RUN))
-            raise
-        finally:
-            self._bell.on_stop = lambda _number: None
+        with self._bell.on_stop(lambda _number: request.cancel()):
+            try:
+                answer = request.ask(wait=wait)
+                self._bell.check()
+            except BaseException:
+                request.release(Parting(outcome=Outcome.HANDED_OVER, words=_NOTHING_RUN))
+                raise
         if answer is None:
             raise Stopped(signal.SIGTERM)
         return Reservation(request, answer) if isinstance(answer, Claimant) else answer
