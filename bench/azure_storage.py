@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
-from bench.azure_tally import Bill, CountingTransport, Tally, WatchedStore
+from bench.azure_tally import LOOKING, Bill, CountingTransport, Cycle, Tally, WatchedStore
 from bench.peer import EXPIRY_S, GREEDY
 from bench.peer import _Client as PeerClient
 
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 _HUB, _CONSUMERS = "hub", "$default"
 _GROUP = partition_group(_HUB, _CONSUMERS)
 _PATIENCE_S = 120.0
-# The number of calls does not depend on the length of a cycle: short ones are sooner counted.
+# The calls of a cycle do not depend on its length, but for whether it looks: those that do and
+# those that do not are counted apart. Short ones are sooner counted.
 _TIMING = Timing(lease_s=30.0, renew_s=0.5, margin_s=3.0, call_s=8.0)
 
 
@@ -50,8 +51,8 @@ class Taken:
     in good order and another one comes, beyond the cycles.
     """
 
-    quiet: Bill
-    busy: Bill
+    quiet: Cycle
+    busy: Cycle
     checkpoint: Bill
     restart: Bill
 
@@ -104,19 +105,24 @@ class _Ours:
 
         await _until(shared)
 
-    async def cycles(self, count: int) -> None:
-        """So many of each, counted anew."""
-        self.tally.clear()
-        await _until(lambda: self.tally.done["renew"] >= count * len(self.members))
+    @property
+    def renewals(self) -> int:
+        return self.tally.done["renew"] + self.tally.done["renew" + LOOKING]
 
-    async def quiet(self, count: int) -> Bill:
+    async def cycles(self, count: int) -> Cycle:
+        """So many of each, counted anew; in one of them at least each looks who is alive."""
+        self.tally.clear()
+        hosts, looks = len(self.members), "renew" + LOOKING
+        await _until(lambda: self.renewals >= count * hosts and self.tally.done[looks] >= hosts)
+        return Cycle(look=self.tally.mean(looks), glance=self.tally.mean("renew"))
+
+    async def quiet(self, count: int) -> Cycle:
         """What one cycle of one host takes, when nothing has happened for a while."""
         await self.cycles(2)
-        await self.cycles(count)
-        return self.tally.mean("renew")
+        return await self.cycles(count)
 
 
-async def our_quiet(azurite: Azurite, *, partitions: int, cycles: int) -> Bill:
+async def our_quiet(azurite: Azurite, *, partitions: int, cycles: int) -> Cycle:
     """One host alone, one cycle."""
     async with _our_group(azurite, hosts=1, partitions=partitions) as group:
         return await group.quiet(cycles)
@@ -130,12 +136,15 @@ async def our_take(azurite: Azurite, *, hosts: int, partitions: int, cycles: int
         await group.leave(next(iter(group.members)))
         await group.join()
         await group.even()
-        restart = tally.total().less(quiet.times(tally.done["renew"]))
+        renewals = tally.done["renew" + LOOKING], tally.done["renew"]
+        restart = tally.total().less(
+            quiet.look.times(renewals[0]).plus(quiet.glance.times(renewals[1]))
+        )
         writing = [asyncio.create_task(_write(each)) for each in group.members]
-        await _until(lambda: tally.done["checkpoint"] >= hosts)
-        await group.cycles(2 * cycles)
+        await _until(lambda: tally.done["checkpoint"] >= 2 * hosts)
+        busy = await group.cycles(2 * cycles)
         await _until(lambda: tally.done["checkpoint"] >= cycles * hosts)
-        busy, checkpoint = tally.mean("renew"), tally.mean("checkpoint").times(hosts)
+        checkpoint = tally.mean("checkpoint").times(hosts)
         for each in writing:
             each.cancel()
         await asyncio.gather(*writing, return_exceptions=True)
@@ -228,7 +237,8 @@ def their_take(azurite: Azurite, *, hosts: int, partitions: int) -> Taken:
         for position in positions:
             store.update_checkpoint(position)
     checkpoint = tally.total()
-    return Taken(quiet=quiet, busy=quiet, checkpoint=checkpoint, restart=restart)
+    cycle = Cycle(look=quiet, glance=quiet)
+    return Taken(quiet=cycle, busy=cycle, checkpoint=checkpoint, restart=restart)
 
 
 def _restarted(tally: Tally, leaving: OwnershipManager, joining: OwnershipManager) -> Bill:

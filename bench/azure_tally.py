@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -60,7 +61,23 @@ def kind_of(method: str, query: str, *, of_container: bool) -> Kind:
     return Kind.DELETE if method == "DELETE" else Kind.OTHER
 
 
-_DOING: ContextVar[str] = ContextVar("_DOING", default="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """What one host takes in one cycle: in which it looks who is alive, and in which it does not.
+
+    Theirs always look.
+    """
+
+    look: Bill
+    glance: Bill
+
+    def mean(self, looks: float) -> Bill:
+        """If it looks in this part of its cycles."""
+        return self.look.times(looks).plus(self.glance.times(1 - looks))
+
+
+_DOING: ContextVar[Bill | None] = ContextVar("_DOING", default=None)
+LOOKING = " with a listing"
 
 
 class Tally:
@@ -72,26 +89,31 @@ class Tally:
         self._lock = threading.Lock()
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
-        before = _DOING.set(what)
+    def doing(self, what: str, *, looking: str = "") -> Iterator[None]:
+        """``looking`` is put to the name of what was done if a listing was a part of it."""
+        bill = Bill()
+        before = _DOING.set(bill)
         try:
             yield
         finally:
             _DOING.reset(before)
             with self._lock:
-                self.done[what] += 1
+                name = what + (looking if bill[Kind.LIST] else "")
+                self.done[name] += 1
+                self._bills.setdefault(name, Bill()).update(bill)
 
     def note(self, kind: Kind) -> None:
         with self._lock:
-            self._bills.setdefault(_DOING.get(), Bill())[kind] += 1
+            bill = _DOING.get()
+            (self._bills.setdefault("", Bill()) if bill is None else bill)[kind] += 1
 
     def of(self, what: str) -> Bill:
         """All requests that were made by doing this."""
         return Bill(self._bills.get(what, ()))
 
     def mean(self, what: str) -> Bill:
-        """What doing it once takes."""
-        return self.of(what).times(1 / self.done[what])
+        """What doing it once takes; nothing if it was not done."""
+        return self.of(what).times(1 / max(self.done[what], 1))
 
     def total(self) -> Bill:
         return Bill().plus(*self._bills.values())
@@ -124,7 +146,7 @@ class WatchedStore:
             return found
 
         async def watched(*given: Any, **named: Any) -> Any:
-            with self._tally.doing(name):  # the threads of the store inherit it
+            with self._tally.doing(name, looking=LOOKING):  # the threads of the store inherit it
                 return await found(*given, **named)
 
         return watched

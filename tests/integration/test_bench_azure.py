@@ -11,7 +11,7 @@ from bench import azure, azure_day, azure_send
 from bench.azure_mixed import Host, outcome, terms
 from bench.azure_receive import receiving
 from bench.azure_storage import Taken
-from bench.azure_tally import Bill, Kind, Tally, kind_of
+from bench.azure_tally import Bill, Cycle, Kind, Tally, kind_of
 from bench.processor_scene import Notes
 
 
@@ -48,9 +48,10 @@ def test_requests_are_counted_under_what_was_being_done() -> None:
 
 
 def test_a_day_has_all_cycles_checkpoints_and_one_restart_of_each_host() -> None:
+    always = Bill({Kind.LIST: 1})
     taken = Taken(
-        quiet=Bill({Kind.LIST: 1}),
-        busy=Bill({Kind.LIST: 1, Kind.READ: 1}),
+        quiet=Cycle(look=always, glance=always),
+        busy=Cycle(look=Bill({Kind.LIST: 1, Kind.READ: 1}), glance=Bill({Kind.READ: 1})),
         checkpoint=Bill({Kind.WRITE: 4}),
         restart=Bill({Kind.WRITE: 10}),
     )
@@ -58,7 +59,16 @@ def test_a_day_has_all_cycles_checkpoints_and_one_restart_of_each_host() -> None
     assert still == {Kind.LIST: 40, Kind.WRITE: 40}
     flow = azure_day.Day(hosts=4, cycle_s=8_640.0, events_flow=True).bill(taken)
     assert flow == {Kind.LIST: 40, Kind.READ: 40, Kind.WRITE: 4 * 86_400 + 40}
+    seldom = azure_day.Day(hosts=4, cycle_s=8_640.0, events_flow=True, looks=0.25).bill(taken)
+    assert seldom == {Kind.LIST: 10, Kind.READ: 40, Kind.WRITE: 4 * 86_400 + 40}
     assert azure_day.price(Bill({Kind.WRITE: 10_000, Kind.OTHER: 20_000})) == pytest.approx(0.058)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "cycle_s", "share"), [(1, 10.0, 1), (2, 10.0, 1), (3, 10.0, 1 / 2), (8, 10.0, 1 / 3)]
+)
+def test_the_more_hosts_the_less_often_each_looks(hosts: int, cycle_s: float, share: float) -> None:
+    assert azure_day.looks(hosts=hosts, lease_s=30.0, cycle_s=cycle_s) == pytest.approx(share)
 
 
 def test_an_event_that_came_twice_is_laid_to_the_one_that_had_it_first(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ class Service:
     blobs: dict[str, Blob] = field(default_factory=dict)
     written: int = 0
     on_book: Callable[[str, dict[str, object]], None] = lambda _name, _book: None
+    on_slip: Callable[[str, Mapping[str, str], Mapping[str, str]], None] = lambda *_: None
 
     def do(
         self,
@@ -68,6 +69,8 @@ class Service:
             return 200, {}, self._list(query["prefix"])
         if query.get("comp") == "lease":
             return self._lease(name, headers)
+        if query.get("comp") == "metadata":
+            return self._set_metadata(name, headers)
         return {"GET": self._get, "PUT": self._put, "DELETE": self._delete}[method](
             name, headers, body
         )
@@ -110,11 +113,24 @@ class Service:
         if blob is not None and blob.locked(self.now_s):
             return 412, {}, b""
         self.written += 1
-        metadata = {k[10:]: v for k, v in headers.items() if k.startswith("x-ms-meta-")}
-        self.blobs[name] = Blob(body, f"e{self.written}", metadata, self.now_s)
+        self.blobs[name] = Blob(body, f"e{self.written}", _metadata(headers), self.now_s)
         if name.endswith("/book"):
             self.on_book(name, json.loads(body))
         return 201, {"etag": f'"e{self.written}"'}, b""
+
+    def _set_metadata(
+        self, name: str, headers: Mapping[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        blob = self.blobs.get(name)
+        if blob is None:
+            return 404, {}, b""
+        if headers["If-Match"] != f'"{blob.etag}"':
+            return 412, {}, b""
+        self.written += 1
+        before, blob.metadata = blob.metadata, _metadata(headers)
+        blob.etag, blob.modified_s = f"e{self.written}", self.now_s
+        self.on_slip(name, before, blob.metadata)
+        return 200, {"etag": f'"{blob.etag}"'}, b""
 
     def _delete(
         self, name: str, headers: Mapping[str, str], _body: bytes
@@ -140,6 +156,10 @@ class Service:
             return 409, {}, b""
         blob.until_s = self.now_s + blob.duration_s  # an expired one too: nobody has touched it
         return 201 if headers["x-ms-lease-action"] == "acquire" else 200, {}, b""
+
+
+def _metadata(headers: Mapping[str, str]) -> dict[str, str]:
+    return {k[10:]: v for k, v in headers.items() if k.startswith("x-ms-meta-")}
 
 
 def http_date(moment_s: float) -> str:
@@ -267,4 +287,4 @@ class HostStore:
         )
         proofs = Proofs(self.clock)
         self.leasing = Leasing(self.shelf, proofs, self.clock)
-        self.keeping = Keeping(self.shelf, proofs)
+        self.keeping = Keeping(self.shelf, proofs, self.clock)

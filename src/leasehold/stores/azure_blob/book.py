@@ -16,12 +16,16 @@ from leasehold.stores.registry import Registry
 from leasehold.stores.rows import LeaseRow
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
     from datetime import datetime
 
-    from leasehold.model import Checkpoint, Lease, Resource, Term
+    from leasehold.model import Checkpoint, Lease, Ownership, Resource, Term
     from leasehold.stores.azure_blob.naming import Home
+    from leasehold.stores.azure_blob.slip import Slip
     from leasehold.stores.rows import ResourceRow
+
+    # By key: the token, the epoch, and what is under way.
+    Tenure = dict[str, tuple[str, int, float | None, str | None]]
 
 # Longer than any lease lasts, and long enough for whoever asks what became of a lease.
 _REMEMBERED_S = LONGEST_S + 3600.0
@@ -49,6 +53,8 @@ class Book(Registry):
         self.home = home
         self.abroad: dict[str, dict[str, Abroad]] = {}
         self.spilled: set[str] = set()
+        # By holder the name of the slip that it writes its positions on.
+        self.slips: dict[str, str] = {}
         # Breaks of this very step: the break before it, and how long after its writing it is due.
         self.fresh: dict[str, tuple[float | None, float]] = {}
         self.wall_s = 0
@@ -159,6 +165,7 @@ class Book(Registry):
         for holder in old:
             row = self._leases.pop(holder)
             self.abroad.pop(holder, None)
+            self.slips.pop(holder, None)
             self._group(row.lease.group).members.pop(holder, None)
             self._group(self.home.group).guests.pop(holder, None)
 
@@ -192,6 +199,59 @@ class Book(Registry):
             lease = self._leases[row.holder].lease
             self.fresh[key] = (before, min(after_s, lease.duration_s))
         return shown
+
+    # ------------------------------------------------------------ slips
+
+    def with_slips(self, slips: Mapping[str, Slip]) -> dict[str, Checkpoint]:
+        """The checkpoints, with what these holders have written on the slips that are named here.
+
+        What stands on a slip for a key that its holder does not own, or not any more, is nothing.
+        """
+        marks = dict(self._checkpoints)
+        for holder, slip in slips.items():
+            for key, mark in slip.marks.items():
+                row, stored = self._resources.get(key), marks.get(key)
+                owned = row is not None and (row.holder, row.epoch) == (holder, mark.epoch)
+                if owned and (stored is None or stored.position <= mark.position):
+                    marks[key] = mark
+        return marks
+
+    def fold(self, slips: Mapping[str, Slip]) -> None:
+        """Take what is on these slips into the book, which names them no longer."""
+        self._checkpoints = self.with_slips(slips)
+        for holder in slips:
+            self.slips.pop(holder, None)
+
+    def tenures(self) -> dict[str, Tenure]:
+        """By holder with a slip, all that its right to write on it stands on."""
+        return {holder: self._tenure(holder) for holder in self.slips}
+
+    def loosened(self, before: Mapping[str, Tenure]) -> set[str]:
+        """Those whose slip is still named here, though they have lost a part of that since."""
+        return {
+            holder
+            for holder in self.slips
+            if not before.get(holder, {}).items() <= self._tenure(holder).items()
+        }
+
+    def may_jot(self, ownership: Ownership) -> bool:
+        """Whether this copy lets the owner write on its slip, if its lease runs."""
+        row, lease = self._resources.get(ownership.key), self._leases.get(ownership.holder)
+        if row is None or lease is None or lease.ended is not None or not self.is_member(lease):
+            return False
+        plain = row.break_at is None and row.handed_to is None
+        return plain and self._proves(row, ownership)
+
+    def _tenure(self, holder: str) -> Tenure:
+        row = self._leases.get(holder)
+        if row is None or row.ended is not None:
+            return {}
+        held: Tenure = {
+            key: (row.lease.token, each.epoch, each.break_at, each.handed_to)
+            for key, each in row.owned.items()
+        }
+        held[""] = (row.lease.token, 0, None, None)  # the lease itself
+        return held
 
     # ------------------------------------------------------------ keys abroad
 

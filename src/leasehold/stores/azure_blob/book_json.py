@@ -33,7 +33,7 @@ def to_json(book: Book) -> bytes:
             "fenced": book.fenced,
             "leases": [_lease_to(book, row) for row in book.kept_leases()],
             "keys": [_key_to(book, row, cut) for row in book.in_order()],
-            "marks": [_mark_to(mark, cut) for mark in book.marks.values()],
+            "marks": [mark_to(mark, cut) for mark in book.marks.values()],
         }
     )
 
@@ -103,17 +103,19 @@ def _book(home: Home, told: dict[str, Any], modified_s: float) -> Book:
     for each in told["keys"]:
         _key_from(book, each, start, modified_s)
     for last, *rest in told["marks"]:
-        book.marks[start + last] = _mark_from(start + last, *rest)
+        book.marks[start + last] = mark_from(start + last, *rest)
     return book
 
 
-def _mark_to(mark: Checkpoint, cut: int) -> list[Any]:
+def mark_to(mark: Checkpoint, cut: int) -> list[Any]:
+    """A checkpoint without the first ``cut`` letters of its key."""
     at = mark.position
     return [mark.key[cut:], mark.epoch, at.sequence_number, at.offset, _seconds(mark.updated_at)]
 
 
 @_remembering
-def _mark_from(key: str, epoch: int, number: int, offset: str, at: int) -> Checkpoint:
+def mark_from(key: str, epoch: int, number: int, offset: str, at: int) -> Checkpoint:
+    """What ``mark_to`` wrote."""
     position = Position(sequence_number=number, offset=offset)
     return Checkpoint(key=key, epoch=epoch, position=position, updated_at=_moment(at))
 
@@ -139,6 +141,8 @@ def _lease_to(book: Book, row: LeaseRow) -> dict[str, Any]:
         told["lost"] = [[version, term.key, _term_to(term)] for version, term in row.ended_terms]
     if book.is_guest(row):
         told["guest"] = True
+    if lease.holder in book.slips:
+        told["slip"] = book.slips[lease.holder]
     abroad = book.abroad.get(lease.holder)
     if abroad:
         told["abroad"] = {group: [each.ended, each.keys] for group, each in abroad.items()}
@@ -161,6 +165,8 @@ def _lease_from(book: Book, told: dict[str, Any]) -> None:
         ended_terms=[(v, _term_from(key, *term)) for v, key, term in told.get("lost", ())],
     )
     book.restore_lease(row, guest=told.get("guest", False))
+    if "slip" in told:
+        book.slips[row.lease.holder] = told["slip"]
     if "abroad" in told:
         book.abroad[row.lease.holder] = {
             group: Abroad(ended=ended, keys={key: (v, w) for key, (v, w) in keys.items()})

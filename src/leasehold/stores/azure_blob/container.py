@@ -144,6 +144,26 @@ class Container:
         _check_container(answer)
         return answer
 
+    def set_metadata(
+        self, name: str, metadata: Mapping[str, str], *, etag: str, given_up: threading.Event
+    ) -> str | None:
+        """Write the metadata of a blob that still has this ETag; the new ETag.
+
+        None if it has changed, or is gone. An answer that is lost is not asked for again: whether
+        it was written is unknown.
+        """
+        headers = {"If-Match": f'"{etag}"'}
+        headers |= {f"x-ms-meta-{key}": value for key, value in metadata.items()}
+        answer = self._ask(
+            "PUT", name, query={"comp": "metadata"}, headers=headers, again=False, given_up=given_up
+        )
+        if answer.status == OK:
+            return answer.etag
+        if answer.status in {NOT_FOUND, CONFLICT, FAILED}:
+            _check_container(answer)
+            return None
+        raise _odd(answer, name)
+
     def list(self, path: str, given_up: threading.Event) -> dict[str, Listed]:
         """All blobs whose name begins with ``path``: one call for each 5,000."""
         query = {"restype": "container", "comp": "list", "include": "metadata"}

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.names import group_of
 from leasehold.stores.azure_blob.container import from_metadata
+from leasehold.stores.azure_blob.jotting import Jotting
 from leasehold.stores.azure_blob.leasing import bare, cautious
-from leasehold.stores.azure_blob.naming import GROUPS, Home, part, token_digest
+from leasehold.stores.azure_blob.naming import GROUPS, Home, bare_ownership, part
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from leasehold.clock import Clock
     from leasehold.model import (
         HandOver,
         Lease,
@@ -41,10 +43,11 @@ U = TypeVar("U")
 class Keeping:
     """Claims, hand-overs, checkpoints and what operators do, by threads."""
 
-    def __init__(self, shelf: Shelf, proofs: Proofs) -> None:
+    def __init__(self, shelf: Shelf, proofs: Proofs, clock: Clock) -> None:
         """Over the books of one container."""
         self._shelf = shelf
         self._proofs = proofs
+        self._jotting = Jotting(shelf, proofs, clock)
 
     # ------------------------------------------------------------ keys
 
@@ -112,7 +115,7 @@ class Keeping:
         for group, mine in _by_group(hand_overs, lambda each: each.ownership.key).items():
             receivers = {each.to for each in mine}
             strangers = self._strangers(Home(group), receivers, given_up)
-            known = [replace(each, ownership=_bare(each.ownership)) for each in mine]
+            known = [replace(each, ownership=bare_ownership(each.ownership)) for each in mine]
             keys = [each.ownership.key for each in mine]
             passed += self._shelf.change(
                 Home(group),
@@ -131,7 +134,7 @@ class Keeping:
             ownerships,
             lambda each: each,
             lambda mine, turn: turn.book.release(
-                [_bare(each) for each in mine], notes, turn.now, turn.wall
+                [bare_ownership(each) for each in mine], notes, turn.now, turn.wall
             ),
             given_up,
         )
@@ -156,19 +159,10 @@ class Keeping:
         self, marks: Sequence[Mark], given_up: threading.Event
     ) -> Mapping[str, MarkRefusal]:
         """See ``Store.checkpoint``."""
-        refused = self._owned(
-            marks,
-            lambda each: each.ownership,
-            lambda mine, turn: list(
-                turn.book.checkpoint(
-                    [replace(each, ownership=_bare(each.ownership)) for each in mine],
-                    turn.now,
-                    turn.wall,
-                ).items()
-            ),
-            given_up,
-        )
-        return dict(refused)
+        refused: dict[str, MarkRefusal] = {}
+        for group, mine in _by_group(marks, lambda each: each.ownership.key).items():
+            refused |= self._jotting.checkpoint(Home(group), mine, given_up)
+        return refused
 
     def annotate(self, notes: Sequence[Note], given_up: threading.Event) -> Sequence[str]:
         """See ``Store.annotate``."""
@@ -176,7 +170,7 @@ class Keeping:
             notes,
             lambda each: each.ownership,
             lambda mine, turn: turn.book.annotate(
-                [replace(each, ownership=_bare(each.ownership)) for each in mine], turn.now
+                [replace(each, ownership=bare_ownership(each.ownership)) for each in mine], turn.now
             ),
             given_up,
         )
@@ -336,10 +330,6 @@ class _Outsider:
     def enter(self, book: Book) -> None:
         """Be known in a book."""
         book.adopt(self.row, heard=self.heard.get(book.home.group, 0))
-
-
-def _bare(ownership: Ownership) -> Ownership:
-    return replace(ownership, token=token_digest(ownership.token))
 
 
 def _by_group(things: Iterable[T], key_of: Callable[[T], str]) -> dict[str, list[T]]:

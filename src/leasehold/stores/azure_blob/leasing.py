@@ -14,6 +14,7 @@ from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import EndReason, Lease
 from leasehold.stores.azure_blob.container import CREATED, NOT_FOUND, OK
 from leasehold.stores.azure_blob.naming import ALONE, Home, lease_id, token_digest
+from leasehold.stores.azure_blob.watch import Watch
 from leasehold.stores.shared import lost_lease
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Leasing:
         """Over the books and the blobs of one container."""
         self._shelf = shelf
         self._proofs = proofs
-        self._clock = clock
+        self._watch = Watch(clock)
 
     # ------------------------------------------------------------ grant
 
@@ -107,6 +108,11 @@ class Leasing:
         }
         if over:
             over -= self._shelf.read(home, lambda turn: _living_blobs(turn.book), given_up)
+        self._shelf.slips.sweep(
+            home,
+            lambda: self._shelf.read(home, lambda turn: dict(turn.book.slips), given_up),
+            given_up,
+        )
         if not home.group:
             over |= self._old_loners(given_up)
         for name in sorted(over)[:_MOST_SWEPT]:
@@ -126,21 +132,29 @@ class Leasing:
     def renew(
         self, lease: Lease, since: int, info: MemberInfo | None, given_up: threading.Event
     ) -> Changes:
-        """See ``Store.renew``."""
+        """See ``Store.renew``; not every renewal looks who else is alive: see ``watch``."""
         home = Home.of(lease.group, lease.holder)
-        for _ in range(_LOOKS):
-            look = self._shelf.look(home, given_up)
-            duration_s, groups = self._shelf.read(
+        for tried in range(1 + _LOOKS):
+            alone = tried == 0 and not self._watch.due(lease)
+            look = (self._shelf.glance if alone else self._shelf.look)(home, given_up)
+            duration_s, groups, lengths_s = self._shelf.read(
                 home, lambda turn: _known(turn.book, lease.holder), given_up, look=look
             )
             # What the book has ended is not kept alive for the books of other groups.
-            runs = duration_s > 0 and look.runs(lease.holder)
+            runs = duration_s > 0 and (alone or look.runs(lease.holder))
             renewed = runs and self._renew_blob(home, lease, duration_s, given_up)
+            if alone and not renewed:
+                continue  # why is seen by a look
             abroad = {group: self._news_abroad(lease.holder, group, given_up) for group in groups}
             try:
-                return self._heard(lease, since, info, look, abroad, given_up, renewed=renewed)
+                heard = self._heard(
+                    lease, since, info, look, abroad, given_up, renewed=renewed, alone=alone
+                )
             except _NotRenewed:
                 continue  # it was not renewed, and yet it runs: look once more
+            if not alone:
+                self._watch.looked(lease, lengths_s)
+            return heard
         # It runs and is not ours to renew: somebody has broken or taken it, past all books.
         raise lost_lease(lease.holder, EndReason.BROKEN.value)
 
@@ -154,6 +168,7 @@ class Leasing:
         given_up: threading.Event,
         *,
         renewed: bool,
+        alone: bool,
     ) -> Changes:
         def step(turn: Turn) -> Changes:
             turn.book.live(bare(lease), turn.now, turn.wall)
@@ -172,7 +187,8 @@ class Leasing:
             look.home,
             step,
             given_up,
-            concerns=lambda book: book.everybody() | {lease.holder},
+            # Without a look nobody but ourselves is judged.
+            concerns=lambda book: {lease.holder} | (set() if alone else book.everybody()),
             proven={lease.holder} if renewed else (),
             # What was not renewed may be over since it was looked at.
             look=look if renewed else None,
@@ -251,14 +267,17 @@ def cautious(resource: Resource, turn: Turn) -> Resource:
     return replace(resource, breaking_s=max(0.0, resource.breaking_s - turn.moment.slack_s))
 
 
-def _known(book: Book, holder: str) -> tuple[float, list[str]]:
-    """How long the lease of a holder lasts, and the other groups that it has keys of.
+def _known(book: Book, holder: str) -> tuple[float, list[str], list[float]]:
+    """How long the lease of a holder lasts, 0 if it is over; and the company that it is in.
 
-    0 if it is over.
+    That is the other groups that it has keys of, and how long the leases of its own group last.
     """
     row = book.lease_row(holder)
     lives = row is not None and row.ended is None
-    return (row.lease.duration_s if row and lives else 0.0), list(book.abroad.get(holder, ()))
+    duration_s = row.lease.duration_s if row and lives else 0.0
+    rows = [book.lease_row(each) for each in book.everybody()]
+    lengths_s = [each.lease.duration_s for each in rows if each is not None]
+    return duration_s, list(book.abroad.get(holder, ())), lengths_s
 
 
 def _living_blobs(book: Book) -> set[str]:

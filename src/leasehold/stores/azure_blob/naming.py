@@ -5,6 +5,7 @@
     {prefix}/groups/{group}/book               the book of a group
     {prefix}/groups/{group}/holders/{holder}   the leased blob of each of its members
     {prefix}/alone/{holder}/…                  the same for a holder without a group
+    {prefix}/slips/{group}/{holder}-{name}     positions of a member, beside the book
     {prefix}/history/{group}/{key}             the older terms of a key
 
 A part is written as it is if it is of letters, digits, ``-``, ``_``, ``~`` and ``$``; all else is
@@ -15,11 +16,15 @@ ever alike. What a part says is never read back from its name.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import UUID
 
 from leasehold.names import group_of
+
+if TYPE_CHECKING:
+    from leasehold.model import Ownership
 
 GROUPS, ALONE = "groups/", "alone/"
 _LONGEST_PART = 160
@@ -40,6 +45,11 @@ def part(text: str) -> str:
 def token_digest(token: str) -> str:
     """What is kept of a token: who reads the container can not act with it."""
     return hashlib.sha256(f"leasehold token {token}".encode()).hexdigest()[:32]
+
+
+def bare_ownership(ownership: Ownership) -> Ownership:
+    """As books know it: with the digest of its token."""
+    return replace(ownership, token=token_digest(ownership.token))
 
 
 def lease_id(token: str) -> str:
@@ -74,6 +84,15 @@ class Home:
     def holder_blob(self, holder: str) -> str:
         """The leased blob of one holder."""
         return f"{self.path}holders/{part(holder)}"
+
+    @property
+    def slips(self) -> str:
+        """The name that all its slips begin with; ends with a slash."""
+        return f"slips/{part(self.group)}/"
+
+    def slip_blob(self, holder: str, name: str) -> str:
+        """One slip of one holder: a name is never used twice."""
+        return f"{self.slips}{part(holder)}-{name}"
 
 
 def history_blob(key: str) -> str:

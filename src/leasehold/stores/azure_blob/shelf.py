@@ -5,7 +5,9 @@ is taken on the copy that we have; what it changed is written only if nobody has
 else it is taken again on what is there now. An answer that changed nothing is given only if the
 copy was found to be current during the call. Before a step, each lease that is over is *fenced*:
 its blob is removed, which the service does only while no lease runs on it. A late renewal then
-finds nothing to renew: what was ended stays ended.
+finds nothing to renew: what was ended stays ended. And before a step that takes a key, or a part of
+the right to it, from somebody is written, the slip of that holder is sealed and taken into the book
+(see ``slips``).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -26,16 +28,19 @@ from leasehold.stores.azure_blob.book_json import at_wall, from_json, to_json
 from leasehold.stores.azure_blob.container import in_metadata
 from leasehold.stores.azure_blob.moment import moment, wall
 from leasehold.stores.azure_blob.naming import ALONE, Home
+from leasehold.stores.azure_blob.slips import Slips
 from leasehold.stores.azure_blob.spill import Spill
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from datetime import datetime
 
     from leasehold.clock import Clock
+    from leasehold.model import Checkpoint
     from leasehold.stores.azure_blob.container import Container, Listed
     from leasehold.stores.azure_blob.moment import Moment
+    from leasehold.stores.azure_blob.slip import Slip
 
 T = TypeVar("T")
 Concerns = Callable[[Book], set[str]]
@@ -107,6 +112,7 @@ class Shelf:
         """Know nothing yet."""
         self.container = container
         self.spill = Spill(container)
+        self.slips = Slips(container)
         self._clock = clock
         self._rng = rng
         self._kept: dict[Home, _Kept] = {}
@@ -124,11 +130,13 @@ class Shelf:
         proven: Collection[str] = (),
         look: Look | None = None,
         told_by_version: bool = False,
+        folds: Collection[str] = (),
     ) -> T:
         """Take a step on a book and write it down.
 
         ``concerns`` names those on whose life the step depends, and ``proven`` those of them that
         are known to live. ``told_by_version``: nothing is worth writing unless the version rose.
+        ``folds``: the step looks at the positions of these, so that their slips are taken in first.
 
         Raises:
             LeaseLost: the step says so; what time has ended is written down all the same.
@@ -137,6 +145,7 @@ class Shelf:
         """
         turns = self._turns.setdefault(home, threading.Lock())
         in_turn = turns.acquire(timeout=_COURTESY_S)
+        sealed: dict[str, Slip] = {}
         try:
             for tried in range(1, _TRIES + 1):
                 first = tried == 1
@@ -144,9 +153,14 @@ class Shelf:
                     home, concerns, proven, look, given_up, trust=first, fence=True
                 )
                 look = None
-                before = turn.book.version
+                sealed |= self.slips.sealed(home, turn.book, folds, given_up)
+                folded = _folded(turn.book, sealed)
+                tenures, before = turn.book.tenures(), turn.book.version
                 answer = _taken(step, turn)
-                if told_by_version and turn.book.version == before:
+                if loose := turn.book.loosened(tenures):
+                    sealed |= self.slips.sealed(home, turn.book, loose, given_up)
+                    continue  # once more, with what is on them
+                if told_by_version and turn.book.version == before and not folded:
                     body = kept.body
                 else:
                     body = self._written_out(turn, kept, given_up)
@@ -154,6 +168,7 @@ class Shelf:
                 if body == kept.body:
                     kept.spare.append(turn.book)
                 if done:
+                    self.slips.remove(home, folded, given_up)
                     if isinstance(answer, LeaseLost | UnknownResource):
                         raise answer
                     return answer
@@ -190,6 +205,42 @@ class Shelf:
         blobs = self.container.list(home.path, given_up)
         book = blobs.get(home.book)
         return Look(home=home, etag=book.etag if book else None, blobs=blobs)
+
+    def glance(self, home: Home, given_up: threading.Event) -> Look:
+        """The book alone, which is cheaper: nobody is found to be dead."""
+        return Look(home=home, etag=self._fetched(home, given_up).etag, blobs={})
+
+    def checkpoints(self, home: Home, given_up: threading.Event) -> dict[str, Checkpoint]:
+        """All positions, those on slips too.
+
+        Raises:
+            StoreUnavailable: no answer, or the slips are sealed again and again.
+        """
+        for tried in range(1, _TRIES + 1):
+            kept, turn, _ = self._turn(home, nobody, (), None, given_up, trust=False, fence=False)
+            slips = self.slips.all(home, turn.book, given_up)
+            kept.spare.append(turn.book)
+            if slips is not None:
+                return turn.book.with_slips(slips)
+            if given_up.wait(_LADDER.pause_s(tried, self._rng)):
+                break
+        raise StoreUnavailable(f"the positions of {home.group} change hands all the time")
+
+    @contextmanager
+    def copy(self, home: Home) -> Iterator[tuple[Book, datetime] | None]:
+        """The book as it was last seen, and the time; None if either is not known. Not to change.
+
+        Nothing is asked of the service: it may be old.
+        """
+        kept, now = self._kept.get(home), moment(self.container.wire, self._clock)
+        if kept is None or now is None:
+            yield None
+            return
+        book = self._book(home, kept)
+        try:
+            yield book, wall(max(now.low_s, book.wall_s))
+        finally:
+            kept.spare.append(book)
 
     # ------------------------------------------------------------ a turn
 
@@ -349,6 +400,13 @@ def _taken(step: Callable[[Turn], T], turn: Turn) -> T | LeaseLost | UnknownReso
     except (LeaseLost, UnknownResource) as refusal:
         # To be said when what time has ended is written down, and if the book is current.
         return refusal
+
+
+def _folded(book: Book, sealed: Mapping[str, Slip]) -> dict[str, str]:
+    """Take sealed slips into a book that names them; by holder, those it named."""
+    named = {holder: name for holder, name in book.slips.items() if name in sealed}
+    book.fold({holder: sealed[name] for holder, name in named.items()})
+    return named
 
 
 def _is_here(book: Book, holder: str) -> bool:

@@ -74,7 +74,7 @@ class AzureBlobStore:
         self._shelf = Shelf(self._container, clock=clock, rng=rng)
         proofs = Proofs(clock)
         self._leasing = Leasing(self._shelf, proofs, clock)
-        self._keeping = Keeping(self._shelf, proofs)
+        self._keeping = Keeping(self._shelf, proofs, clock)
         self._threads = CapacityLimiter(_THREADS)
 
     @classmethod
@@ -123,7 +123,11 @@ class AzureBlobStore:
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``."""
+        """See ``Store``. In a group of three and more, members take turns to look who is alive.
+
+        So a lease that ran out may be ended by a later renewal than the first one after its end:
+        by each that comes a whole lease after the last look of who renews, at the latest.
+        """
         return await self._in_thread(partial(self._leasing.renew, lease, since, info))
 
     async def revoke(self, lease: Lease) -> None:
@@ -158,7 +162,7 @@ class AzureBlobStore:
         return await self._in_thread(partial(self._keeping.break_, key, epoch, after_s))
 
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
-        """See ``Store``. One write for each group, however many marks there are."""
+        """See ``Store``. One request for each group, however many marks there are."""
         return await self._in_thread(partial(self._keeping.checkpoint, marks))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
@@ -188,7 +192,7 @@ class AzureBlobStore:
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""
-        return await self._read(group, lambda turn: turn.book.checkpoints(group))
+        return await self._in_thread(partial(self._shelf.checkpoints, Home(group)))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
         """See ``Store``."""
