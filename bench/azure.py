@@ -106,8 +106,8 @@ PART = Part(
     name="azure",
     about=(
         "Azurite 3.35.0 and the endpoint of leasehold.hub, each in a process of its own. peer: "
-        "azure-eventhub and its BlobCheckpointStore, unmodified. Dollars: list prices of block "
-        "blobs (hot, LRS, East US), to be checked; ratio: peer / ours, for rates ours / peer."
+        "azure-eventhub and its BlobCheckpointStore, unmodified. Dollars: by Microsoft's sample "
+        "prices of block blobs, hot tier; ratio: peer / ours, for rates ours / peer."
     ),
     jobs=lambda small: jobs(SMALL if small else FULL),
 )

@@ -10,8 +10,8 @@ from datetime import timedelta
 from unittest.mock import patch
 
 import pytest
-from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, granted, keys, opened, owned
-from tests.support.azurite import Azurite, shared_azurite, shared_azurite_by_hand
+from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, ByHand, granted, keys, opened, owned
+from tests.support.azurite import shared_azurite
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
@@ -20,7 +20,6 @@ from leasehold.stores import open_store
 from leasehold.stores.azure_blob import AzureBlobStore, connection
 from leasehold.stores.azure_blob.address import Address
 from leasehold.stores.azure_blob.naming import Home, history_blob, lease_id
-from leasehold.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -164,20 +163,6 @@ async def test_a_damaged_book_stops_its_group_and_no_other(url: str) -> None:
 
 
 # ------------------------------------------------------------------ the end of a lease
-
-
-class ByHand:
-    """A store on a service whose clock is in our hands."""
-
-    def __init__(self) -> None:
-        self.service: Azurite = shared_azurite_by_hand()
-        self.clock = ManualClock()
-        self.url = self.service.new_store_url()
-        self.pass_time(0)
-
-    def pass_time(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.service.set_clock(self.clock.utc_now())
 
 
 @pytest.mark.spec("L4", "L7")

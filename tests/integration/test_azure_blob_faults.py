@@ -9,8 +9,17 @@ from datetime import timedelta
 from unittest.mock import patch
 
 import pytest
-from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, granted, keys, opened, owned
-from tests.support.azurite import Azurite, shared_azurite, shared_azurite_by_hand
+from tests.support.azure_blob_scene import (
+    GROUP,
+    LEASE,
+    NEVER,
+    ByHand,
+    granted,
+    keys,
+    opened,
+    owned,
+)
+from tests.support.azurite import shared_azurite
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.model import EndReason, Lease, MemberInfo, State, Wanted
@@ -18,7 +27,6 @@ from leasehold.stores.azure_blob import AzureBlobStore, shelf
 from leasehold.stores.azure_blob.container import OK
 from leasehold.stores.azure_blob.naming import Home, lease_id
 from leasehold.stores.azure_blob.wire import Answer
-from leasehold.testing.clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 
@@ -26,20 +34,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def url() -> str:
     return shared_azurite().new_store_url()
-
-
-class ByHand:
-    """A store on a service whose clock is in our hands."""
-
-    def __init__(self) -> None:
-        self.service: Azurite = shared_azurite_by_hand()
-        self.clock = ManualClock()
-        self.url = self.service.new_store_url()
-        self.pass_time(0.9)
-
-    def pass_time(self, seconds: float) -> None:
-        self.clock.advance(seconds)
-        self.service.set_clock(self.clock.utc_now())
 
 
 def renewed(store: AzureBlobStore, lease: Lease) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+from tests.support.azurite import Azurite, shared_azurite_by_hand
+
 from leasehold.model import Lease, MemberInfo, Ownership, Wanted
 from leasehold.stores import open_store
 from leasehold.stores.azure_blob import AzureBlobStore
@@ -39,3 +41,17 @@ async def granted(
 async def owned(store: AzureBlobStore, lease: Lease, number: int) -> list[Ownership]:
     await store.declare(keys(number))
     return list(await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys(number)]))
+
+
+class ByHand:
+    """A store on a service whose clock is in our hands."""
+
+    def __init__(self) -> None:
+        self.service: Azurite = shared_azurite_by_hand()
+        self.clock = ManualClock()
+        self.url = self.service.new_store_url()
+        self.pass_time(0.9)
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.service.set_clock(self.clock.utc_now())

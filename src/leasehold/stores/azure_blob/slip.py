@@ -37,8 +37,9 @@ class Slip:
     def metadata(self, group: str) -> dict[str, str]:
         """As the service keeps it; all keys are of this group."""
         cut = len(group) + 1
-        told = json.dumps([mark_to(each, cut) for each in self.marks.values()], ensure_ascii=False)
-        packed = base64.b64encode(zlib.compress(told.encode(), 1)).decode()
+        marks = [mark_to(each, cut) for each in self.marks.values()]
+        told = json.dumps(marks, ensure_ascii=False, separators=(",", ":"))
+        packed = base64.b64encode(zlib.compress(told.encode())).decode()
         sealed = {_SEALED: "yes"} if self.sealed else {}
         return {_MARKS: packed, _WRITE: self.written, **sealed}
 

@@ -1,0 +1,344 @@
+"""Positions beside the book: one cheap call each, and never lost when a key changes hands."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from unittest.mock import patch
+
+import anyio.from_thread
+import pytest
+from tests.support.azure_blob_scene import (
+    GROUP,
+    LEASE,
+    NEVER,
+    ByHand,
+    granted,
+    opened,
+    owned,
+)
+from tests.support.azurite import shared_azurite
+
+from leasehold.errors import StoreUnavailable, StoreUnusable
+from leasehold.model import (
+    HandOver,
+    Lease,
+    Mark,
+    MarkRefusal,
+    Ownership,
+    Position,
+    Wanted,
+)
+from leasehold.stores.azure_blob import AzureBlobStore, connection
+from leasehold.stores.azure_blob.container import Container
+from leasehold.stores.azure_blob.naming import Home
+
+pytestmark = pytest.mark.anyio
+HOME = Home(GROUP)
+
+
+@pytest.fixture
+def url() -> str:
+    return shared_azurite().new_store_url()
+
+
+async def mark(
+    store: AzureBlobStore, ownership: Ownership, number: int, offset: str = ""
+) -> MarkRefusal | None:
+    position = Position(sequence_number=number, offset=offset)
+    refused = await store.checkpoint([Mark(ownership=ownership, position=position)])
+    return refused.get(ownership.key)
+
+
+async def reached(store: AzureBlobStore) -> dict[str, int]:
+    found = await store.checkpoints(GROUP)
+    return {key: each.position.sequence_number for key, each in found.items()}
+
+
+async def jotting(store: AzureBlobStore, name: str = "host") -> tuple[Lease, list[Ownership]]:
+    """A host with two keys and a slip; the first key is at 3, and that is on the slip."""
+    lease = await granted(store, name)
+    mine = await owned(store, lease, 2)
+    for number in (1, 2, 3):
+        assert await mark(store, mine[0], number) is None
+    assert slips(store)
+    return lease, mine
+
+
+def slips(store: AzureBlobStore) -> list[str]:
+    return sorted(store._container.list(HOME.slips, NEVER))
+
+
+@contextmanager
+def sent() -> Iterator[list[str]]:
+    """The first lines of all requests."""
+    real, lines = connection.Connection.exchange, list[str]()
+
+    def exchange(
+        self: connection.Connection, request: bytes
+    ) -> tuple[int, Mapping[str, str], bytes, bool]:
+        lines.append(request.partition(b" HTTP")[0].decode())
+        return real(self, request)
+
+    with patch.object(connection.Connection, "exchange", exchange):
+        yield lines
+
+
+@pytest.mark.spec("C2", "B4")
+async def test_positions_of_a_host_that_writes_often_are_one_cheap_call_each(url: str) -> None:
+    async with opened(url) as store, opened(url) as reader:
+        lease = await granted(store)
+        mine = await owned(store, lease, 256)
+
+        async def all_at(number: int) -> list[str]:
+            position = Position(sequence_number=10**12 + number, offset=str(10**15 + 77 * number))
+            with sent() as lines:
+                marks = [Mark(ownership=each, position=position) for each in mine]
+                assert not await store.checkpoint(marks)
+            return lines
+
+        assert len(await all_at(1)) == 1, "one alone goes into the book"
+        assert len(await all_at(2)) == 2, "the second makes the slip"
+        for number in range(3, 6):
+            (line,) = await all_at(number)
+            assert "/slips/" in line
+            assert "comp=metadata" in line
+        assert set((await reached(reader)).values()) == {10**12 + 5}
+        assert await mark(store, mine[7], 4) is MarkRefusal.BEHIND
+        assert (await reached(reader))[mine[7].key] == 10**12 + 5
+
+
+async def _stolen(store: AzureBlobStore, lease: Lease, mine: list[Ownership]) -> None:
+    thief = await granted(store, "thief")
+    wanted = [Wanted(key=mine[0].key, seen_epoch=mine[0].epoch)]
+    assert await store.claim(thief, wanted, force=True)
+
+
+async def _released(store: AzureBlobStore, lease: Lease, mine: list[Ownership]) -> None:
+    assert await store.release(mine[:1]) == [mine[0].key]
+
+
+async def _handed_over(store: AzureBlobStore, lease: Lease, mine: list[Ownership]) -> None:
+    await granted(store, "heir")
+    passed = [HandOver(ownership=mine[0], to="heir")]
+    assert await store.hand_over(passed, limit=timedelta(seconds=9)) == [mine[0].key]
+
+
+async def _revoked(store: AzureBlobStore, lease: Lease, mine: list[Ownership]) -> None:
+    await store.revoke(lease)
+
+
+async def _broken(store: AzureBlobStore, lease: Lease, mine: list[Ownership]) -> None:
+    assert await store.break_(mine[0].key, epoch=mine[0].epoch, after=timedelta(0))
+
+
+@pytest.mark.spec("C3", "L7")
+@pytest.mark.parametrize("end", [_stolen, _released, _handed_over, _revoked, _broken])
+async def test_however_a_key_is_lost_its_position_is_kept_and_no_later_one_is_taken(
+    url: str, end: Callable[[AzureBlobStore, Lease, list[Ownership]], Awaitable[None]]
+) -> None:
+    async with opened(url) as store, opened(url) as other:
+        lease, mine = await jotting(store)
+        await end(other, lease, mine)
+        assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+        assert (await reached(other))[mine[0].key] == 3
+        assert await other.fenced_writes(GROUP) == 1
+
+
+@pytest.mark.spec("C3", "L7")
+async def test_a_write_that_was_paused_on_its_way_comes_too_late(url: str) -> None:
+    async with opened(url) as store, opened(url) as other:
+        lease, mine = await jotting(store)
+        real = Container.set_metadata
+        paused: list[str] = []
+
+        def late(self: Container, name: str, *given: object, **named: object) -> str | None:
+            if self is store._container and not paused:
+                paused.append(name)
+                anyio.from_thread.run(_stolen, other, lease, mine)
+            return real(self, name, *given, **named)  # type: ignore[arg-type]
+
+        with patch.object(Container, "set_metadata", late):
+            assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+        assert paused
+        assert (await reached(other))[mine[0].key] == 3
+
+
+@pytest.mark.spec("C3", "B5")
+async def test_the_positions_of_a_host_that_died_go_to_whoever_takes_its_keys() -> None:
+    world = ByHand()
+    async with opened(world.url, world.clock) as store, opened(world.url, world.clock) as other:
+        lease = await granted(store, duration=LEASE)
+        (mine,) = await owned(store, lease, 1)
+        for number in (1, 2, 3):
+            assert await mark(store, mine, number) is None
+        heir = await granted(other, "heir")
+        world.pass_time(16)
+        (taken,) = await other.claim(heir, [Wanted(key=mine.key, seen_epoch=1)])
+        assert (await reached(other))[mine.key] == 3
+        assert await mark(store, mine, 4) is MarkRefusal.FENCED
+        assert await mark(other, taken, 5) is None
+        assert not slips(other)
+
+
+@pytest.mark.spec("B5")
+async def test_who_seals_a_slip_and_dies_costs_its_holder_nothing(url: str) -> None:
+    async with opened(url) as store, opened(url) as other:
+        _, mine = await jotting(store)
+        with other._shelf.copy(HOME) as known:
+            assert known is None, "it has read nothing yet"
+        await other.checkpoints(GROUP)
+        with other._shelf.copy(HOME) as known:
+            assert known is not None
+            assert other._shelf.slips.sealed(HOME, known[0], ["host"], NEVER)
+        (sealed,) = slips(store)
+        assert (await reached(other))[mine[0].key] == 3
+        assert await mark(store, mine[0], 4) is None
+        assert sealed not in slips(store)
+        with sent() as lines:
+            assert await mark(store, mine[1], 5) is None
+        assert len(lines) == 1
+        assert await reached(other) == {mine[0].key: 4, mine[1].key: 5}
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["answer lost", "request lost"])
+async def test_an_answer_that_is_lost_is_found_out_about(url: str, done: bool) -> None:
+    async with opened(url) as store:
+        _, mine = await jotting(store)
+        real = Container.set_metadata
+        lost: list[str] = []
+
+        def deaf(self: Container, name: str, *given: object, **named: object) -> str | None:
+            if lost:
+                return real(self, name, *given, **named)  # type: ignore[arg-type]
+            lost.append(name)
+            if done:
+                real(self, name, *given, **named)  # type: ignore[arg-type]
+            raise StoreUnavailable("the line is dead")
+
+        with patch.object(Container, "set_metadata", deaf):
+            if done:
+                assert await mark(store, mine[0], 4) is None
+            else:  # it may still come
+                with pytest.raises(StoreUnavailable, match="the line is dead"):
+                    await mark(store, mine[0], 4)
+        assert lost
+        assert await mark(store, mine[0], 5) is None
+        assert (await reached(store))[mine[0].key] == 5
+
+
+async def test_what_does_not_fit_on_a_slip_goes_into_the_book(url: str) -> None:
+    async with opened(url) as store:
+        lease = await granted(store)
+        mine = await owned(store, lease, 12)
+        for number, ownership in enumerate(mine * 2, start=1):
+            offset = "".join(chr(0x4E00 + (number * 977 + n * n * 31) % 20_000) for n in range(900))
+            assert await mark(store, ownership, number, offset) is None
+        found = await store.checkpoints(GROUP)
+        assert {each.position.sequence_number for each in found.values()} == set(range(13, 25))
+        assert {len(each.position.offset) for each in found.values()} == {900}
+
+
+async def test_a_slip_that_goes_while_it_is_read_is_looked_for_in_the_book(url: str) -> None:
+    async with opened(url) as store, opened(url) as other:
+        lease, mine = await jotting(store)
+        real, gone = Container.list, list[str]()
+
+        def after_a_release(self: Container, path: str, given_up: object) -> object:
+            if self is other._container and path == HOME.slips and not gone:
+                gone.append(path)
+                anyio.from_thread.run(_released, store, lease, mine)
+            return real(self, path, given_up)  # type: ignore[arg-type]
+
+        with patch.object(Container, "list", after_a_release):
+            assert (await reached(other))[mine[0].key] == 3
+        assert gone
+
+
+async def test_a_damaged_slip_is_said_to_be_so(url: str) -> None:
+    async with opened(url) as store, opened(url) as other:
+        await jotting(store)
+        (name,) = slips(store)
+        found = store._container.get(name, NEVER)
+        assert found is not None
+        told = {**found.metadata, "marks": "bm8="}
+        assert store._container.set_metadata(name, told, etag=found.etag, given_up=NEVER)
+        with pytest.raises(StoreUnusable, match="is damaged"):
+            await other.checkpoints(GROUP)
+
+
+async def test_slips_that_were_left_behind_are_swept_and_no_others() -> None:
+    world = ByHand()
+    async with opened(world.url, world.clock) as store:
+        old = store._shelf.slips.make(HOME, "gone", NEVER)
+        world.pass_time(2 * 3600 + 10)
+        new = store._shelf.slips.make(HOME, "gone", NEVER)
+        assert old
+        assert new
+        lease = await granted(store)
+        assert slips(store) == [HOME.slip_blob("gone", new)]
+        (mine,) = await owned(store, lease, 1)
+        for number in (1, 2, 3):
+            assert await mark(store, mine, number) is None
+        named = [each for each in slips(store) if "/host-" in each]
+        for _ in range(300):
+            world.pass_time(30)
+            await store.renew(lease)
+        await granted(store, "next")
+        assert slips(store) == named
+
+
+async def test_a_job_that_writes_one_position_a_run_needs_no_slip(url: str) -> None:
+    async with opened(url) as store:
+        lease = await granted(store)
+        (mine,) = await owned(store, lease, 1)
+        with sent() as lines:
+            assert await mark(store, mine, 1) is None
+            await store.release([mine])
+        assert len(lines) == 2
+        assert not slips(store)
+
+
+# ------------------------------------------------------------------ who looks
+
+
+@pytest.mark.spec("B4", "P3")
+@pytest.mark.parametrize(("members", "looks"), [(1, 6), (2, 6), (3, 3), (4, 2), (8, 2)])
+async def test_the_more_members_the_less_often_each_looks_who_is_alive(
+    members: int, looks: int
+) -> None:
+    world = ByHand()
+    async with opened(world.url, world.clock) as store:
+        leases = [
+            await granted(store, f"host{n}", duration=timedelta(seconds=30)) for n in range(members)
+        ]
+        for lease in leases:
+            await store.renew(lease)
+        listings = 0
+        for _ in range(6):
+            world.pass_time(10)
+            for lease in leases:
+                with sent() as lines:
+                    await store.renew(lease)
+                assert len(lines) == 2
+                listings += lines[0].count("comp=list")
+        assert listings == looks * members
+
+
+@pytest.mark.spec("P3")
+async def test_one_that_looks_tells_all_the_others_by_the_book() -> None:
+    world = ByHand()
+    async with opened(world.url, world.clock) as store:
+        leases = [await granted(store, f"host{n}", duration=LEASE) for n in range(5)]
+        versions = [(await store.renew(lease)).version for lease in leases]
+        dying = leases.pop()
+        world.pass_time(10)
+        for lease in leases:
+            await store.renew(lease)
+        world.pass_time(6)
+        told: list[list[str]] = []
+        for lease, version in zip(leases, versions, strict=False):
+            changes = await store.renew(lease, since=version)
+            told.append([each.holder for each in changes.peers if not each.alive])
+        assert told == [[dying.holder]] * 4
