@@ -55,7 +55,12 @@ async def main(connection_string: str, store_url: str) -> None:
 
 
 if __name__ == "__main__":
+    _, *given = sys.argv
     try:
-        asyncio.run(main(*sys.argv[1:3]))
-    except (LeaseholdError, TypeError, ValueError) as error:
+        connection_string, store_url = given
+    except ValueError:
+        sys.exit("give a connection string and a store: see the top of this file")
+    try:
+        asyncio.run(main(connection_string, store_url))
+    except (LeaseholdError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from leasehold.amqp.frames import HEAD_BYTES
 from leasehold.amqp.messages import DELIVERY_ANNOTATIONS, section
+from leasehold.amqp.parts import PARTITION_KEY
 from leasehold.amqp.performatives import Transfer
 from leasehold.amqp.values import Long, Symbol, Timestamp, encode
-from leasehold.hub.sections import NOTHING, PARTITION_KEY, kept_in
+from leasehold.hub.sections import NOTHING, kept_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.messages import MESSAGE_ANNOTATIONS, sections
+from leasehold.amqp.parts import Pairs, body_of, pairs_of
 from leasehold.amqp.values import decode
 from leasehold.log.events import STORED_SCHEMA
-from leasehold.sources.eventhubs.sections import Pairs, body_of, pairs_of
 from leasehold.sources.eventhubs.shapes import ENQUEUED, KEY, NUMBER, OFFSET
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from leasehold.amqp.messages import (
     PROPERTIES,
     sections,
 )
+from leasehold.amqp.parts import OF_SERVICE, says_something
 from leasehold.amqp.values import decode, skip
-from leasehold.sources.eventhubs.sections import OF_SERVICE, says_something
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
