@@ -390,3 +390,24 @@ async def test_what_ends_the_leases_is_told_to_on_error_and_raised_by_stop() -> 
         with pytest.raises(RuntimeError, match="a fault of the store"):
             await host.stop()
         assert lease_threads() == []
+
+
+async def test_an_error_outside_any_partition_names_the_stream_and_has_no_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = 0
+
+    class Away(MemorySource):
+        async def partitions(self) -> Sequence[str]:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                raise UnknownStream("the hub is away")
+            return await super().partitions()
+
+    async with scene(source=Away("orders", partitions=1)) as s:
+        await s.host(setting=options(partitions_every=timedelta(seconds=0.1)))
+        await s.errors.count(1)
+    record = next(each for each in caplog.records if "the hub is away" in each.getMessage())
+    assert record.getMessage().startswith(f"orders for {s.group}: ")
+    assert not record.exc_info

@@ -14,6 +14,7 @@ import anyio
 
 from leasehold.core.meter import rounded
 from leasehold.core.stall import Verdict
+from leasehold.errors import LeaseholdError
 from leasehold.names import partition_key
 from leasehold.processor.hooks import CheckpointRefused, CloseReason, MayRepeat, Stalled
 from leasehold.processor.pump import Pump
@@ -213,7 +214,10 @@ class Floor:
 
     async def on_error(self, contexts: tuple[object, object], error: BaseException) -> None:
         """Tell the user's error handler. What that raises is logged."""
-        log.error("%s: %s", contexts[0], reason_of(error), exc_info=error)
+        where = contexts[0] or f"{self.stream} for {self.group}"
+        # That the source or the store is away says all there is to say in its message.
+        told = contexts[0] is None and isinstance(error, LeaseholdError)
+        log.error("%s: %s", where, reason_of(error), exc_info=None if told else error)
         await self._guarded(self.handlers.on_error, contexts, error)
 
     async def call_user(
