@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -411,3 +413,24 @@ async def test_an_error_outside_any_partition_names_the_stream_and_has_no_trace(
     record = next(each for each in caplog.records if "the hub is away" in each.getMessage())
     assert record.getMessage().startswith(f"orders for {s.group}: ")
     assert not record.exc_info
+
+
+async def test_a_signal_ends_one_that_waits_for_a_source_at_its_start() -> None:
+    asked = asyncio.Event()
+
+    class Silent(MemorySource):
+        async def partitions(self) -> Sequence[str]:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError("it never answers")
+
+    async with scene(source=Silent("orders")) as s:
+        running = asyncio.create_task(s.make()._run())
+        async with asyncio.timeout(PATIENCE_S):
+            await asked.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await running
+        assert lease_threads() == []
+    loop = asyncio.get_running_loop()
+    assert loop.remove_signal_handler(signal.SIGTERM)
+    loop.remove_signal_handler(signal.SIGINT)

@@ -273,14 +273,20 @@ class EventProcessor:
         for each in _SIGNALS:
             with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
                 loop.add_signal_handler(each, stop, each)
-        await self.start()
-        waits = {
-            asyncio.ensure_future(asked.wait()),
-            asyncio.ensure_future(self._over.wait()),
-        }
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        asking = asyncio.ensure_future(asked.wait())
+        starting = asyncio.ensure_future(self.start())
+        await asyncio.wait({asking, starting}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # a source or a store that is away: nothing was begun
+            starting.cancel()
+            await asyncio.wait({starting})
+            return
+        ending = asyncio.ensure_future(self._over.wait())
+        try:
+            await starting
+            await asyncio.wait({asking, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asking.cancel()
+            ending.cancel()
         await self.stop()
 
     async def _make_lease_side(self) -> LeaseSide:
