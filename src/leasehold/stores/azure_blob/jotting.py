@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from leasehold.stores.azure_blob.proofs import Proofs
     from leasehold.stores.azure_blob.shelf import Shelf, Turn
 
-# Who writes a second time within so long is given a slip: one position of a job needs none.
+# Who writes a position of the same term again within so long is given a slip. Who writes one in
+# each term, as jobs do, would only have to give it back.
 _SOON_S = 60.0
 _MOST = 10_000
 
@@ -33,7 +34,7 @@ class Jotting:
         self._shelf = shelf
         self._proofs = proofs
         self._clock = clock
-        self._last_s: dict[tuple[Home, str], float] = {}
+        self._last: dict[tuple[Home, str], tuple[float, set[tuple[str, int]]]] = {}
 
     def checkpoint(
         self, home: Home, marks: Sequence[Mark], given_up: threading.Event
@@ -84,11 +85,7 @@ class Jotting:
     ) -> tuple[str, str] | None:
         """A slip for a holder that writes often, if there is room on one for as much as this."""
         self._shelf.slips.drop(home, holder)
-        now_s, last_s = self._clock.boottime_s(), self._last_s.get((home, holder))
-        if len(self._last_s) >= _MOST:
-            self._last_s.clear()
-        self._last_s[home, holder] = now_s
-        if not home.group or last_s is None or now_s - last_s > _SOON_S:
+        if not home.group or not self._writes_often(home, holder, marks):
             return None
         wanted = {
             each.ownership.key: Checkpoint(
@@ -103,6 +100,15 @@ class Jotting:
             return None
         name = self._shelf.slips.make(home, holder, given_up)
         return None if name is None else (holder, name)
+
+    def _writes_often(self, home: Home, holder: str, marks: Sequence[Mark]) -> bool:
+        now_s = self._clock.boottime_s()
+        terms = {(each.ownership.key, each.ownership.epoch) for each in marks}
+        last_s, before = self._last.get((home, holder), (0.0, set()))
+        if len(self._last) >= _MOST:
+            self._last.clear()
+        self._last[home, holder] = (now_s, terms)
+        return now_s - last_s <= _SOON_S and not terms.isdisjoint(before)
 
 
 def _marked(
