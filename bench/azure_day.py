@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,7 @@ from bench.report import Bar, Row, at_most, cost
 from tests.support.azurite import azurite
 
 from leasehold.processor import Options
-from leasehold.stores.azure_blob.lengths import LONGEST_S
-from leasehold.stores.azure_blob.watch import pause_s
+from leasehold.stores.azure_blob.watch import turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +33,7 @@ PRICE_OF_10_000 = {
 }
 # Our lease of 30 s on a blob, as the Event Processor Host has it. The store's longest, 60 s, can
 # be renewed each 27 s at most.
-_TIMING = Options.event_processor_host().timing
-CYCLE_S, LEASE_S = _TIMING.renew_s, _TIMING.lease_s
+CYCLE_S = Options.event_processor_host().timing.renew_s
 LONGEST_CYCLE_S = 27.0
 CHECKPOINT_EVERY_S = Options().checkpoint.interval_s or 1.0
 _A_TWENTIETH = Bar(words="<= 1/20", least=20.0)
@@ -60,9 +57,12 @@ class Day:
         return total.plus(taken.restart.times(self.hosts))
 
 
-def looks(*, hosts: int, lease_s: float, cycle_s: float) -> float:
-    """In which part of the cycles a host of ours looks: the store's own rule."""
-    return 1 / max(1, math.ceil(pause_s([lease_s] * hosts) / cycle_s))
+def looks(*, hosts: int) -> float:
+    """In which part of its cycles a host of ours looks who is alive: the store's own rule.
+
+    All cycles here are a third of a lease or longer, so that no turn has two of them.
+    """
+    return 1 / turns(hosts)
 
 
 def price(bill: Bill) -> float:
@@ -78,7 +78,7 @@ def storage(*, hosts: int, partitions: int, cycles: int) -> Sequence[Row]:
         theirs_alone = their_take(service, hosts=1, partitions=partitions)
     named = "peer: azure-eventhub with BlobCheckpointStore"
     group = f"{hosts} hosts x {partitions} partitions"
-    share = looks(hosts=hosts, lease_s=LEASE_S, cycle_s=CYCLE_S)
+    share = looks(hosts=hosts)
     return [
         _calls(
             f"{group}: storage calls per host and cycle; {named}",
@@ -105,13 +105,13 @@ def _days(hosts: int, ours: Taken, theirs: Taken) -> Sequence[Row]:
     still = f"24 h without events, cycles of {CYCLE_S:g} s and {MEAN_PERIOD_S:g} s"
     still_same = f"24 h without events, cycles of {LONGEST_CYCLE_S:g} s on both sides"
     rows: list[Row] = []
-    for what, our_s, lease_s, their_s, flow, bar in (
-        (own, CYCLE_S, LEASE_S, MEAN_PERIOD_S, True, _A_TWENTIETH),
-        (same, LONGEST_CYCLE_S, LONGEST_S, LONGEST_CYCLE_S, True, None),
-        (still, CYCLE_S, LEASE_S, MEAN_PERIOD_S, False, None),
-        (still_same, LONGEST_CYCLE_S, LONGEST_S, LONGEST_CYCLE_S, False, None),
+    for what, our_s, their_s, flow, bar in (
+        (own, CYCLE_S, MEAN_PERIOD_S, True, _A_TWENTIETH),
+        (same, LONGEST_CYCLE_S, LONGEST_CYCLE_S, True, None),
+        (still, CYCLE_S, MEAN_PERIOD_S, False, None),
+        (still_same, LONGEST_CYCLE_S, LONGEST_CYCLE_S, False, None),
     ):
-        share = looks(hosts=hosts, lease_s=lease_s, cycle_s=our_s)
+        share = looks(hosts=hosts)
         mine = Day(hosts=hosts, cycle_s=our_s, events_flow=flow, looks=share).bill(ours)
         other = Day(hosts=hosts, cycle_s=their_s, events_flow=flow).bill(theirs)
         rows += [

@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 
 from leasehold.errors import InvalidDuration, InvalidName
 
+PARTITION = "partition"  # what the groups of all streams begin with
 LONGEST_NAME = 256
 LONGEST_KEY = 1024
 _SAFE = "$@=+:,~!*'()"
@@ -74,7 +75,7 @@ def check_group(group: str) -> str:
 def partition_group(stream: str, group: str) -> str:
     """The group of all partitions of ``stream`` for the consumers called ``group``."""
     stream = _quoted(check_name(stream, what="stream"))
-    return f"partition/{stream}/{_quoted(check_name(group, what='group'))}"
+    return f"{PARTITION}/{stream}/{_quoted(check_name(group, what='group'))}"
 
 
 def partition_key(stream: str, group: str, partition_id: str) -> str:

@@ -125,7 +125,7 @@ def test_the_time_of_writing_is_all_that_changes() -> None:
     [
         (b"", "damaged"),
         (b"{}", "damaged"),
-        (b'{"format":2}', "bring the program up to date"),
+        (b'{"format":3}', "bring the program up to date"),
         (b'{"format":1,"group":"else"}', "another group"),
         (b"\xff\xfe", "damaged"),
         (b"[]", "damaged"),

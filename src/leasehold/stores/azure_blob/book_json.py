@@ -16,7 +16,9 @@ from leasehold.stores.rows import LeaseRow, ResourceRow
 if TYPE_CHECKING:
     from leasehold.stores.azure_blob.naming import Home
 
-FORMAT = 1
+# 2: leases name slips, which a program that knows 1 alone would lose.
+FORMAT = 2
+_READ = frozenset((1, FORMAT))
 # From one reading of a book to the next nearly all terms and marks are the same.
 _remembering = lru_cache(maxsize=1 << 14)
 
@@ -83,7 +85,7 @@ def _dumped(told: object) -> bytes:
 
 
 def _check_format(told: dict[str, Any]) -> None:
-    if told["format"] != FORMAT:
+    if told["format"] not in _READ:
         raise StoreUnusable(
             f"the store is of format {told['format']!r} and this program knows {FORMAT}: "
             "bring the program up to date"

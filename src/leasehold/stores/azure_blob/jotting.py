@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from leasehold.model import Checkpoint
 from leasehold.stores.azure_blob.naming import bare_ownership
@@ -13,6 +13,7 @@ from leasehold.stores.azure_blob.slip import Slip, fits
 if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from leasehold.clock import Clock
     from leasehold.model import Mark, MarkRefusal
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from leasehold.stores.azure_blob.proofs import Proofs
     from leasehold.stores.azure_blob.shelf import Shelf, Turn
 
-# Who writes a position of the same term again within so long is given a slip. Who writes one in
-# each term, as jobs do, would only have to give it back.
+# Who writes positions of one term a third time within so long is given a slip. Who writes once or
+# twice in each term, as jobs do, would only have to give it back.
 _SOON_S = 60.0
+_OFTEN = 2
 _MOST = 10_000
+_Term: TypeAlias = "tuple[str, int]"  # a key and an epoch
 
 
 class Jotting:
@@ -34,7 +37,7 @@ class Jotting:
         self._shelf = shelf
         self._proofs = proofs
         self._clock = clock
-        self._last: dict[tuple[Home, str], tuple[float, set[tuple[str, int]]]] = {}
+        self._written_s: dict[tuple[Home, str], dict[_Term, list[float]]] = {}
 
     def checkpoint(
         self, home: Home, marks: Sequence[Mark], given_up: threading.Event
@@ -44,11 +47,11 @@ class Jotting:
         holders = {each.ownership.holder for each in marks}
         proven = self._proofs.of((each.ownership.holder, each.ownership.token) for each in marks)
         only = next(iter(holders)) if len(holders) == 1 and holders == proven else None
-        if only is not None and self._jotted(home, only, bare, given_up):
+        if only is not None and self._jot(home, only, bare, given_up):
             return {}
         slip = None if only is None else self._new_slip(home, only, bare, given_up)
         claims = [(each.ownership.key, each.ownership.holder) for each in marks]
-        return self._shelf.change(
+        refused = self._shelf.change(
             home,
             partial(_marked, bare, slip),
             given_up,
@@ -56,8 +59,19 @@ class Jotting:
             proven=proven,
             folds=holders,
         )
+        if slip is not None:
+            self._check_named(home, *slip, given_up)
+        return refused
 
-    def _jotted(
+    def _check_named(self, home: Home, holder: str, name: str, given_up: threading.Event) -> None:
+        """Remove a slip that the book does not name after all: the keys were lost meanwhile."""
+        with self._shelf.copy(home) as known:
+            named = known is None or known[0].slips.get(holder) == name
+        if not named:
+            self._shelf.slips.drop(home, holder)
+            self._shelf.slips.remove(home, {holder: name}, given_up)
+
+    def _jot(
         self, home: Home, holder: str, marks: Sequence[Mark], given_up: threading.Event
     ) -> bool:
         """Write them on the slip; whether it could be done. What is refused is for the book."""
@@ -75,40 +89,43 @@ class Jotting:
                 for last in (stored, book.marks.get(key)):
                     if last is not None and last.position > mark.position:
                         return False
-                wanted[key] = Checkpoint(
-                    key=key, epoch=mark.ownership.epoch, position=mark.position, updated_at=wall
-                )
+                wanted[key] = _jotted(mark, wall)
         return self._shelf.slips.jot(home, holder, wanted, given_up)
 
     def _new_slip(
         self, home: Home, holder: str, marks: Sequence[Mark], given_up: threading.Event
     ) -> tuple[str, str] | None:
         """A slip for a holder that writes often, if there is room on one for as much as this."""
-        self._shelf.slips.drop(home, holder)
-        if not home.group or not self._writes_often(home, holder, marks):
+        if not self._writes_often(home, holder, marks):
             return None
-        wanted = {
-            each.ownership.key: Checkpoint(
-                key=each.ownership.key,
-                epoch=each.ownership.epoch,
-                position=each.position,
-                updated_at=self._clock.utc_now(),
-            )
-            for each in marks
-        }
+        with self._shelf.copy(home) as known:
+            if known is None or not all(known[0].may_jot(each.ownership) for each in marks):
+                return None
+            wanted = {each.ownership.key: _jotted(each, known[1]) for each in marks}
         if not fits(Slip(marks=wanted).metadata(home.group)):
             return None
         name = self._shelf.slips.make(home, holder, given_up)
         return None if name is None else (holder, name)
 
     def _writes_often(self, home: Home, holder: str, marks: Sequence[Mark]) -> bool:
-        now_s = self._clock.boottime_s()
-        terms = {(each.ownership.key, each.ownership.epoch) for each in marks}
-        last_s, before = self._last.get((home, holder), (0.0, set()))
-        if len(self._last) >= _MOST:
-            self._last.clear()
-        self._last[home, holder] = (now_s, terms)
-        return now_s - last_s <= _SOON_S and not terms.isdisjoint(before)
+        """Whether one of these terms has been written often of late; and note that it is now."""
+        if len(self._written_s) >= _MOST:
+            self._written_s.clear()
+        now_s, often = self._clock.boottime_s(), False
+        known = self._written_s.setdefault((home, holder), {})
+        if len(known) >= _MOST:
+            known.clear()
+        for mark in marks:
+            times = known.setdefault((mark.ownership.key, mark.ownership.epoch), [])
+            times[:] = [each for each in times if now_s - each <= _SOON_S][-_OFTEN:]
+            often = often or len(times) >= _OFTEN
+            times.append(now_s)
+        return often
+
+
+def _jotted(mark: Mark, wall: datetime) -> Checkpoint:
+    owned = mark.ownership
+    return Checkpoint(key=owned.key, epoch=owned.epoch, position=mark.position, updated_at=wall)
 
 
 def _marked(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import EndReason, Lease
 from leasehold.stores.azure_blob.container import CREATED, NOT_FOUND, OK
+from leasehold.stores.azure_blob.moment import moment
 from leasehold.stores.azure_blob.naming import ALONE, Home, lease_id, token_digest
 from leasehold.stores.azure_blob.watch import Watch
 from leasehold.stores.shared import lost_lease
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Changes, MemberInfo, Resource, Term
     from leasehold.stores.azure_blob.book import Book
+    from leasehold.stores.azure_blob.moment import Moment
     from leasehold.stores.azure_blob.proofs import Proofs
     from leasehold.stores.azure_blob.shelf import Look, Shelf, Turn
 
@@ -46,6 +48,7 @@ class Leasing:
         """Over the books and the blobs of one container."""
         self._shelf = shelf
         self._proofs = proofs
+        self._clock = clock
         self._watch = Watch(clock)
 
     # ------------------------------------------------------------ grant
@@ -134,8 +137,9 @@ class Leasing:
     ) -> Changes:
         """See ``Store.renew``; not every renewal looks who else is alive: see ``watch``."""
         home = Home.of(lease.group, lease.holder)
+        began_s = self._clock.boottime_s()
         for tried in range(1 + _LOOKS):
-            alone = tried == 0 and not self._watch.due(lease)
+            alone = tried == 0 and not self._watch.due(lease, self._now())
             look = (self._shelf.glance if alone else self._shelf.look)(home, given_up)
             duration_s, groups, lengths_s = self._shelf.read(
                 home, lambda turn: _known(turn.book, lease.holder), given_up, look=look
@@ -153,7 +157,7 @@ class Leasing:
             except _NotRenewed:
                 continue  # it was not renewed, and yet it runs: look once more
             if not alone:
-                self._watch.looked(lease, lengths_s)
+                self._watch.looked(lease, lengths_s, self._now(), began_s=began_s)
             return heard
         # It runs and is not ours to renew: somebody has broken or taken it, past all books.
         raise lost_lease(lease.holder, EndReason.BROKEN.value)
@@ -239,9 +243,14 @@ class Leasing:
                 Home(group), end, given_up, concerns=lambda _: {lease.holder}, proven=proven
             )
         self._proofs.drop(lease.holder)
+        self._watch.forget(lease)
+        self._shelf.slips.drop(home, lease.holder)
         blob, shown = home.holder_blob(lease.holder), lease_id(lease.token)
         if not self._shelf.container.delete(blob, given_up, lease_id=shown):
             self._shelf.container.delete(blob, given_up)
+
+    def _now(self) -> Moment | None:
+        return moment(self._shelf.container.wire, self._clock)
 
     def _note(self, lease: Lease, sent_s: float, duration_s: float) -> None:
         self._proofs.note(lease.holder, lease.token, sent_s=sent_s, duration_s=duration_s)
@@ -267,16 +276,20 @@ def cautious(resource: Resource, turn: Turn) -> Resource:
     return replace(resource, breaking_s=max(0.0, resource.breaking_s - turn.moment.slack_s))
 
 
-def _known(book: Book, holder: str) -> tuple[float, list[str], list[float]]:
+def _known(book: Book, holder: str) -> tuple[float, list[str], dict[str, float]]:
     """How long the lease of a holder lasts, 0 if it is over; and the company that it is in.
 
-    That is the other groups that it has keys of, and how long the leases of its own group last.
+    That is the other groups that it has keys of, and how long the lease of each member lasts.
     """
     row = book.lease_row(holder)
     lives = row is not None and row.ended is None
     duration_s = row.lease.duration_s if row and lives else 0.0
     rows = [book.lease_row(each) for each in book.everybody()]
-    lengths_s = [each.lease.duration_s for each in rows if each is not None]
+    lengths_s = {
+        each.lease.holder: each.lease.duration_s
+        for each in rows
+        if each is not None and book.is_member(each)
+    }
     return duration_s, list(book.abroad.get(holder, ())), lengths_s
 
 

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -116,6 +116,7 @@ class Shelf:
         self._clock = clock
         self._rng = rng
         self._kept: dict[Home, _Kept] = {}
+        self._last: dict[Home, _Kept] = {}  # also while it is written anew
         self._turns: dict[Home, threading.Lock] = {}
 
     # ------------------------------------------------------------ the two ways
@@ -153,13 +154,8 @@ class Shelf:
                     home, concerns, proven, look, given_up, trust=first, fence=True
                 )
                 look = None
-                sealed |= self.slips.sealed(home, turn.book, folds, given_up)
-                folded = _folded(turn.book, sealed)
-                tenures, before = turn.book.tenures(), turn.book.version
-                answer = _taken(step, turn)
-                if loose := turn.book.loosened(tenures):
-                    sealed |= self.slips.sealed(home, turn.book, loose, given_up)
-                    continue  # once more, with what is on them
+                before = turn.book.version
+                turn, answer, folded = self._stepped(kept, turn, step, folds, sealed, given_up)
                 if told_by_version and turn.book.version == before and not folded:
                     body = kept.body
                 else:
@@ -218,10 +214,12 @@ class Shelf:
         """
         for tried in range(1, _TRIES + 1):
             kept, turn, _ = self._turn(home, nobody, (), None, given_up, trust=False, fence=False)
-            slips = self.slips.all(home, turn.book, given_up)
+            slips, complete = self.slips.all(home, turn.book, given_up)
+            found = turn.book.with_slips(slips)
             kept.spare.append(turn.book)
-            if slips is not None:
-                return turn.book.with_slips(slips)
+            # One that is gone was taken in by a newer book; else there was nothing on it.
+            if complete or self._fetched(home, given_up).etag == kept.etag:
+                return found
             if given_up.wait(_LADDER.pause_s(tried, self._rng)):
                 break
         raise StoreUnavailable(f"the positions of {home.group} change hands all the time")
@@ -232,7 +230,7 @@ class Shelf:
 
         Nothing is asked of the service: it may be old.
         """
-        kept, now = self._kept.get(home), moment(self.container.wire, self._clock)
+        kept, now = self._last.get(home), moment(self.container.wire, self._clock)
         if kept is None or now is None:
             yield None
             return
@@ -243,6 +241,32 @@ class Shelf:
             kept.spare.append(book)
 
     # ------------------------------------------------------------ a turn
+
+    def _stepped(
+        self,
+        kept: _Kept,
+        turn: Turn,
+        step: Callable[[Turn], T],
+        folds: Collection[str],
+        sealed: dict[str, Slip],
+        given_up: threading.Event,
+    ) -> tuple[Turn, T | LeaseLost | UnknownResource, dict[str, str]]:
+        """Take a step with all slips taken in that it needs; by holder, those that it took in.
+
+        ``sealed`` are those that are known by now, by their names.
+        """
+        home = turn.book.home
+        sealed |= self.slips.sealed(home, turn.book, folds, given_up)
+        while True:
+            folded = _folded(turn.book, sealed)
+            tenures = turn.book.tenures()
+            answer = _taken(step, turn)
+            loose = turn.book.loosened(tenures)
+            if not loose:
+                return turn, answer, folded
+            # Once more, with what is on them. If the book is old by now, it is not written.
+            sealed |= self.slips.sealed(home, turn.book, loose, given_up)
+            turn = replace(turn, book=self._book(home, kept))
 
     def _turn(
         self,
@@ -355,7 +379,7 @@ class Shelf:
 
     def _keep(self, home: Home, etag: str | None, body: bytes, modified_s: float = 0.0) -> _Kept:
         kept = _Kept(etag, body, modified_s)
-        self._kept[home] = kept
+        self._kept[home] = self._last[home] = kept
         return kept
 
     # ------------------------------------------------------------ writing

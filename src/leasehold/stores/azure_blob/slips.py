@@ -18,27 +18,32 @@ How it works, in words:
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import new_suffix
 from leasehold.errors import StoreUnavailable
 from leasehold.stores.azure_blob.slip import Slip, fits, slip_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from leasehold.model import Checkpoint
     from leasehold.stores.azure_blob.book import Book
     from leasehold.stores.azure_blob.container import Container
     from leasehold.stores.azure_blob.naming import Home
 
+T = TypeVar("T")
+
 _TRIES = 20
 # Calls of one holder take turns; who would wait for long goes by the book.
 _COURTESY_S = 0.5
 # A slip that no book names, and that was not written for so long, was left behind.
 _OLD_S = 2 * 3600.0
+_MOST_SWEPT = 20
+_AT_ONCE = 8
 
 
 @dataclass(slots=True)
@@ -85,16 +90,20 @@ class Slips:
         """Write positions on the slip of this process, beside those that are on it.
 
         Returns:
-            False if it is sealed, full, gone or busy: nothing was written.
+            False if it is sealed, full, gone, busy or further on, or if there was no answer: then
+            it is the book that knows, and is asked.
 
         Raises:
-            StoreUnavailable: there is no answer; they may have been written.
+            StoreUnavailable: there is no answer at all; they may have been written.
         """
         own = self._own.get((home, holder))
         if own is None or not own.lock.acquire(timeout=_COURTESY_S):
             return False
         try:
-            slip = Slip(marks={**own.slip.marks, **marks}, written=new_suffix())
+            there = own.slip.marks
+            if any(key in there and there[key].position > marks[key].position for key in marks):
+                return False  # another call was faster
+            slip = Slip(marks={**there, **marks}, written=new_suffix())
             told = slip.metadata(home.group)
             etag = self._put(home, holder, own, told, given_up) if fits(told) else None
             if etag is None:
@@ -126,13 +135,8 @@ class Slips:
         except StoreUnavailable:
             # Unknown: if the last word on it is ours, it was done.
             found = self._container.get(blob, given_up)
-            if found is None:
-                return None
-            if found.metadata == told:
-                return found.etag
-            if found.etag == own.etag:
-                raise  # it may still come
-            return None
+            # Else it may still come: who goes by the book seals the slip first.
+            return found.etag if found is not None and found.metadata == told else None
 
     # ------------------------------------------------------------ of anybody
 
@@ -145,10 +149,9 @@ class Slips:
             StoreUnavailable: there is no answer, or it is written again and again.
         """
         named = {each: book.slips[each] for each in holders if each in book.slips}
-        return {
-            name: self._seal(home, home.slip_blob(holder, name), given_up)
-            for holder, name in named.items()
-        }
+        blobs = [home.slip_blob(holder, name) for holder, name in named.items()]
+        found = _each(lambda blob: self._seal(home, blob, given_up), blobs)
+        return dict(zip(named.values(), found, strict=True))
 
     def _seal(self, home: Home, blob: str, given_up: threading.Event) -> Slip:
         for _ in range(_TRIES):
@@ -162,23 +165,29 @@ class Slips:
                     return slip
         raise StoreUnavailable(f"the positions of {home.group} are written again and again")
 
-    def all(self, home: Home, book: Book, given_up: threading.Event) -> dict[str, Slip] | None:
-        """By holder the slips that a book names; None if one is gone, so that the book is old."""
+    def all(
+        self, home: Home, book: Book, given_up: threading.Event
+    ) -> tuple[dict[str, Slip], bool]:
+        """By holder the slips that a book names, and whether all of them are there."""
         if not book.slips:
-            return {}
+            return {}, True
         listed = self._container.list(home.slips, given_up)
         named = {holder: home.slip_blob(holder, name) for holder, name in book.slips.items()}
-        if not listed.keys() >= set(named.values()):
-            return None
-        return {
-            holder: slip_from(listed[blob].metadata, home.group) for holder, blob in named.items()
+        found = {
+            holder: slip_from(listed[blob].metadata, home.group)
+            for holder, blob in named.items()
+            if blob in listed
         }
+        return found, len(found) == len(named)
 
     def remove(self, home: Home, names: Mapping[str, str], given_up: threading.Event) -> None:
         """Remove slips that the book has taken in, by holder. What stays is swept later."""
-        for holder, name in names.items():
+
+        def remove(blob: str) -> None:
             with suppress(StoreUnavailable):
-                self._container.delete(home.slip_blob(holder, name), given_up)
+                self._container.delete(blob, given_up)
+
+        _each(remove, [home.slip_blob(holder, name) for holder, name in names.items()])
 
     def sweep(
         self, home: Home, named: Callable[[], Mapping[str, str]], given_up: threading.Event
@@ -190,5 +199,13 @@ class Slips:
         old = {blob.name for blob in listed.values() if blob.modified_s < before_s}
         if old:
             old -= {home.slip_blob(holder, name) for holder, name in named().items()}
-        for blob in sorted(old):
+        for blob in sorted(old)[:_MOST_SWEPT]:
             self._container.delete(blob, given_up)
+
+
+def _each(act: Callable[[str], T], blobs: Sequence[str]) -> list[T]:
+    """Several at a time if there are many: when many hosts die at once nobody has much time."""
+    if len(blobs) <= _AT_ONCE:
+        return [act(blob) for blob in blobs]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(act, blobs))

@@ -123,7 +123,7 @@ class AzureBlobStore:
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``. In a group of three and more, members take turns to look who is alive.
+        """See ``Store``. From four members of a stream on, they take turns to look who is alive.
 
         So a lease that ran out may be ended by a later renewal than the first one after its end:
         by each that comes a whole lease after the last look of who renews, at the latest.
