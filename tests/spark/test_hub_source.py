@@ -34,7 +34,7 @@ def send(hub: RunningHub, first: int) -> None:
                 Event(
                     body=b"%d-%d" % (partition, number),
                     key=f"k{number % 7}",
-                    properties={"n": str(number)} if number % 2 else None,
+                    properties={"n": str(number)} if number % 2 else {},
                 )
                 for number in range(first, first + EACH)
             ]
