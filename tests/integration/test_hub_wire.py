@@ -180,7 +180,9 @@ def test_a_stranger_may_keep_nothing_big(hub: RunningHub) -> None:
     with RawClient(hub.port) as client:
         client.open().attach("$cbs", receives=False)
         head = Transfer(handle=0, delivery_id=0, more=True)
-        for _ in range(5):
+        # The second is too much. No more than that: a socket that is closed before all is read is
+        # reset, and the client may not hear why.
+        for _ in range(2):
             client.send(head, bytes(60_000))
         assert client.wait(Close)[0].error is not None
 
