@@ -356,6 +356,25 @@ async def test_outsiders_and_who_may_not_write_leave_no_slips_behind(url: str) -
         assert not slips(store)
 
 
+async def test_a_slip_that_the_book_does_not_name_after_all_is_removed(url: str) -> None:
+    async with opened(url) as store, opened(url) as other:
+        lease = await granted(store)
+        mine = await owned(store, lease, 1)
+        for number in (1, 2):
+            assert await mark(store, mine[0], number) is None
+        real = Slips.make
+
+        def and_the_key_is_stolen(self: Slips, *given: Any) -> str | None:
+            name = real(self, *given)
+            anyio.from_thread.run(_stolen, other, lease, mine)
+            return name
+
+        with patch.object(Slips, "make", and_the_key_is_stolen):
+            assert await mark(store, mine[0], 3) is MarkRefusal.FENCED
+        assert not slips(store)
+        assert (await reached(other))[mine[0].key] == 2
+
+
 @pytest.mark.spec("P3", "B4")
 async def test_many_that_die_at_once_are_ended_by_one_renewal_with_their_positions() -> None:
     world, hosts = ByHand(), 24

@@ -51,7 +51,7 @@ class Jotting:
             return {}
         slip = None if only is None else self._new_slip(home, only, bare, given_up)
         claims = [(each.ownership.key, each.ownership.holder) for each in marks]
-        refused = self._shelf.change(
+        refused, named = self._shelf.change(
             home,
             partial(_marked, bare, slip),
             given_up,
@@ -59,17 +59,11 @@ class Jotting:
             proven=proven,
             folds=holders,
         )
-        if slip is not None:
-            self._check_named(home, *slip, given_up)
+        if slip is not None and not named:
+            # No book has ever named it, and none will: its name is known here alone.
+            self._shelf.slips.drop(home, slip[0])
+            self._shelf.slips.remove(home, dict([slip]), given_up)
         return refused
-
-    def _check_named(self, home: Home, holder: str, name: str, given_up: threading.Event) -> None:
-        """Remove a slip that the book does not name after all: the keys were lost meanwhile."""
-        with self._shelf.copy(home) as known:
-            named = known is None or known[0].slips.get(holder) == name
-        if not named:
-            self._shelf.slips.drop(home, holder)
-            self._shelf.slips.remove(home, {holder: name}, given_up)
 
     def _jot(
         self, home: Home, holder: str, marks: Sequence[Mark], given_up: threading.Event
@@ -130,9 +124,11 @@ def _jotted(mark: Mark, wall: datetime) -> Checkpoint:
 
 def _marked(
     marks: Sequence[Mark], slip: tuple[str, str] | None, turn: Turn
-) -> Mapping[str, MarkRefusal]:
+) -> tuple[Mapping[str, MarkRefusal], bool]:
+    """What is refused, and whether the book names the slip from now on."""
     refused = turn.book.checkpoint(marks, turn.now, turn.wall)
-    if slip is not None and all(turn.book.may_jot(each.ownership) for each in marks):
-        holder, name = slip
-        turn.book.slips[holder] = name
-    return refused
+    if slip is None or not all(turn.book.may_jot(each.ownership) for each in marks):
+        return refused, False
+    holder, name = slip
+    turn.book.slips[holder] = name
+    return refused, True
