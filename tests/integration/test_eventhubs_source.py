@@ -421,8 +421,8 @@ def test_what_waits_for_a_slow_reader_is_bounded(tmp_path: Path) -> None:
                     await taken(receiver, 1, at_once=1)
                     await asyncio.sleep(0)
                     highest = max(highest, link.waiting_bytes)
-                # The bound, and what one write of the server may have had on its way.
-                assert highest < 200_000 + (1 << 20)
+                # However slow the reader: never more than the bound, and never next to nothing.
+                assert 100_000 < highest < 200_000 + 10_000
                 assert receiver.position == 400
 
         in_loop(test)

@@ -2,9 +2,10 @@
 
 Guarantees:
 
-* What waits is bounded: by the credit in events, and in bytes by taking credit back when there is
-  more than agreed; then only what is on its way already still comes. A server that does not keep
-  to it is left.
+* What waits is bounded: by the credit in events, and in bytes by asking for no more events than fit
+  if they are as big as those before; few, until the first have come. If they are bigger and there
+  is more than agreed, the credit is taken back; then only what is on its way already still comes.
+  A server that does not keep to it is left.
 * The server may send again as soon as half of the credit is used and there is room: it is never
   waited for until all is gone.
 * Frames like those before them are taken without looking at each field.
@@ -41,7 +42,7 @@ _SELECTOR = "apache.org:selector-filter:string"
 _EPOCH = "com.microsoft:epoch"
 _RECEIVER = "com.microsoft:receiver-name"
 _GEOREPLICATION = "com.microsoft:georeplication"
-_FIRST_GUESS_BYTES = 1 << 10
+_FIRST_GUESS_BYTES = 1 << 16  # few events are asked for until it is known how big they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class EventLink(Link):
         self._waiting_bytes = 0
         self._delivered = 0
         self._credit = 0
-        self._each_bytes = float(_FIRST_GUESS_BYTES)
+        self._each_bytes: float | None = None
         self._gathering = Gathering(most_bytes=MOST_DELIVERY_BYTES)
         self._readers: list[Reader] = []
         self._channel = b""
@@ -219,7 +220,9 @@ class EventLink(Link):
         self._waiting_bytes += size
         self._delivered += events
         self._credit = max(self._credit - events, 0)
-        self._each_bytes += (size / events - self._each_bytes) * 0.25
+        each, known = size / events, self._each_bytes
+        # Bigger ones count at once, smaller ones by and by: the bound is on bytes.
+        self._each_bytes = each if known is None else max(each, known + (each - known) * 0.25)
 
     def _take_rows(self, most_events: int, most_bytes: int) -> pa.RecordBatch:
         rows = self._rows
@@ -261,7 +264,8 @@ class EventLink(Link):
         if self.over or not self.attached.done():
             return
         wanted = self._wanted
-        room = (wanted.most_bytes - self.waiting_bytes) / max(self._each_bytes, 1.0)
+        each_bytes = max(self._each_bytes or _FIRST_GUESS_BYTES, 1.0)
+        room = (wanted.most_bytes - self.waiting_bytes) / each_bytes
         credit = min(wanted.most_events - self._waiting_events, int(room))
         if not self._waiting_events:
             credit = max(credit, 1)
