@@ -15,7 +15,7 @@ from tests.support.log_segments import Owner, Place, number_in, numbered, opened
 from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
 from leasehold.log import segment as segments_module
 from leasehold.log.events import Event
-from leasehold.log.frame import FrameHeader, View, parse_header
+from leasehold.log.frame import FRAME_HEADER_BYTES, FrameHeader, View, parse_header
 from leasehold.log.reader import PartitionReader
 from leasehold.log.start import Start
 from leasehold.log.streams import StreamSettings, segment_path
@@ -323,6 +323,30 @@ def test_a_bit_that_flipped_on_one_volume_is_read_from_the_other(place: Place, a
     flip(place, 1, at=at, path=path)
     with pytest.raises(DataDamaged, match=r"00000\.seg"):
         all_of(place.reader())
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_who_needs_no_bodies_reads_all_else_though_they_are_damaged(
+    place: Place, verify: bool
+) -> None:
+    owner = place.owner()
+    header = owner.add([numbered(number, size=1000) for number in range(200)]).header
+    assert header.bodies_bytes > 190_000
+    middle = header.position + FRAME_HEADER_BYTES + header.bodies_at + 100_000
+    for volume in (0, 1):
+        flip(place, volume, at=middle, path=owner.path)
+
+    with pytest.raises(DataDamaged, match="damaged on every volume"):
+        all_of(place.reader())
+    batch = place.reader(bodies=False, verify=verify).read()
+    assert batch is not None
+    assert [event.sequence_number for event in batch] == list(range(200))
+    assert {event.body for event in batch} == {b""}
+
+    for volume in (0, 1):  # and now a bit of the numbers
+        flip(place, volume, at=header.position + FRAME_HEADER_BYTES + 1000, path=owner.path)
+    with pytest.raises(DataDamaged, match="damaged on every volume"):
+        place.reader(bodies=False).read()
 
 
 def test_a_missing_segment_is_said_and_not_skipped(place: Place) -> None:

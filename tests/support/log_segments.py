@@ -180,6 +180,8 @@ class Place:
         group: str = "",
         epoch: int | None = None,
         name: str = "",
+        verify: bool = True,
+        bodies: bool = True,
     ) -> PartitionReader:
         reader = PartitionReader(
             self.stream,
@@ -191,6 +193,8 @@ class Place:
             epoch=epoch,
             name=name,
             clock=SystemClock(),
+            verify=verify,
+            bodies=bodies,
         )
         self.opened.append(reader)
         return reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import random
 import struct
 from pathlib import Path
 
@@ -120,6 +121,88 @@ def test_every_bit_of_a_frame_counts() -> None:
         bad = _flip(good, bit)
         with pytest.raises(DataDamaged):
             read_events(bad, parse_header(bad, 0))
+
+
+def _large() -> Encoded:
+    events = [
+        Event(body=bytes([n % 251]) * n, key=f"k{n}", properties={"n": str(n)}) for n in range(400)
+    ]
+    return _frame(events)
+
+
+def test_the_bodies_of_a_large_frame_are_apart_from_the_rest() -> None:
+    frame = _large()
+    header, data = frame.header, frame.joined()
+    at = FRAME_HEADER_BYTES + header.bodies_at
+    bodies = data[at : at + header.bodies_bytes]
+    assert bodies == b"".join(bytes([n % 251]) * n for n in range(400))
+    whole = read_events(data, header)
+    cut = read_events(data, header, bodies=False)
+    assert cut.schema == whole.schema
+    assert cut.column("body").to_pylist() == [b""] * 400
+    assert cut.drop_columns("body").equals(whole.drop_columns("body"))
+    cut.validate(full=True)
+
+
+def test_each_bit_but_those_of_the_bodies_counts_for_who_needs_no_bodies() -> None:
+    frame = _large()
+    good, header = frame.joined(), frame.header
+    assert good[-1] == 0  # padding
+    first = FRAME_HEADER_BYTES + header.bodies_at
+    last = first + header.bodies_bytes - 1
+    rng = random.Random(5)
+    inside = [first, last, *(rng.randint(first, last) for _ in range(50))]
+    outside = [0, first - 1, last + 1, len(good) - 1]
+    outside += [rng.randrange(first) for _ in range(500)]
+    outside += [rng.randrange(last + 1, len(good)) for _ in range(500)]
+    for byte in inside:
+        bad = _flip(good, byte * 8 + 3)
+        read_events(bad, parse_header(bad, 0), bodies=False)
+        with pytest.raises(DataDamaged):
+            read_events(bad, parse_header(bad, 0))
+    for byte in outside:
+        bad = _flip(good, byte * 8 + 3)
+        with pytest.raises(DataDamaged):
+            read_events(bad, parse_header(bad, 0), bodies=False)
+
+
+def test_a_small_frame_is_compared_as_a_whole_for_who_needs_no_bodies() -> None:
+    frame = _frame([Event(body=b"x" * 100)])
+    assert frame.header.bodies_bytes == 0
+    good = frame.joined()
+    bad = _flip(good, good.index(b"xxx") * 8)
+    with pytest.raises(DataDamaged):
+        read_events(bad, parse_header(bad, 0), bodies=False)
+
+
+def test_a_large_frame_without_bodies_is_compared_as_a_whole() -> None:
+    frame = _frame([Event(body=b"", key="k" * 1000)] * 100)
+    assert frame.header.bodies_bytes == 0
+    found = read_events(frame.joined(), frame.header, bodies=False)
+    assert found.column("body").to_pylist() == [b""] * 100
+
+
+def test_bodies_beyond_the_end_of_their_frame_are_not_believed() -> None:
+    frame = encode_frame(
+        bytes(1000),
+        kind=Kind.EVENTS,
+        count=1,
+        base_sequence=0,
+        offset=0,
+        first_us=0,
+        last_us=0,
+        epoch=0,
+        bodies=(100, 2000),
+    )
+    with pytest.raises(DataDamaged, match="checksum"):
+        read_body(frame.joined(), frame.header, bodies=False)
+
+
+def test_more_events_than_usual_are_read_without_bodies() -> None:
+    frame = _frame([Event(body=b"abcd")] * 20_000)
+    found = read_events(frame.joined(), frame.header, bodies=False)
+    found.validate(full=True)
+    assert set(found.column("body").to_pylist()) == {b""}
 
 
 def test_events_are_read_where_they_lie(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import lzma
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,14 @@ from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import DataDamaged
 from leasehold.log.events import STORED_SCHEMA, Event
-from leasehold.log.frame import Kind, Stamp, encode_frame, parse_header, read_body
+from leasehold.log.frame import (
+    Kind,
+    Stamp,
+    encode_frame,
+    parse_header,
+    parse_segment_header,
+    read_body,
+)
 from leasehold.log.producers import ProducerState
 from leasehold.log.segment import Segment, verify
 
@@ -239,6 +246,28 @@ def test_columns_that_contradict_their_header_are_found() -> None:
         assert findings == ["the frame at byte 64: its columns say something else than its header"]
 
 
+def test_bodies_that_are_not_where_the_header_says_are_found() -> None:
+    made = Assembly()
+    frame = made.add([Event(body=b"x" * 1000, key="k")] * 100)
+    header = frame.header
+    for wrong in ((header.bodies_at - 8, header.bodies_bytes + 8), (0, header.body_bytes)):
+        moved = encode_frame(
+            frame.parts[1],
+            kind=Kind.EVENTS,
+            count=header.count,
+            base_sequence=header.base_sequence,
+            offset=header.offset,
+            first_us=header.first_us,
+            last_us=header.last_us,
+            epoch=header.epoch,
+            bodies=wrong,
+        )
+        assert verify(bytes(made.data[:64]) + moved.joined()) == [
+            "the frame at byte 64: the bodies of its events are not where its header says"
+        ]
+    assert verify(made.data, open_end=True) == []
+
+
 def test_an_offset_inside_a_frame_is_found_to_the_event() -> None:
     made = Assembly(base_sequence=5, base_offset=640)
     frame = made.add([Event(body=b"", key="a")] * 4)
@@ -360,4 +389,16 @@ def test_frames_are_still_written_as_in_version_1() -> None:
         kinds.append(int(header.kind))
         position = header.end
     assert kinds == [2, 1, 1, 3, 4]
-    assert data[:64] == _golden()[:64]
+    old, new = parse_segment_header(data), parse_segment_header(_golden())
+    assert (old.minor, new.minor) == (0, 1)
+    assert replace(old, minor=1) == new
+
+
+def test_a_frame_of_version_1_0_is_read_without_its_bodies_too() -> None:
+    segment = Segment(lzma.decompress(base64.b85decode(GOLDEN.replace("\n", ""))))
+    found = [segment.read(each, bodies=False) for each in segment.frames() if each.kind == 1]
+    assert [(event.key, event.body) for batch in found for event in batch] == [
+        ("k", b""),
+        (None, b""),
+        ("Größe", b""),
+    ]

@@ -33,8 +33,11 @@ class Cursor:
         *,
         check: Callable[[], None] = lambda: None,
         ahead: bool = True,
+        bodies: bool = True,
     ) -> None:
         """At the very beginning. ``ahead``: a thread may compare checksums meanwhile.
+
+        ``bodies=False``: they are not needed, and come empty.
 
         ``check`` is called when a segment was opened or has vanished, and raises if these are
         not the segments of our stream any more.
@@ -43,7 +46,8 @@ class Cursor:
         self._files = files
         self._shelf = shelf
         self._open: MappedSegment | None = None
-        self._ahead = Ahead() if ahead else None
+        self._ahead = Ahead() if ahead and bodies else None
+        self._bodies = bodies
         self._at = 0
         self._ended = False
         self.sequence = 0
@@ -103,7 +107,7 @@ class Cursor:
             try:
                 segment = opened.whole
                 known = check and self._is_sound(segment.view, header)
-                return segment.read(header, check=check and not known)
+                return segment.read(header, check=check and not known, bodies=self._bodies)
             except DataDamaged as damage:
                 opened.repair(damage)
 

@@ -265,10 +265,12 @@ class Log:
         name: str = "",
         verify: bool = True,
         ahead: bool = True,
+        bodies: bool = True,
     ) -> PartitionReader:
         """Read a partition, by default from the first event that is kept.
 
-        ``verify`` compares checksums; ``ahead`` lets a thread do a part of it on a long way.
+        ``verify`` compares checksums; ``ahead`` lets a thread do a part of it on a long way. With
+        ``bodies=False`` all bodies are empty: who needs only the rest reads much less.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
@@ -287,6 +289,7 @@ class Log:
             clock=self._clock,
             verify=verify,
             ahead=ahead,
+            bodies=bodies,
         )
 
     def trim(

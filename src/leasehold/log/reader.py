@@ -63,6 +63,7 @@ class PartitionReader:
         clock: Clock,
         verify: bool = True,
         ahead: bool = True,
+        bodies: bool = True,
     ) -> None:
         """Claim the partition if ``epoch`` is given, and stand at ``start``.
 
@@ -94,7 +95,7 @@ class PartitionReader:
         self._shown: tuple[FrameHeader, EventBatch] | None = None
         shelf = Shelf(files, partition_directory(stream.name, partition))
         self._finder = Finder(files, shelf)
-        self._cursor = Cursor(files, shelf, check=self._check_stream, ahead=ahead)
+        self._cursor = Cursor(files, shelf, check=self._check_stream, ahead=ahead, bodies=bodies)
         if epoch is not None:
             catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
         self._ask()

@@ -123,9 +123,12 @@ class Segment:
                 return
             yield header
 
-    def read(self, header: FrameHeader, *, check: bool = True) -> EventBatch:
-        """The events of one frame. ``check=False`` leaves its checksum aside."""
-        arrow = read_events(self._view, header, verify=check)
+    def read(self, header: FrameHeader, *, check: bool = True, bodies: bool = True) -> EventBatch:
+        """The events of one frame. ``check=False`` leaves its checksum aside.
+
+        With ``bodies=False`` their bodies are empty, and what lies there is not looked at.
+        """
+        arrow = read_events(self._view, header, verify=check, bodies=bodies)
         return EventBatch(partition=self.partition, arrow=arrow)
 
     def batches(

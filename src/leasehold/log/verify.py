@@ -19,6 +19,7 @@ from leasehold.log.frame import (
     FRAME_MAGIC,
     SEGMENT_HEADER_BYTES,
     Kind,
+    bodies_in,
     parse_header,
     parse_segment_header,
     read_body,
@@ -139,6 +140,13 @@ class _Examination:
         )
         if not same:
             self._say(f"{where}: its columns say something else than its header")
+        apart = (header.bodies_at, header.bodies_bytes)
+        if header.bodies_bytes and apart != bodies_in(pa.py_buffer(self._rest(header))):
+            self._say(f"{where}: the bodies of its events are not where its header says")
+
+    def _rest(self, header: FrameHeader) -> memoryview:
+        """The body of a frame whose checksum of all but the events' bodies is right too."""
+        return read_body(self._view, header, bodies=False)
 
     def _index(self, header: FrameHeader, where: str) -> None:
         """The index is the one that these frames give."""

@@ -57,8 +57,12 @@ class RangeSource(Protocol):
         """
         ...
 
-    def read(self, partition: str, start: int, end: int) -> Iterator[EventBatch]:
+    def read(
+        self, partition: str, start: int, end: int, *, bodies: bool = True
+    ) -> Iterator[EventBatch]:
         """The events from ``start`` up to, and without, ``end``: all of them, in order.
+
+        ``bodies=False``: they are not needed, and may be empty.
 
         Raises:
             Trimmed: retention has removed some of them.
@@ -137,14 +141,16 @@ class LogRanges:
         with self._log.reader(self.name, number, start=start, ahead=False) as reader:
             return reader.position
 
-    def read(self, partition: str, start: int, end: int) -> Iterator[EventBatch]:
+    def read(
+        self, partition: str, start: int, end: int, *, bodies: bool = True
+    ) -> Iterator[EventBatch]:
         """See ``RangeSource``."""
         if start >= end:
             return
         number = partition_number(partition)
         # A task for each core leaves none for a thread that compares checksums ahead.
         with self._log.reader(
-            self.name, number, start=Start.sequence(start), ahead=False
+            self.name, number, start=Start.sequence(start), ahead=False, bodies=bodies
         ) as reader:
             while (left := end - reader.position) > 0:
                 batch = reader.read(

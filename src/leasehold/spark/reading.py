@@ -3,7 +3,8 @@
 Guarantees:
 
 * All events of the ranges, each once, those of a range in their order, with the columns asked for
-  and exactly the Arrow schema that Spark wants. Every frame has been compared with its checksum.
+  and exactly the Arrow schema that Spark wants. Every frame has been compared with its checksum;
+  where no bodies are asked for, with that of the rest.
 * Columns are not copied out of the log, but for frames that are too small to be sent alone: they
   are joined, so that Spark is not fed with crumbs. Large frames are sent in parts.
 * A process opens a stream once, for all its tasks. What a fork took along is not used.
@@ -139,9 +140,11 @@ def _pieces(
 ) -> Iterator[pa.RecordBatch]:
     """The events as they lie in the log, cut to the columns, none with too many rows."""
     places = tuple(_PLACES.get(name) for name in schema.names)
+    bodies = "body" in schema.names
     for each in ranges:
         try:
-            for batch in opened(source, store).read(each.partition, each.start, each.end):
+            found = opened(source, store)
+            for batch in found.read(each.partition, each.start, each.end, bodies=bodies):
                 whole = _columns(batch, places, schema)
                 rows = _most_rows(whole, most_rows)
                 for first in range(0, whole.num_rows, rows):

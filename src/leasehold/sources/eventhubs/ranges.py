@@ -81,7 +81,14 @@ class EventHubsRanges:
         finally:
             self._call(receiver.close())
 
-    def read(self, partition: str, start: int, end: int) -> Iterator[EventBatch]:
+    def read(
+        self,
+        partition: str,
+        start: int,
+        end: int,
+        *,
+        bodies: bool = True,  # noqa: ARG002 - a hub always sends them
+    ) -> Iterator[EventBatch]:
         """See ``RangeSource``."""
         if start >= end:
             return
