@@ -24,6 +24,8 @@ FOUND_AS = {
     "unfenced writes": r"a write of epoch",
     "checkpoints go back": r"went back",
 }
+# Days that are known to find it, for those that live long: they are tried first.
+BAD_DAYS = {"trust from the answer": 16, "claims blindly": 24, "waits for ever": 105}
 
 
 def test_there_are_enough_of_them() -> None:
@@ -34,7 +36,8 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.spec("B9")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_it_is_caught(mutant: Mutant) -> None:
-    caught = next(filter(None, (_broken(mutant, seed) for seed in range(MOST_SEEDS))), None)
+    seeds = sorted(range(MOST_SEEDS), key=lambda seed: seed != BAD_DAYS.get(mutant.name))
+    caught = next(filter(None, (_broken(mutant, seed) for seed in seeds)), None)
     assert caught, f"{mutant.name} ({mutant.source}) lived through {MOST_SEEDS} days"
     assert caught.startswith("seed ")
     assert re.search(FOUND_AS.get(mutant.name, SAFETY), caught), caught
