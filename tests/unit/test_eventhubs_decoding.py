@@ -96,7 +96,7 @@ def official_body(event: EventData) -> bytes:
     return b"\n".join(text_of(list(map(normal, each))).encode() for each in body)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(MESSAGES, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_every_event_is_the_one_that_the_official_client_sees(
     whats: list[dict[str, Any]], rng: random.Random
@@ -236,7 +236,7 @@ def test_an_event_that_can_not_be_read_ends_the_link_after_those_before_it(messa
     in_loop(test)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.binary(max_size=300), st.booleans())
 def test_bytes_that_are_no_frames_end_the_connection_and_nothing_else(
     data: bytes, framed: bool
@@ -268,20 +268,38 @@ def test_credit_is_topped_up_when_half_of_it_is_used() -> None:
     in_loop(test)
 
 
-def test_more_bytes_than_may_wait_take_the_credit_back_until_there_is_room() -> None:
+def _event(number: int, size: int) -> bytes:
+    message = Message(annotations=notes_of(number), data=(bytes(size),)).encode()
+    return b"".join(transfers(message, number))
+
+
+def test_few_events_are_asked_for_until_it_is_known_how_big_they_are() -> None:
+    def test() -> None:
+        line = Line(most_events=1000, most_bytes=300_000)
+        assert line.flows == [(0, 4)]  # as many as fit if each has 64 KiB
+        line.connection.data_received(_event(0, 10_000))
+        assert line.flows[1:] == [(1, 28)]  # as many as fit, if they are like the first
+        line.connection.data_received(b"".join(_event(number, 10_000) for number in range(1, 29)))
+        assert line.link.waiting_bytes < 300_000
+        assert line.flows[2:] == []
+        line.taken()
+        assert line.flows[-1] == (29, 28)
+
+    in_loop(test)
+
+
+def test_events_that_become_bigger_take_the_credit_back_until_there_is_room() -> None:
     def test() -> None:
         line = Line(most_events=1000, most_bytes=100_000)
-        assert line.flows == [(0, 97)]  # as many as fit if each has a kilobyte
-        for number in range(12):
-            message = Message(annotations=notes_of(number), data=(bytes(10_000),)).encode()
-            line.connection.data_received(b"".join(transfers(message, number)))
+        line.connection.data_received(_event(0, 10))
+        assert line.flows[-1][1] > 500
+        for number in range(1, 13):
+            line.connection.data_received(_event(number, 10_000))
         assert line.flows[-1][1] == 0
         assert line.link.waiting_bytes < 130_000
         assert line.take(1).num_rows == 1
         line.taken()
-        delivered, credit = line.flows[-1]
-        assert delivered == 12
-        assert 5 <= credit <= 20
+        assert line.flows[-1] == (13, 9)
 
     in_loop(test)
 
