@@ -66,7 +66,7 @@ STEPS = st.builds(
     span=st.sampled_from([0, 1, 1, 2, 2, 3, 3, 4, 5]),
 )
 LIVES = st.lists(STEPS, min_size=8, max_size=50)
-MANY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=40, derandomize=True, database=None)
 
 
 async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[int, int]) -> Any:

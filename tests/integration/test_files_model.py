@@ -459,7 +459,6 @@ class Life(RuleBasedStateMachine):
 SETTINGS = settings(
     max_examples=100,
     stateful_step_count=40,
-    deadline=None,
     derandomize=True,
     phases=(Phase.generate,),  # to make a failing life shorter would take longer than a test may
     report_multiple_bugs=False,

@@ -25,7 +25,6 @@ from leasehold.amqp.performatives import (
 )
 
 _SETTINGS = settings(
-    deadline=None,
     max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -390,12 +390,12 @@ async def test_pain_18_names_with_any_letters_are_found_again_as_they_were_writt
 async def test_pain_19_a_partition_that_is_not_asked_for_more_pauses_and_stays_owned() -> None:
     """net#21469, js#15485, js#27473: in the pull style, not asking is the pause."""
     async with scene(events=6) as s:
-        setting = options(lease_s=0.5, batch_events=2, prefetch_events=2)
+        setting = options(batch_events=2, prefetch_events=2)
         host = s.make(on_batch=None, setting=setting)
         async with host:
             client = await anext(host.partitions())
             first = await anext(client)
-            await cycles(s, [host], 5)
+            await cycles(s, [host], 11)  # more than a lease
             assert not client.context.lost
             assert s.source.receivers[0].position <= 6
             second = await anext(client)

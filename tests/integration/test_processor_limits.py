@@ -177,17 +177,17 @@ async def test_a_handler_that_works_for_twice_the_lease_keeps_it(kind: str) -> N
 
     def burns(context: Any, event: Event) -> None:
         if event.sequence_number == 0:
-            block_for(1.0)
+            block_for(3.0)
         s.seen.note(context, event)
 
     async def blocks(context: Any, event: Event) -> None:
         if event.sequence_number == 0:
-            block_for(1.0)
+            block_for(3.0)
         s.seen.note(context, event)
 
     async with scene(events=4) as s:
         handler = burns if kind == "thread" else blocks
-        host = await s.host(on_event=handler, setting=options(lease_s=0.5))
+        host = await s.host(on_event=handler, setting=options(lease_s=1.5))
         await s.seen.count(4)
         await s.watch.sees(CheckpointWritten, sequence_number=3)
         assert s.seen.numbers() == [0, 1, 2, 3]

@@ -258,7 +258,7 @@ class HangingStore(MemoryStore):
 
 def test_a_release_returns_though_the_store_hangs() -> None:
     free = threading.Event()
-    job = had(try_reserve("nightly", store=HangingStore(free), lease=timedelta(seconds=0.4)))
+    job = had(try_reserve("nightly", store=HangingStore(free), lease=timedelta(seconds=1)))
     releasing = threading.Thread(target=job.release, daemon=True)
     releasing.start()
     try:

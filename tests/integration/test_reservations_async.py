@@ -28,7 +28,7 @@ from leasehold.stores import open_store
 
 pytestmark = pytest.mark.timeout(120)
 
-LEASE = timedelta(seconds=1)
+LEASE = timedelta(seconds=3)
 TWO = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 
 
@@ -76,8 +76,8 @@ def test_one_has_it_at_a_time_and_the_log_tells(url: str) -> None:
 
 def test_an_event_loop_that_is_blocked_for_longer_than_the_lease_does_not_cost_it(url: str) -> None:
     async def main() -> None:
-        async with reserve_async("nightly", store=url, lease=timedelta(seconds=0.4)) as job:
-            threading.Event().wait(1)
+        async with reserve_async("nightly", store=url, lease=timedelta(seconds=1.5)) as job:
+            threading.Event().wait(3)
             job.check()
             await job.mark(1)
         assert [run.outcome for run in await log(url)] == [Outcome.OK]

@@ -111,7 +111,7 @@ def test_yes_or_no_then_ask_and_cancel_and_dispose(url: str) -> None:
 @pytest.mark.spec("J2")
 def test_all_is_renewed_under_one_lease_and_a_loss_is_told(sqlite: str) -> None:
     told: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
-    lease = timedelta(seconds=0.6)
+    lease = timedelta(seconds=2)
 
     async def break_it(name: str) -> None:
         async with open_store(sqlite) as store:
@@ -305,7 +305,7 @@ def test_after_a_loss_no_thread_of_the_program_has_it_before_the_loser_has_cance
         async with open_store(sqlite) as store:
             await store.break_(job_key("nightly"), epoch=1, after=timedelta(0))
 
-    short = timedelta(seconds=0.6)
+    short = timedelta(seconds=2)
     with Reserver(sqlite, lease=short, on_lost=lambda *loss: told.put(loss)) as mine:
         assert mine.try_reserve("nightly")
         anyio.run(break_it)

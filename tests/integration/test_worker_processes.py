@@ -35,6 +35,6 @@ def test_a_rolling_restart_of_three_workers_runs_each_second_exactly_once(
 
 
 def test_a_function_that_blocks_the_event_loop_does_not_cost_the_lease(place: Place) -> None:
-    worker = place.start(*COMMAND, "tests.support.worker_jobs:blocking", WORKER_LEASE_S="1")
+    worker = place.start(*COMMAND, "tests.support.worker_jobs:blocking", WORKER_LEASE_S="2")
     assert worker.wait(60) == 0
     assert [line[1] for line in place.lines("blocking")] == ["begins", "holds"]

@@ -20,7 +20,7 @@ from leasehold.jobs.worker.worker import Worker
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
-LEASE = timedelta(seconds=1)
+LEASE = timedelta(seconds=3)
 
 
 def url_in(directory: Path) -> str:
@@ -127,7 +127,7 @@ def test_three_workers_on_postgresql_run_each_second_once() -> None:
     ran, enough = list[datetime | None](), threading.Event()
 
     def made() -> Job:
-        @job("tick", every="1s", lease=LEASE * 3, catch_up="all", overlap="queue")
+        @job("tick", every="1s", lease=LEASE, catch_up="all", overlap="queue")
         def tick(run: Run) -> None:
             ran.append(run.occurrence)
             if len(ran) > 2:

@@ -103,7 +103,7 @@ def test_what_is_no_performative_is_a_fault(value: object) -> None:
         parse(encode(value))
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.sampled_from(_ALL), st.data())
 def test_a_damaged_performative_is_one_or_a_fault(one: Composite, chosen: st.DataObject) -> None:
     data = bytearray(one.encode())
@@ -113,7 +113,6 @@ def test_a_damaged_performative_is_one_or_a_fault(one: Composite, chosen: st.Dat
         parse(bytes(data))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40))
 def test_frames_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> None:
     data = AMQP_HEADER + frame(3, b"abc") + frame(0, b"", SASL) + frame(65535, b"x" * 100)
@@ -170,7 +169,7 @@ def test_an_answer_has_the_id_of_its_request() -> None:
     assert answer.application_properties == {"status-code": 202}
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.binary(max_size=100))
 def test_any_bytes_are_a_message_or_a_fault(data: bytes) -> None:
     for each in (data, b"\x00\x53\x75" + data, b"\x00\x53\x73\xc0" + data):

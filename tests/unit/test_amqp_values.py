@@ -84,7 +84,6 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@settings(deadline=None)
 @given(_VALUES)
 def test_what_is_written_is_read_again_with_its_type(value: object) -> None:
     data = encode(value)
@@ -93,7 +92,7 @@ def test_what_is_written_is_read_again_with_its_type(value: object) -> None:
     assert end == skip(data, 0) + 1 == len(data) + 1
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 @example(b"\x00" * 5000)
 @example(b"\xc0\x02\x01" * 3000)
@@ -108,7 +107,7 @@ def test_any_bytes_are_a_value_or_a_fault(data: bytes) -> None:
             read()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(_VALUES, st.data())
 def test_a_damaged_value_is_a_value_or_a_fault(value: object, chosen: st.DataObject) -> None:
     data = bytearray(encode(value))

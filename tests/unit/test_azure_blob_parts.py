@@ -24,7 +24,7 @@ from leasehold.stores.rows import LeaseRow
 from leasehold.testing.clock import ManualClock
 
 NOW, WALL = 1_000_000.0, datetime(2026, 1, 1, tzinfo=UTC)
-QUICK = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+QUICK = settings(max_examples=150, derandomize=True, database=None)
 
 
 @QUICK

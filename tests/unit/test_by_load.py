@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Loads = dict[str, list[float | None]]
 LEAVING = MemberInfo(draining=True)
-some = settings(max_examples=100, deadline=None)
+some = settings(max_examples=100)
 seeds = st.integers(0, 2**32)
 
 

@@ -17,7 +17,7 @@ CLASSIC = [each for each in Strategy if each.steals]
 LEAVING = MemberInfo(draining=True)
 strategies = st.sampled_from(CLASSIC)
 seeds = st.integers(0, 2**32)
-some = settings(max_examples=80, deadline=None)
+some = settings(max_examples=80)
 
 
 def step(strategy: Strategy, world: Group, me: str, seed: int = 1) -> Plan:

@@ -196,7 +196,7 @@ MOMENTS = st.datetimes(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedule=SCHEDULES, moment=MOMENTS)
 def test_next_and_previous_are_neighbours_of_any_moment(
     schedule: Schedule, moment: datetime
@@ -214,7 +214,7 @@ def test_next_and_previous_are_neighbours_of_any_moment(
     assert later.microsecond == earlier.microsecond == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedule=SCHEDULES, moment=MOMENTS)
 def test_occurrences_are_one_next_after_the_other(schedule: Schedule, moment: datetime) -> None:
     steps = [moment]
@@ -228,7 +228,7 @@ def test_occurrences_are_one_next_after_the_other(schedule: Schedule, moment: da
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedule=SCHEDULES)
 def test_all_can_be_explained(schedule: Schedule) -> None:
     words = schedule.explain()
@@ -236,7 +236,7 @@ def test_all_can_be_explained(schedule: Schedule) -> None:
     assert "  " not in words
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(alphabet="0123456789*/-,?LW#@ everysmhdMONFRI", max_size=30))
 def test_any_text_is_a_schedule_or_a_bad_one(text: str) -> None:
     try:

@@ -22,7 +22,7 @@ WEIGHTS = (1.0, 1.0, 2.0, 0.5)
 LIMITS = (None, None, 0, 1, 3)
 seeds = st.integers(0, 2**32)
 LEAVING = MemberInfo(draining=True)
-many = settings(max_examples=120, deadline=None)
+many = settings(max_examples=120)
 
 
 def two_cycles(world: Group, seed: int) -> Group:

@@ -31,7 +31,6 @@ def _rows(data: bytes, message_format: int) -> list[tuple[Any, ...]]:
     return list(zip(columns["key"], columns["body"], columns["properties"], strict=True))
 
 
-@settings(deadline=None)
 @given(st.lists(_MESSAGES, min_size=1, max_size=8))
 def test_the_events_of_a_batch_are_those_that_come_one_by_one(messages: list[Message]) -> None:
     batch = Message(data=tuple(each.encode() for each in messages)).encode()
@@ -48,7 +47,7 @@ def test_events_have_the_key_of_the_batch_around_them() -> None:
     assert [row[0] for row in _rows(around.encode(), BATCH_FORMAT)] == ["k", "own"]
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(st.lists(_MESSAGES, min_size=1, max_size=3), st.data())
 def test_a_damaged_batch_is_a_batch_or_a_fault(
     messages: list[Message], chosen: st.DataObject

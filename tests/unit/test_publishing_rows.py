@@ -27,7 +27,7 @@ def rows(keys: list[str | None], *, first: int = 0) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.string()), "body": bodies})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     batches=st.lists(st.lists(st.sampled_from([None, "a", "b", "c", "ä"]), max_size=8), max_size=6),
     partitions=st.integers(1, 5),

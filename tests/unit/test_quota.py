@@ -84,7 +84,7 @@ def moves(members: list[Claimant], numbers: dict[str, int]) -> int:
 
 
 @pytest.mark.spec("B2")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(members=claimants(WEIGHTS, LIMITS, most=5), free=st.integers(0, 4))
 @example(
     members=[

@@ -168,7 +168,7 @@ def test_after_a_year_away_a_decision_looks_at_a_thousand_occurrences() -> None:
         assert now - found.run == timedelta(seconds=missed - 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     clocks=st.lists(
         st.tuples(st.integers(0, 2), st.floats(-5, 5), st.booleans()), min_size=5, max_size=60
