@@ -281,25 +281,33 @@ async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None
 
 @pytest.mark.spec("B5")
 async def test_a_zombies_checkpoint_is_refused_by_the_store_and_counted() -> None:
+    class BrokenJustBefore(MemoryStore):
+        """The ownership ends when its first checkpoint is already on its way."""
+
+        async def checkpoint(self, marks: Any) -> Any:
+            await self.break_(s.key(), epoch=1, after=timedelta(0))
+            return await super().checkpoint(marks)
+
     lost: list[LeaseLost] = []
-    store = MemoryStore(SystemClock())
+    store = BrokenJustBefore(SystemClock())
 
     def on_event(context: Any, event: Event) -> None:
         s.seen.note(context, event)
         if context.epoch == 1:
-            asyncio.run(store.break_(s.key(), epoch=1, after=timedelta(0)))
             try:
                 context.checkpoint(event)
             except LeaseLost as error:
                 lost.append(error)
+                s.seen.ring()
                 raise
 
     async with scene(events=2, store=store) as s:
         host = await s.host(on_event=on_event)
         await s.watch.sees(PartitionOpened, epoch=2)
+        await s.seen.until(lambda: bool(lost))
         assert [each.reason for each in lost] == ["fenced"]
         assert await store.fenced_writes(s.name) == 1
-        assert s.watch.of(CheckpointRefused, epoch=1, sequence_number=0)
+        await s.watch.sees(CheckpointRefused, epoch=1, sequence_number=0)
         assert host.counts().by_event["CheckpointRefused"] == 1
         await s.seen.count(3)
         assert s.seen.numbers(epoch=1) == [0]
