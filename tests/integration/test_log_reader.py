@@ -349,6 +349,21 @@ def test_who_needs_no_bodies_reads_all_else_though_they_are_damaged(
         place.reader(bodies=False).read()
 
 
+def test_who_needs_no_bodies_finds_by_key_though_they_are_damaged(place: Place) -> None:
+    owner = place.owner()
+    header = owner.add([numbered(n, size=1000, key=f"k{n % 10}") for n in range(200)]).header
+    owner.add([numbered(200, key="k3")])
+    middle = header.position + FRAME_HEADER_BYTES + header.bodies_at + 100_000
+    for volume in (0, 1):
+        flip(place, volume, at=middle, path=owner.path)
+
+    with pytest.raises(DataDamaged, match="damaged on every volume"):
+        list(place.reader().find("k3"))
+    found = [event for batch in place.reader(bodies=False).find("k3") for event in batch]
+    assert [event.sequence_number for event in found] == [*range(3, 200, 10), 200]
+    assert {event.body for event in found} == {b""}
+
+
 def test_a_missing_segment_is_said_and_not_skipped(place: Place) -> None:
     owner = place.owner()
     for _ in range(3):

@@ -144,6 +144,14 @@ def test_the_bodies_of_a_large_frame_are_apart_from_the_rest() -> None:
     cut.validate(full=True)
 
 
+def test_the_second_checksum_is_where_the_format_says_and_of_what_it_says() -> None:
+    data = _large().joined()
+    at, size, rest = struct.unpack_from("<III", data, 96)
+    start = FRAME_HEADER_BYTES + at
+    assert rest == crc32c(data[FRAME_HEADER_BYTES:start] + data[start + size :])
+    assert data[108:120] == bytes(12)
+
+
 def test_each_bit_but_those_of_the_bodies_counts_for_who_needs_no_bodies() -> None:
     frame = _large()
     good, header = frame.joined(), frame.header

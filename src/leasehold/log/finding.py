@@ -73,7 +73,7 @@ class Finder:
                 self._tail = None
                 self._shelf.read()
 
-    def with_key(self, key: str, since: int, *, check: bool) -> Iterator[EventBatch]:
+    def with_key(self, key: str, since: int, *, check: bool, bodies: bool) -> Iterator[EventBatch]:
         """All events with this key that are there now, from ``since`` on.
 
         Raises:
@@ -91,7 +91,8 @@ class Finder:
                 continue
             while opened.segment is not None:
                 try:
-                    for batch in opened.segment.find(key, since, check=check):
+                    found = opened.segment.find(key, since, check=check, bodies=bodies)
+                    for batch in found:
                         yield batch
                         since = batch.last_sequence + 1
                     break

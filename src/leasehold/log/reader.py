@@ -7,7 +7,8 @@ Guarantees:
 * Batches point into the mapped segment: they are not copied, and stay valid for as long as they
   are held, also when retention removes the segment.
 * Every frame is compared with its checksum, unless ``verify`` is off; a damaged one is read from
-  another volume.
+  another volume. Without ``bodies`` all bodies are empty, however events are looked for, and large
+  frames are compared with the checksum of the rest.
 * With an epoch: nothing is handed out once another reader of the group has claimed the partition
   with the same epoch or a higher one. Without one, but in a group: nothing while somebody of the
   group reads with an epoch. Without both: nobody ends this reader.
@@ -89,6 +90,7 @@ class PartitionReader:
         self._catalog = catalog
         self._clock = clock
         self._verify = verify
+        self._bodies = bodies
         self._lock = threading.RLock()
         self._closed = False
         self._fresh_at = clock.boottime_s()
@@ -232,7 +234,8 @@ class PartitionReader:
         """
         self._check_open()
         self._check_stream()
-        for batch in self._finder.with_key(key, self.position, check=self._verify):
+        found = self._finder.with_key(key, self.position, check=self._verify, bodies=self._bodies)
+        for batch in found:
             self._ask()
             yield batch
 

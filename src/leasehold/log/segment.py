@@ -185,7 +185,12 @@ class Segment:
         return None
 
     def find(
-        self, key: str, from_sequence: int | None = None, *, check: bool = True
+        self,
+        key: str,
+        from_sequence: int | None = None,
+        *,
+        check: bool = True,
+        bodies: bool = True,
     ) -> Iterator[EventBatch]:
         """The events with this key, in order; only regions that may have some are read."""
         since = self.header.base_sequence if from_sequence is None else from_sequence
@@ -194,7 +199,7 @@ class Segment:
                 if header.position >= region.end:
                     break
                 if header.kind is Kind.EVENTS and header.next_sequence > since:
-                    batch = self.read(header, check=check)
+                    batch = self.read(header, check=check, bodies=bodies)
                     rows = batch.slice(max(since - header.base_sequence, 0)).arrow
                     found = rows.filter(pc.equal(rows.column("key"), pa.scalar(key, pa.utf8())))
                     if found.num_rows:
