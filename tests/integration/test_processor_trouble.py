@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ import pytest
 from tests.support.processors import (
     PATIENCE_S,
     Cuttable,
+    Scene,
     lease_threads,
     options,
     scene,
@@ -433,12 +435,39 @@ async def test_a_signal_ends_one_that_waits_for_a_source_at_its_start() -> None:
             raise AssertionError("it never answers")
 
     async with scene(source=Silent("orders")) as s:
-        running = asyncio.create_task(s.make()._run())
-        async with asyncio.timeout(PATIENCE_S):
-            await asked.wait()
-            os.kill(os.getpid(), signal.SIGTERM)
-            await running
-        assert lease_threads() == []
+        await _signalled(s, asked)
+
+
+@pytest.mark.parametrize("how", ["answers", "fails"])
+async def test_a_signal_ends_one_whose_source_does_not_let_itself_be_interrupted(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = asyncio.Event()
+
+    class Stubborn(MemorySource):
+        async def partitions(self) -> Sequence[str]:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if how == "fails":
+                    raise ConnectionError("torn") from None
+            return await super().partitions()
+
+    async with scene(source=Stubborn("orders", partitions=2)) as s:
+        await _signalled(s, asked)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def _signalled(s: Scene, asked: asyncio.Event) -> None:
+    """Run a processor, and end it by a signal as soon as its source is asked."""
+    running = asyncio.create_task(s.make()._run())
+    async with asyncio.timeout(PATIENCE_S):
+        await asked.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    assert lease_threads() == []
     loop = asyncio.get_running_loop()
     assert loop.remove_signal_handler(signal.SIGTERM)
     loop.remove_signal_handler(signal.SIGINT)

@@ -278,8 +278,10 @@ class EventProcessor:
         await asyncio.wait({asking, starting}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():  # a source or a store that is away: nothing was begun
             starting.cancel()
-            await asyncio.wait({starting})
-            return
+            (ended,) = await asyncio.gather(starting, return_exceptions=True)
+            if ended is not None:
+                return
+            # A source may answer all the same: then it has begun, and leaves in good order.
         ending = asyncio.ensure_future(self._over.wait())
         try:
             await starting
