@@ -154,6 +154,11 @@ def test_a_place_beyond_the_end_is_refused_with_its_partition(stream: Stream, op
         reader.partitions()
 
 
+def test_a_schema_without_columns_is_refused(stream: Stream) -> None:
+    with pytest.raises(UsageError, match="the schema has no column"):
+        EventReader(StructType([]), parse(said(stream)))
+
+
 def test_a_field_with_the_name_of_a_column_is_refused(stream: Stream) -> None:
     doubled = StructType([*EVENTS.fields, StructField("key", StringType())])
 

@@ -51,9 +51,15 @@ class Layout:
         """Look at the columns.
 
         Raises:
-            UsageError: one is unknown, there twice, or of a type that it can not have.
+            UsageError: one is unknown, there twice, or of a type that it can not have; or there is
+                none.
         """
         names = wanted.fieldNames()
+        if not names:  # an Arrow batch without columns has no rows either: they would not count
+            raise UsageError(
+                "the schema has no column, and rows without columns can not be told apart from no "
+                'rows: name one, as in .schema("sequence_number long")'
+            )
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(
                 f"the columns {', '.join(twice)} are there twice: a field of the body can not have "
