@@ -86,6 +86,31 @@ def test_a_bit_that_flipped_on_one_volume_is_found_wherever_it_is(
     assert findings(place) == []
 
 
+@pytest.mark.parametrize("volume", [0, 1])
+def test_a_bit_that_flipped_in_the_open_segment_is_found_on_each_volume(
+    place: Place, volume: int
+) -> None:
+    owner = place.owner()
+    owner.many(4, size=200, key="k")
+    file = data_files(place, owner.path)[volume]
+    name = place.files.volumes[volume].id
+    for at in (0, 64, 64 + 128, file.stat().st_size - 1):
+        _flip(file, at)
+        found = findings(place)
+        assert found, at
+        assert all(f".seg: volume {name}: " in each for each in found)
+        _flip(file, at)
+    assert findings(place) == []
+
+
+def _flip(file: Path, at: int) -> None:
+    with file.open("r+b") as data:
+        data.seek(at)
+        [byte] = data.read(1)
+        data.seek(at)
+        data.write(bytes([byte ^ 4]))
+
+
 def test_a_missing_replica_is_found(place: Place) -> None:
     filled(place)
     data_files(place, place.files.list("/")[0].path)[0].unlink()

@@ -82,8 +82,11 @@ class _Walk:
             self._bare(place, status)
             return
         open_end = not segment.ended  # a crash, or a writer at work, leaves part of a frame
-        for finding in verify_segment(opened.view, open_end=open_end):
-            self._say(place, finding)
+        # While a segment is written its replicas have no end to be compared with: their frames do.
+        for volume, view in list(opened.replicas()) or [("", opened.view)]:
+            where = f"volume {volume}: " if volume else ""
+            for finding in verify_segment(view, open_end=open_end):
+                self._say(place, where + finding)
         self._told(len(segment))
         self._joins(place, segment)
 

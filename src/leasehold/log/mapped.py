@@ -19,6 +19,8 @@ from leasehold.log.frame import SEGMENT_HEADER_BYTES
 from leasehold.log.segment import Segment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from leasehold.files.model import Block
     from leasehold.files.namespace import Namespace
     from leasehold.log.shelf import Place
@@ -83,6 +85,21 @@ class MappedSegment:
             if volume is not None and volume_id not in self._bad:
                 return (volume.meta_path(block.id, block.generation),)
         return ()
+
+    def replicas(self) -> Iterator[tuple[str, memoryview]]:
+        """Of a segment that is being written: its acknowledged bytes on each volume, in place.
+
+        A volume that does not have them all is left out: the writer may be leaving it right now.
+        """
+        block = self._open_block()
+        if block is None or len(self._file.blocks) > 1:
+            return
+        for volume_id in block.volumes:
+            try:
+                view = self._mapped_from(volume_id, block)
+            except (OSError, DataDamaged, VolumeUnusable):
+                continue
+            yield volume_id, view
 
     def look(self) -> bool:
         """Whether there is more than before. Asks the volumes, and the journal only if need be.
@@ -179,6 +196,8 @@ class MappedSegment:
         blocks = self._file.blocks
         if len(blocks) == 1:
             for volume_id in blocks[0].volumes:
+                if volume_id in self._bad:
+                    continue
                 try:
                     view = self._mapped_from(volume_id, blocks[0])
                 except (OSError, DataDamaged, VolumeUnusable):
@@ -191,8 +210,8 @@ class MappedSegment:
         return memoryview(self._file.read_at(0, self._length))
 
     def _mapped_from(self, volume_id: str, block: Block) -> memoryview:
-        if volume_id in self._bad or volume_id not in self._volumes:
-            raise VolumeUnusable(f"volume {volume_id} is damaged or was added since")
+        if volume_id not in self._volumes:
+            raise VolumeUnusable(f"volume {volume_id} was added since")
         volume = self._volumes[volume_id]
         if volume_id not in self._sound:  # the disk of another volume may be mounted there
             found = Volume.found(volume.root, disk=volume.disk)
