@@ -23,9 +23,11 @@ from tests.support.sessions import Process
 from tests.support.spark_cluster import Cluster, settings
 
 import leasehold
+from leasehold.log import Event, Start
 
 PARTITIONS = 4
 LEASE_S = 6.0
+COPY = "copies"
 SOURCES = Path(leasehold.__file__).parents[1]
 
 
@@ -40,6 +42,7 @@ class Story:
     first: Driver
     second: Driver
     witness: str
+    copied: Counter[str | None]
     wrong: Counter[str]
 
 
@@ -71,6 +74,13 @@ def submitted(cluster: Cluster, root: Path) -> dict[str, Any]:
     words += [cluster.master, "--py-files", str(our_code(root / "leasehold.zip"))]
     words += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")]
     return {"submit": words, "master": "", "conf": {}}
+
+
+def events_of(group: Crew, partition: int) -> Iterator[Event]:
+    """All events of a partition of the copy."""
+    with group.log.reader(COPY, partition, start=Start.earliest()) as reader:
+        while (batch := reader.read()) is not None:
+            yield from batch
 
 
 def kill_trapped(group: Crew, cluster: Cluster, app: str, trap: Path) -> Process:
@@ -116,6 +126,9 @@ def story(standalone: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         second.says("committed")
         group.fill(60, partitions=PARTITIONS)
         group.all_committed()
+        group.log.create(COPY, partitions=2)
+        first.tell("copy", to=COPY)
+        first.says("copied")
         yield Story(
             killed=killed,
             drivers=(first.session, second.session),
@@ -124,6 +137,7 @@ def story(standalone: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
             first=first,
             second=second,
             witness=witness.read_text(encoding="utf-8"),
+            copied=Counter(event.key for each in (0, 1) for event in events_of(group, each)),
             wrong=group.faults(),
         )
 
@@ -137,6 +151,12 @@ def test_every_row_is_there_once_whatever_executor_died_and_whoever_joined(story
 def test_tasks_run_in_executors_outside_of_the_driver(story: Story) -> None:
     assert story.killed.session not in story.drivers
     assert {each.session for each in story.executors_after}.isdisjoint(story.drivers)
+
+
+@pytest.mark.spec("S1", "S2", "S6")
+def test_executors_read_and_write_the_log_through_the_data_source(story: Story) -> None:
+    keys = Counter(f"carrier-{number % 16}" for sent in (100, 60) for number in range(sent))
+    assert story.copied == {key: PARTITIONS * count for key, count in keys.items()}
 
 
 @pytest.mark.spec("S4")

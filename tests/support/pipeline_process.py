@@ -3,12 +3,13 @@
 Takes its settings as one JSON object (``Settings``) and says everything on stdout, one JSON object
 per line: ``up`` (Spark runs, the group is not joined), ``joining``, ``opened``, ``closed``,
 ``planned``, ``fencing``, ``fenced``, ``staged``, ``committing``, ``sunk`` (the sink has it, nobody
-knows yet), ``committed``, ``refused``, ``tried``, ``ended``.
+knows yet), ``committed``, ``refused``, ``tried``, ``copied``, ``ended``.
 
 It is told on stdin, one JSON object per line: ``{"do": "go"}`` joins the group,
 ``{"do": "hold", "at": ["staged"]}`` makes it wait at the next such moment, after it has said it
-with ``"held": true``, ``{"do": "release"}`` lets it go on, and ``{"do": "stop"}`` ends it in good
-order, as SIGTERM does. When nobody is left to tell it anything, it ends.
+with ``"held": true``, ``{"do": "release"}`` lets it go on, ``{"do": "copy", "to": "other"}`` writes
+all events to another stream, and ``{"do": "stop"}`` ends it in good order, as SIGTERM does. When
+nobody is left to tell it anything, it ends.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -228,7 +230,17 @@ def transformation(*, task_s: float, trap: str, witness: str) -> Any:
     return transform
 
 
-def listen(voice: Voice, go: threading.Event, pipeline: Pipeline) -> None:
+def copy(spark: SparkSession, given: Settings, to: str) -> None:
+    """All events of the stream to another one of the same log, by Spark's own reader and writer."""
+    spark.createDataFrame([], "body string")  # makes the session that of this thread: see the docs
+    found = spark.read.format("leasehold").option("store", given.store).load(given.stream)
+    rows = found.select("key", "body").write.format("leasehold").option("store", given.store)
+    rows.mode("append").save(to)
+
+
+def listen(
+    voice: Voice, go: threading.Event, pipeline: Pipeline, copies: Callable[[str], None]
+) -> None:
     """Do what is said on stdin, until nobody is there who could say anything."""
     for line in sys.stdin:
         order = json.loads(line)
@@ -239,6 +251,9 @@ def listen(voice: Voice, go: threading.Event, pipeline: Pipeline) -> None:
                 voice.hold(order["at"])
             case "release":
                 voice.release()
+            case "copy":
+                copies(order["to"])
+                voice.say("copied")
             case "stop":
                 voice.release()
                 pipeline.stop()
@@ -264,7 +279,8 @@ def main(text: str) -> None:
     pipeline.transform(transformation(task_s=given.task_s, trap=given.trap, witness=given.witness))
     pipeline.write_to(Watched(DeltaSink(given.table), voice))
     voice.say("up", app=spark.sparkContext.applicationId, pid=os.getpid())
-    threading.Thread(target=listen, args=(voice, go, pipeline), daemon=True).start()
+    orders = (voice, go, pipeline, partial(copy, spark, given))
+    threading.Thread(target=listen, args=orders, daemon=True).start()
     go.wait()
     voice.say("joining")
     pipeline.run(until_caught_up=given.until_caught_up)
