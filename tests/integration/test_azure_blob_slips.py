@@ -328,16 +328,41 @@ async def test_two_threads_that_write_one_key_never_take_it_back(url: str) -> No
         _, mine = await jotting(store)
         real, inside = Slips.jot, list[int]()
 
-        def slow(self: Slips, home: Home, holder: str, marks: Any, given_up: Any) -> bool:
+        def slow(self: Slips, *given: Any) -> bool:
             inside.append(1)
             if len(inside) == 1:
                 assert anyio.from_thread.run(mark, store, mine[0], 20) is None
-            return real(self, home, holder, marks, given_up)
+            return real(self, *given)
 
         with patch.object(Slips, "jot", slow):
             assert await mark(store, mine[0], 10) is MarkRefusal.BEHIND
         assert len(inside) == 2
         assert (await reached(store))[mine[0].key] == 20
+
+
+@pytest.mark.spec("C3", "L7")
+async def test_a_thread_that_slept_does_not_write_on_a_slip_that_was_made_since(url: str) -> None:
+    """Its term is over. The host owns the key again, and has a new slip for the new term."""
+    async with opened(url) as store, opened(url) as other:
+        lease, mine = await jotting(store)
+        key, real, inside = mine[0].key, Slips.jot, list[int]()
+
+        async def lost_and_had_again() -> None:
+            await _stolen(other, lease, mine)
+            (again,) = await store.claim(lease, [Wanted(key=key, seen_epoch=2)], force=True)
+            for number in range(6, 10):
+                assert await mark(store, again, number) is None
+
+        def slow(self: Slips, *given: Any) -> bool:
+            inside.append(1)
+            if len(inside) == 1:
+                anyio.from_thread.run(lost_and_had_again)
+            return real(self, *given)
+
+        with patch.object(Slips, "jot", slow):
+            assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+        assert len(inside) > 1, "the new slip is in use"
+        assert (await reached(other))[key] == 9
 
 
 async def test_outsiders_and_who_may_not_write_leave_no_slips_behind(url: str) -> None:

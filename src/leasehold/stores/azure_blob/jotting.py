@@ -61,7 +61,7 @@ class Jotting:
         )
         if slip is not None and not named:
             # No book has ever named it, and none will: its name is known here alone.
-            self._shelf.slips.drop(home, slip[0])
+            self._shelf.slips.drop(home, *slip)
             self._shelf.slips.remove(home, dict([slip]), given_up)
         return refused
 
@@ -73,10 +73,10 @@ class Jotting:
             if known is None:
                 return False
             book, wall = known
-            there = self._shelf.slips.own(home, holder, book)
-            if there is None or not all(book.may_jot(each.ownership) for each in marks):
+            own = self._shelf.slips.own(home, holder, book)
+            if own is None or not all(book.may_jot(each.ownership) for each in marks):
                 return False
-            wanted: dict[str, Checkpoint] = {}
+            there, wanted = own.slip.marks, dict[str, Checkpoint]()
             for mark in marks:
                 key = mark.ownership.key
                 stored = wanted.get(key) or there.get(key)
@@ -84,7 +84,7 @@ class Jotting:
                     if last is not None and last.position > mark.position:
                         return False
                 wanted[key] = _jotted(mark, wall)
-        return self._shelf.slips.jot(home, holder, wanted, given_up)
+        return self._shelf.slips.jot(home, holder, own, wanted, given_up)
 
     def _new_slip(
         self, home: Home, holder: str, marks: Sequence[Mark], given_up: threading.Event

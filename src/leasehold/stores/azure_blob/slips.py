@@ -47,7 +47,7 @@ _AT_ONCE = 8
 
 
 @dataclass(slots=True)
-class _Own:
+class Own:
     """A slip that this process has made, and what it has written there."""
 
     name: str
@@ -62,7 +62,7 @@ class Slips:
     def __init__(self, container: Container) -> None:
         """Have none yet."""
         self._container = container
-        self._own: dict[tuple[Home, str], _Own] = {}
+        self._own: dict[tuple[Home, str], Own] = {}
 
     # ------------------------------------------------------------ of this process
 
@@ -73,21 +73,26 @@ class Slips:
         with suppress(StoreUnavailable):
             etag = self._container.put(blob, b"", etag=None, metadata=told, given_up=given_up)
             if etag is not None:
-                self._own[home, holder] = _Own(name, etag, empty)
+                self._own[home, holder] = Own(name, etag, empty)
                 return name
         return None
 
-    def own(self, home: Home, holder: str, book: Book) -> Mapping[str, Checkpoint] | None:
-        """What is on the slip that this process has for a holder; None if the book has another."""
+    def own(self, home: Home, holder: str, book: Book) -> Own | None:
+        """The slip that this process has for a holder; None if the book has another."""
         own = self._own.get((home, holder))
-        if own is None or book.slips.get(holder) != own.name:
-            return None
-        return own.slip.marks
+        return own if own is not None and book.slips.get(holder) == own.name else None
 
     def jot(
-        self, home: Home, holder: str, marks: Mapping[str, Checkpoint], given_up: threading.Event
+        self,
+        home: Home,
+        holder: str,
+        own: Own,
+        marks: Mapping[str, Checkpoint],
+        given_up: threading.Event,
     ) -> bool:
-        """Write positions on the slip of this process, beside those that are on it.
+        """Write positions on this very slip, beside those that are on it.
+
+        Another one, which another call has made since, may be one that no book names.
 
         Returns:
             False if it is sealed, full, gone, busy or further on, or if there was no answer: then
@@ -96,10 +101,11 @@ class Slips:
         Raises:
             StoreUnavailable: there is no answer at all; they may have been written.
         """
-        own = self._own.get((home, holder))
-        if own is None or not own.lock.acquire(timeout=_COURTESY_S):
+        if not own.lock.acquire(timeout=_COURTESY_S):
             return False
         try:
+            if self._own.get((home, holder)) is not own:
+                return False
             there = own.slip.marks
             if any(key in there and there[key].position > marks[key].position for key in marks):
                 return False  # another call was faster
@@ -107,25 +113,27 @@ class Slips:
             told = slip.metadata(home.group)
             etag = self._put(home, holder, own, told, given_up) if fits(told) else None
             if etag is None:
-                self.drop(home, holder)
+                self.drop(home, holder, own.name)
                 return False
             own.etag, own.slip = etag, slip
         except StoreUnavailable:
-            self.drop(home, holder)
+            self.drop(home, holder, own.name)
             raise
         finally:
             own.lock.release()
         return True
 
-    def drop(self, home: Home, holder: str) -> None:
-        """Write there no more."""
-        self._own.pop((home, holder), None)
+    def drop(self, home: Home, holder: str, name: str = "") -> None:
+        """Write there no more; if there is a name, on that one."""
+        own = self._own.get((home, holder))
+        if own is not None and name in {"", own.name}:
+            self._own.pop((home, holder), None)
 
     def _put(
         self,
         home: Home,
         holder: str,
-        own: _Own,
+        own: Own,
         told: Mapping[str, str],
         given_up: threading.Event,
     ) -> str | None:
