@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +18,7 @@ from tests.support.azure_blob_scene import (
     keys,
     opened,
     owned,
+    sent,
 )
 from tests.support.azurite import shared_azurite
 
@@ -33,7 +33,7 @@ from leasehold.model import (
     Position,
     Wanted,
 )
-from leasehold.stores.azure_blob import AzureBlobStore, connection
+from leasehold.stores.azure_blob import AzureBlobStore
 from leasehold.stores.azure_blob.container import Container
 from leasehold.stores.azure_blob.naming import Home
 from leasehold.stores.azure_blob.slips import Slips
@@ -72,21 +72,6 @@ async def jotting(store: AzureBlobStore, name: str = "host") -> tuple[Lease, lis
 
 def slips(store: AzureBlobStore) -> list[str]:
     return sorted(store._container.list(HOME.slips, NEVER))
-
-
-@contextmanager
-def sent() -> Iterator[list[str]]:
-    """The first lines of all requests."""
-    real, lines = connection.Connection.exchange, list[str]()
-
-    def exchange(
-        self: connection.Connection, request: bytes
-    ) -> tuple[int, Mapping[str, str], bytes, bool]:
-        lines.append(request.partition(b" HTTP")[0].decode())
-        return real(self, request)
-
-    with patch.object(connection.Connection, "exchange", exchange):
-        yield lines
 
 
 @pytest.mark.spec("C2", "B4")
@@ -340,6 +325,31 @@ async def test_two_threads_that_write_one_key_never_take_it_back(url: str) -> No
         assert (await reached(store))[mine[0].key] == 20
 
 
+@pytest.mark.spec("B5")
+async def test_who_writes_without_a_pause_can_be_robbed_from_far_away(url: str) -> None:
+    async with opened(url) as store, opened(url) as other:
+        lease, mine = await jotting(store)
+        real, robbed = other.wire._tried, anyio.Event()
+
+        def far(*given: Any) -> Any:
+            anyio.from_thread.run(anyio.sleep, 0.02)
+            return real(*given)
+
+        async def write() -> None:
+            number = 5
+            while not robbed.is_set():
+                number += 1
+                assert await mark(store, mine[1], number) is None
+
+        async with anyio.create_task_group() as tasks:
+            with patch.object(other.wire, "_tried", far):
+                tasks.start_soon(write)
+                await _stolen(other, lease, mine)
+            robbed.set()
+        assert (await reached(other))[mine[0].key] == 5
+        assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+
+
 @pytest.mark.spec("C3", "L7")
 async def test_a_thread_that_slept_does_not_write_on_a_slip_that_was_made_since(url: str) -> None:
     """Its term is over. The host owns the key again, and has a new slip for the new term."""
@@ -429,48 +439,3 @@ async def test_a_slip_that_somebody_removed_counts_as_empty(url: str) -> None:
         assert (await reached(other))[mine[0].key] == 3, "what the book has"
         assert await mark(store, mine[0], 7) is None
         assert (await reached(other))[mine[0].key] == 7
-
-
-# ------------------------------------------------------------------ who looks
-
-
-@pytest.mark.spec("B4", "P3")
-@pytest.mark.parametrize(("members", "looks"), [(1, 6), (3, 6), (4, 3), (5, 3), (6, 2), (8, 2)])
-async def test_the_more_members_the_less_often_each_looks_who_is_alive(
-    members: int, looks: int
-) -> None:
-    world = ByHand()
-    world.pass_time(15 - world.clock.utc_now().timestamp() % 10)  # the middle of a turn
-    async with opened(world.url, world.clock) as store:
-        leases = [
-            await granted(store, f"host{n}", duration=timedelta(seconds=30)) for n in range(members)
-        ]
-        for lease in leases:
-            await store.renew(lease)
-        listings = 0
-        for _ in range(6):
-            world.pass_time(10)
-            for lease in leases:
-                with sent() as lines:
-                    await store.renew(lease)
-                assert len(lines) == 2
-                listings += lines[0].count("comp=list")
-        assert listings == looks * members
-
-
-@pytest.mark.spec("P3")
-async def test_one_that_looks_tells_all_the_others_by_the_book() -> None:
-    world = ByHand()
-    async with opened(world.url, world.clock) as store:
-        leases = [await granted(store, f"host{n}", duration=LEASE) for n in range(5)]
-        versions = [(await store.renew(lease)).version for lease in leases]
-        dying = leases.pop()
-        world.pass_time(10)
-        for lease in leases:
-            await store.renew(lease)
-        world.pass_time(6)
-        told: list[list[str]] = []
-        for lease, version in zip(leases, versions, strict=False):
-            changes = await store.renew(lease, since=version)
-            told.append([each.holder for each in changes.peers if not each.alive])
-        assert told == [[dying.holder]] * 4

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from unittest.mock import patch
 
 from tests.support.azurite import Azurite, shared_azurite_by_hand
 
 from leasehold.model import Lease, MemberInfo, Ownership, Wanted
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import AzureBlobStore
+from leasehold.stores.azure_blob import AzureBlobStore, connection
 from leasehold.testing.clock import ManualClock
 
 GROUP = "partition/orders/billing"
@@ -41,6 +42,21 @@ async def granted(
 async def owned(store: AzureBlobStore, lease: Lease, number: int) -> list[Ownership]:
     await store.declare(keys(number))
     return list(await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys(number)]))
+
+
+@contextmanager
+def sent() -> Iterator[list[str]]:
+    """The first lines of all requests."""
+    real, lines = connection.Connection.exchange, list[str]()
+
+    def exchange(
+        self: connection.Connection, request: bytes
+    ) -> tuple[int, Mapping[str, str], bytes, bool]:
+        lines.append(request.partition(b" HTTP")[0].decode())
+        return real(self, request)
+
+    with patch.object(connection.Connection, "exchange", exchange):
+        yield lines
 
 
 class ByHand:

@@ -8,6 +8,7 @@ of pauses can come up. The hosts are the real store, by its threads; their clock
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 from collections.abc import Callable, Mapping
@@ -124,7 +125,7 @@ class Service:
         blob = self.blobs.get(name)
         if blob is None:
             return 404, {}, b""
-        if headers["If-Match"] != f'"{blob.etag}"':
+        if headers["If-Match"] != f'"{blob.etag}"' or blob.locked(self.now_s):
             return 412, {}, b""
         self.written += 1
         before, blob.metadata = blob.metadata, _metadata(headers)
@@ -154,7 +155,8 @@ class Service:
             blob.lease_id, blob.duration_s = wanted, float(headers["x-ms-lease-duration"])
         elif blob.lease_id != headers["x-ms-lease-id"]:
             return 409, {}, b""
-        blob.until_s = self.now_s + blob.duration_s  # an expired one too: nobody has touched it
+        lasts_s = blob.duration_s if blob.duration_s > 0 else math.inf
+        blob.until_s = self.now_s + lasts_s  # an expired one too: nobody has touched it
         return 201 if headers["x-ms-lease-action"] == "acquire" else 200, {}, b""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The service keeps 8 KiB of metadata for a blob, names and all.
 _MOST_LETTERS = 7_500
-_MARKS, _SEALED, _WRITE = "marks", "sealed", "mark"
+_MARKS, _WRITE = "marks", "mark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,6 @@ class Slip:
     """What is on a slip. ``written`` tells one writing of it from another."""
 
     marks: Mapping[str, Checkpoint] = field(default_factory=dict)
-    sealed: bool = False
     written: str = ""
 
     def metadata(self, group: str) -> dict[str, str]:
@@ -40,8 +39,7 @@ class Slip:
         marks = [mark_to(each, cut) for each in self.marks.values()]
         told = json.dumps(marks, ensure_ascii=False, separators=(",", ":"))
         packed = base64.b64encode(zlib.compress(told.encode())).decode()
-        sealed = {_SEALED: "yes"} if self.sealed else {}
-        return {_MARKS: packed, _WRITE: self.written, **sealed}
+        return {_MARKS: packed, _WRITE: self.written}
 
 
 def fits(metadata: Mapping[str, str]) -> bool:
@@ -63,8 +61,4 @@ def slip_from(metadata: Mapping[str, str], group: str) -> Slip:
             f"a blob with positions of {group} is damaged: its metadata was changed by somebody "
             "else; remove the blob, and what is in the book counts"
         ) from error
-    return Slip(
-        marks={each.key: each for each in marks},
-        sealed=_SEALED in metadata,
-        written=metadata.get(_WRITE, ""),
-    )
+    return Slip(marks={each.key: each for each in marks}, written=metadata.get(_WRITE, ""))

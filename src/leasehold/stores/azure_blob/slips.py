@@ -6,9 +6,10 @@ How it works, in words:
   never used twice. Positions go into its metadata, under the condition that nobody has written
   there since (``If-Match``): nearly always that is the holder alone.
 * Whoever is about to take a key from a holder, or a part of its right to it, first **seals** its
-  slip: one write under the same condition. From then on the holder can write there no more, however
-  long it was paused before it tried. What is on the slip goes into the book in the same write that
-  takes the key, and that write does not name the slip any longer.
+  slip: by a blob lease without an end, whose id everybody knows and no writer shows. From then on
+  the holder can write there no more, however long it was paused before it tried. A lease is had at
+  the first try, also while the holder writes there without a pause. What is on the slip goes into
+  the book in the same write that takes the key, and that write does not name the slip any longer.
 * To seal is always safe: a holder that finds its slip sealed goes by the book, where it is told
   whether the key is still its own, and gets a new slip.
 * A slip is removed when the book that took it in is written. One that is not there has nothing on
@@ -20,11 +21,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import new_suffix
-from leasehold.errors import StoreUnavailable
+from leasehold.errors import StoreUnavailable, StoreUnusable
+from leasehold.stores.azure_blob.container import CREATED, NOT_FOUND
+from leasehold.stores.azure_blob.naming import lease_id
 from leasehold.stores.azure_blob.slip import Slip, fits, slip_from
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TRIES = 20
+_SEAL, _FOR_EVER = lease_id("the seal of a slip"), -1
 # Calls of one holder take turns; who would wait for long goes by the book.
 _COURTESY_S = 0.5
 # A slip that no book names, and that was not written for so long, was left behind.
@@ -139,12 +142,16 @@ class Slips:
     ) -> str | None:
         blob = home.slip_blob(holder, own.name)
         try:
-            return self._container.set_metadata(blob, told, etag=own.etag, given_up=given_up)
+            etag = self._container.set_metadata(blob, told, etag=own.etag, given_up=given_up)
         except StoreUnavailable:
             # Unknown: if the last word on it is ours, it was done.
             found = self._container.get(blob, given_up)
             # Else it may still come: who goes by the book seals the slip first.
             return found.etag if found is not None and found.metadata == told else None
+        if etag is None and self._own.get((home, holder)) is own:
+            # Another process has sealed it and is about to write the book, maybe from farther away.
+            given_up.wait(_COURTESY_S / 2)
+        return etag
 
     # ------------------------------------------------------------ of anybody
 
@@ -154,24 +161,27 @@ class Slips:
         """By name the slips that a book names for these holders; nothing is written there after.
 
         Raises:
-            StoreUnavailable: there is no answer, or it is written again and again.
+            StoreUnavailable: there is no answer.
+            StoreUnusable: somebody has put a lease of another kind on it, or has damaged it.
         """
         named = {each: book.slips[each] for each in holders if each in book.slips}
+        for holder, name in named.items():
+            self.drop(home, holder, name)
         blobs = [home.slip_blob(holder, name) for holder, name in named.items()]
         found = _each(lambda blob: self._seal(home, blob, given_up), blobs)
         return dict(zip(named.values(), found, strict=True))
 
     def _seal(self, home: Home, blob: str, given_up: threading.Event) -> Slip:
-        for _ in range(_TRIES):
-            found = self._container.get(blob, given_up)
-            slip = slip_from(found.metadata, home.group) if found else Slip(sealed=True)
-            if found is None or slip.sealed:
-                return slip
-            told = replace(slip, sealed=True).metadata(home.group)
-            with suppress(StoreUnavailable):  # unknown: read it again, and find out
-                if self._container.set_metadata(blob, told, etag=found.etag, given_up=given_up):
-                    return slip
-        raise StoreUnavailable(f"the positions of {home.group} are written again and again")
+        answer = self._container.lease(
+            blob, "acquire", given_up, proposed_lease_id=_SEAL, lease_duration=_FOR_EVER
+        )
+        if answer.status not in {CREATED, NOT_FOUND}:
+            raise StoreUnusable(
+                f"the blob {blob} has a lease that is not ours ({answer.status} {answer.code}): "
+                "break that lease, or remove the blob, and what is in the book counts"
+            )
+        found = self._container.get(blob, given_up) if answer.status == CREATED else None
+        return slip_from(found.metadata, home.group) if found is not None else Slip()
 
     def all(
         self, home: Home, book: Book, given_up: threading.Event
@@ -193,7 +203,7 @@ class Slips:
 
         def remove(blob: str) -> None:
             with suppress(StoreUnavailable):
-                self._container.delete(blob, given_up)
+                self._delete(blob, given_up)
 
         _each(remove, [home.slip_blob(holder, name) for holder, name in names.items()])
 
@@ -208,6 +218,11 @@ class Slips:
         if old:
             old -= {home.slip_blob(holder, name) for holder, name in named().items()}
         for blob in sorted(old)[:_MOST_SWEPT]:
+            self._delete(blob, given_up)
+
+    def _delete(self, blob: str, given_up: threading.Event) -> None:
+        """Sealed or, if it never came so far, not."""
+        if not self._container.delete(blob, given_up, lease_id=_SEAL):
             self._container.delete(blob, given_up)
 
 
