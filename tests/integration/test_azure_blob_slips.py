@@ -260,7 +260,9 @@ async def test_a_damaged_slip_is_said_to_be_so(url: str) -> None:
 async def test_slips_that_were_left_behind_are_swept_and_no_others() -> None:
     world = ByHand()
     async with opened(world.url, world.clock) as store:
-        old = store._shelf.slips.make(HOME, "gone", NEVER)
+        old, sealed = (store._shelf.slips.make(HOME, "gone", NEVER) for _ in range(2))
+        assert sealed
+        store._shelf.slips._seal(HOME, HOME.slip_blob("gone", sealed), NEVER)
         world.pass_time(2 * 3600 + 10)
         new = store._shelf.slips.make(HOME, "gone", NEVER)
         assert old
@@ -429,6 +431,24 @@ async def test_many_that_die_at_once_are_ended_by_one_renewal_with_their_positio
         assert len(lines) <= 5 + 4 * hosts  # a fence, a look, a seal and a removal for each
         assert set((await reached(other)).values()) == {4}
         assert not slips(other)
+
+
+@pytest.mark.spec("C3")
+async def test_slips_of_two_holders_may_have_the_same_name() -> None:
+    world = ByHand()
+    async with opened(world.url, world.clock) as store:
+        await store.declare(keys(2))
+        for number, key in enumerate(keys(2)):
+            lease = await granted(store, f"host{number}", duration=LEASE)
+            (mine,) = await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
+            with patch("leasehold.stores.azure_blob.slips.new_suffix", lambda: "c0ffee00"):
+                for position in range(5):
+                    assert await mark(store, mine, position) is None
+        assert len(slips(store)) == 2
+        watcher = await granted(store, "watcher")
+        world.pass_time(16)
+        await store.renew(watcher)
+        assert await reached(store) == dict.fromkeys(keys(2), 4)
 
 
 async def test_a_slip_that_somebody_removed_counts_as_empty(url: str) -> None:

@@ -253,7 +253,7 @@ class Shelf:
     ) -> tuple[Turn, T | LeaseLost | UnknownResource, dict[str, str]]:
         """Take a step with all slips taken in that it needs; by holder, those that it took in.
 
-        ``sealed`` are those that are known by now, by their names.
+        ``sealed`` are those that are known by now, by their blobs.
         """
         home = turn.book.home
         sealed |= self.slips.sealed(home, turn.book, folds, given_up)
@@ -428,8 +428,11 @@ def _taken(step: Callable[[Turn], T], turn: Turn) -> T | LeaseLost | UnknownReso
 
 def _folded(book: Book, sealed: Mapping[str, Slip]) -> dict[str, str]:
     """Take sealed slips into a book that names them; by holder, those it named."""
-    named = {holder: name for holder, name in book.slips.items() if name in sealed}
-    book.fold({holder: sealed[name] for holder, name in named.items()})
+    if not sealed:
+        return {}
+    blobs = {each: book.home.slip_blob(each, name) for each, name in book.slips.items()}
+    named = {each: name for each, name in book.slips.items() if blobs[each] in sealed}
+    book.fold({each: sealed[blobs[each]] for each in named})
     return named
 
 

@@ -46,6 +46,7 @@ _COURTESY_S = 0.5
 # A slip that no book names, and that was not written for so long, was left behind.
 _OLD_S = 2 * 3600.0
 _MOST_SWEPT = 20
+_MOST_OWN = 1_000
 _AT_ONCE = 8
 
 
@@ -76,6 +77,8 @@ class Slips:
         with suppress(StoreUnavailable):
             etag = self._container.put(blob, b"", etag=None, metadata=told, given_up=given_up)
             if etag is not None:
+                if len(self._own) >= _MOST_OWN:
+                    self._own.clear()  # holders that died; the others go by the book once
                 self._own[home, holder] = Own(name, etag, empty)
                 return name
         return None
@@ -158,7 +161,7 @@ class Slips:
     def sealed(
         self, home: Home, book: Book, holders: Collection[str], given_up: threading.Event
     ) -> dict[str, Slip]:
-        """By name the slips that a book names for these holders; nothing is written there after.
+        """By blob the slips that a book names for these holders; nothing is written there after.
 
         Raises:
             StoreUnavailable: there is no answer.
@@ -169,7 +172,7 @@ class Slips:
             self.drop(home, holder, name)
         blobs = [home.slip_blob(holder, name) for holder, name in named.items()]
         found = _each(lambda blob: self._seal(home, blob, given_up), blobs)
-        return dict(zip(named.values(), found, strict=True))
+        return dict(zip(blobs, found, strict=True))
 
     def _seal(self, home: Home, blob: str, given_up: threading.Event) -> Slip:
         answer = self._container.lease(
