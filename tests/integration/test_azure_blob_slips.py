@@ -34,6 +34,8 @@ from leasehold.model import (
     Wanted,
 )
 from leasehold.stores.azure_blob import AzureBlobStore
+from leasehold.stores.azure_blob import jotting as jotting_
+from leasehold.stores.azure_blob import slips as slips_
 from leasehold.stores.azure_blob.container import Container
 from leasehold.stores.azure_blob.naming import Home
 from leasehold.stores.azure_blob.slips import Slips
@@ -306,6 +308,29 @@ async def test_keys_that_are_written_one_by_one_share_a_slip(url: str) -> None:
                 assert await mark(store, each, 3) is None
         assert len(lines) == 16
         assert all("comp=metadata" in line for line in lines)
+
+
+async def test_many_calls_at_once_share_one_slip_from_the_start(url: str) -> None:
+    async with opened(url) as store:
+        lease = await granted(store)
+        mine = await owned(store, lease, 8)
+
+        async def write(each: Ownership) -> None:
+            for number in range(12):
+                assert await mark(store, each, number) is None
+
+        with (
+            patch.object(jotting_, "_COURTESY_S", 60.0),
+            patch.object(slips_, "_COURTESY_S", 60.0),
+            sent() as lines,
+        ):
+            async with anyio.create_task_group() as tasks:
+                for each in mine:
+                    tasks.start_soon(write, each)
+        assert len(slips(store)) == 1
+        assert sum("/slips/" in line and "comp=" not in line for line in lines) == 1
+        assert sum("/book" in line for line in lines) < 4 * len(mine)
+        assert await reached(store) == {each.key: 11 for each in mine}
 
 
 @pytest.mark.spec("C3")

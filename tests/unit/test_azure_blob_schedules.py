@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.support.azure_schedule import Call, HostStore, Service, started
+from tests.support.azure_schedule import CURRENT, Call, HostStore, Service, started
 
 from leasehold.core.ladder import Ladder
 from leasehold.errors import LeaseLost, StoreUnavailable
@@ -36,7 +36,9 @@ from leasehold.model import (
 from leasehold.stores.azure_blob import jotting, shelf, slips, wire
 from leasehold.stores.azure_blob.book import Book
 from leasehold.stores.azure_blob.naming import Home
+from leasehold.stores.azure_blob.shelf import Look, Shelf
 from leasehold.stores.azure_blob.slip import slip_from
+from leasehold.stores.azure_blob.slips import Slips
 
 GROUP = "partition/orders/billing"
 BOOK = Home(GROUP).book
@@ -45,6 +47,7 @@ LEASE_S = 15.0
 # The part of a lease that a host does not believe in: its clock may run slow.
 MARGIN = 0.1
 STEPS = 2000
+MOST_BESIDE, SELDOM = 2, 0.1
 AT_ONCE = Ladder(base_s=1e-6, most_s=1e-6)
 
 
@@ -67,6 +70,7 @@ class Host:
     call: Call | None = None
     heard: Callable[[Any], None] = lambda _answer: None
     done: set[str] = field(default_factory=set)
+    beside: list[tuple[Call, Mark]] = field(default_factory=list)
 
     def now_s(self) -> float:
         return self.store.clock.boottime_s()
@@ -133,6 +137,24 @@ class Host:
             self._call(
                 kind, lambda given_up: keeping.hand_over(passed, 5.0, given_up), lambda _: None
             )
+
+    def step_beside(self) -> None:
+        """Begin a checkpoint beside all other calls, or let one go on."""
+        mine = [each for key, each in self.owned.items() if self.believes(key)]
+        if mine and len(self.beside) < MOST_BESIDE and self.rng.random() < SELDOM:
+            position = Position(sequence_number=self.store.wire.service.written)
+            mark = Mark(ownership=self.rng.choice(mine), position=position)
+            call = started(lambda given_up: self.store.keeping.checkpoint([mark], given_up))
+            self.beside.append((call, mark))
+        elif self.beside:
+            call, mark = self.rng.choice(self.beside)
+            call.step()
+            if call.over:
+                self.beside.remove((call, mark))
+                if call.error is None and not call.answer:
+                    self.acknowledged(mark.ownership.key, mark.position.sequence_number)
+                    self.done.add("beside")
+                assert isinstance(call.error, StoreUnavailable | None), call.error
 
     def _join(self) -> None:
         self._stop()
@@ -322,12 +344,53 @@ WILD, CALM = (4.0, 0.06), (40.0, 0.02)
 @pytest.mark.parametrize("weather", [WILD, CALM], ids=["wild", "calm"])
 @pytest.mark.parametrize("seed", range(1, 11))
 def test_no_order_of_things_gives_a_key_to_two(seed: int, weather: tuple[float, float]) -> None:
-    rng, service = random.Random(seed), Service()
+    rng = random.Random(seed)
+    judge, hosts = _played(rng, [GROUP, GROUP, rng.choice([GROUP, "", "job"])], weather, 0.0)
+    assert max(judge.epochs.values()) > 1 or weather is CALM
+    assert judge.jotted or weather is WILD
+    assert {"grant", "renew", "claim"} <= set[str]().union(*(host.done for host in hosts))
+
+
+@pytest.mark.spec("L7", "C2", "C3")
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_nor_do_five_hosts_with_several_calls_at_a_time(seed: int) -> None:
+    """So many take turns to look. Calls of one host stop also between comparing and writing."""
+    looks, real_look, real_jot, real_make = list[int](), Shelf.glance, Slips.jot, Slips.make
+
+    def glance(*given: Any) -> Look:
+        looks.append(1)
+        return real_look(*given)
+
+    def jot(*given: Any) -> bool:
+        CURRENT.call.pause()
+        return real_jot(*given)
+
+    def make(*given: Any) -> str | None:
+        name = real_make(*given)
+        CURRENT.call.pause()
+        return name
+
+    with (
+        patch.object(Shelf, "glance", glance),
+        patch.object(Slips, "jot", jot),
+        patch.object(Slips, "make", make),
+    ):
+        judge, hosts = _played(random.Random(seed), [GROUP] * 5, (30.0, 0.01), 0.4)
+    assert looks
+    assert judge.jotted
+    assert any("beside" in host.done for host in hosts)
+
+
+def _played(
+    rng: random.Random, groups: list[str], weather: tuple[float, float], beside: float
+) -> tuple[Judge, list[Host]]:
+    """A host for each group; ``beside`` says how many of all steps are of calls beside others."""
+    service = Service()
     judge = Judge(service)
     service.on_book, service.on_slip = judge.told(judge.look), judge.told(judge.slip)
     hosts = [
         Host(name, HostStore(service, rng), rng, judge.acknowledged, weather[0], group)
-        for name, group in zip("abc", (GROUP, GROUP, rng.choice([GROUP, "", "job"])), strict=True)
+        for name, group in zip("abcde", groups, strict=False)
     ]
     running: list[tuple[Host, Call]] = []
     first = started(lambda given_up: hosts[0].store.keeping.declare(KEYS, given_up))
@@ -339,20 +402,22 @@ def test_no_order_of_things_gives_a_key_to_two(seed: int, weather: tuple[float, 
         patch.object(shelf, "_LADDER", AT_ONCE),
         patch.object(shelf, "_COURTESY_S", 0.0),
         patch.object(slips, "_COURTESY_S", 0.0),
+        patch.object(jotting, "_COURTESY_S", 0.0),
         patch.object(jotting, "_OFTEN", 0),  # a slip for everybody
     ):
-        for _ in range(STEPS):
-            _something(rng, service, hosts, running, asleep, patience, weather[1])
+        for _ in range(STEPS * (2 if beside else 1)):
+            if beside and rng.random() < beside:
+                rng.choice(hosts).step_beside()
+            else:
+                _something(rng, service, hosts, running, asleep, patience, weather[1])
             for key in KEYS:
                 assert sum(host.believes(key) for host in hosts) <= 1, "two believe in one key"
             assert not judge.wrong, judge.wrong
-    for _, call in running:
+    for call in [call for _, call in running] + [call for each in hosts for call, _ in each.beside]:
         call.dropped = True
         call.go.release()
         assert call.stopped.acquire(timeout=30)
-    assert max(judge.epochs.values()) > 1 or weather is CALM
-    assert judge.jotted or weather is WILD
-    assert {"grant", "renew", "claim"} <= set[str]().union(*(host.done for host in hosts))
+    return judge, hosts
 
 
 def _something(

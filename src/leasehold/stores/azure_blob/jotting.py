@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,7 +12,6 @@ from leasehold.stores.azure_blob.naming import bare_ownership
 from leasehold.stores.azure_blob.slip import Slip, fits
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _SOON_S = 60.0
 _OFTEN = 2
 _MOST = 10_000
+# Calls of one holder that go by the book take turns, but nobody waits for long.
+_COURTESY_S = 0.5
 _Term: TypeAlias = "tuple[str, int]"  # a key and an epoch
 
 
@@ -38,6 +40,7 @@ class Jotting:
         self._proofs = proofs
         self._clock = clock
         self._written_s: dict[tuple[Home, str], dict[_Term, list[float]]] = {}
+        self._turns: dict[tuple[Home, str], threading.Lock] = {}
 
     def checkpoint(
         self, home: Home, marks: Sequence[Mark], given_up: threading.Event
@@ -47,17 +50,42 @@ class Jotting:
         holders = {each.ownership.holder for each in marks}
         proven = self._proofs.of((each.ownership.holder, each.ownership.token) for each in marks)
         only = next(iter(holders)) if len(holders) == 1 and holders == proven else None
-        if only is not None and self._jot(home, only, bare, given_up):
+        if only is None:
+            return self._by_the_book(home, bare, None, proven, given_up)
+        if self._jot(home, only, bare, given_up):
             return {}
-        slip = None if only is None else self._new_slip(home, only, bare, given_up)
+        if len(self._turns) >= _MOST:
+            self._turns.clear()
+        turn = self._turns.setdefault((home, only), threading.Lock())
+        at_once = turn.acquire(blocking=False)
+        in_turn = at_once or turn.acquire(timeout=_COURTESY_S)
+        try:
+            # Each that goes by the book takes the slip of the one before in: see if there is one.
+            if not at_once and self._jot(home, only, bare, given_up):
+                return {}
+            return self._by_the_book(home, bare, only, proven, given_up)
+        finally:
+            if in_turn:
+                turn.release()
+
+    def _by_the_book(
+        self,
+        home: Home,
+        marks: Sequence[Mark],
+        only: str | None,
+        proven: set[str],
+        given_up: threading.Event,
+    ) -> Mapping[str, MarkRefusal]:
+        """Write them into the book, which names a new slip for ``only`` if it writes often."""
+        slip = None if only is None else self._new_slip(home, only, marks, given_up)
         claims = [(each.ownership.key, each.ownership.holder) for each in marks]
         refused, named = self._shelf.change(
             home,
-            partial(_marked, bare, slip),
+            partial(_marked, marks, slip),
             given_up,
             concerns=lambda book: book.proving(claims),
             proven=proven,
-            folds=holders,
+            folds={each.ownership.holder for each in marks},
         )
         if slip is not None and not named:
             # No book has ever named it, and none will: its name is known here alone.
