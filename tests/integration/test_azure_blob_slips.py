@@ -36,6 +36,7 @@ from leasehold.model import (
 from leasehold.stores.azure_blob import AzureBlobStore
 from leasehold.stores.azure_blob import jotting as jotting_
 from leasehold.stores.azure_blob import slips as slips_
+from leasehold.stores.azure_blob import store as store_
 from leasehold.stores.azure_blob.container import Container
 from leasehold.stores.azure_blob.naming import Home
 from leasehold.stores.azure_blob.slips import Slips
@@ -331,6 +332,11 @@ async def test_many_calls_at_once_share_one_slip_from_the_start(url: str) -> Non
         assert sum("/slips/" in line and "comp=" not in line for line in lines) == 1
         assert sum("/book" in line for line in lines) < 4 * len(mine)
         assert await reached(store) == {each.key: 11 for each in mine}
+
+
+def test_all_calls_that_may_run_at_once_get_their_turn_though_the_service_is_far() -> None:
+    """Who goes by the book takes the slip from all the others, which then go there too."""
+    assert min(slips_._COURTESY_S, jotting_._COURTESY_S) >= 0.1 * store_._THREADS
 
 
 @pytest.mark.spec("C3")

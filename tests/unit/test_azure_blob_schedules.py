@@ -402,6 +402,7 @@ def _played(
         patch.object(shelf, "_LADDER", AT_ONCE),
         patch.object(shelf, "_COURTESY_S", 0.0),
         patch.object(slips, "_COURTESY_S", 0.0),
+        patch.object(slips, "_YIELDING_S", 0.0),
         patch.object(jotting, "_COURTESY_S", 0.0),
         patch.object(jotting, "_OFTEN", 0),  # a slip for everybody
     ):

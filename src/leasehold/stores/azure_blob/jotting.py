@@ -27,7 +27,7 @@ _SOON_S = 60.0
 _OFTEN = 2
 _MOST = 10_000
 # Calls of one holder that go by the book take turns, but nobody waits for long.
-_COURTESY_S = 0.5
+_COURTESY_S = 2.0
 _Term: TypeAlias = "tuple[str, int]"  # a key and an epoch
 
 

@@ -41,8 +41,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SEAL, _FOR_EVER = lease_id("the seal of a slip"), -1
-# Calls of one holder take turns; who would wait for long goes by the book.
-_COURTESY_S = 0.5
+# Calls of one holder take turns; who would wait for long goes by the book, and is in the way of the
+# others there. So long that as many calls as there are threads have had their turn.
+_COURTESY_S = 2.0
+# Who has sealed a slip writes the book before its holder does, if that takes no longer.
+_YIELDING_S = 0.25
 # A slip that no book names, and that was not written for so long, was left behind.
 _OLD_S = 2 * 3600.0
 _MOST_SWEPT = 20
@@ -153,7 +156,7 @@ class Slips:
             return found.etag if found is not None and found.metadata == told else None
         if etag is None and self._own.get((home, holder)) is own:
             # Another process has sealed it and is about to write the book, maybe from farther away.
-            given_up.wait(_COURTESY_S / 2)
+            given_up.wait(_YIELDING_S)
         return etag
 
     # ------------------------------------------------------------ of anybody
