@@ -306,6 +306,55 @@ def test_a_commit_whose_answer_was_lost_is_found_and_its_files_are_kept(
     assert numbers(table) == list(range(20))
 
 
+def answered_by_the_layers_own_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit lands, its answer is lost, and the storage layer finds the version taken."""
+    real = DeltaTable.create_write_transaction
+
+    def twice(table: DeltaTable, *given: object, **named: object) -> None:
+        real(DeltaTable(table.table_uri, table.version()), *given, **named)  # type: ignore[arg-type]
+        real(table, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", twice)
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize("by", [[], ["partition"]])
+def test_a_commit_that_meets_itself_keeps_its_files(
+    table: Path, monkeypatch: pytest.MonkeyPatch, by: list[str]
+) -> None:
+    sink = opened(table, partition_by=by)
+    first, second = batch(("a b", 0, 10, 1)), batch(("a b", 10, 20, 1))
+    sink.commit(staged(table, first, by=by), first)
+    rows = staged(table, second, by=by)
+    answered_by_the_layers_own_retry(monkeypatch)
+    assert sink.commit(rows, second).rows == 10
+    sink.discard(rows)
+    assert numbers(table, "a b") == list(range(20))
+
+
+@pytest.mark.spec("S4")
+def test_a_commit_that_meets_a_version_that_can_not_be_read_keeps_its_files(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 1))
+    each = batch(("0", 10, 20, 1))
+    rows = staged(table, each)
+    sink._log.refresh()
+
+    def away(*_: object) -> None:
+        raise OSError("the connection was cut")
+
+    answered_by_the_layers_own_retry(monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr("leasehold.spark.sinks.delta.history.entry", away)
+        with pytest.raises(StoreUnavailable):
+            sink.commit(rows, each)
+    sink.discard(rows)
+    assert sink.commit(rows, each).rows == 10
+    assert numbers(table) == list(range(20))
+
+
 @pytest.mark.spec("S4")
 def test_positions_and_epochs_outlive_a_checkpoint_of_the_log(table: Path) -> None:
     sink = opened(table)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import (
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
     from leasehold.spark.sinks.delta.storage import Storage
 
-# Said by deltalake when it has certainly written nothing.
+# Said by deltalake when a version that is there stands against the commit. That version may be the
+# commit itself: the storage layer tries again by itself after an answer that was lost.
 _REFUSALS = (
     "Commit failed: a concurrent transaction",
     "Concurrent transaction failed",
@@ -197,7 +199,10 @@ class DeltaLog:
             )
         except CommitFailedError as error:
             text = str(error)
-            raise Conflict(text, certain=any(each in text for each in _REFUSALS)) from error
+            refused = any(each in text for each in _REFUSALS)
+            added = [each.path for each in actions]
+            certain = refused and not self._may_name(added, after=on)
+            raise Conflict(text, certain=certain) from error
         except (DeltaError, OSError) as error:
             raise StoreUnavailable(
                 f"unknown whether the commit to {self._name} was done ({error}): the same commit "
@@ -208,6 +213,22 @@ class DeltaLog:
     def paths(self) -> set[str]:
         """All data files that any version names which the log still has."""
         return {path for found in history.entries(self._place) for path in found.paths}
+
+    def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
+        """Whether a version after that one names any of these files; True if it can not be told.
+
+        At least one version must be there: without its file nothing can be told.
+        """
+        wanted = set(paths)
+        try:
+            found = history.entry(self._place, after + 1)
+            if found is None:
+                return True
+            while found is not None and wanted.isdisjoint(map(unquote, found.paths)):
+                found = history.entry(self._place, found.version + 1)
+        except (OSError, ValueError):
+            return True
+        return found is not None
 
     def unreferenced(self, hours: int) -> list[str]:
         """The files that the table does not need and that are older, as deltalake sees it."""
