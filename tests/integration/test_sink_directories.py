@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import fs
 from tests.support.delta_tables import GROUP, NO_SPARK, opened, put
 
-from leasehold.errors import SinkUnfit
+from leasehold.errors import SinkUnfit, StoreUnavailable, VolumeUnusable
+from leasehold.spark.sinks.delta.files import TaskWriter
 from leasehold.spark.sinks.delta.sink import DeltaSink
+from leasehold.spark.sinks.delta.storage import Storage, storage
+from leasehold.spark.sinks.parquet.files import write_files
 from leasehold.spark.sinks.parquet.sink import ParquetSink
 
 Opening = Callable[[Path], None]
+DISK = fs.LocalFileSystem()
 
 
 @pytest.fixture(params=["delta", "parquet"])
@@ -92,3 +99,51 @@ def test_a_directory_that_is_there_and_takes_no_files_is_told_too(tmp_path: Path
         sink.open()
     with pytest.raises(SinkUnfit, match=r"^delta:/proc can not be written: No such file"):
         opened(Path("/proc")).fence(GROUP, {"0": 1})
+
+
+def _written_by_delta(place: Path, by: tuple[str, ...], value: str) -> None:
+    place.mkdir(exist_ok=True)
+    rows = pa.RecordBatch.from_pydict({"name": [value], "n": [1]})
+    writer = TaskWriter(place=storage(place, None), token="t", partition_by=by, required=())
+    writer.written("part-leasehold-0", iter([rows]))
+
+
+def _written_by_parquet(place: Path, by: tuple[str, ...], value: str) -> None:
+    place.mkdir(exist_ok=True)
+    rows = pa.RecordBatch.from_pydict({"name": [value], "n": [1]})
+    write_files([rows], directory=str(place), batch="b", attempt="a", partition_by=by)
+
+
+@pytest.mark.parametrize("write", [_written_by_delta, _written_by_parquet])
+def test_a_full_disk_of_a_task_is_told_as_one_and_nothing_is_left(
+    tmp_path: Path, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    place = tmp_path / "delays"
+    with pytest.raises(VolumeUnusable, match=r"delays on this machine \(.*No space left"):
+        write(place, (), "a")
+    assert _all_in(place) == set()
+
+
+def test_a_value_that_is_too_long_for_a_directory_is_the_fault_of_its_row(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="name too long"):
+        _written_by_delta(tmp_path / "delays", ("name",), "a" * 300)
+
+
+def test_a_bucket_that_a_task_does_not_reach_is_a_store_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise OSError("the connection was cut")
+
+    monkeypatch.setattr(Storage, "open_fs", lambda _: fs.SubTreeFileSystem(str(tmp_path), DISK))
+    monkeypatch.setattr(Storage, "finish", cut_off)
+    rows = pa.RecordBatch.from_pydict({"n": [1]})
+    place = storage("s3://user:secret@bucket/delays", None)
+    writer = TaskWriter(place=place, token="t", partition_by=(), required=())
+    with pytest.raises(StoreUnavailable, match=r"s3://bucket/delays \(the connection was cut\)"):
+        writer.written("part-leasehold-0", iter([rows]))
+    assert _all_in(tmp_path) == set()

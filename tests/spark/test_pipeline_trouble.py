@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -14,13 +16,15 @@ from tests.support.spark_logs import made, sent
 
 from leasehold.core.ladder import Ladder
 from leasehold.core.poison import PoisonPolicy
-from leasehold.errors import BatchFailed, PositionLost, SinkChanged, UsageError
+from leasehold.errors import BatchFailed, PositionLost, SinkChanged, StoreUnavailable, UsageError
 from leasehold.log import Event, Log, Start
 from leasehold.model import Position
 from leasehold.names import partition_key
+from leasehold.processor.hooks import HookEvent
 from leasehold.processor.settings import OnTrimmed
 from leasehold.sources.dead_letters import LogDeadLetters
-from leasehold.spark import Pipeline
+from leasehold.spark import Pipeline, PipelineOptions
+from leasehold.spark.pipeline.happenings import Waiting
 from leasehold.spark.sinks.port import Batch, Sunk
 from leasehold.stores import open_store
 
@@ -233,3 +237,63 @@ def test_a_pipeline_needs_a_sink_and_has_only_one(spark: SparkSession, tmp_path:
     line.run(until_caught_up=True)
     with pytest.raises(UsageError, match="run once"):
         line.run()
+
+
+@pytest.mark.spec("S4", "B6")
+@pytest.mark.parametrize("local_events", [0, 1000], ids=["in tasks", "in the driver"])
+def test_a_segment_that_can_not_be_read_is_named_and_no_event_is_dropped(
+    spark: SparkSession, tmp_path: Path, local_events: int
+) -> None:
+    url, sink = made(tmp_path, events=40, partitions=1), MemorySink()
+    for path in (tmp_path / "volume").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes().replace(b"k7", b"k8"))
+    policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
+    line = pipeline(spark, url, sink, poison=policy, local_events=local_events)
+    with pytest.raises(BatchFailed, match=r"0\[0, 40\).*no fault of the events") as caught:
+        line.run(until_caught_up=True)
+    assert caught.value.ranges == ("0[0, 40)",)
+    assert not sink.rows
+    assert not sink.places["0"].position
+
+
+@pytest.mark.spec("S4", "B6")
+def test_a_store_that_only_tasks_miss_for_a_while_costs_no_event(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url, sink = made(tmp_path, events=40, partitions=1), MemorySink()
+    away = tmp_path / "away"
+    away.touch()
+
+    def reaches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if away.exists():
+            away.unlink()
+            raise StoreUnavailable("no answer in 30 s")
+        yield from batches
+
+    policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
+    waits: list[HookEvent] = []
+    line = pipeline(spark, url, sink, waits.append, poison=policy)
+    line.transform(lambda events: events.coalesce(1).mapInArrow(reaches, events.schema))
+    assert line.run(until_caught_up=True).dropped == 0
+    assert [str(each.error) for each in waits if isinstance(each, Waiting)] == ["no answer in 30 s"]
+    assert bodies(sink) == list(range(40))
+
+
+@pytest.mark.spec("B6")
+def test_a_function_instead_of_a_sink_is_not_called_to_find_a_bad_event(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    url = made(tmp_path, events=4, partitions=1)
+    seen: list[tuple[str, list[int]]] = []
+
+    def note(frame: DataFrame, batch: Batch) -> None:
+        found = [int(row.body) for row in frame.collect()]
+        if 2 in found:
+            raise ValueError("2!")
+        seen.append((batch.label, found))
+
+    policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
+    line = Pipeline(spark, "orders", url, "sums", options=PipelineOptions(poison=policy))
+    assert line.foreach_batch(note).run(until_caught_up=True).dropped == 1
+    assert seen == [("0[0, 2)", [0, 1]), ("0[3, 4)", [3])]

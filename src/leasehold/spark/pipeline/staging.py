@@ -2,7 +2,8 @@
 
 A failure of a whole batch says nothing about which event it was. With a policy that goes on
 without the event, the batch is cut in two, and again, until the one event is found. A function that
-fails on no events at all is broken; that stops the pipeline under every policy.
+fails on no events at all is broken; that stops the pipeline under every policy. So does what is no
+fault of the events (``trouble``), unless it passes: no event is dropped for it.
 """
 
 from __future__ import annotations
@@ -36,23 +37,31 @@ from leasehold.spark.pipeline.happenings import (
     Waiting,
 )
 from leasehold.spark.pipeline.planning import halves
+from leasehold.spark.pipeline.trouble import trouble_of
+from leasehold.spark.sinks.port import Staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from leasehold.processor.tenure import Tenure
     from leasehold.spark.pipeline.engine import Surroundings
+    from leasehold.spark.pipeline.trouble import Trouble
     from leasehold.spark.ranges import Range
-    from leasehold.spark.sinks.port import Batch, Staged
+    from leasehold.spark.sinks.port import Batch
 
 log = logging.getLogger("leasehold.spark")
 
 _PAUSES = Ladder(base_s=0.1, most_s=5.0)
 _WRONG = (AnalysisException, UsageError)
 _MOST_WORDS = 500
+_MEND = "Mend the transformation and start again"
 _GO_ON = (
-    ", or let the pipeline go on without such events: "
+    f"{_MEND}, or let the pipeline go on without such events: "
     "PipelineOptions(poison=PoisonPolicy.dead_letter())"
+)
+_LOOK = (
+    "It is no fault of the events, and none was dropped: look at the disk it names (`leasehold log "
+    "verify` finds damage) and start again"
 )
 _OF_JOBS = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 
@@ -67,7 +76,7 @@ class Work:
     since_s: float
     planned_s: float
     lag_events: int
-    is_part: bool = False  # of a batch that failed: tried once
+    is_part: bool = False  # of a batch that failed: tried once, unless it is a single event
 
     @property
     def ranges(self) -> tuple[Range, ...]:
@@ -110,7 +119,8 @@ class Staging:
         """The rows of the batch, staged; None if it is not to be committed as it is.
 
         Raises:
-            BatchFailed: it can not be done, and the policy says to stop.
+            BatchFailed: it can not be done, and the policy says to stop; or events can not be
+                read, or rows not be written, whatever the policy says.
             SinkUnfit: its columns do not fit the sink.
         """
         attempt = silent = 0
@@ -124,9 +134,10 @@ class Staging:
                 if not work.is_held or self._around.is_stopping():
                     self._refused(work)
                     return None
-                if isinstance(error, StoreUnavailable):  # no fault of the batch: it passes
+                trouble = trouble_of(error)
+                if isinstance(trouble, StoreUnavailable):  # no fault of the batch: it passes
                     silent += 1
-                    self._wait(f"the sink, to stage {work.batch.label}", error, silent)
+                    self._wait(f"the sink, to stage {work.batch.label}", trouble, silent)
                     continue
                 if isinstance(error, StoreError) or self._is_gone():
                     raise
@@ -134,12 +145,13 @@ class Staging:
                     log.warning("batch %s: retention was faster", work.batch.label)
                     return None
                 attempt += 1
-                self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=error))
+                told = trouble or error
+                self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=told))
                 if isinstance(error, _WRONG):  # as it is written, it can never work
-                    raise _failed(work, error, attempt, hint="") from error
-                if policy.exhausted(attempt) or work.is_part:
-                    return self._given_up(work, error, attempt)
-                log.warning("batch %s failed: %s", work.batch.label, reason_of(error))
+                    raise _failed(work, error, attempt, advice=_MEND) from error
+                if policy.exhausted(attempt) or (work.is_part and work.batch.rows > 1):
+                    return self._given_up(work, error, attempt, trouble)
+                log.warning("batch %s failed: %s", work.batch.label, reason_of(told))
                 self._pause(policy.pauses.pause_s(attempt, self._around.rng))
 
     def _is_gone(self) -> bool:
@@ -199,21 +211,50 @@ class Staging:
         why = str(lost[0].lost()) if lost else "the pipeline stops"
         self._around.board.tell(BatchRefused(**work.told(), why=why, by_sink=False))
 
-    def _given_up(self, work: Work, error: Exception, attempts: int) -> Staged | None:
+    def _given_up(
+        self, work: Work, error: Exception, attempts: int, trouble: Trouble | None
+    ) -> Staged | None:
         policy = self._around.options.poison
+        if trouble is not None:
+            raise _failed(work, trouble, attempts, advice=_LOOK) from error
         if policy.then is Then.STOP:
             raise _failed(work, error, attempts) from error
-        try:
-            nothing = self._around.sink.stage(
-                _checked(self._around.function(self._around.frames.none())), work.batch
-            )
-        except Exception as broken:
-            raise _failed(work, broken, attempts, hint="") from broken
+        nothing = self._nothing_when_possible(work, attempts)
+        if nothing is None:
+            self._refused(work)
+            return None
         if work.batch.rows > 1:
             self._around.sink.discard(nothing)
             self._split(*halves(work.ranges))
             return None
         return nothing if self._dropped_when_possible(work, error, attempts, nothing) else None
+
+    def _nothing_when_possible(self, work: Work, attempts: int) -> Staged | None:
+        """What the function makes of no events, staged; None if there was no time left for it.
+
+        Raises:
+            BatchFailed: it fails on no events at all.
+        """
+        times = 0
+        while work.is_held and not self._around.is_stopping():
+            try:
+                return self._nothing(work.batch)
+            except Exception as broken:
+                away = trouble_of(broken)
+                if not isinstance(away, StoreUnavailable):
+                    advice = _MEND if away is None else _LOOK
+                    raise _failed(work, away or broken, attempts, advice=advice) from broken
+                times += 1
+                self._wait(f"the sink, to look into {work.batch.label}", away, times)
+        return None
+
+    def _nothing(self, batch: Batch) -> Staged:
+        """No events, transformed and staged; a sink whose staging is its write is left alone."""
+        frame = _checked(self._around.function(self._around.frames.none()))
+        if self._around.sink.atomic:
+            return self._around.sink.stage(frame, batch)
+        frame.write.format("noop").mode("overwrite").save()
+        return Staged(None)
 
     def _dropped_when_possible(
         self, work: Work, error: Exception, attempts: int, nothing: Staged
@@ -287,11 +328,11 @@ def _checked(frame: object) -> DataFrame:
     return frame
 
 
-def _failed(work: Work, error: Exception, attempts: int, *, hint: str = _GO_ON) -> BatchFailed:
+def _failed(work: Work, error: Exception, attempts: int, *, advice: str = _GO_ON) -> BatchFailed:
     times = "once" if attempts == 1 else f"{attempts} times"
     return BatchFailed(
         f"batch {work.batch.number} ({work.batch.label}) failed {times} and nothing of it was "
-        f"committed: {_short(error)}. Mend the transformation and start again{hint}",
+        f"committed: {_short(error)}. {advice}",
         ranges=tuple(map(str, work.ranges)),
     )
 

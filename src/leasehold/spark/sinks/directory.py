@@ -6,10 +6,11 @@ disk become words of the sink.
 
 from __future__ import annotations
 
+import errno
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from leasehold.errors import SinkUnfit
+from leasehold.errors import SinkUnfit, VolumeUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,4 +73,24 @@ def told(sink: str, what: str) -> Iterator[None]:
         raise SinkUnfit(
             f"{sink} can not be {what}: {error.strerror or error}{where}, give a directory that "
             "this user can write to"
+        ) from error
+
+
+@contextmanager
+def written_here(place: str) -> Iterator[None]:
+    """Say that a disk, and no row, keeps rows from being written. For tasks.
+
+    A value of a row that is too long for the name of a directory is the row's own fault.
+
+    Raises:
+        VolumeUnusable: in place of an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise
+        raise VolumeUnusable(
+            f"rows can not be written to {place} on this machine ({error}): look at its room, its "
+            "rights and the disk"
         ) from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import struct
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from leasehold.errors import StoreUnavailable
 from leasehold.spark.sinks.delta.stats import stats_of
+from leasehold.spark.sinks.directory import written_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +72,12 @@ class TaskWriter:
         yield _line(self.written(name, batches))
 
     def written(self, name: str, batches: Iterator[pa.RecordBatch]) -> str:
-        """Write the rows to files whose names begin with ``name``; the answer."""
+        """Write the rows to files whose names begin with ``name``; the answer.
+
+        Raises:
+            VolumeUnusable: the directory can not be written here.
+            StoreUnavailable: nor can the bucket.
+        """
         files = TaskFiles(self.place, name, self.partition_by)
         try:
             for batch in batches:
@@ -78,11 +85,28 @@ class TaskWriter:
                     if batch.column(batch.schema.get_field_index(column)).null_count:
                         files.abandon()
                         return json.dumps({"refused": column})
-                files.add(batch)
-            return json.dumps({"files": [asdict(each) for each in files.finish()]})
+                with self._written():
+                    files.add(batch)
+            with self._written():
+                return json.dumps({"files": [asdict(each) for each in files.finish()]})
         except BaseException:
             files.abandon()
             raise
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """Tell trouble with the place from trouble with the rows."""
+        if self.place.local is not None:
+            with written_here(self.place.name):
+                yield
+            return
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(
+                f"rows can not be written to {self.place.name} ({error}): look at the network and "
+                "the storage options; it is tried again"
+            ) from error
 
 
 class TaskFiles:

@@ -21,6 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from leasehold.spark.sinks.directory import written_here
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -60,14 +62,20 @@ def write_files(
     attempt: str,
     partition_by: Sequence[str],
 ) -> list[WrittenFile]:
-    """Write all rows and sync them. Without rows there are no files."""
+    """Write all rows and sync them. Without rows there are no files.
+
+    Raises:
+        VolumeUnusable: the directory can not be written here.
+    """
     task = _Task(Path(directory), batch, attempt)
     with ExitStack() as undo:
         undo.callback(task.remove)
         for each in batches:
-            for label, rows in split(each, partition_by):
-                task.add(label, rows)
-        done = task.finished()
+            with written_here(directory):
+                for label, rows in split(each, partition_by):
+                    task.add(label, rows)
+        with written_here(directory):
+            done = task.finished()
         undo.pop_all()
     return done
 
