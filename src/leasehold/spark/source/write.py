@@ -34,12 +34,12 @@ from leasehold.spark.sinks.port import Share
 from leasehold.spark.source.write_options import (
     WriteOptions,
     check_identity,
-    checkpoint_id,
     parse,
+    running_id,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -133,7 +133,7 @@ class BatchWriter(DataSourceArrowWriter):
             began_at=SystemClock().utc_now().isoformat(),
         )
         try:
-            publisher.commit(claim, _files(messages))
+            _commit(lambda: publisher, claim, _files(messages))
             publisher.clear(self._plan)
         finally:
             publisher.close()
@@ -165,8 +165,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         Raises:
             FencedWrite: another driver goes on with the query; nothing was written.
             SinkChanged: the numbers of the batches do not go on from the last one.
+            StoreUnavailable: the store, or the query's checkpoint, can not be read.
         """
-        checkpoint = checkpoint_id(self._options)
+        checkpoint = running_id(self._options)
         name = f"{_QUERY}/{self._options.name or checkpoint}"
         if name.endswith("/"):
             raise UsageError(
@@ -185,12 +186,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             fence_key=self._options.fence_key,
             fence_epoch=self._options.fence_epoch,
         )
-        files = _files(messages)
-        try:
-            _kept(self._options).commit(claim, files)
-        except StoreUnavailable:
-            # Once more: it may have been done, and then it only has to be found.
-            _kept(self._options).commit(claim, files)
+        _commit(lambda: _kept(self._options), claim, _files(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Remove what was staged for a batch that failed. Runs in the driver."""
@@ -201,6 +197,14 @@ def _staged(iterator: Iterator[pa.RecordBatch], plan: Plan) -> Told:
     settle()
     task = TaskContext.get()
     return Told(stage(iterator, plan, task=task.partitionId() if task else 0, token=new_token()))
+
+
+def _commit(publisher: Callable[[], Publisher], claim: Claim, files: Sequence[StagedFile]) -> None:
+    """Commit; without an answer once more: it may have been done, and only has to be found."""
+    try:
+        publisher().commit(claim, files)
+    except StoreUnavailable:
+        publisher().commit(claim, files)
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.errors import InvalidOptions, UsageError
+from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.names import check_name
 from leasehold.sources.opening import stream_of
 from leasehold.spark.queries.location import canonical
@@ -79,17 +79,36 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
 
 
 def checkpoint_id(options: WriteOptions) -> str:
-    """The id that Spark gave the query's checkpoint; empty if it can not be read from here."""
-    if not options.checkpoint:
-        return ""
-    place = canonical(options.checkpoint)
-    if not place.startswith(_LOCAL):
+    """The id that Spark gave the query's checkpoint; empty if it is not one of this machine.
+
+    Of a query that was never started it is empty too.
+
+    Raises:
+        StoreUnavailable: it is of this machine, and can not be read.
+    """
+    if not canonical_is_local(options.checkpoint):
         return ""
     try:
-        text = Path(place.removeprefix(_LOCAL), _METADATA).read_text(encoding="utf-8")
+        text = (_directory(options) / _METADATA).read_text(encoding="utf-8")
         return str(json.loads(text)["id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _unreadable(options, repr(error)) from error
+
+
+def running_id(options: WriteOptions) -> str:
+    """The same of a query that runs. A checkpoint of this machine has an id by then.
+
+    A query that is known by another id for one batch would store that batch again.
+
+    Raises:
+        StoreUnavailable: the checkpoint is of this machine, and its id can not be read.
+    """
+    found = checkpoint_id(options)
+    if not found and canonical_is_local(options.checkpoint) and _is_here(options):
+        raise _unreadable(options, "there is no such file")
+    return found
 
 
 def check_identity(options: WriteOptions) -> None:
@@ -119,3 +138,19 @@ def _stream(said: Mapping[str, str]) -> str:
     if not (stream or path):
         raise UsageError('no stream is named: write .save("orders") or .option("stream", "orders")')
     return stream_of(stream or path)
+
+
+def _directory(options: WriteOptions) -> Path:
+    return Path(canonical(options.checkpoint).removeprefix(_LOCAL))
+
+
+def _is_here(options: WriteOptions) -> bool:
+    """Whether the checkpoint is on this machine beyond doubt: Spark may have another default."""
+    return options.checkpoint.startswith(_LOCAL) or _directory(options).is_dir()
+
+
+def _unreadable(options: WriteOptions, why: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{_directory(options) / _METADATA}, which has the id of the query, can not be read "
+        f"({why}): nothing was written. Look at the disk, and start the query again"
+    )
