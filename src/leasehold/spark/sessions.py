@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from leasehold.errors import UsageError
 from leasehold.spark.java import java_home
+from leasehold.spark.masters import is_local, told_master
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +49,8 @@ def session(
     """The Spark session of this process, made if there is none. It finds our data source itself.
 
     ``master``: as Spark knows it; without one what ``spark-submit`` says, else ``local[*]``.
-    ``settings`` win over ours. ``quiet``: only errors are logged, without a progress bar.
+    ``settings`` win over ours. ``quiet``: only errors are logged, without a progress bar. A local
+    one listens on the loopback address only; with any other master Spark chooses the address.
 
     Raises:
         UsageError: there is no Java.
@@ -56,7 +58,7 @@ def session(
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
-    _prepare_environment()
+    _prepare_environment(master or (settings or {}).get("spark.master", ""))
     ours = SparkConf(loadDefaults=False)
     ours.set(_JAVA_OPTIONS, _STACK)
     if master is not None:
@@ -137,8 +139,11 @@ def _silence(conf: SparkConf) -> None:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
-def _prepare_environment() -> None:
+def _prepare_environment(master: str) -> None:
+    """For the Java that is to run; ``master`` is what the program says, if it does."""
     os.environ["JAVA_HOME"] = str(java_home())
     # Else workers run the first python3 in PATH, which may know nothing of Arrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # Executors elsewhere must reach the driver: only threads of its own find it on the loopback.
+    if is_local(master or told_master(os.environ) or "local[*]"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
