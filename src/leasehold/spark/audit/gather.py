@@ -19,7 +19,7 @@ from leasehold.names import last_part, partition_group, partition_key
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.audit.judge import judge
 from leasehold.spark.audit.material import Material
-from leasehold.spark.audit.targets import missing, rows_of
+from leasehold.spark.audit.targets import missing, open_to_read, rows_of
 from leasehold.spark.pipeline.frames import Frames
 from leasehold.spark.ranges import Range
 from leasehold.stores import open_store
@@ -80,7 +80,7 @@ def audit(
         found = _Sunk()
         if sink is not None:
             say(f"reading the commits of {sink.name}")
-            sink.open(spark)
+            open_to_read(sink, spark)
             held.callback(sink.close)
             found = _sunk(spark, sink, name, store, until=held.enter_context(ExitStack()))
         named = {each.range.partition for each in found.commits or ()}

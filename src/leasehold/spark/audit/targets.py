@@ -84,6 +84,20 @@ def missing(sink: Sink) -> UnknownResource | None:
     )
 
 
+def open_to_read(sink: Sink, spark: SparkSession) -> None:
+    """Open a sink for ``commits`` alone, in its own way if it has one: it changes nothing then.
+
+    Raises:
+        UnknownResource: nobody has ever written there.
+        SinkUnfit, SinkChanged, StoreUnavailable: it can not be opened.
+    """
+    opening = getattr(sink, "open_to_read", None)
+    if opening is None:
+        sink.open(spark)
+    else:
+        opening()
+
+
 def rows_of(sink: Sink, spark: SparkSession, *, store: str, until: ExitStack) -> Rows | None:
     """The rows that readers of the sink see now; None if it is not one that can be read so.
 

@@ -99,10 +99,19 @@ class LogSink:
             UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         del spark
+        self.open_to_read()
+        self._opened().finish_left()
+
+    def open_to_read(self) -> None:
+        """Get ready for ``commits`` and no more: what others left unpublished stays so.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        """
         self._publisher = Publisher.open(
             self._stream, self._store, staging=self._staging, clock=self._clock
         )
-        self._publisher.finish_left()
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
         """See ``Sink``. What former owners committed of these partitions is published first."""

@@ -16,6 +16,9 @@ Guarantees of every sink whose ``atomic`` is true:
 A sink that is not atomic keeps no positions: it writes in ``stage``, may be given the same events
 again after a crash, and everything else does nothing.
 
+A sink whose ``open`` changes something may have a method ``open_to_read()`` too, which changes
+nothing and gets it ready for ``commits`` alone: an audit prefers that.
+
 The positions of a Structured Streaming query are its batch numbers, of one partition: the id that
 its checkpoint has.
 """

@@ -17,7 +17,13 @@ import psycopg
 import pyarrow as pa
 
 from leasehold.clock import new_suffix, new_token
-from leasehold.errors import LeaseholdError, SinkUnfit, StoreUnavailable, UsageError
+from leasehold.errors import (
+    LeaseholdError,
+    SinkUnfit,
+    StoreUnavailable,
+    UnknownResource,
+    UsageError,
+)
 from leasehold.spark.sinks.ledger import Ledger
 from leasehold.spark.sinks.parquet.sink import settle_down
 from leasehold.spark.sinks.port import Staged, Written
@@ -104,15 +110,18 @@ class PostgresSink:
         """See ``Sink``. Spark is not asked for anything."""
         del spark
         with ExitStack() as undo:
-            target = Target(self._address, patience_s=self._patience_s)
-            undo.callback(target.close)
-            target.write(_make_ready)
-            schema, name = target.write(self._found)
-            self._table = Table(schema=schema, name=name, sink=self.name, key=self._key)
-            self._ledger = Ledger(sink=self._table.id, name=self.name)
-            target.write(lambda tx: drop_old_stages(tx, self._table, _OLD_S))
+            undo.callback(self.close)
+            self._connect(_make_ready)
+            self._opened().write(lambda tx: drop_old_stages(tx, self._table, _OLD_S))
             undo.pop_all()
-        self._target = target
+
+    def open_to_read(self) -> None:
+        """Get ready for ``commits`` and no more. Nothing is made, and nothing removed.
+
+        Raises:
+            UnknownResource: no sink has ever written to this database.
+        """
+        self._connect(self._refuse_unready)
 
     def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
         """See ``Sink``."""
@@ -198,6 +207,23 @@ class PostgresSink:
         if self._target is None:
             raise UsageError(f"{self.name} is not open: call open() first")
         return self._target
+
+    def _connect(self, ready: Callable[[TargetTx], None]) -> None:
+        with ExitStack() as undo:
+            target = Target(self._address, patience_s=self._patience_s)
+            undo.callback(target.close)
+            target.write(ready)
+            schema, name = target.write(self._found)
+            undo.pop_all()
+        self._table = Table(schema=schema, name=name, sink=self.name, key=self._key)
+        self._ledger = Ledger(sink=self._table.id, name=self.name)
+        self._target = target
+
+    def _refuse_unready(self, tx: TargetTx) -> None:
+        if tx.one("is_ready") != (True,):
+            raise UnknownResource(
+                f"no pipeline has ever written to {self.name}: look at the URL and the database"
+            )
 
     def _found(self, tx: TargetTx) -> tuple[str, str]:
         """The schema and the name of the table, or what they will be."""
