@@ -1,4 +1,4 @@
-"""What becomes of a batch that can not be staged, without Spark: the sink's errors are played."""
+"""What becomes of a batch that can not be staged or committed, without Spark: errors are played."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from leasehold.core.poison import PoisonPolicy
 from leasehold.errors import (
     BatchFailed,
     DataDamaged,
+    SinkChanged,
+    SinkUnfit,
     StoreUnavailable,
     StoreUnusable,
     VolumeUnusable,
 )
 from leasehold.processor.hooks import HookEvent
+from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import Surroundings
 from leasehold.spark.pipeline.happenings import BatchTried, EventDropped, Waiting
 from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.pipeline.trouble import trouble_of
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Batch, Share, Staged
+from leasehold.spark.sinks.port import Batch, Share, Staged, Written
 from leasehold.testing.clock import ManualClock
 
 AT_ONCE = Ladder(base_s=0.0, most_s=0.0)
@@ -75,8 +78,23 @@ class Scene:
 
     def staged(self, *, is_part: bool = False) -> Staged | None:
         staging = Staging(self._around(), split=lambda *parts: self.cuts.extend(parts))
-        tenure = SimpleNamespace(valid=self.is_held, ownership=SimpleNamespace(key="7"))
-        work = Work(
+        try:
+            return staging.staged(self._work(is_part=is_part))
+        finally:
+            staging.close()
+
+    def committing(self) -> Callable[[], bool]:
+        """Each call commits the batch; the sink's ``commit`` raises what ``plays`` says."""
+        committing = Committing(self._around())
+        return lambda: committing.commit(self._work(), Staged("rows"))
+
+    def kinds(self) -> list[str]:
+        return [type(each).__name__ for each in self.told]
+
+    def _work(self, *, is_part: bool = False) -> Work:
+        key = SimpleNamespace(key="7")
+        tenure = SimpleNamespace(valid=self.is_held, ownership=key, check=lambda: None)
+        return Work(
             batch=self.batch,
             tenures={"7": cast("Any", tenure)},
             began_s=0.0,
@@ -85,13 +103,13 @@ class Scene:
             lag_events=0,
             is_part=is_part,
         )
-        try:
-            return staging.staged(work)
-        finally:
-            staging.close()
 
-    def kinds(self) -> list[str]:
-        return [type(each).__name__ for each in self.told]
+    def _commit(self, staged: Staged, batch: Batch) -> Written:
+        assert (staged.inside, batch) == ("rows", self.batch)
+        error = next(self.plays, None)
+        if error is not None:
+            raise error
+        return Written(rows=batch.rows)
 
     def _stage(self, frame: DataFrame, batch: Batch) -> Staged:
         assert batch is self.batch
@@ -111,7 +129,9 @@ class Scene:
             "spark": SimpleNamespace(sparkContext=context),
             "frames": SimpleNamespace(of=lambda _: FRAME, none=lambda: EMPTY),
             "function": lambda frame: frame,
-            "sink": SimpleNamespace(atomic=self.atomic, stage=self._stage, discard=nothing),
+            "sink": SimpleNamespace(
+                atomic=self.atomic, stage=self._stage, commit=self._commit, discard=nothing
+            ),
             "shares": SimpleNamespace(holder="driver", pause=nothing),
             "source": SimpleNamespace(name="orders", ends=lambda _: ends),
             "options": PipelineOptions(poison=self._policy),
@@ -252,3 +272,44 @@ def test_a_failure_is_told_in_the_words_of_the_task() -> None:
     (tried,) = scene.told
     assert isinstance(tried, BatchTried)
     assert str(tried.error) == "events 7[10, 14) can not be read"
+
+
+NAMED = r"^batch 5 \(7\[10, 14\)\): "
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize("policy", [skip(retries=3), STOP])
+@pytest.mark.parametrize("kind", [SinkUnfit, SinkChanged])
+def test_a_sink_that_does_not_take_the_rows_is_told_at_once_with_partition_and_range(
+    policy: PoisonPolicy, kind: type[SinkUnfit | SinkChanged]
+) -> None:
+    scene = Scene(policy, kind("the table has other columns"))
+    with pytest.raises(kind, match=f"{NAMED}the table has other columns$"):
+        scene.staged()
+    assert scene.kinds() == []
+
+
+@pytest.mark.spec("S4")
+@pytest.mark.parametrize("kind", [SinkUnfit, SinkChanged])
+def test_a_commit_that_the_sink_does_not_take_names_partition_and_range(
+    kind: type[SinkUnfit | SinkChanged],
+) -> None:
+    scene = Scene(STOP, kind("the table is gone"))
+    with pytest.raises(kind, match=f"{NAMED}the table is gone$"):
+        scene.committing()()
+
+
+@pytest.mark.spec("S4")
+def test_staged_rows_that_are_gone_again_and_again_name_partition_and_range() -> None:
+    scene = Scene(STOP, *(BatchFailed("the staging table was dropped") for _ in range(3)))
+    commit = scene.committing()
+    assert (commit(), commit()) == (False, False)
+    with pytest.raises(BatchFailed, match=f"{NAMED}the staging table was dropped$"):
+        commit()
+
+
+@pytest.mark.spec("S4")
+def test_partition_and_range_are_named_once() -> None:
+    scene = Scene(STOP, SinkUnfit("7[10, 14) does not fit"))
+    with pytest.raises(SinkUnfit, match=r"^7\[10, 14\) does not fit$"):
+        scene.staged()

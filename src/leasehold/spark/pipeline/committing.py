@@ -10,13 +10,22 @@ import logging
 from typing import TYPE_CHECKING
 
 from leasehold.core.ladder import Ladder
-from leasehold.errors import BatchFailed, FencedWrite, LeaseLost, StoreError, StoreUnavailable
+from leasehold.errors import (
+    BatchFailed,
+    FencedWrite,
+    LeaseLost,
+    SinkChanged,
+    SinkUnfit,
+    StoreError,
+    StoreUnavailable,
+)
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchRefused,
     BatchTried,
     Waiting,
 )
+from leasehold.spark.pipeline.trouble import name_batch
 
 if TYPE_CHECKING:
     from leasehold.processor.tenure import Tenure
@@ -52,6 +61,7 @@ class Committing:
             SinkChanged: the sink is not as it was left.
             SinkUnfit: the sink does not take these rows.
             BatchFailed: what was staged is gone, again and again.
+            All of them name the partitions and ranges of the batch.
         """
         began_s = self._clock.boottime_s()
         try:
@@ -69,11 +79,14 @@ class Committing:
                 BatchTried(**work.told(), attempt=self._lost_in_a_row, error=gone)
             )
             if self._lost_in_a_row >= _MOST_LOST:
+                name_batch(gone, work.batch)
                 raise
             log.warning("batch %s is staged again: %s", work.batch.label, gone)
             return False
-        except BaseException:
+        except BaseException as error:
             self._around.sink.discard(staged)
+            if isinstance(error, (SinkChanged, SinkUnfit)):
+                name_batch(error, work.batch)
             raise
         self._lost_in_a_row = 0
         self._marked(work)

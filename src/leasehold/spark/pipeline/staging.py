@@ -21,6 +21,7 @@ from leasehold.core.ladder import Ladder
 from leasehold.core.poison import Then
 from leasehold.errors import (
     BatchFailed,
+    SinkChanged,
     SinkUnfit,
     StoreError,
     StoreUnavailable,
@@ -37,7 +38,7 @@ from leasehold.spark.pipeline.happenings import (
     Waiting,
 )
 from leasehold.spark.pipeline.planning import halves
-from leasehold.spark.pipeline.trouble import trouble_of
+from leasehold.spark.pipeline.trouble import name_batch, trouble_of
 from leasehold.spark.sinks.port import Staged
 
 if TYPE_CHECKING:
@@ -122,13 +123,15 @@ class Staging:
             BatchFailed: it can not be done, and the policy says to stop; or events can not be
                 read, or rows not be written, whatever the policy says.
             SinkUnfit: its columns do not fit the sink.
+            SinkChanged: the sink is not as it was left.
         """
         attempt = silent = 0
         policy = self._around.options.poison
         while True:
             try:
                 return self._once(work, attempt)
-            except SinkUnfit:
+            except (SinkUnfit, SinkChanged) as error:
+                name_batch(error, work.batch)
                 raise
             except Exception as error:
                 if not work.is_held or self._around.is_stopping():

@@ -7,13 +7,17 @@ text. A policy for bad events must not see it: it would drop good ones.
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from leasehold.errors import DataDamaged, StoreUnavailable, StoreUnusable, VolumeUnusable
 from leasehold.sources.tracebacks import reason_of
+
+if TYPE_CHECKING:
+    from leasehold.errors import LeaseholdError
+    from leasehold.spark.sinks.port import Batch
 
 Trouble: TypeAlias = StoreUnavailable | StoreUnusable | DataDamaged | VolumeUnusable
 
@@ -33,3 +37,9 @@ def trouble_of(error: Exception) -> Trouble | None:
         return None
     name, words = found[-1]
     return _BY_NAME[name](words)
+
+
+def name_batch(error: LeaseholdError, batch: Batch) -> None:
+    """Let the message name the partitions and ranges of the batch, if it does not yet."""
+    if batch.label not in str(error):
+        error.args = (f"batch {batch.number} ({batch.label}): {error}",)
