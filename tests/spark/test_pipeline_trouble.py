@@ -24,7 +24,7 @@ from leasehold.processor.hooks import HookEvent
 from leasehold.processor.settings import OnTrimmed
 from leasehold.sources.dead_letters import LogDeadLetters
 from leasehold.spark import Pipeline, PipelineOptions
-from leasehold.spark.pipeline.happenings import Waiting
+from leasehold.spark.pipeline.happenings import BatchCommitted, Waiting
 from leasehold.spark.sinks.port import Batch, Sunk
 from leasehold.stores import open_store
 
@@ -294,6 +294,10 @@ def test_a_function_instead_of_a_sink_is_not_called_to_find_a_bad_event(
         seen.append((batch.label, found))
 
     policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
-    line = Pipeline(spark, "orders", url, "sums", options=PipelineOptions(poison=policy))
+    told: list[HookEvent] = []
+    options = PipelineOptions(poison=policy)
+    line = Pipeline(spark, "orders", url, "sums", options=options, hooks=[told.append])
     assert line.foreach_batch(note).run(until_caught_up=True).dropped == 1
     assert seen == [("0[0, 2)", [0, 1]), ("0[3, 4)", [3])]
+    lags = [each.lag_events for each in told if isinstance(each, BatchCommitted)]
+    assert lags == [2, 1, 0]

@@ -27,7 +27,8 @@ from leasehold.errors import (
 from leasehold.processor.hooks import HookEvent
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import Surroundings
-from leasehold.spark.pipeline.happenings import BatchTried, EventDropped, Waiting
+from leasehold.spark.pipeline.happenings import BatchCommitted, BatchTried, EventDropped, Waiting
+from leasehold.spark.pipeline.progress import pace
 from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.pipeline.trouble import trouble_of
@@ -66,6 +67,8 @@ class Scene:
         self.probes: Iterator[Exception] = iter(())
         self.probed = 0
         self.is_held = True
+        self.jobs: list[str] = []
+        self.last: BatchCommitted | None = None
         share = Share(range=Range(partition="7", start=10, end=10 + rows), epoch=3)
         self.batch = Batch(
             group="partition/orders/sums",
@@ -77,7 +80,9 @@ class Scene:
         self._policy = policy
 
     def staged(self, *, is_part: bool = False) -> Staged | None:
-        staging = Staging(self._around(), split=lambda *parts: self.cuts.extend(parts))
+        staging = Staging(
+            self._around(), split=lambda *parts: self.cuts.extend(parts), last=lambda: self.last
+        )
         try:
             return staging.staged(self._work(is_part=is_part))
         finally:
@@ -122,7 +127,10 @@ class Scene:
     def _around(self) -> Surroundings:
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         context = SimpleNamespace(
-            setJobGroup=nothing, setLocalProperty=nothing, _jsc=object(), _gateway=None
+            setJobGroup=lambda _, words, **__: self.jobs.append(words),
+            setLocalProperty=nothing,
+            _jsc=object(),
+            _gateway=None,
         )
         ends = {"7": SimpleNamespace(first=0)}
         parts: dict[str, Any] = {
@@ -132,7 +140,7 @@ class Scene:
             "sink": SimpleNamespace(
                 atomic=self.atomic, stage=self._stage, commit=self._commit, discard=nothing
             ),
-            "shares": SimpleNamespace(holder="driver", pause=nothing),
+            "shares": SimpleNamespace(holder="driver", pause=nothing, mark=nothing),
             "source": SimpleNamespace(name="orders", ends=lambda _: ends),
             "options": PipelineOptions(poison=self._policy),
             "board": SimpleNamespace(tell=self.told.append),
@@ -313,3 +321,15 @@ def test_partition_and_range_are_named_once() -> None:
     scene = Scene(STOP, SinkUnfit("7[10, 14) does not fit"))
     with pytest.raises(SinkUnfit, match=r"^7\[10, 14\) does not fit$"):
         scene.staged()
+
+
+def test_a_job_is_described_by_its_batch_and_by_how_the_one_before_went() -> None:
+    scene = Scene(STOP)
+    assert scene.committing()() is True
+    (committed,) = scene.told
+    scene.staged()
+    assert isinstance(committed, BatchCommitted)
+    scene.last = committed
+    scene.staged()
+    first = "partition/orders/sums batch 5: 4 events, 7[10, 14)"
+    assert scene.jobs == [first, f"{first}; batch 5 took {pace(committed)}"]

@@ -42,7 +42,7 @@ _GOODBYE_S = 30.0
 
 
 class Committing:
-    """For one run of a pipeline; in a thread of its own."""
+    """For one run of a pipeline; in a thread of its own. ``last``: what it committed last."""
 
     def __init__(self, around: Surroundings) -> None:
         """Nothing is committed yet."""
@@ -51,6 +51,7 @@ class Committing:
         self._patience_s = min(around.options.drain_limit.total_seconds(), _GOODBYE_S)
         self._lost_in_a_row = 0
         self._unmarked: dict[str, tuple[Tenure, int]] = {}
+        self.last: BatchCommitted | None = None
 
     def commit(self, work: Work, staged: Staged) -> bool:
         """Commit the batch; False if nothing was written, and it is to be planned anew.
@@ -153,16 +154,15 @@ class Committing:
         now_s = self._clock.boottime_s()
         batch_s = max(now_s - work.began_s, _LEAST_S)
         rows = work.batch.rows
-        self._around.board.tell(
-            BatchCommitted(
-                **work.told(),
-                rows_out=written.rows,
-                plan_s=work.planned_s - work.began_s,
-                stage_s=began_s - work.planned_s,
-                commit_s=now_s - began_s,
-                batch_s=batch_s,
-                in_per_s=rows / max(work.since_s, _LEAST_S) if work.since_s else 0.0,
-                done_per_s=rows / batch_s,
-                lag_events=max(work.lag_events - rows, 0),
-            )
+        self.last = BatchCommitted(
+            **work.told(),
+            rows_out=written.rows,
+            plan_s=work.planned_s - work.began_s,
+            stage_s=began_s - work.planned_s,
+            commit_s=now_s - began_s,
+            batch_s=batch_s,
+            in_per_s=rows / max(work.since_s, _LEAST_S) if work.since_s else 0.0,
+            done_per_s=rows / batch_s,
+            lag_events=max(work.lag_events - rows, 0),
         )
+        self._around.board.tell(self.last)

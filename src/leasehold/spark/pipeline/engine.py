@@ -76,8 +76,8 @@ class Engine:
         self._opening = Opening(
             sink=around.sink, shares=around.shares, source=around.source, options=around.options
         )
-        self._staging = Staging(around, split=self._split)
         self._committing = Committing(around)
+        self._staging = Staging(around, split=self._split, last=lambda: self._committing.last)
         self._committer = ThreadPoolExecutor(1, "leasehold-commit")
         self._under_way: tuple[Work, Future[bool]] | None = None
         self._done: dict[str, int] = {}  # committed
@@ -185,25 +185,24 @@ class Engine:
             return None
         usable = self._shares.usable()
         positions = {each: self._ahead[each] for each in usable if each in self._ahead}
-        ranges: tuple[Range, ...] = ()
-        lag, is_part = 0, bool(self._backlog)
+        try:
+            ends = self._around.source.ends(list(positions)) if positions else {}
+        except StoreUnavailable as error:
+            self._wait("the log", error)
+            return None
+        found = {each: end.next for each, end in ends.items()}
+        lag = sum(found[each] - positions[each] for each in positions)
+        is_part = bool(self._backlog)
         if is_part:
             ranges = self._backlog.popleft()
             if any(positions.get(each.partition) != each.start for each in ranges):
                 self._again()  # something was lost since it was cut
                 return None
-        elif positions:
-            try:
-                ends = self._around.source.ends(list(positions))
-            except StoreUnavailable as error:
-                self._wait("the log", error)
-                return None
+        else:
             off = [each for each, at in positions.items() if not _is_in(at, ends[each])]
             if off:  # trimmed, or made anew: opened again, which knows what to do
                 self._unsure.update({each: usable[each] for each in off})
                 return None
-            found = {each: end.next for each, end in ends.items()}
-            lag = sum(found[each] - positions[each] for each in positions)
             ranges = next_ranges(positions, found, most_events=self._options.batch_events)
         if not ranges:
             return None

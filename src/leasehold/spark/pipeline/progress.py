@@ -1,4 +1,4 @@
-"""The progress of a pipeline in one line a second: rows in and out, batch time, lag."""
+"""The progress of a pipeline in one line a second: batch time, rows/s in and processed, lag."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _EVERY_S = 1.0
 _MOST_WORDS = 60
+_WIDTH = 80
+_EXACT = 99_999.5
+_THOUSANDS = 9_999_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +112,26 @@ class ProgressLines:
         if now_s - self._last_s < _EVERY_S and event.lag_events:
             return
         self._last_s = now_s
-        self._write(
-            f"batch {event.number}: {event.rows:,} rows in {event.batch_s:.2f} s, "
-            f"{event.done_per_s:,.0f} rows/s, lag {event.lag_events:,}, "
-            f"{len(self._partitions)} partitions"
-        )
+        line = f"batch {event.number}: {event.rows:,} rows in {pace(event)}"
+        more = f"{line}, {len(self._partitions)} partitions"
+        self._write(more if len(more) <= _WIDTH else line)
+
+
+def pace(event: BatchCommitted) -> str:
+    """How a batch went, short: its time, rows/s that came in and that were processed, the lag.
+
+    Of the first batch nobody can tell how fast its rows came in.
+    """
+    came = f"{_short(event.in_per_s)}/s in, " if event.in_per_s else ""
+    done = f"{_short(event.done_per_s)}/s done"
+    return f"{event.batch_s:.2f} s, {came}{done}, lag {_short(event.lag_events)}"
+
+
+def _short(number: float) -> str:
+    """At most six characters up to ten thousand million."""
+    if number < _EXACT:
+        return f"{number:,.0f}"
+    return f"{number / 1e3:,.0f}k" if number < _THOUSANDS else f"{number / 1e6:,.0f}M"
 
 
 def _plus(old: Totals, *, refused: int = 0, dropped: int = 0) -> Totals:

@@ -38,6 +38,7 @@ from leasehold.spark.pipeline.happenings import (
     Waiting,
 )
 from leasehold.spark.pipeline.planning import halves
+from leasehold.spark.pipeline.progress import pace
 from leasehold.spark.pipeline.trouble import name_batch, trouble_of
 from leasehold.spark.sinks.port import Staged
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from leasehold.processor.tenure import Tenure
     from leasehold.spark.pipeline.engine import Surroundings
+    from leasehold.spark.pipeline.happenings import BatchCommitted
     from leasehold.spark.pipeline.trouble import Trouble
     from leasehold.spark.ranges import Range
     from leasehold.spark.sinks.port import Batch
@@ -107,10 +109,12 @@ class Staging:
         around: Surroundings,
         *,
         split: Callable[[tuple[Range, ...], tuple[Range, ...]], None],
+        last: Callable[[], BatchCommitted | None],
     ) -> None:
-        """``split`` has two parts of a batch done instead of it."""
+        """``split`` has two parts of a batch done instead of it; ``last`` was committed last."""
         self._around = around
         self._split = split
+        self._last = last
         self._context = around.spark.sparkContext
         self._lock = threading.Lock()
         self._running: tuple[str, frozenset[str]] | None = None
@@ -191,8 +195,7 @@ class Staging:
             raise next(each.lost() for each in work.tenures.values() if not each.valid)
         batch, clock = work.batch, self._around.clock
         job = f"{batch.holder}-{batch.number}-{attempt}"
-        words = f"{batch.group} batch {batch.number}: {batch.rows:,} events, {batch.label}"
-        self._context.setJobGroup(job, words, interruptOnCancel=True)
+        self._context.setJobGroup(job, self._described(batch), interruptOnCancel=True)
         with self._lock:
             keys = (each.ownership.key for each in work.tenures.values())
             self._running = (job, frozenset(keys))
@@ -205,6 +208,12 @@ class Staging:
         stage_s = clock.boottime_s() - began_s
         self._around.board.tell(BatchStaged(**work.told(), stage_s=stage_s))
         return staged
+
+    def _described(self, batch: Batch) -> str:
+        """What Spark's pages show of the batch, and of how the one before it went."""
+        words = f"{batch.group} batch {batch.number}: {batch.rows:,} events, {batch.label}"
+        last = self._last()
+        return words if last is None else f"{words}; batch {last.number} took {pace(last)}"
 
     def _output(self, work: Work) -> DataFrame:
         return _checked(self._around.function(self._around.frames.of(work.ranges)))
