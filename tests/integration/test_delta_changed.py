@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -158,6 +159,16 @@ def test_a_table_with_rules_for_rows_is_refused(table: Path) -> None:
 def test_a_table_cut_by_other_columns_is_refused(table: Path) -> None:
     with pytest.raises(SinkUnfit, match="partitioned by"):
         opened(table, partition_by=["partition"])
+
+
+@pytest.mark.parametrize("kind", ["binary", "timestamp", "double", "decimal(10,2)"])
+def test_a_table_cut_by_values_that_names_of_directories_do_not_keep_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    fields = [Field("word", PrimitiveType(kind)), Field("number", PrimitiveType("long"))]
+    DeltaTable.create(tmp_path / "cut", Schema(fields), partition_by=["word"])
+    with pytest.raises(SinkUnfit, match=rf"partitioned by word, which is {re.escape(kind)}: this"):
+        opened(tmp_path / "cut")
 
 
 def test_a_table_that_was_made_by_hand_is_taken(tmp_path: Path) -> None:

@@ -356,6 +356,30 @@ def test_a_commit_that_meets_a_version_that_can_not_be_read_keeps_its_files(
 
 
 @pytest.mark.spec("S4")
+def test_a_disk_that_does_not_take_the_log_is_asked_again_before_the_commit_is_done(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = opened(table)
+    put(sink, table, ("0", 0, 10, 1))
+    each = batch(("0", 10, 20, 1))
+    rows = staged(table, each)
+    synced: list[Path] = []
+
+    def broken(path: Path) -> None:
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("leasehold.spark.sinks.delta.storage._sync", broken)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match=r"to the disk .*Input/output error"):
+                sink.commit(rows, each)
+    monkeypatch.setattr("leasehold.spark.sinks.delta.storage._sync", synced.append)
+    assert sink.commit(rows, each).rows == 10
+    assert table / "_delta_log" / f"{DeltaTable(table).version():020d}.json" in synced
+    assert numbers(table) == list(range(20))
+
+
+@pytest.mark.spec("S4")
 def test_positions_and_epochs_outlive_a_checkpoint_of_the_log(table: Path) -> None:
     sink = opened(table)
     put(sink, table, ("0", 0, 10, 3))

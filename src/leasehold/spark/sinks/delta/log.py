@@ -65,6 +65,7 @@ class DeltaLog:
         self._id = ""
         self._version = -1
         self._stamp: tuple[int, ...] | None = None
+        self._unsynced: int | None = None
         self._transactions: dict[str, int | None] = {}
         self._scanned_from = 0
         self._replaced: tuple[int, str] | None = None
@@ -85,6 +86,8 @@ class DeltaLog:
             SinkChanged: it is not the table that it was.
             StoreUnavailable: it can not be read.
         """
+        if self._unsynced is not None:
+            self._sync(self._unsynced)
         try:
             if self._table is not None and self._same_file():
                 self._table.update_incremental()
@@ -279,7 +282,8 @@ class DeltaLog:
         metadata = table.metadata()
         schema = columns_of(table)
         try:
-            refuse_unfit_table(self._name, schema, metadata.configuration)
+            by = metadata.partition_columns
+            refuse_unfit_table(self._name, schema, metadata.configuration, by)
         except SinkUnfit as error:
             if not self._id:
                 raise
@@ -300,10 +304,24 @@ class DeltaLog:
             self._replaced = (found.version, found.replaces)
 
     def _sync(self, version: int) -> None:
-        """Bring the log to the disk: from ``version`` on, one of them is ours."""
+        """Bring the log to the disk: from ``version`` on, one of them is ours.
+
+        What could not be brought there is tried again before anything else is done.
+
+        Raises:
+            StoreUnavailable: the disk does not take it.
+        """
+        self._unsynced = version
         names: list[str] = []
-        while self._place.local is not None and (
-            self._place.stamp(history.file_of(version + len(names))) is not None
-        ):
-            names.append(history.file_of(version + len(names)))
-        self._place.finish(names)
+        try:
+            while self._place.local is not None and (
+                self._place.stamp(history.file_of(version + len(names))) is not None
+            ):
+                names.append(history.file_of(version + len(names)))
+            self._place.finish(names)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the log of {self._name} can not be brought to the disk ({error}): what was "
+                "written last may not outlive a power cut. Look at the disk; it is tried again"
+            ) from error
+        self._unsynced = None

@@ -54,13 +54,18 @@ _RETENTION = "delta.setTransactionRetentionDuration"
 _MAPPING = "delta.columnMapping.mode"
 
 
-def refuse_unfit_table(sink: str, schema: t.StructType, settings: Mapping[str, str | None]) -> None:
+def refuse_unfit_table(
+    sink: str,
+    schema: t.StructType,
+    settings: Mapping[str, str | None],
+    partition_by: Sequence[str] = (),
+) -> None:
     """Let pass only a table whose rules we keep.
 
     Raises:
         SinkUnfit: it has rules that we do not keep; the message names all of them.
     """
-    reasons = list(_reasons(schema, settings))
+    reasons = [*_reasons(schema, settings), *_reasons_cut(schema, partition_by)]
     if reasons:
         raise SinkUnfit(
             f"{sink} can not be written to: {'; '.join(reasons)}. Nothing was written. Change the "
@@ -154,6 +159,16 @@ def _reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterat
         rules = [rule for rule in _CHECKED_BY_OTHERS if rule in field.metadata]
         if rules:
             yield f"column {field.name} is computed or checked by the table ({', '.join(rules)})"
+
+
+def _reasons_cut(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+    """Values of other types would not be in the names of directories as Delta has them."""
+    for name in partition_by:
+        if not isinstance(schema[name].dataType, _PARTITIONABLE):
+            yield (
+                f"it is partitioned by {name}, which is {schema[name].dataType.simpleString()}: "
+                "this sink cuts tables by text, whole numbers, dates or true and false"
+            )
 
 
 def _reasons_new(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
