@@ -272,6 +272,13 @@ def test_an_error_of_the_function_that_only_speaks_of_ours_is_its_own() -> None:
     assert trouble_of(unusable) is unusable
 
 
+def test_trouble_without_words_is_trouble() -> None:
+    text = "Traceback (most recent call last):\nleasehold.errors.StoreUnavailable\n\n\tat java"
+    found = trouble_of(PySparkException(text))
+    assert isinstance(found, StoreUnavailable)
+    assert str(found) == "StoreUnavailable"
+
+
 def test_a_failure_is_told_in_the_words_of_the_task() -> None:
     error = of_a_task("leasehold.errors.DataDamaged", "events 7[10, 14) can not be read")
     scene = Scene(STOP, error)

@@ -25,7 +25,7 @@ _KINDS: tuple[type[Trouble], ...] = (StoreUnavailable, StoreUnusable, DataDamage
 _BY_NAME = {each.__name__: each for each in _KINDS}
 _FROM_SPARK = (PySparkException, Py4JJavaError)
 # The last line of a traceback; of several tracebacks in a row the last one tells what was raised.
-_RAISED = re.compile(r"^leasehold\.errors\.(\w+): (.*)$", re.MULTILINE)
+_RAISED = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
 
 
 def trouble_of(error: Exception) -> Trouble | None:
@@ -36,7 +36,7 @@ def trouble_of(error: Exception) -> Trouble | None:
     if not found or found[-1][0] not in _BY_NAME:
         return None
     name, words = found[-1]
-    return _BY_NAME[name](words)
+    return _BY_NAME[name](words or name)
 
 
 def name_batch(error: LeaseholdError, batch: Batch) -> None:
