@@ -55,6 +55,7 @@ class Scene:
     azurite: Azurite
     container: str
     url: str
+    expiry_s: float
     stack: AsyncExitStack
     hosts: dict[str, EventProcessor] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Scene:
             records,
             namespace=self.hub.namespace,
             hub=HUB,
-            expiry=timedelta(seconds=EXPIRY_S),
+            expiry=timedelta(seconds=self.expiry_s),
         )
 
         async def on_batch(context: Any, batch: EventBatch) -> None:
@@ -108,7 +109,7 @@ class Scene:
             name,
             store,
             load_balancing_interval=INTERVAL_S,
-            partition_ownership_expiration_interval=EXPIRY_S,
+            partition_ownership_expiration_interval=self.expiry_s,
             load_balancing_strategy=strategy,
         )
         self.clients[name] = made.start()
@@ -153,7 +154,9 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(place: Path, *, partitions: int = 8) -> AsyncIterator[Scene]:
+async def scene(
+    place: Path, *, partitions: int = 8, on_blobs: bool = False, expiry_s: float = EXPIRY_S
+) -> AsyncIterator[Scene]:
     azurite = await asyncio.to_thread(shared_azurite)
     container = await asyncio.to_thread(azurite.new_container, "mixed")
     async with hub(place, partitions=partitions) as h, AsyncExitStack() as stack:
@@ -161,7 +164,8 @@ async def scene(place: Path, *, partitions: int = 8) -> AsyncIterator[Scene]:
             hub=h,
             azurite=azurite,
             container=container,
-            url=f"sqlite:///{place}/leases.db",
+            url=azurite.new_store_url() if on_blobs else f"sqlite:///{place}/leases.db",
+            expiry_s=expiry_s,
             stack=stack,
         )
 
@@ -216,6 +220,26 @@ async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_i
         await asyncio.gather(flowing, return_exceptions=True)
         await s.hub.send(1)
         await s.hub.all_seen()
+
+
+async def test_they_share_at_the_default_expiry_with_our_leases_in_blobs_too(
+    tmp_path: Path,
+) -> None:
+    """Blob leases last 60 s at most, and theirs look dead after 180 s."""
+    async with scene(tmp_path, partitions=4, on_blobs=True, expiry_s=180.0) as s:
+        await s.client("theirs")
+        await until(lambda: s.shares() == [4])
+        await s.host("ours")
+        await s.settled(2, 2)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert all(s.hub.book.by(name) >= BATCH for name in ("ours", "theirs"))
+        await s.leave("theirs")
+        await s.settled(4)
+        before = len(s.hub.book.told)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert s.came_again(before) == []
 
 
 async def _send_on(h: Hub) -> None:

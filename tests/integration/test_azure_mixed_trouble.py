@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.azure_sim import CONSUMERS, EXPIRY_S, HUB, Group, play
+from tests.support.azure_sim import CONSUMERS, EXPIRY_S, GROUP, HUB, THEIR_CYCLE_S, Group, play
 
+from leasehold.adapters.azure.records import is_stand_in
+from leasehold.errors import InvalidDuration
 from leasehold.model import Mark, Ownership, Position
 from leasehold.names import partition_key
 
@@ -40,6 +43,64 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(group.theirs, name, call)
 
     return hang
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let our store give leases of 60 s at most, as that of Azure Blob does."""
+
+    def shorten(group: Group) -> None:
+        grant = group.ours.grant
+
+        async def checked(*, duration: timedelta, **given: Any) -> Any:
+            if duration > timedelta(seconds=60):
+                raise InvalidDuration("60 s at most")
+            return await grant(duration=duration, **given)
+
+        monkeypatch.setattr(group.ours, "grant", checked)
+
+    return shorten
+
+
+async def stand_ins(group: Group) -> dict[str, int]:
+    """What our store says that clients of theirs hold, and the epoch of each."""
+    found = await group.ours.resources(GROUP)
+    return {key: each.epoch for key, each in found.items() if is_stand_in(each.holder or "")}
+
+
+def test_a_stand_in_lives_as_long_as_its_client_where_no_lease_is_as_long_as_the_expiry(
+    short: Any,
+) -> None:
+    async def story(group: Group) -> None:
+        short(group)
+        group.host()
+        group.client("f")
+        await group.cycles_until(lambda: group.even(2) and group.agrees())
+        await asyncio.sleep(2 * THEIR_CYCLE_S)
+        before = await stand_ins(group)
+        assert len(before) == 4
+        for _ in range(int(EXPIRY_S)):
+            await asyncio.sleep(1)
+            assert await stand_ins(group) == before
+
+    play(story)
+
+
+def test_a_stand_in_lives_on_while_their_records_can_not_be_read(never: Any, short: Any) -> None:
+    async def story(group: Group) -> None:
+        short(group)
+        group.host()
+        group.client("f")
+        await group.cycles_until(lambda: group.even(2) and group.agrees())
+        await asyncio.sleep(2 * THEIR_CYCLE_S)
+        before = await stand_ins(group)
+        never(group)
+        for _ in range(int(EXPIRY_S / 3)):
+            await asyncio.sleep(1)
+            assert await stand_ins(group) == before
+        assert len(before) == 4
+
+    play(story)
 
 
 def test_ours_go_on_while_their_storage_hangs_and_stop_before_it_is_too_late(never: Any) -> None:

@@ -35,12 +35,13 @@ from leasehold.adapters.azure.records import (
 )
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.core.view import View
-from leasehold.errors import LeaseLost
+from leasehold.errors import InvalidDuration, LeaseLost
 from leasehold.model import Lease, MemberInfo, Ownership, State, Wanted
 from leasehold.names import last_part
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterable
 
     from leasehold.adapters.azure.records import Records
     from leasehold.clock import Clock
@@ -52,6 +53,7 @@ log = logging.getLogger("leasehold.azure")
 # Each is a request of its own to their storage, and all of them share the time of one call.
 MOST_AT_ONCE = 64
 _MOST_LIVES = 100
+_EXTENSIONS_PER_LEASE = 3
 _IN_FORCE = frozenset((State.LEASED, State.BREAKING))
 
 
@@ -78,7 +80,8 @@ class Border:
         self._rng = rng
         self._view = View()
         self._lives: dict[str, int] = {}
-        self._kept_s: dict[str, float] = {}  # by owner: when its lease was last extended here
+        self._stand_in_s = expiry_s  # or less, where the store does not give so long a lease
+        self._due_s: dict[str, float] = {}  # by owner: when its lease is to be extended from here
         self._free_s: dict[str, float] = {}  # by partition: since when nobody has it
         self._orphans: set[str] = set()
         self._shy: set[str] = set()  # clients that did not take what they were given
@@ -92,6 +95,19 @@ class Border:
         known = self._view.resources.get(ownership.key)
         named = self.records.named(last_part(ownership.key))
         return known is not None and known.epoch <= ownership.epoch and named in {"", self._me}
+
+    def to_extend(self) -> list[str]:
+        """The clients that live by what was last read, and whose stand-ins need to be extended."""
+        living = {self.records.client(each) for each in self.records.by_partition}
+        return sorted(each for each in living if each in self._due_s and self._is_due(each))
+
+    async def extend(self, owners: Iterable[str]) -> None:
+        """Extend their stand-ins, which so outlive a pause in which no record can be read."""
+        for owner in owners:
+            try:
+                await self._granted(owner)
+            except LeaseLost as lost:
+                self._without_stand_in(owner, lost)
 
     async def settle(self) -> bool:
         """Mirror, keep, share; say whether our store has changed."""
@@ -123,8 +139,7 @@ class Border:
                 if wanted:
                     changed |= bool(await self._store.claim(lease, wanted, force=True))
             except LeaseLost as lost:  # not ours, but that of the stand-in: there will be another
-                log.warning("%s could not be stood for: %s", owner, lost)
-                self._kept_s.pop(owner, None)
+                self._without_stand_in(owner, lost)
         return await self._tell_of_idle_ones(set(keys)) or changed
 
     async def _let_go(self) -> bool:
@@ -144,10 +159,8 @@ class Border:
         holder = stand_in(owner, self._lives.get(owner, 1))
         lease = self._lease_of(holder)
         peer = self._view.peers.get(holder)
-        now_s = self._clock.boottime_s()
-        if peer is None or now_s - self._kept_s.get(owner, 0.0) > self._expiry_s / 3:
+        if peer is None or self._is_due(owner):
             lease = await self._granted(owner)
-            self._kept_s[owner] = now_s
         most = peer.info.most if peer is not None else None
         if most is not None and count > most:
             most = None
@@ -167,21 +180,45 @@ class Border:
         """
         first = self._lives.get(owner, 1)
         for life in range(first, first + _MOST_LIVES):
-            lease = self._lease_of(stand_in(owner, life))
+            sent_s = self._clock.boottime_s()
             try:
-                granted = await self._store.grant(
-                    holder=lease.holder,
-                    token=lease.token,
-                    group=lease.group,
-                    duration=timedelta(seconds=lease.duration_s),
-                    info=MemberInfo(host="azure"),
-                )
+                granted = await self._grant(stand_in(owner, life))
             except LeaseLost:
                 continue
             self._lives[owner] = life
+            # Another host of ours may have begun it with a lease of another length.
+            self._due_s[owner] = sent_s + granted.duration_s / _EXTENSIONS_PER_LEASE
             return granted
         self._lives[owner] = first + _MOST_LIVES
         raise LeaseLost(f"{owner} has come back {_MOST_LIVES} times", key=owner)
+
+    async def _grant(self, holder: str) -> Lease:
+        """A lease of the whole expiry, or one like ours where the store gives none so long.
+
+        Raises:
+            LeaseLost: this holder's lease has ended.
+        """
+        try:
+            return await self._grant_for(holder, self._stand_in_s)
+        except InvalidDuration:
+            self._stand_in_s = self._lease.duration_s
+            return await self._grant_for(holder, self._stand_in_s)
+
+    async def _grant_for(self, holder: str, seconds: float) -> Lease:
+        return await self._store.grant(
+            holder=holder,
+            token=token_of(holder),
+            group=self._lease.group,
+            duration=timedelta(seconds=seconds),
+            info=MemberInfo(host="azure"),
+        )
+
+    def _is_due(self, owner: str) -> bool:
+        return self._clock.boottime_s() >= self._due_s.get(owner, 0.0)
+
+    def _without_stand_in(self, owner: str, lost: LeaseLost) -> None:
+        log.warning("%s could not be stood for: %s", owner, lost)
+        self._due_s.pop(owner, None)
 
     async def _tell_of_idle_ones(self, owners: set[str]) -> bool:
         """Clients that own nothing get nothing, until they own something or are forgotten."""
@@ -207,7 +244,7 @@ class Border:
             holder=holder,
             token=token_of(holder),
             group=self._lease.group,
-            duration_s=self._expiry_s,
+            duration_s=self._stand_in_s,
         )
 
     def _watch_free_ones(self) -> None:

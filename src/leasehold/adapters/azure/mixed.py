@@ -140,10 +140,12 @@ class MixedStore(PassThrough):
         changes = await super().renew(lease, since=since, info=info)
         border = await self._border(lease)
         border.learn(changes)
-        if not self._is_due(border.records) and not self._arrears.failed:
-            return changes
+        changed = False
         try:
-            changed = await self._in_time(self._settled(border))
+            if waiting := border.to_extend():
+                await self._in_time(border.extend(waiting))
+            if self._is_due(border.records) or self._arrears.failed:
+                changed = await self._in_time(self._settled(border))
         except StoreUnavailable as trouble:
             self._bear(border.records, lease, trouble)
             return changes
