@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support.hub import RawClient, RunningHub, running_hub, until
+from tests.support.hub import RawClient, RunningHub, running_hub, stuffed, until
 
 from leasehold.amqp.composites import Accepted, Composite, Source, Target
 from leasehold.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
-from leasehold.amqp.messages import Message
+from leasehold.amqp.messages import Message, read_message
 from leasehold.amqp.performatives import (
     Attach,
     Begin,
@@ -22,6 +23,7 @@ from leasehold.amqp.performatives import (
     Flow,
     Open,
     Transfer,
+    parse,
 )
 
 _SETTINGS = settings(
@@ -75,6 +77,29 @@ _PAYLOADS = st.one_of(
     st.just(Message(data=(b"x",)).encode()),
     st.just(Message(data=(Message(data=(b"x",)).encode(),)).encode()),
     st.just(Message(properties=(None,), application_properties={"operation": 5}).encode()),
+    st.just(Message(application_properties={"operation": "put-token"}, value="x").encode()),
+)
+_HOSTILE = st.builds(
+    stuffed,
+    st.one_of(
+        st.builds(
+            Attach,
+            name=st.text(max_size=3),
+            handle=st.integers(0, 5),
+            role=st.booleans(),
+            source=st.builds(Source, address=_ADDRESSES),
+            target=st.builds(Target, address=_ADDRESSES),
+        ),
+        st.builds(
+            Begin,
+            next_outgoing_id=_NUMBERS,
+            incoming_window=_NUMBERS,
+            outgoing_window=_NUMBERS,
+        ),
+        st.builds(Open, container_id=st.text(max_size=3)),
+    ),
+    st.sampled_from([0, 1, 7, 400, 1001, 3000]),
+    st.sampled_from([b"\x45", b"\x40", b"\xc0\x01\x00", b"\x00\x40\x40", b"\xc1\x01\x00"]),
 )
 
 
@@ -99,6 +124,50 @@ def test_any_bytes_from_a_stranger(hub: RunningHub, parts: list[bytes], before: 
     with RawClient(hub.port) as client:
         client.raw(before + b"".join(parts))
     until(lambda: not hub.server.connections)
+
+
+@_SETTINGS
+@given(
+    st.lists(
+        st.tuples(
+            st.builds(Composite.encode, _PERFORMATIVES) | _HOSTILE, _PAYLOADS, st.integers(0, 1)
+        ),
+        max_size=12,
+    )
+)
+def test_any_frames_from_a_stranger_get_nothing_but_errors(
+    hub: RunningHub, frames: list[tuple[bytes, bytes, int]]
+) -> None:
+    answers: list[tuple[Composite, bytes]] = []
+    with RawClient(hub.port) as client:
+        client.open().node("$cbs")
+        client.wait(Flow)
+        try:
+            client.raw(b"".join(frame(channel, each + load) for each, load, channel in frames))
+            client.send(Close())
+            while (found := client.next()) is not None:
+                what, at = parse(found.body)
+                answers.append((what, bytes(found.body[at:])))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has hung up at an earlier frame
+    until(lambda: not hub.server.connections)
+    for (what, payload), (then, _) in pairwise([*answers, (Close(), b"")]):
+        match what:
+            case Transfer():
+                told = read_message(payload).application_properties
+                assert told["status-code"] >= 400
+            case Attach() if what.source != Source() or what.target != Target():
+                assert "$cbs" in {_address(what.source), _address(what.target)}
+            case Attach():
+                assert isinstance(then, Close) or (isinstance(then, Detach) and then.error)
+            case Disposition() | Flow() | Begin() | End() | Detach() | Close():
+                pass
+            case _:
+                raise AssertionError(what)
+
+
+def _address(end: Source | Target | None) -> object:
+    return end.address if end is not None else None
 
 
 @_SETTINGS

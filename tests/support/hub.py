@@ -41,7 +41,7 @@ from leasehold.amqp.performatives import (
     Transfer,
     parse,
 )
-from leasehold.amqp.values import Described, Symbol
+from leasehold.amqp.values import Described, Symbol, encode
 from leasehold.clock import SystemClock
 from leasehold.hub import HubOptions, HubServer, keyring_of
 from leasehold.log import Event, Log, LogOptions, Receipt
@@ -337,3 +337,20 @@ class RawClient:
         filters = {chosen: Described(chosen, f"amqp.annotation.{at}")} if at else None
         source = Source(address=place, filter=filters)
         return self.attach(place, receives=True, source=source, **fields)
+
+
+def stuffed(what: Composite, count: int, value: bytes = b"\x45") -> bytes:
+    """A performative whose last field, a map that is not there, holds a list of so many values.
+
+    One of a byte is the empty list, which takes 56 bytes of memory.
+    """
+    plain = what.encode()
+    start, fields = (6, plain[5]) if plain[3] == 0xC0 else (12, plain[11])
+    assert plain[-1] == 0x40
+    values = _wide(0xD0, count, value * count)
+    data = plain[start:-1] + _wide(0xD1, 2, encode(Symbol("a")) + values)
+    return plain[:3] + _wide(0xD0, fields, data)
+
+
+def _wide(code: int, count: int, data: bytes) -> bytes:
+    return bytes((code,)) + (len(data) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + data

@@ -1,7 +1,9 @@
 """Reads values of AMQP 1.0, also from bytes that somebody has damaged on purpose.
 
 Nesting is bounded, and what is made has no more values than its own bytes have room for, whatever
-they claim. The time it takes grows with the bytes only. Nothing but ``AmqpFault`` is raised.
+they claim. That is still a lot: a value of one byte may take 60 of memory. Whoever keeps what a
+stranger has sent gives a ``Limit``. The time it takes grows with the bytes only. Nothing but
+``AmqpFault`` is raised.
 """
 
 from __future__ import annotations
@@ -42,13 +44,33 @@ _MOST_SLOW_KEYS = 64
 _SURROGATES = range(0xD800, 0xE000)
 
 
-def decode(data: View, at: int = 0) -> tuple[Any, int]:
+class Limit:
+    """How many values may be made, in one reading or in several together."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, most: int) -> None:
+        """So many."""
+        self._left = most
+
+    def take(self, count: int) -> None:
+        """Make so many of them.
+
+        Raises:
+            AmqpFault: there are not so many left.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise AmqpFault("there are too many values")
+
+
+def decode(data: View, at: int = 0, *, limit: Limit | None = None) -> tuple[Any, int]:
     """The value that begins at ``at``, and where the next one does.
 
     Raises:
-        AmqpFault: there is none, or it is damaged.
+        AmqpFault: there is none, it is damaged, or has more values than the limit allows.
     """
-    reader = _Reader(data)
+    reader = _Reader(data, limit)
     try:
         return reader.value(at, DEEPEST)
     except (struct.error, IndexError, ValueError, TypeError, OverflowError) as error:
@@ -148,10 +170,11 @@ def _char(number: int) -> Char:
 class _Reader:
     """Reads one value."""
 
-    __slots__ = ("_data",)
+    __slots__ = ("_data", "_limit")
 
-    def __init__(self, data: View) -> None:
+    def __init__(self, data: View, limit: Limit | None) -> None:
         self._data = data
+        self._limit = limit
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
         code = self._data[at]
@@ -159,6 +182,7 @@ class _Reader:
             return self._of(code, at + 1, depth)
         if not depth:
             raise AmqpFault("values are nested too deeply")
+        self._take(1)
         descriptor, at = self.value(at + 1, depth - 1)
         value, at = self.value(at, depth - 1)
         return Described(descriptor, value), at
@@ -208,6 +232,7 @@ class _Reader:
             found, start = self._array(start, count, depth - 1, room=end - start)
         else:
             _check_count(count, end - start)
+            self._take(count)
             found = []
             for _ in range(count):
                 value, start = self.value(start, depth - 1)
@@ -231,6 +256,7 @@ class _Reader:
             descriptor, at = self.value(at + 1, depth)
             descriptors.append(descriptor)
         _check_count(count * max(len(descriptors), 1), room + _EXTRA_VALUES)
+        self._take(count * (1 + len(descriptors)))
         code, at = self._data[at], at + 1
         found = []
         for _ in range(count):
@@ -239,6 +265,10 @@ class _Reader:
                 value = Described(descriptor, value)
             found.append(value)
         return found, at
+
+    def _take(self, count: int) -> None:
+        if self._limit is not None:
+            self._limit.take(count)
 
 
 def _check_count(count: int, most: int) -> None:

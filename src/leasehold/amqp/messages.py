@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.values import Described, decode, encode, skip
+from leasehold.amqp.values import Described, Limit, decode, encode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -128,17 +128,20 @@ def sections(data: View) -> Iterator[tuple[int, int, int, int]]:
         at = after
 
 
-def read_message(data: View) -> Message:
+def read_message(data: View, *, most_values: int | None = None) -> Message:
     """The message in these bytes, all of it.
 
     Raises:
-        AmqpFault: it is damaged.
+        AmqpFault: it is damaged, or has more than ``most_values`` values and sections.
     """
+    limit = None if most_values is None else Limit(most_values)
     found: dict[int, Any] = {}
     data_parts: list[bytes] = []
     sequences: list[Any] = []
     for code, _, value_at, _ in sections(data):
-        value, _ = decode(data, value_at)
+        if limit is not None:
+            limit.take(1)
+        value, _ = decode(data, value_at, limit=limit)
         if (code in _MAPS and not isinstance(value, dict)) or (
             code in _LISTS and not isinstance(value, list)
         ):

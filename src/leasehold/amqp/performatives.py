@@ -25,7 +25,7 @@ from leasehold.amqp.composites import (
     inner,
 )
 from leasehold.amqp.faults import FRAMING_ERROR, AmqpFault
-from leasehold.amqp.values import Described, decode, skip
+from leasehold.amqp.values import Described, Limit, decode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -242,17 +242,19 @@ _PERFORMATIVES: Mapping[int, type[Composite]] = {
 }
 
 
-def parse(body: View, *, most_bytes: int | None = None) -> tuple[Composite, int]:
+def parse(
+    body: View, *, most_bytes: int | None = None, most_values: int | None = None
+) -> tuple[Composite, int]:
     """The performative that a frame's body begins with, and where its payload does.
 
-    One of more than ``most_bytes`` is not looked into.
+    One of more than ``most_bytes`` is not looked into, one of more than ``most_values`` no further.
 
     Raises:
         AmqpFault: there is none, or it is damaged or too big.
     """
     if most_bytes is not None and skip(body, 0) > most_bytes:
         raise AmqpFault("a performative is too big", condition=FRAMING_ERROR)
-    value, at = decode(body)
+    value, at = decode(body, limit=None if most_values is None else Limit(most_values))
     if not isinstance(value, Described):
         raise AmqpFault("a frame does not begin with a performative")
     found = _PERFORMATIVES.get(code_of(value.descriptor))

@@ -7,7 +7,7 @@ read gives the same value of the same type. Writing takes these and plain ``int`
 
 from __future__ import annotations
 
-from leasehold.amqp.decoding import View, decode, skip
+from leasehold.amqp.decoding import Limit, View, decode, skip
 from leasehold.amqp.encoding import NULL, encode
 from leasehold.amqp.types import (
     Array,
@@ -36,6 +36,7 @@ __all__ = [
     "Described",
     "Float",
     "Int",
+    "Limit",
     "Long",
     "Short",
     "Symbol",

@@ -59,7 +59,10 @@ _MECHANISMS = ("ANONYMOUS", "PLAIN")
 _STRANGER_FRAMES = 200
 _STRANGER_FRAME_BYTES = 64 << 10
 _STRANGER_BYTES = 256 << 10
-_MOST_CONTROL_BYTES = 16 << 10  # of a frame that carries no message: all of it may be kept
+# Of a performative: some of it may be kept for as long as its link.
+_STRANGER_CONTROL_BYTES = 4 << 10
+_MOST_CONTROL_BYTES = 16 << 10
+_MOST_CONTROL_VALUES = 1000
 _MOST_LINKS = 4096
 _MOST_TASKS = 2 * _MOST_LINKS
 _MOST_WORDS = 500  # of a reason: some repeat what the client has said
@@ -328,7 +331,7 @@ class Connection(asyncio.Protocol):
             self.write(frame(0, SaslMechanisms(mechanisms=_MECHANISMS).encode(), SASL))
 
     def _on_sasl(self, found: Frame) -> None:
-        what, _ = parse(found.body, most_bytes=_MOST_CONTROL_BYTES)
+        what, _ = self._parsed(found)
         if not isinstance(what, SaslInit) or self._is_open:
             raise AmqpFault("this has no place in signing in")
         code = 0
@@ -344,8 +347,12 @@ class Connection(asyncio.Protocol):
         if code:
             raise AmqpFault("signing in failed", condition=UNAUTHORIZED)
 
+    def _parsed(self, found: Frame) -> tuple[Composite, int]:
+        most = _MOST_CONTROL_BYTES if self._grants else _STRANGER_CONTROL_BYTES
+        return parse(found.body, most_bytes=most, most_values=_MOST_CONTROL_VALUES)
+
     def _on_frame(self, found: Frame) -> None:
-        what, at = parse(found.body, most_bytes=_MOST_CONTROL_BYTES)
+        what, at = self._parsed(found)
         if isinstance(what, Open):
             self._on_open(what)
             return

@@ -21,7 +21,11 @@ SETTLED, MIXED = 1, 2
 
 
 class Link:
-    """Made when a client attaches. ``begin`` says whether it gets what it wants."""
+    """Made when a client attaches. ``begin`` says whether it gets what it wants.
+
+    Once it was answered, nothing of what the client has said is kept but what is used: anybody may
+    have a link to bring a token on. ``attach`` then has only its handle and its role.
+    """
 
     def __init__(self, session: Session, attach: Attach, address: Address) -> None:
         """Answer nothing yet."""
@@ -29,6 +33,7 @@ class Link:
         self.attach = attach
         self.address = address
         self.handle = attach.handle
+        self.first_delivery = attach.initial_delivery_count or 0
         self.is_open = False
         self.is_over = False
 
@@ -52,8 +57,11 @@ class Link:
         properties: Mapping[Any, Any] | None = None,
         settled: bool = False,
     ) -> None:
-        """Say that it is attached. Source and target are always there: clients insist on them."""
-        self.is_open = True
+        """Say that it is attached. Source and target are always there: clients insist on them.
+
+        Raises:
+            AmqpFault: what the client has said can not be said back.
+        """
         asked = self.attach
         self.session.send(
             Attach(
@@ -70,12 +78,15 @@ class Link:
                 properties=properties,
             )
         )
+        self.is_open = True
+        self.attach = _bare(asked, name="")
 
     def refuse(self, why: Refused) -> None:
         """End it with a reason, whether it was attached or not. Again is harmless."""
         if self.is_over:
             return
         if not self.is_open:
+            self.attach = _bare(self.attach, name=self.attach.name)
             self.answer()
         self.session.detach(self, why)
         self.over()
@@ -96,3 +107,8 @@ class Link:
         raise AmqpFault(
             "a transfer came on a link that only receives", condition="amqp:not-allowed"
         )
+
+
+def _bare(attach: Attach, *, name: str) -> Attach:
+    """What is always needed of it, and can always be said back."""
+    return Attach(name=name, handle=attach.handle, role=attach.role)

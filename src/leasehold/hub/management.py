@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
 _OK = 200
-_REQUEST_BYTES = 64 << 10  # of memory, while the log is asked
+_REQUEST_BYTES = 192 << 10  # of memory at the most, while the log is asked
 _NEVER_MS = -62_135_596_800_000  # the first moment of the calendar, which stands for none
 
 

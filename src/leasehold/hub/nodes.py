@@ -27,6 +27,7 @@ _CREDIT = 100
 _MOST_ANSWERS = 200
 _MOST_WAITING_BYTES = 1 << 20
 _MOST_REQUEST_BYTES = 64 << 10
+_MOST_REQUEST_VALUES = 1000
 
 Reply = tuple["Mapping[str, object]", object]
 
@@ -85,7 +86,7 @@ class RequestLink(Link):
         if transfer.aborted:
             return
         try:
-            request = read_message(data)
+            request = read_message(data, most_values=_MOST_REQUEST_VALUES)
         except AmqpFault as fault:
             why = Refused(fault.condition, fault.description)
             self._settle(transfer, Rejected(error=why.error))
@@ -105,7 +106,7 @@ class RequestLink(Link):
         self._parts = bytearray()
 
     def _give_credit(self) -> None:
-        count = (self.attach.initial_delivery_count or 0) + self._taken
+        count = self.first_delivery + self._taken
         self.session.flow(self, delivery_count=count, credit=_CREDIT)
 
     def _settle(self, transfer: Transfer, state: Composite) -> None:

@@ -105,7 +105,7 @@ class SenderLink(Link):
         self._parts = bytearray()
 
     def _give_credit(self) -> None:
-        count = (self.attach.initial_delivery_count or 0) + self._taken
+        count = self.first_delivery + self._taken
         self.session.flow(self, delivery_count=count, credit=_CREDIT)
 
     def _numbered(self, hub: Hub) -> dict[Symbol, object]:

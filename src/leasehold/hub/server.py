@@ -23,7 +23,7 @@ from leasehold.hub.retries import Retries
 from leasehold.hub.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from leasehold.clock import Clock
@@ -107,8 +107,8 @@ class HubServer:
             self._server.close()
             if self._ticker is not None:
                 self._ticker.cancel()
-            for connection in tuple(self._connections):
-                connection.farewell(Refused(FORCED, "The hub is shutting down."))
+            why = Refused(FORCED, "The hub is shutting down.")
+            self._for_each(lambda connection: connection.farewell(why))
             if self._connections:
                 self._is_empty.clear()
                 try:
@@ -178,6 +178,15 @@ class HubServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _for_each(self, work: Callable[[Connection], None]) -> None:
+        """Do this for all connections. One for which it fails is hung up on, and costs no other."""
+        for connection in tuple(self._connections):
+            try:
+                work(connection)
+            except Exception:
+                log.exception("a connection ends")
+                connection.abort()
+
     async def _tick(self) -> None:
         """For all connections: beats of the heart, and the limits of their patience."""
         options = self.options
@@ -186,8 +195,7 @@ class HubServer:
         while True:
             await self.clock.sleep(pause_s)
             now, wall = self.clock.boottime_s(), self.clock.utc_now()
-            for connection in tuple(self._connections):
-                connection.tick(now, wall)
+            self._for_each(lambda connection: connection.tick(now, wall))  # noqa: B023 - now
 
 
 def _why(error: OSError | UnicodeError) -> str:
