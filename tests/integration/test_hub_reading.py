@@ -16,6 +16,7 @@ from leasehold.amqp.values import Int, Long, Short, Symbol, Timestamp
 from leasehold.log import STORED_SCHEMA, Event
 
 SEQUENCE = "com.microsoft:producer-sequence-number"
+NUMBERED = "com.microsoft:idempotent-producer"
 
 
 @pytest.fixture(scope="module")
@@ -290,16 +291,16 @@ def test_damaged_sections_in_the_log_do_not_stop_a_reader(hub: RunningHub) -> No
         assert found[1].application_properties == {"a": "b"}
 
 
+def numbered(first: int, *bodies: bytes) -> bytes:
+    events = [
+        Message(annotations={Symbol(SEQUENCE): Int(first + at)}, data=(body,)).encode()
+        for at, body in enumerate(bodies)
+    ]
+    return Message(data=tuple(events)).encode()
+
+
 def test_events_that_a_client_numbers_are_stored_once(tmp_path: Path) -> None:
-    wanted = ("com.microsoft:idempotent-producer",)
-
-    def numbered(first: int, *bodies: bytes) -> bytes:
-        events = [
-            Message(annotations={Symbol(SEQUENCE): Int(first + at)}, data=(body,)).encode()
-            for at, body in enumerate(bodies)
-        ]
-        return Message(data=tuple(events)).encode()
-
+    wanted = (NUMBERED,)
     with running_hub(tmp_path) as hub:
         with _ready(hub) as client:
             answer = client.attach("hub/Partitions/0", receives=False, desired_capabilities=wanted)
@@ -324,3 +325,15 @@ def test_events_that_a_client_numbers_are_stored_once(tmp_path: Path) -> None:
                 client.transfer(sender.handle, data, message_format=0x80013700)
                 assert type(client.wait(Disposition)[0].state).__name__ == "Accepted"
         assert hub.bodies() == [b"a", b"b", b"c", b"d"]
+
+
+def test_numbers_that_a_client_uses_again_for_other_events_hide_none(tmp_path: Path) -> None:
+    """It does so after it has given a batch up whose answer was lost."""
+    with running_hub(tmp_path) as hub, _ready(hub) as client:
+        handle = client.attach(
+            "hub/Partitions/0", receives=False, desired_capabilities=(NUMBERED,)
+        ).handle
+        for data in (numbered(1, b"a", b"b"), numbered(1, b"c"), numbered(1, b"c")):
+            client.transfer(handle, data, message_format=0x80013700)
+            assert type(client.wait(Disposition)[0].state).__name__ == "Accepted"
+        assert hub.bodies() == [b"a", b"b", b"c"]

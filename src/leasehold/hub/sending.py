@@ -148,13 +148,13 @@ class SenderLink(Link):
         batch = found.batch
         known = self.session.connection.retries
         if self._who is None or found.sequence is None:
-            return self._hub.producer.send(batch, partition=self._partition)
-        first, count = found.sequence, batch.num_rows
-        skip, sent = known.repeated(self._who, first, count)
+            return self._hub.send(batch, partition=self._partition)
+        numbered = retries.Numbered(first=found.sequence, contents=retries.contents_of(batch))
+        skip, sent = known.repeated(self._who, numbered)
         if sent is not None:
             return sent
-        stored = self._hub.producer.send(batch.slice(skip), partition=self._partition)
-        known.sent(self._who, first + skip, first + count - 1, stored)
+        stored = self._hub.send(batch.slice(skip), partition=self._partition)
+        known.sent(self._who, numbered.after(skip), stored)
         return stored
 
     def _told(self, head: Transfer, size: int, done: Future[Any]) -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import system_random
-from leasehold.errors import UnknownStream, UsageError
+from leasehold.errors import LeaseholdError, UnknownStream, UsageError
 from leasehold.hub.delivery import End
 from leasehold.hub.gathering import GatheringReceiver
 from leasehold.hub.refusals import NOT_FOUND, OUT_OF_RANGE, Refused
@@ -28,10 +28,12 @@ from leasehold.sources.watch import Watcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
+
     from leasehold.clock import Clock
     from leasehold.hub.selectors import Selector
     from leasehold.log.log import Log
-    from leasehold.log.producer import Producer
+    from leasehold.log.producer import Producer, Sent
     from leasehold.log.streams import PartitionInfo, StreamInfo
 
 T = TypeVar("T")
@@ -57,6 +59,7 @@ class Hub:
         self._clock = clock
         self._rng = system_random()
         self._producer: Producer | None = None
+        self._is_closed = False
         directory = stream_directory(info.name)
         self._watcher = Watcher(
             f"leasehold-hub-{info.name}",
@@ -71,6 +74,18 @@ class Hub:
         if self._producer is None:
             self._producer = self._log.producer(self.name, _SENDING)
         return self._producer
+
+    def send(self, batch: pa.RecordBatch, *, partition: int | None) -> Sent:
+        """Store events; the future tells when they are.
+
+        Raises:
+            UnknownStream: there is another stream of this name by now.
+            LeaseholdError: the log does not take them.
+        """
+        try:
+            return self.producer.send(batch, partition=partition)
+        except UsageError as error:
+            raise self._over_or(error) from error
 
     def number_of(self, partition: str) -> int:
         """The number of a partition.
@@ -93,12 +108,16 @@ class Hub:
 
         Raises:
             Refused: it is to begin beyond the end.
+            UnknownStream: there is another stream of this name by now.
             LeaseholdError: the log can not be read.
         """
         bell = Bell(str(partition))
 
         def opened() -> GatheringReceiver:
-            self._watcher.enter(bell)  # before its first look, so that it misses nothing
+            try:
+                self._watcher.enter(bell)  # before its first look, so that it misses nothing
+            except UsageError as error:
+                raise self._over_or(error) from error
             try:
                 reader = begun(
                     selector,
@@ -109,7 +128,12 @@ class Hub:
                 self._watcher.leave(bell)
                 raise
             return GatheringReceiver(
-                reader, bell, watcher=self._watcher, threads=self._threads, rng=self._rng
+                reader,
+                bell,
+                watcher=self._watcher,
+                threads=self._threads,
+                rng=self._rng,
+                check=self._check_open,
             )
 
         opening = self._threads.submit(opened)
@@ -153,6 +177,7 @@ class Hub:
 
     def close(self) -> None:
         """Store what was sent, and end the threads. Blocks."""
+        self._is_closed = True
         if self._producer is not None:
             self._producer.close()
         self._watcher.close()
@@ -169,10 +194,21 @@ class Hub:
             (-1, -1) if batch is None else (batch.last_sequence, batch.arrow.column(1)[0].as_py())
         )
 
+    def _over_or(self, error: UsageError) -> LeaseholdError:
+        """What a link is told that still has this hub: all but the hub itself ends with it."""
+        return self._another() if self._is_closed else error
+
+    def _check_open(self) -> None:
+        if self._is_closed:  # whoever waits is woken then
+            raise self._another()
+
+    def _another(self) -> UnknownStream:
+        return UnknownStream(f"the stream {self.name!r} was deleted and made anew")
+
     def _same(self) -> StreamInfo:
         found = self._log.stream(self.name)
         if found.created_at != self.info.created_at:
-            raise UnknownStream(f"the stream {self.name!r} was deleted and made anew")
+            raise self._another()
         return found
 
 
