@@ -121,6 +121,35 @@ def test_plain_messages_and_arrow_give_the_same_events(tmp_path: Path) -> None:
         in_loop(test)
 
 
+@pytest.mark.parametrize("arrow", ["on", "off"])
+def test_a_receiver_that_begins_within_a_millisecond_misses_no_event_of_it(
+    tmp_path: Path, arrow: str
+) -> None:
+    with running_hub(tmp_path) as hub:
+        for number in range(40):
+            hub.store(b"%d" % number)
+        found = hub.events()
+        event = next(each for each in found if each.enqueued_at.microsecond % 1000)
+        at, first = event.enqueued_at, event.sequence_number
+
+        async def test() -> None:
+            async with source_of(hub, arrow=arrow) as source:
+                receiver = await source.receiver("0", start=Start.time(at), **SEND)
+                assert receiver.position <= first
+                begins = found[receiver.position].enqueued_at
+                assert begins.replace(microsecond=0) == at.replace(microsecond=0)
+                assert begins.microsecond // 1000 == at.microsecond // 1000
+                if arrow == "on":
+                    assert receiver.position == first
+                    late = at + timedelta(microseconds=1)
+                    receiver = await source.receiver("0", start=Start.time(late), **SEND)
+                    assert receiver.position == first + 1
+                begins_with = receiver.position
+                assert (await taken(receiver, 1))[0].sequence_number == begins_with
+
+        in_loop(test)
+
+
 def test_a_receiver_begins_where_it_is_told_to(tmp_path: Path) -> None:
     with running_hub(tmp_path) as hub:
         hub.store(*bodies(5))

@@ -31,7 +31,6 @@ from leasehold.amqp.performatives import (
     Detach,
     Disposition,
     End,
-    Flow,
     Open,
     Transfer,
 )
@@ -107,19 +106,6 @@ def test_a_token_for_one_thing_does_not_open_another(hub: RunningHub) -> None:
         client.reader()
         client.attach("hub", receives=False)
         assert client.wait(Detach)[0].error is not None
-
-
-def test_a_key_may_come_as_a_password_too(hub: RunningHub) -> None:
-    with RawClient(hub.port) as client:
-        assert client.sign_in("PLAIN", b"\0app\0a-key-for-tests") == 0
-        client.raw(AMQP_HEADER)
-        client.send(Open(container_id="raw"))
-        client.send(Begin(next_outgoing_id=0, incoming_window=100, outgoing_window=100))
-        client.attach("hub", receives=False)
-        client.wait(Flow)
-    with RawClient(hub.port) as client:
-        assert client.sign_in("PLAIN", b"\0app\0wrong") == 1
-        assert client.is_over()
 
 
 def test_an_expired_token_ends_its_links(hub: RunningHub) -> None:

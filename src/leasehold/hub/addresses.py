@@ -22,11 +22,11 @@ class Address:
 
     @property
     def path(self) -> str:
-        """As tokens name it: in small letters, without a host."""
+        """As tokens name it, without a host: see ``named``."""
         group = f"/consumergroups/{self.group}" if self.group else ""
         partition = f"/partitions/{self.partition}" if self.partition else ""
         node = self.node if not self.hub or not self.node else f"/{self.node}"
-        return f"{self.hub}{group}{partition}{node}".lower()
+        return named(f"{self.hub}{group}{partition}{node}")
 
 
 def path_of(text: str) -> tuple[str, str]:
@@ -36,6 +36,12 @@ def path_of(text: str) -> tuple[str, str]:
         return "", scheme.strip("/")
     host, _, path = rest.partition("/")
     return host.lower(), path.strip("/")
+
+
+def named(path: str) -> str:
+    """A path as it is compared: the name of the hub to the letter, all else in small ones."""
+    hub, mark, rest = path.partition("/")
+    return f"{hub}{mark}{rest.lower()}"
 
 
 def address_of(text: object) -> Address | None:

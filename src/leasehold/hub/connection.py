@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.hub")
 
 CONTAINER = "leasehold"
-_MECHANISMS = ("ANONYMOUS", "PLAIN")
+_ANONYMOUS, _PASSWORD = "ANONYMOUS", "PLAIN"
 _STRANGER_FRAMES = 200
 _STRANGER_FRAME_BYTES = 64 << 10
 _STRANGER_BYTES = 256 << 10
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
         self._is_open = False
         self._is_closing = False
         self._unsettled_bytes = 0
-        self._partial_bytes = 0
+        self._partial_bytes = self._rest_bytes = 0
         now = server.clock.boottime_s()
         self._began_at = self._heard_at = self._said_at = now
         self._closed_at = now
@@ -126,6 +126,7 @@ class Connection(asyncio.Protocol):
         del exc
         self._is_closing = True
         self._server.leave(self)
+        self._count_rest(0)
         self.writable.set()
         for task in tuple(self._tasks):
             task.cancel()
@@ -158,6 +159,7 @@ class Connection(asyncio.Protocol):
                 if self._is_closing:
                     return
                 self._take(each)
+            self._count_rest(self._reader.waiting_bytes)
         except AmqpFault as fault:
             self.close(Refused(fault.condition, fault.description))
         except Exception as error:
@@ -168,9 +170,12 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes, if anybody is there."""
-        if self._transport is not None and not self._is_closing and self._early is None:
+        transport = self._transport
+        if transport is None or self._is_closing or self._early is not None:
+            return
+        if not transport.is_closing():  # it may be broken, and nobody was told yet
             self._said_at = self.clock.boottime_s()
-            self._transport.write(data)
+            transport.write(data)
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do something beside; it ends with the connection.
@@ -307,6 +312,16 @@ class Connection(asyncio.Protocol):
 
     # ---------------------------------------------------------------------- parts
 
+    def _count_rest(self, size: int) -> None:
+        """So many bytes of a frame are here that is not whole.
+
+        Raises:
+            AmqpFault: they are too many, with those of all others.
+        """
+        change, self._rest_bytes = size - self._rest_bytes, size
+        if change:
+            self.gather(change)
+
     def _take(self, found: Frame) -> None:
         if not self._grants:
             self._frames += 1
@@ -328,24 +343,29 @@ class Connection(asyncio.Protocol):
             raise AmqpFault("this is AMQP 1.0, and something else was asked for")
         self.write(header)
         if header == SASL_HEADER:
-            self.write(frame(0, SaslMechanisms(mechanisms=_MECHANISMS).encode(), SASL))
+            self.write(frame(0, SaslMechanisms(mechanisms=self._mechanisms).encode(), SASL))
 
     def _on_sasl(self, found: Frame) -> None:
         what, _ = self._parsed(found)
         if not isinstance(what, SaslInit) or self._is_open:
             raise AmqpFault("this has no place in signing in")
         code = 0
-        if what.mechanism == "PLAIN":
+        if what.mechanism not in self._mechanisms:
+            code = 1
+        elif what.mechanism == _PASSWORD:
             granted = self.options.keyring.grant_plain(what.initial_response)
             if granted is None:
                 code = 1
             else:
                 self._granted(granted)
-        elif what.mechanism != "ANONYMOUS":
-            code = 1
         self.write(frame(0, SaslOutcome(code=code).encode(), SASL))
         if code:
             raise AmqpFault("signing in failed", condition=UNAUTHORIZED)
+
+    @property
+    def _mechanisms(self) -> tuple[str, ...]:
+        """How one may sign in: with the key itself only where nobody else can read it."""
+        return (_ANONYMOUS,) if self.options.tls is None else (_ANONYMOUS, _PASSWORD)
 
     def _parsed(self, found: Frame) -> tuple[Composite, int]:
         most = _MOST_CONTROL_BYTES if self._grants else _STRANGER_CONTROL_BYTES

@@ -28,11 +28,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """``position`` is None where only the first event will tell. ``loose``: it may lie ahead."""
+    """``position`` is None where only the first event will tell. ``loose``: it may lie ahead.
+
+    ``since_us``: of the first events, those that were stored before are passed over.
+    """
 
     selector: str
     position: int | None
     loose: bool = False
+    since_us: int = 0
 
 
 def facts_of(answer: Mapping[object, object]) -> Facts:
@@ -100,11 +104,11 @@ def check(number: int, ends: PartitionEnds, *, partition: str, hub: str) -> None
 
 def _by_time(at_us: int, ends: PartitionEnds) -> Place:
     last = ends.last_enqueued_at
-    at_ms = -(-at_us // 1000)  # the hub knows only these
+    at_ms = at_us // 1000  # the hub knows only these
     if ends.first == ends.next or last is None or (last - _BEGAN) < timedelta(milliseconds=at_ms):
         return after(ends.next)
     selector = f"amqp.annotation.x-opt-enqueued-time >= '{at_ms}'"
-    return Place(selector=selector, position=None, loose=True)
+    return Place(selector=selector, position=None, loose=True, since_us=at_us)
 
 
 def _by_offset(offset: int, facts: Facts, *, partition: str, hub: str) -> Place:

@@ -145,7 +145,7 @@ class EventHubsReceiver:
         link = await self._attached()
         if self._place.position is None:
             self._pending = await self._next(most_events=self._reading.address.prefetch)
-            self._position = int(self._pending.column(0)[0].as_py())
+            self._position = _first_since(self._pending, self._place.since_us)
             return
         # A server attaches also what it refuses, and says so next: before the answer to a question
         # that is asked now.
@@ -321,3 +321,16 @@ class EventHubsReceiver:
                 f"the receiver of partition {reading.partition} of {reading.address.hub!r} is "
                 "closed: open another one"
             )
+
+
+def _first_since(batch: pa.RecordBatch, since_us: int) -> int:
+    """The number of the first event that is not older; of the next one, if all are.
+
+    A time that was told in milliseconds may be any moment of its own: it is not older then.
+    """
+    numbers, times = batch.column(0).to_pylist(), batch.column(2).cast("int64").to_pylist()
+    begun_us = since_us // 1000 * 1000
+    for number, us in zip(numbers, times, strict=True):
+        if us >= since_us or us == begun_us:
+            return int(number)
+    return int(numbers[-1]) + 1

@@ -1,0 +1,68 @@
+"""Who may use a hub: what tokens and keys count for, and how they may come."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.hub import RawClient, RunningHub, certificate, running_hub, sas
+
+from leasehold.amqp.frames import AMQP_HEADER, SASL_HEADER
+from leasehold.amqp.messages import Message
+from leasehold.amqp.performatives import Begin, Detach, Flow, Open, SaslMechanisms
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    with running_hub(tmp_path_factory.mktemp("hub")) as running:
+        yield running
+
+
+def test_a_token_counts_for_the_hub_of_its_name_to_the_letter(tmp_path: Path) -> None:
+    with running_hub(tmp_path) as hub, RawClient(hub.port) as client:
+        hub.log.create("Hub", partitions=1)
+        client.open().put_token()
+        client.node("$management")
+        for name, status in (("hub", 200), ("Hub", 401)):
+            asked = {"operation": "READ", "type": "com.microsoft:eventhub", "name": name}
+            answer = client.ask(3, Message(properties=("1",), application_properties=asked))
+            assert answer.application_properties["status-code"] == status
+        client.attach("hub/PARTITIONS/0", receives=False)
+        client.wait(Flow)
+        client.attach("Hub/Partitions/0", receives=False)
+        error = client.wait(Detach)[0].error
+        assert error is not None
+        assert error.condition == "amqp:unauthorized-access"
+        other = "sb://127.0.0.1/Hub"
+        assert client.put_token(sas(other), other).application_properties["status-code"] == 202
+        client.attach("Hub/Partitions/0", receives=False)
+        client.wait(Flow)
+
+
+def test_a_key_may_come_as_a_password_where_it_is_encrypted(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with running_hub(tmp_path, tls=context) as hub:
+        with RawClient(hub.port, tls=trusting) as client:
+            assert client.sign_in("PLAIN", b"\0app\0a-key-for-tests") == 0
+            client.raw(AMQP_HEADER)
+            client.send(Open(container_id="raw"))
+            client.send(Begin(next_outgoing_id=0, incoming_window=100, outgoing_window=100))
+            client.attach("hub", receives=False)
+            client.wait(Flow)
+        with RawClient(hub.port, tls=trusting) as client:
+            assert client.sign_in("PLAIN", b"\0app\0wrong") == 1
+            assert client.is_over()
+
+
+def test_a_key_is_not_asked_for_where_others_could_read_it(hub: RunningHub) -> None:
+    with RawClient(hub.port) as client:
+        client.raw(SASL_HEADER)
+        assert client.wait(SaslMechanisms)[0].mechanisms == ("ANONYMOUS",)
+    with RawClient(hub.port) as client:
+        assert client.sign_in("PLAIN", b"\0app\0a-key-for-tests") == 1
+        assert client.is_over()
