@@ -1,4 +1,4 @@
-"""Processes with the unmodified client of Python in one consumer group, with records in Azurite."""
+"""Processes with the stock clients of Python in one consumer group, with records in Azurite."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from tests.support.hub_js.group import group, share_and_part
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_processes_share_a_hub_and_go_on_for_one_that_is_killed(tmp_path: Path) -> None:
-    with group(tmp_path, partial(python_child, "member.py")) as them:
+@pytest.mark.parametrize("member", ["member.py", "member_blocking.py"])
+def test_processes_share_a_hub_and_go_on_for_one_that_is_killed(
+    tmp_path: Path, member: str
+) -> None:
+    with group(tmp_path, partial(python_child, member)) as them:
         share_and_part(them, ends=["killed"])

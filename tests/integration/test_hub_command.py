@@ -15,6 +15,7 @@ import pytest
 from tests.support.command import CommandLine
 from tests.support.hub import RawClient, sas
 
+from leasehold.amqp.composites import Accepted
 from leasehold.amqp.messages import Message
 from leasehold.amqp.performatives import Close, Disposition
 from leasehold.cli.hub import _allow_files
@@ -61,12 +62,45 @@ def test_a_hub_says_how_to_connect_and_ends_in_good_order(tmp_path: Path) -> Non
         assert "1 hub at 127.0.0.1" in said
         assert "left in good order" in said
         assert parts["SharedAccessKey"] not in said
+    assert _stored(place, 1) == [b"kept"]
+
+
+def _stored(place: Path, partition: int) -> list[bytes]:
     options = LogOptions(run_monitor=False)
     with (
         Log.open(f"sqlite:///{place / 'log.db'}", options=options) as log,
-        log.reader("orders", 1) as reader,
+        log.reader("orders", partition) as reader,
     ):
-        assert [event.body for batch in reader.batches() for event in batch] == [b"kept"]
+        return [event.body for batch in reader.batches() for event in batch]
+
+
+def test_what_was_accepted_is_in_the_log_of_a_hub_that_is_killed(tmp_path: Path) -> None:
+    audience, many = "sb://127.0.0.1/orders", 400
+    with _running("--log", str(tmp_path / "data"), "--create", "orders=1") as (process, url):
+        parts = dict(part.split("=", 1) for part in url.rstrip(";").split(";"))
+        with RawClient(int(parts["Endpoint"].rpartition(":")[2])) as client:
+            token = sas(audience, name=parts["SharedAccessKeyName"], key=parts["SharedAccessKey"])
+            client.open().put_token(token, audience)
+            handle = client.attach("orders/Partitions/0", receives=False).handle
+            accepted: set[int] = set()
+            ids = {  # most of them are on their way when it is killed
+                client.transfer(handle, Message(data=(b"%d" % number,)).encode()): number
+                for number in range(many)
+            }
+            try:
+                while len(accepted) < many:
+                    told, _ = client.wait(Disposition)
+                    assert isinstance(told.state, Accepted)
+                    last = told.first if told.last is None else told.last
+                    accepted |= {ids[each] for each in range(told.first, last + 1)}
+                    process.kill()
+            except (EOFError, ConnectionResetError):
+                pass
+        process.wait(30)
+    stored = _stored(tmp_path / "data", 0)
+    assert stored == [b"%d" % number for number in range(len(stored))]
+    assert accepted
+    assert {b"%d" % number for number in accepted} <= set(stored)
 
 
 def test_a_key_that_was_given_is_not_printed(tmp_path: Path) -> None:

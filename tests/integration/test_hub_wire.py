@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import ssl
 import threading
@@ -302,17 +303,32 @@ def test_a_silent_client_is_closed_and_one_that_beats_is_not(tmp_path: Path) -> 
             thread.join()
 
 
-def test_hundreds_of_idle_connections_do_not_disturb(hub: RunningHub) -> None:
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Both ends of each connection are in this process."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = before
+    wanted = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_thousand_idle_connections_do_not_disturb(hub: RunningHub) -> None:
     before = hub.server.connections
     with ExitStack() as stack:
-        idle = [
+        silent = [
             stack.enter_context(socket.create_connection(("127.0.0.1", hub.port)))
-            for _ in range(300)
+            for _ in range(500)
         ]
-        until(lambda: hub.server.connections >= before + 300)
+        idle = [stack.enter_context(RawClient(hub.port)).open() for _ in range(500)]
+        for each in idle:
+            assert each.put_token().application_properties["status-code"] == 202
+        until(lambda: hub.server.connections >= before + 1000)
         client = stack.enter_context(RawClient(hub.port))
         assert client.open().put_token().application_properties["status-code"] == 202
-        assert len(idle) == 300
+        assert len(silent) + len(idle) == 1000
     until(lambda: hub.server.connections <= before)
 
 

@@ -156,7 +156,7 @@ def sas(
     return f"SharedAccessSignature sr={quoted}&sig={signature}&se={expiry}&skn={name}"
 
 
-def certificate(place: Path) -> tuple[Path, Path]:
+def certificate(place: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
     """A certificate for this machine that signs itself, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -165,7 +165,7 @@ def certificate(place: Path) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "hub")])
     now = _CLOCK.utc_now()
-    host = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    host = x509.SubjectAlternativeName([x509.IPAddress(ip_address(address))])
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
