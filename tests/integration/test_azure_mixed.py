@@ -306,6 +306,46 @@ async def test_no_odd_record_stops_ours_while_each_of_them_stops_theirs(
     assert won["etag"] != rows["2"]["etag"]
 
 
+async def test_owners_of_another_spelling_are_seen_and_robbed_where_they_look(
+    container: ContainerClient,
+) -> None:
+    """Clients for Java, Go, Rust and C++ do not lower-case the names of their records."""
+    java, python = "ns/orders/$Default/ownership/", "ns/orders/$default/ownership/"
+    container.upload_blob(f"{python}0", b"", metadata={"ownerid": ""})
+    container.upload_blob(f"{java}0", b"", metadata={"ownerid": "java"})
+    container.upload_blob(f"{java}1", b"", metadata={"ownerid": "java"})
+    container.upload_blob(f"{python}2", b"", metadata={"ownerid": "python"})
+    blobs, clock = BlobRecords(container), SystemClock()
+    place = Place(namespace="ns", hub="orders", group="$Default")
+    records = Records(blobs, place, expiry_s=60.0, clock=clock)
+    await records.look()
+    assert [records.client(each) for each in "012"] == ["java", "java", "python"]
+    assert await records.write({"0": "leasehold:me"}) == {"0"}
+    stored = container.get_blob_client(f"{java}0").get_blob_properties()
+    assert stored.metadata == {"ownerid": "leasehold:me"}
+    assert await records.write({"3": "leasehold:me"}) == {"3"}
+    assert container.get_blob_client(f"{python}3").exists()
+    await records.look()
+    assert [records.owner(each) for each in "03"] == ["leasehold:me", "leasehold:me"]
+
+
+async def test_the_other_spelling_is_searched_for_now_and_then(container: ContainerClient) -> None:
+    records = BlobRecords(container)
+    container.upload_blob("ns/orders/$default/ownership/0", b"", metadata={"ownerid": "python"})
+    for _ in range(6):
+        await records.list_ownership(*PLACE)
+    assert records.calls == 7
+    container.upload_blob("ns/orders/$Default/ownership/1", b"", metadata={"ownerid": "java"})
+    for number in (9, 11, 13):
+        found = await records.list_ownership(*PLACE)
+        assert {each["owner_id"] for each in found} == {"python", "java"}
+        assert records.calls == number
+    same = BlobRecords(container)
+    for _ in range(3):
+        await same.list_ownership("ns", "orders", "group")
+    assert same.calls == 3
+
+
 async def test_two_first_claims_of_a_blob_never_both_win(container: ContainerClient) -> None:
     """Azurite lets both win that their blob store makes: it ignores a condition."""
     row = {

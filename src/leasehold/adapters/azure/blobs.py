@@ -8,6 +8,9 @@ It is a ``CheckpointStore`` of theirs as well: a stock client may use it in the 
 * A first claim creates the blob, and only if there is none. Theirs sets the metadata of a blob
   that may be there, which Azurite allows.
 * Checkpoints are found under names in either spelling, and the one that is ahead counts.
+* So are owners: of two records of a partition the one counts that was written last by somebody who
+  owns it, and a claim is written to that one. The other spelling is looked for in the first look
+  and in every sixth; in each, once something was found there.
 * It belongs to no event loop: the requests are made in threads.
 
 Needs ``pip install 'leasehold[azure]'``.
@@ -18,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -50,7 +54,7 @@ if TYPE_CHECKING:
 
     from azure.storage.blob import BlobProperties
 
-    from leasehold.adapters.azure.layout import Kind
+    from leasehold.adapters.azure.layout import Kind, Record
 
 log = logging.getLogger("leasehold.azure")
 
@@ -58,6 +62,7 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 _AT_ONCE = 16
+_LOOKS_PER_SEARCH = 6
 _CONNECT_S = 5
 _READ_S = 10
 
@@ -69,10 +74,14 @@ class BlobRecords(_Contract):
         """Connects to nothing yet; ``container`` is closed with this.
 
         ``lower``: names are written in lower case, as Azure's clients for Python, .NET and
-        JavaScript do. Say False to share a group with those for Java, Go, Rust and C++.
+        JavaScript do. Say False to share a group with those for Java, Go, Rust and C++, which would
+        not find a record of ours before they have written one of their own.
         """
         self._container = container
         self._lower = lower
+        self._looks: Counter[Place] = Counter()
+        self._in_both: set[Place] = set()  # with records in the spelling that is not ours
+        self._found_in: dict[tuple[Place, str], bool] = {}  # by partition: whether in lower case
         self._counting = threading.Lock()
         self._calls = 0
 
@@ -98,24 +107,34 @@ class BlobRecords(_Contract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[Row]:
-        """The owner of each partition, as far as one is named. One call for each 5,000."""
+        """The owner of each partition, as far as one is named. One call for each 5,000.
+
+        One more in the looks that search for the other spelling, if the names differ in it.
+        """
         del kwargs
         place = _place(fully_qualified_namespace, eventhub_name, consumer_group)
-        rows: list[Row] = []
-        for blob in await self._blobs(place, "ownership", lower=self._lower):
-            found = record_of(
-                _partition(blob), blob.metadata, etag=blob.etag, modified=blob.last_modified
-            )
-            rows.append(
-                {
-                    **place.ids(),
-                    "partition_id": found.partition,
-                    "owner_id": found.owner,
-                    "etag": found.etag,
-                    "last_modified_time": found.modified_s,
-                }
-            )
-        return rows
+        found = await self._records(place, lower=self._lower)
+        spelled = dict.fromkeys(found, self._lower)
+        if self._is_searched(place):
+            others = await self._records(place, lower=not self._lower)
+            if others:
+                self._in_both.add(place)
+            for partition, other in others.items():
+                known = found.get(partition)
+                if known is None or _counts_more(other, known):
+                    found[partition], spelled[partition] = other, not self._lower
+        for partition, lower in spelled.items():
+            self._found_in[place, partition] = lower
+        return [
+            {
+                **place.ids(),
+                "partition_id": each.partition,
+                "owner_id": each.owner,
+                "etag": each.etag,
+                "last_modified_time": each.modified_s,
+            }
+            for each in found.values()
+        ]
 
     async def claim_ownership(
         self, ownership_list: Iterable[Mapping[str, Any]], **kwargs: object
@@ -165,8 +184,7 @@ class BlobRecords(_Contract):
         del kwargs
         place = _place(fully_qualified_namespace, eventhub_name, consumer_group)
         rows: dict[str, Row] = {}
-        spellings = dict.fromkeys(place.prefix("checkpoint", lower=low) for low in (True, False))
-        for lower in [True, False][: len(spellings)]:
+        for lower in (True, False) if _has_two_spellings(place) else (True,):
             for blob in await self._blobs(place, "checkpoint", lower=lower):
                 found = stored_of(_partition(blob), blob.metadata)
                 known = rows.get(found.partition)
@@ -197,6 +215,20 @@ class BlobRecords(_Contract):
     ) -> None:
         await self.close()
 
+    def _is_searched(self, place: Place) -> bool:
+        looks = self._looks[place]
+        self._looks[place] = looks + 1
+        is_due = place in self._in_both or looks % _LOOKS_PER_SEARCH == 0
+        return is_due and _has_two_spellings(place)
+
+    async def _records(self, place: Place, *, lower: bool) -> dict[str, Record]:
+        return {
+            _partition(blob): record_of(
+                _partition(blob), blob.metadata, etag=blob.etag, modified=blob.last_modified
+            )
+            for blob in await self._blobs(place, "ownership", lower=lower)
+        }
+
     async def _blobs(self, place: Place, kind: Kind, *, lower: bool) -> list[BlobProperties]:
         prefix = place.prefix(kind, lower=lower)
 
@@ -217,7 +249,8 @@ class BlobRecords(_Contract):
     def _claim(self, wanted: Mapping[str, Any]) -> Row | None:
         """What was won, or None; nothing else is ever won."""
         place, partition = place_of(wanted), str(wanted["partition_id"])
-        name = place.blob_name("ownership", partition, lower=self._lower)
+        lower = self._found_in.get((place, partition), self._lower)
+        name = place.blob_name("ownership", partition, lower=lower)
         metadata = ownership_metadata(str(wanted.get("owner_id") or ""))
         try:
             if wanted.get("etag"):
@@ -261,6 +294,15 @@ async def _threaded(work: Callable[[], T], lanes: CapacityLimiter | None = None)
 
 def _place(namespace: str, hub: str, group: str) -> Place:
     return Place(namespace=namespace, hub=hub, group=group)
+
+
+def _has_two_spellings(place: Place) -> bool:
+    return place.prefix("ownership") != place.prefix("ownership", lower=False)
+
+
+def _counts_more(one: Record, other: Record) -> bool:
+    """Of two records of a partition: whoever owns it has written the later one."""
+    return bool(one.owner) and (not other.owner or one.modified_s > other.modified_s)
 
 
 def _partition(blob: BlobProperties) -> str:
