@@ -19,7 +19,6 @@ from leasehold.adapters.azure.layout import (
     record_of,
     resume_at,
     stored_of,
-    stored_of_host,
 )
 from leasehold.model import Position
 
@@ -68,23 +67,6 @@ CHECKPOINTS: list[tuple[str, object, int | None, str | None]] = [
     ("not even a mapping", 17, None, None),
 ]
 
-HOSTS: list[tuple[str, bytes | str, int | None, str | None]] = [
-    (
-        ".NET",
-        '{"Offset":"4096","SequenceNumber":17,"PartitionId":"3","Owner":"h","Token":"t","Epoch":5}',
-        17,
-        "4096",
-    ),
-    ("Java", b'{"offset":"4096","sequenceNumber":17,"token":"t","epoch":5}', 17, "4096"),
-    ("Python 1.x", '{"partition_id":"3","sequence_number":17,"offset":"4096"}', 17, "4096"),
-    ("never written", '{"Offset":null,"SequenceNumber":0,"Epoch":1}', None, None),
-    ("never written, by Java", '{"sequenceNumber":0,"epoch":1}', None, None),
-    ("an empty blob", b"", None, None),
-    ("no JSON", b"\xff\xfe{", None, None),
-    ("another JSON", "[1, 2]", None, None),
-    ("a deep one", "[" * 100_000, None, None),
-]
-
 
 @pytest.mark.parametrize(
     ("metadata", "owner"), [row[1:] for row in OWNERS], ids=[r[0] for r in OWNERS]
@@ -109,16 +91,6 @@ def test_a_checkpoint_of_any_client_is_understood(
     assert (found.position is None) == (number is None)
 
 
-@pytest.mark.parametrize(
-    ("body", "number", "offset"), [row[1:] for row in HOSTS], ids=[r[0] for r in HOSTS]
-)
-def test_the_lease_of_an_event_processor_host_is_read_as_a_checkpoint(
-    body: bytes | str, number: int | None, offset: str | None
-) -> None:
-    found = stored_of_host("3", body)
-    assert (found.sequence_number, found.offset) == (number, offset)
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["ownerid", "OwnerId", "offset", "sequencenumber", "SequenceNumber", "x"]),
@@ -129,11 +101,6 @@ def test_no_record_is_so_odd_that_reading_it_fails(metadata: dict[str, Any]) -> 
     assert isinstance(record_of("3", metadata, etag=metadata.get("x")).owner, str)
     position = stored_of("3", metadata).position
     assert position is None or position.sequence_number >= 0
-
-
-@given(st.binary() | st.text())
-def test_no_lease_of_a_host_is_so_odd_that_reading_it_fails(body: bytes | str) -> None:
-    stored_of_host("3", body)
 
 
 def test_names_are_those_of_their_python_client_and_lead_back() -> None:

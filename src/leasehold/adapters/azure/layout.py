@@ -12,13 +12,11 @@ no ``ownerid``, or an empty one                 nobody owns it
 ``sequencenumber`` empty, ``None``, no number   no sequence number (.NET)
 more keys (``clientidentifier``)                nothing
 a name that is not lower-cased                  the same name (Java, Go, Rust, C++)
-the JSON of an event processor host (EPH)       its checkpoint, if it ever wrote one
 ==============================================  ===========================================
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -159,21 +157,6 @@ def stored_of(partition: str, metadata: object) -> Stored:
         sequence_number=_number(found.get("sequencenumber")),
         offset=_offset(found.get("offset")),
     )
-
-
-def stored_of_host(partition: str, body: bytes | str) -> Stored:
-    """A checkpoint from the lease of an event processor host, whichever language has written it.
-
-    Without an offset none was ever written, whatever the sequence number says.
-    """
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    stored = stored_of(partition, found)
-    if stored.offset is None:
-        return Stored(partition=partition, sequence_number=None, offset=None)
-    return stored
 
 
 def resume_at(position: Position) -> str | int:
