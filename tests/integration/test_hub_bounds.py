@@ -85,6 +85,43 @@ def test_a_delivery_that_can_not_be_stored_is_rejected_and_leaves_nothing(hub: R
     until(lambda: _is_idle(hub))
 
 
+def test_frames_that_are_not_whole_count_among_what_all_may_hold(tmp_path: Path) -> None:
+    most = {"most_message_bytes": MIB, "most_unsettled_bytes": MIB, "most_held_bytes": MIB}
+    half = struct.pack(">IBBH", MIB, 2, 0, 0) + bytes(600_000)
+    with (
+        running_hub(tmp_path, **most) as hub,
+        RawClient(hub.port) as one,
+        RawClient(hub.port) as two,
+    ):
+        for client in (one, two):
+            client.open().put_token()
+        one.raw(half)
+        until(lambda: hub.call(lambda: hub.server._partial_bytes) == len(half))
+        two.raw(half)
+        assert two.is_over()
+        until(lambda: hub.call(lambda: hub.server._partial_bytes) == len(half))
+        one.__exit__()
+        until(lambda: _is_idle(hub))
+
+
+def test_nothing_is_written_to_a_connection_that_is_broken(
+    hub: RunningHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RawClient(hub.port) as client:
+        client.open().put_token()
+        until(lambda: hub.server.connections == 1)
+        [connection] = hub.call(lambda: list(hub.server._connections))
+
+        def write() -> None:
+            connection.abort()  # as asyncio does itself when a write fails
+            for _ in range(20):
+                connection.write(b"x")
+
+        hub.call(write)
+        assert client.is_over()
+    assert "socket.send" not in caplog.text
+
+
 def test_an_error_nobody_thought_of_rejects_one_delivery(
     hub: RunningHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
