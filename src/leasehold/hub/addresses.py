@@ -22,11 +22,11 @@ class Address:
 
     @property
     def path(self) -> str:
-        """As tokens name it, without a host: see ``named``."""
+        """As tokens name it: in small letters, for some clients sign so; without a host."""
         group = f"/consumergroups/{self.group}" if self.group else ""
         partition = f"/partitions/{self.partition}" if self.partition else ""
         node = self.node if not self.hub or not self.node else f"/{self.node}"
-        return named(f"{self.hub}{group}{partition}{node}")
+        return f"{self.hub}{group}{partition}{node}".lower()
 
 
 def path_of(text: str) -> tuple[str, str]:
@@ -36,12 +36,6 @@ def path_of(text: str) -> tuple[str, str]:
         return "", scheme.strip("/")
     host, _, path = rest.partition("/")
     return host.lower(), path.strip("/")
-
-
-def named(path: str) -> str:
-    """A path as it is compared: the name of the hub to the letter, all else in small ones."""
-    hub, mark, rest = path.partition("/")
-    return f"{hub}{mark}{rest.lower()}"
 
 
 def address_of(text: object) -> Address | None:

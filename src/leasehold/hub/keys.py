@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
-from leasehold.hub.addresses import named, path_of
+from leasehold.hub.addresses import path_of
 from leasehold.hub.refusals import AUTH_FAILED, Refused
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class Grant:
     expires_at: datetime | None = None
 
     def covers(self, path: str) -> bool:
-        """Whether it allows to use this path; see ``addresses.named``."""
+        """Whether it allows to use this path, in small letters."""
         return not self.path or path == self.path or path.startswith(f"{self.path}/")
 
     def covers_hub(self, hub: str) -> bool:
         """Whether it was given for this hub or something of it."""
-        return self.path.split("/", 1)[0] in {"", hub}
+        return self.path.split("/", 1)[0] in {"", hub.lower()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,8 @@ class Keyring:
         if expires_at <= now:
             raise _bad("ExpiredToken", f"The token is expired. Expiration time: '{expires_at}'.")
         (host, path), (asked_host, asked) = path_of(unquote(resource)), path_of(audience)
-        found = Grant(path=named(path), expires_at=expires_at)
-        if host != asked_host or not found.covers(named(asked)):
+        found = Grant(path=path.lower(), expires_at=expires_at)
+        if host != asked_host or not found.covers(asked.lower()):
             raise _bad("InvalidAudience", "The token was signed for another resource.")
         return found
 
