@@ -3,6 +3,7 @@
 Guarantees:
 
 - A function runs only while its job is reserved here, or is told to stop while there is still time.
+  Each attempt is begun only after a look at the reservation, in the same moment.
 - A job is released only when its function has ended. One that does not end is *stuck*: it keeps
   its reservation, and the process has to end, since nothing else can stop a thread.
 - Runs that end together are told to the store together: one call for what is done, one for the
@@ -24,6 +25,7 @@ from leasehold.core.ladder import Ladder
 from leasehold.errors import StoreError
 from leasehold.jobs import occurrence as marks_
 from leasehold.jobs.entry import Outcome
+from leasehold.jobs.holding import TRUST_OVER
 from leasehold.jobs.worker.activity import REPLACED, STOPPED, TIMEOUT, Activity, Verdict
 from leasehold.jobs.worker.run import Run
 from leasehold.model import MarkRefusal
@@ -80,7 +82,7 @@ class Runs:
         if self._keyring.valid(key):
             return None
         activity = self.active.get(key)
-        return (activity and activity.reason) or "trust window over"
+        return (activity and activity.reason) or TRUST_OVER
 
     def remaining_s(self, key: str) -> float:
         """See ``Ground``."""
@@ -93,10 +95,19 @@ class Runs:
     # ------------------------------------------------------------ beginning
 
     def begin(self, activity: Activity) -> None:
-        """Run a job that is reserved here."""
+        """Run a job that is reserved here; if it is lost at this very moment, only release it."""
         self.active[activity.key] = activity
         activity.seat.busy = True
-        self._start(activity)
+        if self._may_start(activity):
+            self._start(activity)
+        else:
+            self._finish(activity, self._given_up(activity, ""))
+
+    def _may_start(self, activity: Activity) -> bool:
+        """Whether it may be run at this moment. After a sleep the watch may not have looked yet."""
+        if activity.reason is None and not self._keyring.valid(activity.key):
+            activity.tell(TRUST_OVER, lost=True)
+        return activity.reason is None
 
     def _start(self, activity: Activity) -> None:
         job = activity.seat.job
@@ -223,7 +234,7 @@ class Runs:
         if activity.reason is None:
             with suppress(TimeoutError):
                 await self._clock.bounded(activity.bell.wait(), seconds=pause_s)
-        if activity.reason is not None:
+        if not self._may_start(activity):
             self._finish(activity, self._given_up(activity, verdict.words))
             return
         activity.attempt += 1
