@@ -125,6 +125,48 @@ def test_after_a_crash_it_is_left_alone_if_that_is_asked_for() -> None:
     play(story)
 
 
+@pytest.mark.parametrize("on_crash", OnCrash)
+def test_one_that_was_let_go_before_anything_was_run_has_not_crashed(on_crash: OnCrash) -> None:
+    async def story(scene: Scene) -> None:
+        for _ in range(3):
+            job, _ = await scene.held(occurrence=TWO, on_crash=on_crash)
+            assert job.said.attempt == 1
+            await end(job, Outcome.NOTHING)
+        job, _ = await scene.held(occurrence=TWO, on_crash=on_crash)
+        assert job.said.attempt == 1
+
+    play(story)
+
+
+def test_an_idle_reservation_after_a_crash_hides_nothing_and_counts_as_no_attempt() -> None:
+    async def story(scene: Scene) -> None:
+        await scene.held(occurrence=TWO)
+        idle, _ = scene.claimant(occurrence=TWO)
+        assert await idle.take(wait_s=None) is None
+        await end(idle, Outcome.NOTHING)
+        careful, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        assert isinstance(await careful.take(wait_s=0), Done)
+        await careful.leave()
+        again, _ = await scene.held(occurrence=TWO)
+        assert again.said.attempt == 2
+
+    play(story)
+
+
+@pytest.mark.parametrize("call", ["claim", "checkpoint"])
+def test_a_take_that_was_called_off_after_the_claim_is_no_crash(call: str) -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = scene.claimant(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        scene.store.deaf = frozenset({call})
+        with pytest.raises(StoreUnavailable):
+            await job.take(wait_s=0)
+        await job.leave()
+        following, _ = await scene.held(occurrence=TWO, on_crash=OnCrash.LEAVE)
+        assert following.said.attempt == 1
+
+    play(story)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.KILLED, Outcome.HANDED_OVER])
 def test_a_run_that_did_not_come_to_its_end_leaves_the_occurrence_open(outcome: Outcome) -> None:
     async def story(scene: Scene) -> None:

@@ -48,6 +48,7 @@ T = TypeVar("T")
 log = logging.getLogger("leasehold.jobs")
 
 _SHORTEST_PAUSE_S = 0.02
+_TERMS = 100  # of the log, to look for those who had an occurrence
 _HELD = frozenset((State.LEASED, State.BREAKING))
 # A run that ended in one of these ways is over; after any other the occurrence is still open.
 _SETTLED = frozenset((Outcome.OK, Outcome.FAILED))
@@ -215,7 +216,8 @@ class Claimant:
     async def _done(self, *, is_free: bool) -> Done | None:
         """Whether there is no use in running the occurrence; also finds out which attempt it is.
 
-        One that was started and whose job ``is_free`` has crashed; else it may be running now.
+        One that was started and whose job ``is_free`` has crashed, unless all who had it say that
+        they ran nothing; else it may be running now.
         """
         moment, key = self.wish.occurrence, self.wish.keys[0]
         if moment is None:
@@ -226,8 +228,11 @@ class Claimant:
         over = ran is not None and ran.done >= moment
         if not (crashed or over):
             return None
-        terms = await self._call("history", self._store.history(key))
-        runs = [each for each in entries(terms) if each.said.occurrence == moment]
+        terms = await self._call("history", self._store.history(key, limit=_TERMS))
+        noted = [each for each in entries(terms) if each.said.occurrence == moment]
+        runs = [each for each in noted if each.ran]
+        if not over and noted and not runs and len(terms) < _TERMS:
+            return None  # whoever had it let go before anything was run, and said so
         if over or self.wish.on_crash is OnCrash.LEAVE:
             holder = runs[0].holder if runs else ""
             later = ran.done if ran is not None and ran.done > moment else None

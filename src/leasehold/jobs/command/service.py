@@ -24,7 +24,7 @@ import anyio
 from leasehold.core.ladder import Ladder
 from leasehold.errors import StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.command.bell import STOPS, Bell, Stopped
+from leasehold.jobs.command.bell import Bell, Stopped
 from leasehold.jobs.command.child import SIGNALLED
 from leasehold.jobs.command.judgement import LEFT_BEHIND, ended_run, lost_run, what_happened
 from leasehold.jobs.command.plan import IfHeld, environment
@@ -181,7 +181,7 @@ class Wrapper:
 
     def _unless_paused(self, wait: timedelta | None) -> Reservation | Held | Done | Verdict:
         waits = self._plan.standby or self._plan.if_held is IfHeld.WAIT
-        if not waits and (paused := self._paused()):
+        if not self._plan.standby and (paused := self._paused()):
             return paused
         answer = self._reserved(wait)
         if isinstance(answer, Reservation) and waits and (paused := self._paused_now(answer)):
@@ -208,7 +208,7 @@ class Wrapper:
                 answer = request.ask(wait=wait)
                 self._bell.check()
             except BaseException:
-                request.release(Parting(outcome=Outcome.HANDED_OVER, words=_NOTHING_RUN))
+                request.release(Parting(outcome=Outcome.NOTHING, words=_NOTHING_RUN))
                 raise
         if answer is None:
             raise Stopped(signal.SIGTERM)
@@ -219,10 +219,10 @@ class Wrapper:
         try:
             paused = self._paused()
         except StoreError:
-            reservation.release(outcome=Outcome.HANDED_OVER, words=_NOTHING_RUN)
+            reservation.release(outcome=Outcome.NOTHING, words=_NOTHING_RUN)
             raise
         if paused:
-            reservation.release(outcome=Outcome.HANDED_OVER, words="paused: nothing was run")
+            reservation.release(outcome=Outcome.NOTHING, words=f"paused: {_NOTHING_RUN}")
         return paused
 
     def _wait(self) -> timedelta | None:
@@ -293,7 +293,7 @@ class Wrapper:
     def _serve(self, reservation: Reservation) -> Verdict:
         """Run the command, and let go with the outcome."""
         # What holds if we are told to stop before the command was started.
-        outcome = Outcome.HANDED_OVER
+        outcome = Outcome.NOTHING
         verdict = Verdict(reason=Reason.STOPPED, code=Exit.LOST, message=_NOTHING_RUN)
         exit_code: int | None = None
         try:
@@ -316,22 +316,24 @@ class Wrapper:
         return verdict
 
     def _attempts(self, reservation: Reservation) -> tuple[Ended | None, int]:
-        """Run it until it succeeds or no attempt is left; None if it could never start."""
-        ended, attempt = None, 0
-        while self._may_start(reservation):
-            attempt += 1
-            ended = self._run(reservation, attempt)
-            if not self._tried_again(ended, attempt):
-                break
-            pause_s = self._plan.policy.pauses.pause_s(attempt, self._rng)
-            self._say(
-                f"{what_happened(ended)}: attempt {attempt + 1} of {self._plan.policy.retries + 1} "
-                f"in {pause_s:.1f} s"
-            )
-            stopped_by = self._pause(reservation, pause_s)
-            if stopped_by is not None:
-                ended = replace(ended, stopped_by=stopped_by)
-                break
+        """Run it until it succeeds or no attempt is left; None if it could never start.
+
+        Raises:
+            Stopped: somebody asked for the end before it was started at all.
+        """
+        ended: Ended | None = None
+        attempt = 0
+        try:
+            while self._may_start(reservation):
+                attempt += 1
+                ended = self._run(reservation, attempt)
+                if not self._tried_again(ended, attempt):
+                    break
+                self._pause_after(ended, attempt, reservation)
+        except Stopped as stopped:
+            if ended is None:
+                raise
+            ended = replace(ended, stopped_by=stopped.number)
         return ended, attempt
 
     def _run(self, reservation: Reservation, attempt: int) -> Ended:
@@ -378,20 +380,23 @@ class Wrapper:
             select.poll().poll(self._plan.limits.slice_s * 1000)
         return False
 
-    def _pause(self, reservation: Reservation, seconds: float) -> int | None:
-        """Wait while it is held; the number of a signal that asked for the end meanwhile."""
-        poll = select.poll()
-        poll.register(self._bell.descriptor, select.POLLIN)
+    def _pause_after(self, ended: Ended, attempt: int, reservation: Reservation) -> None:
+        """Wait before the next attempt, while it is held and nobody wants to have it.
+
+        Raises:
+            Stopped: somebody asked for the end.
+        """
+        seconds = self._plan.policy.pauses.pause_s(attempt, self._rng)
+        self._say(
+            f"{what_happened(ended)}: attempt {attempt + 1} of {self._plan.policy.retries + 1} "
+            f"in {seconds:.1f} s"
+        )
         until_s = self._clock.boottime_s() + seconds
         while reservation.why_lost is None and not self._asked:
             left_s = until_s - self._clock.boottime_s()
             if left_s <= 0:
-                break
-            poll.poll(min(left_s, self._plan.limits.slice_s) * 1000)
-            stops = [number for number in self._bell.heard() if number in STOPS]
-            if stops:
-                return stops[0]
-        return None
+                return
+            self._rest(min(left_s, self._plan.limits.slice_s))
 
     def _judged(self, ended: Ended | None, reservation: Reservation) -> tuple[Outcome, Verdict]:
         job = repr(self._plan.job)
@@ -403,10 +408,12 @@ class Wrapper:
             code = Exit.OK if self._plan.standby else Exit.LOST
             message = f"{job} was given away {to}"
             verdict = Verdict(reason=Reason.HANDED_OVER, code=code, message=message)
+            if ended is None:
+                return Outcome.NOTHING, verdict
             return (Outcome.OK if succeeded else Outcome.HANDED_OVER), verdict
         if lost is not None and ended is None:
             message = f"{job} was lost ({lost}) before the command was started"
-            return Outcome.LOST, Verdict(reason=Reason.LOST, code=Exit.LOST, message=message)
+            return Outcome.NOTHING, Verdict(reason=Reason.LOST, code=Exit.LOST, message=message)
         assert ended is not None  # noqa: S101 - it was neither lost nor given away
         if lost is not None:
             return lost_run(job, ended, self._plan.limits.on_loss.kind)

@@ -1,0 +1,112 @@
+"""A wrapper that lets go before its command was started: the occurrence is still open for all."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import pytest
+from tests.support.command_runs import CLOCK, until
+from tests.support.command_wrappers import JOB, Threaded, log_of, once, plan
+
+from leasehold.jobs import reserve
+from leasehold.jobs.claimant import Claimant
+from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command.plan import IfHeld
+from leasehold.jobs.command.service import Wrapper
+from leasehold.jobs.command.verdict import Reason
+from leasehold.jobs.entry import Outcome
+from leasehold.jobs.orders import pause, resume
+from leasehold.jobs.policy import OnCrash, Policy
+from leasehold.jobs.reservation import Reservation
+from leasehold.model import Ownership
+from leasehold.ports import Store
+from leasehold.stores import open_store
+
+pytestmark = pytest.mark.timeout(90)
+
+T = TypeVar("T")
+AT_TWO = datetime(2026, 1, 31, 2, tzinfo=UTC)
+AT_MOST_ONCE = {"occurrence": AT_TWO, "policy": Policy(on_crash=OnCrash.LEAVE)}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/leases.db"
+
+
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    made = Bell()
+    yield made
+    made.close()
+
+
+def with_store(url: str, act: Callable[[Store], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with open_store(url) as store:
+            return await act(store)
+
+    return anyio.run(run)
+
+
+def test_a_pause_that_comes_while_it_waits_costs_no_run(
+    url: str, bell: Bell, tmp_path: Path
+) -> None:
+    ran, wait = tmp_path / "ran", {"if_held": IfHeld.WAIT, **AT_MOST_ONCE}
+    with reserve(JOB, store=url):
+        patient = Threaded(plan=plan(url, "touch", str(ran), wait=None, **wait), bell=bell)
+        until(lambda: len(with_store(url, lambda store: store.peers("job"))) == 2)
+        with_store(url, lambda store: pause(store, JOB, by="ann", clock=CLOCK))
+    assert patient.end().reason is Reason.PAUSED
+    for _ in range(2):
+        assert once(url, "touch", str(ran), **wait).reason is Reason.PAUSED
+    with_store(url, lambda store: resume(store, JOB, clock=CLOCK))
+    assert once(url, "touch", str(ran), **AT_MOST_ONCE).code == 0
+    assert ran.exists()
+    newest, *older = log_of(url)
+    assert (newest.outcome, newest.said.attempt) == (Outcome.OK, 1)
+    assert [each.outcome for each in older] == [Outcome.NOTHING, Outcome.OK]
+
+
+def test_a_signal_right_after_the_claim_costs_no_run(
+    url: str, bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Claimant._open
+
+    async def signalled(claimant: Claimant, won: Mapping[str, Ownership]) -> None:
+        await opened(claimant, won)
+        bell._hear(signal.SIGTERM, None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Claimant, "_open", signalled)
+        verdict = Threaded(plan=plan(url, "true", **AT_MOST_ONCE), bell=bell).end()
+    assert (verdict.code, verdict.reason) == (143, Reason.STOPPED)
+    assert "nothing was run" in verdict.message
+    assert once(url, "true", **AT_MOST_ONCE).reason is Reason.ENDED
+    newest, stopped = log_of(url)
+    assert (newest.said.attempt, stopped.outcome) == (1, Outcome.NOTHING)
+
+
+def test_a_signal_between_two_attempts_does_not_say_that_nothing_was_run(
+    url: str, bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_start, asked = Wrapper._may_start, list[Reservation]()
+
+    def signalled(wrapper: Wrapper, reservation: Reservation) -> bool:
+        if asked:
+            bell._hear(signal.SIGTERM, None)
+        asked.append(reservation)
+        return may_start(wrapper, reservation)
+
+    monkeypatch.setattr(Wrapper, "_may_start", signalled)
+    policy = Policy(retries=1, retry_pause=timedelta(milliseconds=10))
+    verdict = Threaded(plan=plan(url, "sh", "-c", "exit 4", policy=policy), bell=bell).end()
+    assert (verdict.code, verdict.reason, verdict.attempt) == (4, Reason.STOPPED, 1)
+    (entry,) = log_of(url)
+    assert (entry.outcome, entry.said.exit_code) == (Outcome.KILLED, 4)
+    assert "nothing was run" not in entry.said.words + verdict.message
