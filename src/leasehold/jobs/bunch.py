@@ -30,10 +30,14 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
-    """A release that the store has not confirmed; without a note the term keeps the one it has."""
+    """A release that the store has not confirmed; without a note the term keeps the one it has.
+
+    With ``to`` the key is to be kept for that holder.
+    """
 
     proof: Ownership
     note: str
+    to: str | None = None
 
 
 class Bunch:
@@ -81,14 +85,14 @@ class Bunch:
         self.gone[key] = Gone(proof=proof, until_s=until_s)
         return True
 
-    def owe(self, key: str, note: str) -> None:
+    def owe(self, key: str, note: str, *, to: str | None = None) -> None:
         """It is to be given back: what is held, and what was lost and has stopped."""
         proof = self.held.pop(key, None)
         gone = self.gone.pop(key, None)
         proof = proof or (gone.proof if gone else None)
         if proof is not None:
             self._end(proof)
-            self.owed[key] = Owed(proof=proof, note=note)
+            self.owed[key] = Owed(proof=proof, note=note, to=to)
 
     def stray(self, resource: Resource, proof: Ownership) -> None:
         """The store says that a key is ours. If we know nothing of it, it is given back."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
@@ -26,6 +27,7 @@ import anyio
 from leasehold.errors import LeaseholdError, LeaseLost, StoreError, StoreUnusable
 from leasehold.jobs.holding import TRUST_OVER, Ground, new_identity
 from leasehold.jobs.lane import Lane
+from leasehold.jobs.settling import settle
 from leasehold.jobs.tenancy import Tenancy
 from leasehold.jobs.wish import DEFAULT_LEASE, GROUP, grace_s, leave_s, timing_of
 from leasehold.model import Mark, MarkRefusal, Note, Ownership
@@ -34,7 +36,6 @@ from leasehold.names import check_name, group_of
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from datetime import timedelta
 
     from leasehold.clock import Clock
     from leasehold.model import Checkpoint, Position, Resource
@@ -224,15 +225,18 @@ class Keyring:
         """
         return await self._turns.ask(_Take(wanted=dict(wanted), fresh=fresh))
 
-    async def release(self, notes: Mapping[str, str]) -> None:
+    async def release(
+        self, notes: Mapping[str, str], *, to: Mapping[str, str] | None = None
+    ) -> None:
         """Give keys back, each with its last note ("" leaves the one it has). Again is harmless.
 
-        Also for keys that were lost and whose work has stopped. When this returns the store has
+        ``to``: the holder that a key is kept for, for the length of the lease at most. Also for
+        keys that were lost and whose work has stopped. When this returns the store has
         heard of it; or it has not answered for 15 s, or one lease: then it is told later, or time
         ends it.
         """
         for key, note in notes.items():
-            self._keys.owe(key, note)
+            self._keys.owe(key, note, to=(to or {}).get(key))
         until_s = self._clock.boottime_s() + self._ground.leave_s
         failures = 0
         while any(key in self._keys.owed for key in notes):
@@ -348,10 +352,8 @@ class Keyring:
         owed = dict(self._keys.owed)
         if not owed:
             return
-        notes = {key: each.note for key, each in owed.items() if each.note}
-        proofs = [each.proof for each in owed.values()]
-        answer = self._store.release(proofs, notes=notes or None)
-        await self._tenancy.holding.call("release", answer)
+        holding, limit = self._tenancy.holding, timedelta(seconds=self._ground.timing.lease_s)
+        await settle(self._store, owed.values(), limit=limit, holding=holding)
         self._keys.settled(owed)
 
     async def _claim_all(self, takes: Sequence[_Take], won: dict[str, Ownership]) -> None:

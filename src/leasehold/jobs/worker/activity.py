@@ -56,6 +56,7 @@ class Activity:
         self.running = False
         self.cancel: Callable[[], None] | None = None
         self.reason: str | None = None
+        self.heir: str | None = None  # who is to have it next, if an operator named one
         self.lost = False
         self.stuck = False
         self.bell: anyio.Event | None = None  # rung when it is told, while somebody waits

@@ -268,7 +268,8 @@ class Runs:
             }
         )
         notes = {each.key: each.last_words(verdict).note() for each, verdict in batch}
-        await self._keyring.release(notes)
+        heirs = {each.key: each.heir for each, _ in batch if each.heir is not None}
+        await self._keyring.release(notes, to=heirs)
         for activity, verdict in batch:
             self.active.pop(activity.key, None)
             took_s = self._clock.boottime_s() - activity.began_s

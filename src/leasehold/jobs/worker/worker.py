@@ -307,6 +307,7 @@ class Worker:
         log.info("job %s is to be had by %s", activity.seat.job.name, by)
         self._scheduler.asked(activity.seat)
         if activity.plan.kind is Kind.SERVICE:  # all others end by themselves
+            activity.heir = by
             self._runs.stop(activity, STOPPED)
 
     def _stuck(self, activity: Activity) -> None:

@@ -1,0 +1,66 @@
+"""An operator names who is to have a service next: nobody else gets it in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.support.worker_sim import World
+
+from leasehold.jobs.entry import Entry, Outcome, entries
+from leasehold.model import EndReason
+from leasehold.names import job_key
+from leasehold.testing.sim.loop import run_simulated
+
+FOR_EVER_S = 1e6
+KEY = job_key("svc")
+
+
+async def moved(world: World, host: str) -> None:
+    """Ask for the service to be had by that node, and give it time."""
+    store = world.nodes[0].store
+    (heir,) = [each for each in await store.peers("job") if each.startswith(host)]
+    epoch = (await store.resources("job"))[KEY].epoch
+    assert await store.suggest(KEY, epoch=epoch, to=heir)
+    await asyncio.sleep(8)
+
+
+def runs_of(world: World) -> list[Entry]:
+    return [each for each in entries(world.server.registry.history(KEY, 50)) if each.ran]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_service_goes_to_the_worker_that_was_named(seed: int) -> None:
+    world = World(seed=seed)
+
+    async def story() -> None:
+        for _ in range(3):
+            world.start([world.job("svc", takes_s=FOR_EVER_S)])
+            await asyncio.sleep(3)
+        for host in ("host3", "host2", "host3", "host1"):
+            await moved(world, host)
+        assert [each.host for each in world.book] == ["host1", "host3", "host2", "host3", "host1"]
+        terms = world.server.registry.history(KEY, 50)
+        assert [each.reason for each in terms] == [None, *[EndReason.HANDED_OVER] * 4]
+        assert [each.outcome for each in runs_of(world)] == [None, *[Outcome.OK] * 4]
+        await world.stop(*world.nodes)
+
+    run_simulated(story())
+
+
+def test_a_service_whose_named_receiver_is_gone_is_had_by_one_that_lives() -> None:
+    world = World(seed=1)
+
+    async def story() -> None:
+        for _ in range(3):
+            world.start([world.job("svc", takes_s=FOR_EVER_S)])
+            await asyncio.sleep(3)
+        world.crash(world.nodes[2])
+        await moved(world, "host3")
+        await asyncio.sleep(30)
+        last = world.book[-1]
+        assert len(world.book) == 2
+        assert (last.host in {"host1", "host2"}, last.ended_s) == (True, None)
+        await world.stop(*world.nodes[:2])
+
+    run_simulated(story())
