@@ -7,9 +7,11 @@ import asyncio
 import pytest
 from tests.support.worker_sim import World
 
+from leasehold.jobs import orders
 from leasehold.jobs.entry import Entry, Outcome, entries
 from leasehold.model import EndReason
 from leasehold.names import job_key
+from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.loop import run_simulated
 
 FOR_EVER_S = 1e6
@@ -62,5 +64,41 @@ def test_a_service_whose_named_receiver_is_gone_is_had_by_one_that_lives() -> No
         assert len(world.book) == 2
         assert (last.host in {"host1", "host2"}, last.ended_s) == (True, None)
         await world.stop(*world.nodes[:2])
+
+    run_simulated(story())
+
+
+def test_a_service_that_was_begun_by_hand_can_be_handed_over_and_stops_at_once() -> None:
+    world = World(seed=1)
+
+    async def story() -> None:
+        first = world.start([world.job("svc", takes_s=FOR_EVER_S)])
+        await orders.want(first.store, "svc", by="me", clock=HostClock(first.host))
+        await asyncio.sleep(8)
+        world.start([world.job("svc", takes_s=FOR_EVER_S)])
+        await asyncio.sleep(5)
+        await moved(world, "host2")
+        assert [node.worker.held() for node in world.nodes] == [[], ["svc"]]
+        await moved(world, "host1")
+        stopped_s = world.now_s
+        await world.stop(*world.nodes)
+        assert world.now_s - stopped_s < 2.0
+
+    run_simulated(story())
+
+
+def test_a_service_that_is_begun_by_hand_stops_at_once_with_its_worker() -> None:
+    world = World(seed=1)
+
+    async def story() -> None:
+        only = world.start([world.job("svc", takes_s=FOR_EVER_S)])
+        await orders.want(only.store, "svc", by="me", clock=HostClock(only.host))
+        await asyncio.sleep(8)
+        assert only.worker.held() == ["svc"]
+        stopped_s = world.now_s
+        await world.stop(only)
+        assert world.now_s - stopped_s < 2.0
+        (run,) = runs_of(world)
+        assert (run.outcome, run.said.words) == (Outcome.OK, "stopped")
 
     run_simulated(story())

@@ -164,8 +164,9 @@ class Planner:
         wish = self.orders.wanted.get(job.name)
         ran = marks.ran(checkpoint) if job.schedule is not None else None
         done = None if ran is None else ran.done
-        if wish is not None:
-            return Plan(seat=seat, kind=Kind.BY_HAND, done=done, wish=wish)
+        if wish is not None:  # a service is one whoever wants it
+            kind = Kind.SERVICE if job.schedule is None else Kind.BY_HAND
+            return Plan(seat=seat, kind=kind, done=done, wish=wish)
         if job.schedule is not None and ran is None:
             return Plan(seat=seat, kind=Kind.BIRTH)
         wait_s = self._wait_s(seat, now)

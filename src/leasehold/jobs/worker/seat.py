@@ -28,7 +28,7 @@ class Kind(Enum):
     BIRTH = "birth"  # the schedule is new to the store: nothing is run
     SCHEDULED = "scheduled"
     SERVICE = "service"
-    BY_HAND = "by hand"  # an operator wants a run
+    BY_HAND = "by hand"  # an operator wants a run of a job that has a schedule
     START = "start"  # the worker has started
 
 
