@@ -412,7 +412,7 @@ def test_a_clock_that_is_set_back_or_forth_runs_nothing_twice() -> None:
     ran = seconds(world, "tick")
     assert ran[:7] == [10, 20, 30, 40, 50, 60, 70]
     assert len(ran) == len(set(ran))
-    assert max(ran) > 3600
+    assert ran[-1] == 140  # what lies ahead of the store's clock is not run yet
 
 
 def test_a_clock_that_is_set_back_holds_nothing_up() -> None:

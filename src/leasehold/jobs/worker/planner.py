@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.occurrence import Ran
     from leasehold.jobs.orders import Orders
+    from leasehold.jobs.worker.almanac import Almanac
     from leasehold.jobs.worker.seat import Seat
-    from leasehold.model import Checkpoint, Ownership
+    from leasehold.model import Checkpoint, Ownership, Term
     from leasehold.ports import Store
 
     T = TypeVar("T")
@@ -67,6 +68,7 @@ class Planner:
         keyring: Keyring,
         *,
         clock: Clock,
+        almanac: Almanac,
         pace: Pace,
         look_in: Callable[[Seat, float], None],
     ) -> None:
@@ -75,7 +77,8 @@ class Planner:
         self.read_s = -math.inf  # what is known is as old as that, and is never made younger
         self.not_before_s = -math.inf
         self._store, self._keyring = store, keyring
-        self._clock, self._pace, self._look_in = clock, pace, look_in
+        self._clock, self._almanac = clock, almanac
+        self._pace, self._look_in = pace, look_in
 
     # ------------------------------------------------------------ what is known
 
@@ -124,6 +127,11 @@ class Planner:
         log_ = await self._log(key)
         return any(each.epoch >= epoch and each.outcome in _RUN for each in log_)
 
+    async def newest_term(self, key: str) -> Term | None:
+        """The last reservation of a job, as the store has it."""
+        terms = await self.answered(self._store.history(key, limit=1))
+        return terms[0] if terms else None
+
     async def _log(self, key: str) -> list[Entry]:
         return entries(await self.answered(self._store.history(key, limit=_TERMS)))
 
@@ -144,7 +152,7 @@ class Planner:
         self, seats: Iterable[Seat], stored: Mapping[str, Checkpoint], *, fresh: bool
     ) -> list[Plan]:
         """What is to be reserved now. ``fresh``: the jobs are ours, so nobody else runs them."""
-        now = self._clock.utc_now()
+        now = self._almanac.now()
         found = []
         for seat in seats:
             try:
@@ -178,6 +186,7 @@ class Planner:
         if job.schedule is None or ran is None or checkpoint is None:
             return Plan(seat=seat, kind=Kind.SERVICE)
         seat.compare(checkpoint)
+        seat.note_ahead(ran.done, now, self._pace.late)
         return self._scheduled(seat, job.schedule, ran, now, fresh=fresh)
 
     def _wait_s(self, seat: Seat, now: datetime) -> float:

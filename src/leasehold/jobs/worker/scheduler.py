@@ -7,6 +7,7 @@ Guarantees:
 - What was read before the reservation is believed only if nobody had the job in between: the epoch
   says so. Else it is read once more, under the reservation.
 - A store in trouble is waited for with growing pauses. Nothing is run meanwhile.
+- No occurrence is begun, or marked, much before its time by the store's clock: see ``Almanac``.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from leasehold.jobs.worker.seat import Kind, Plan, Seat
 if TYPE_CHECKING:
     import random
     from collections.abc import Container, Mapping, Sequence
+    from datetime import datetime
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.worker.activity import Verdict
+    from leasehold.jobs.worker.almanac import Almanac
     from leasehold.jobs.worker.planner import Pace
     from leasehold.jobs.worker.runs import Runs
     from leasehold.model import Ownership, Position
@@ -67,6 +70,7 @@ class Scheduler:
         clock: Clock,
         rng: random.Random,
         pace: Pace,
+        almanac: Almanac,
     ) -> None:
         """All jobs are looked at in the first turn. ``me``: what each note begins with."""
         self.seats = seats
@@ -76,9 +80,13 @@ class Scheduler:
         self._numbers = {each.job.name: each.number for each in seats}
         self._agenda = Agenda()
         self._bell = anyio.Event()
-        self._planner = Planner(store, keyring, clock=clock, pace=pace, look_in=self._look)
+        self._almanac = almanac
+        self._planner = Planner(
+            store, keyring, clock=clock, almanac=almanac, pace=pace, look_in=self._look
+        )
         self._crowded: set[int] = set()
         self._drift_s = 0.0
+        self._in_trouble = False
         self.runs: Runs
 
     # ------------------------------------------------------------ turns
@@ -93,9 +101,9 @@ class Scheduler:
             due = [self.seats[number] for number in self._agenda.due(self._now_s())]
             try:
                 await self._turn(due)
-                failures = 0
+                failures, self._in_trouble = 0, False
             except (StoreError, LeaseLost) as error:
-                failures += 1
+                failures, self._in_trouble = failures + 1, True
                 pause_s = TROUBLE.pause_s(failures, self._rng)
                 log.warning("no turn, failure %d, again in %.1f s: %s", failures, pause_s, error)
                 for seat in due:
@@ -207,7 +215,7 @@ class Scheduler:
             job.schedule,
             done=running,
             started=None,
-            now=self._clock.utc_now(),
+            now=self._almanac.now(),
             rules=job.policy,
             place=Place.HERE,
             shift=job.shift,
@@ -245,9 +253,12 @@ class Scheduler:
         wanted = {key: replace(each, outcome=Outcome.NOTHING).note() for key, each in said.items()}
         for plan in plans:  # until more is known
             self._look(plan.seat, _WAIT_S.get(plan.kind, _USUAL_WAIT_S))
+        sent = self._clock.utc_now()
         won = dict(await self._keyring.take(wanted))
+        answered = self._clock.utc_now()
         born: set[str] = set()
         try:
+            await self._compare_clocks(won, sent, answered)
             ours = [plan for plan in plans if plan.key in won and not self.stopping]
             # Only now: a wish whose job somebody else has would be taken and given back for ever.
             wishes = {_order_key(plan): "" for plan in ours if plan.wish is not None}
@@ -266,6 +277,25 @@ class Scheduler:
         for plan in plans:
             if plan.kind is Kind.START and plan.key not in won:
                 self._meet(plan)
+
+    async def _compare_clocks(
+        self, won: Mapping[str, Ownership], sent: datetime, answered: datetime
+    ) -> None:
+        """The store knows when a reservation began. After trouble it may be one of before."""
+        if not won or self._in_trouble or not self._almanac.outdated:
+            return
+        key, proof = next(iter(won.items()))
+        term = await self._planner.newest_term(key)
+        if term is not None and term.epoch == proof.epoch:
+            self._almanac.compare(term.started_at, sent=sent, answered=answered)
+
+    def _timely(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Those whose time has come, as far as the clocks are known by now."""
+        now = self._almanac.now()
+        early = [plan for plan in plans if plan.due is not None and plan.due > now]
+        for plan in early:
+            self._look(plan.seat, 0.0)
+        return [plan for plan in plans if plan not in early]
 
     async def _give_back(self, said: Mapping[str, Said | None]) -> None:
         if said:
@@ -320,7 +350,7 @@ class Scheduler:
         """
         if not plans:
             return set()
-        plans = await self._verified(plans, won, seen)
+        plans = await self._verified(self._timely(plans), won, seen)
         plans = await self._still_starting(plans)
         said = await self._counted(plans, won, said)
         if self.stopping:
@@ -340,7 +370,7 @@ class Scheduler:
         self, plans: Sequence[Plan], won: Mapping[str, Ownership], said: Mapping[str, Said]
     ) -> None:
         """Begin what is marked as begun, or needs no mark."""
-        now, now_s = self._clock.utc_now(), self._clock.boottime_s()
+        now, now_s = self._almanac.now(), self._clock.boottime_s()
         for plan in plans:
             # What has its mark by now is run nevertheless: with ``leave`` nobody else would.
             late = self.stopping and plan.occurrence is None and plan.wish is None
@@ -369,12 +399,12 @@ class Scheduler:
                     sure.append(plan)
                 else:
                     self._look(plan.seat, 0.0)
-        now = self._clock.utc_now()
+        now = self._almanac.now()
         return [plan for plan in sure if self._planner.ordered(plan, won, now)]
 
     def _mark(self, plan: Plan) -> Position | None:
         if plan.kind is Kind.BIRTH:
-            return plan.seat.signed(marks.born(self._clock.utc_now()))
+            return plan.seat.signed(marks.born(self._almanac.now()))
         if plan.occurrence is not None:
             return plan.seat.signed(marks.started(plan.occurrence))
         return None

@@ -59,6 +59,7 @@ class Seat:
     failures: int = 0
     not_before_s: float = 0.0
     _late: datetime | None = None
+    _ahead: datetime | None = None
     _others: set[str] = field(default_factory=set)
 
     def signed(self, position: Position) -> Position:
@@ -77,6 +78,19 @@ class Seat:
                 self.job.words,
                 theirs,
             )
+
+    def note_ahead(self, done: datetime, now: datetime, tolerance: timedelta) -> None:
+        """Warn once if all is done up to a moment that is still to come."""
+        if done == self._ahead or done - now <= tolerance:
+            return
+        self._ahead = done
+        log.warning(
+            "job %s is marked as done up to %s, which is %.0f s from now: a clock was wrong; "
+            "nothing of its schedule is run before",
+            self.job.name,
+            done.isoformat(),
+            (done - now).total_seconds(),
+        )
 
     def note_late(self, occurrence: datetime, now: datetime, tolerance: timedelta) -> None:
         """Warn once if nobody has run an occurrence for a while after its time."""
@@ -113,6 +127,11 @@ class Plan:
     def key(self) -> str:
         """What is to be reserved."""
         return self.seat.job.key
+
+    @property
+    def due(self) -> datetime | None:
+        """When its occurrence is to be run; None if it has none."""
+        return None if self.occurrence is None else self.occurrence + self.seat.job.shift
 
 
 def _short(words: str) -> str:

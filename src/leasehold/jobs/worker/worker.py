@@ -25,6 +25,7 @@ from leasehold.errors import InvalidOptions, StoreUnavailable
 from leasehold.jobs.entry import Said
 from leasehold.jobs.keyring import Keyring
 from leasehold.jobs.worker.activity import STOPPED
+from leasehold.jobs.worker.almanac import Almanac
 from leasehold.jobs.worker.definition import checked
 from leasehold.jobs.worker.launch import Launcher
 from leasehold.jobs.worker.planner import Pace
@@ -51,6 +52,7 @@ REPORT_S = 15.0
 _DAY_S = 86400.0
 _MOST_NAMED = 8
 _MOST_TRIES = 10
+_EARLY = 0.25  # of the lease: so much before its time an occurrence may be run
 
 
 class Worker:
@@ -181,10 +183,11 @@ class Worker:
 
     async def _work(self, store: Store, tasks: anyio.abc.TaskGroup) -> None:
         assert self._sides is not None  # noqa: S101 - run sets it
+        lease = min(job.lease for job in self.jobs)
         keyring = self._keyring = Keyring(
             store,
             name=self.name,
-            lease=min(job.lease for job in self.jobs),
+            lease=lease,
             clock=self._clock,
             rng=self._rng,
             on_lost=self._lost,
@@ -203,6 +206,7 @@ class Worker:
             clock=self._clock,
             rng=self._rng,
             pace=self._pace,
+            almanac=Almanac(self._clock, most_early_s=lease.total_seconds() * _EARLY),
         )
         runs = self._runs = scheduler.runs = Runs(
             keyring,

@@ -1,0 +1,73 @@
+"""The wall clock of a worker, held against that of the store.
+
+A mark never goes back. So one node whose clock is far ahead could mark occurrences as done that lie
+in the future of all others, and nobody would run them. What the store says of the beginning of a
+reservation tells how wrong the clock of this node is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from leasehold.clock import Clock
+
+log = logging.getLogger("leasehold.jobs")
+
+_GOOD_FOR_S = 120.0
+_WORTH_WORDS_S = 1.0
+_WORDS_EVERY_S = 600.0
+
+
+class Almanac:
+    """What time it is for schedules: by the wall clock, but never much later than in the store."""
+
+    def __init__(self, clock: Clock, *, most_early_s: float) -> None:
+        """Nothing is known of the store's clock yet: the wall clock is believed."""
+        self._clock = clock
+        self._most_early_s = most_early_s
+        self._ahead_s = 0.0
+        self._drift_s = 0.0
+        self._compared_s = -math.inf
+        self._warned_s = -math.inf
+
+    def now(self) -> datetime:
+        """The wall clock, or ``most_early_s`` after the store's, whichever shows less.
+
+        A clock that is set meanwhile is seen through; what is older than two minutes is forgotten.
+        """
+        excess_s = self._ahead() - self._most_early_s
+        return self._clock.utc_now() - timedelta(seconds=max(0.0, excess_s))
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the clocks should be compared when there is a chance to."""
+        return self._clock.boottime_s() - self._compared_s >= _GOOD_FOR_S
+
+    def compare(self, at: datetime, *, sent: datetime, answered: datetime) -> None:
+        """The store did something at ``at`` by its clock, between these moments by ours."""
+        ahead_s, behind_s = (sent - at).total_seconds(), (at - answered).total_seconds()
+        self._ahead_s = max(0.0, ahead_s)
+        self._drift_s = self._drift()
+        self._compared_s = self._clock.boottime_s()
+        wrong_s = max(ahead_s, behind_s)
+        if wrong_s > _WORTH_WORDS_S and self._compared_s - self._warned_s >= _WORDS_EVERY_S:
+            self._warned_s = self._compared_s
+            log.warning(
+                "the clock of this machine is %.1f s %s that of the store: set one of them right; "
+                "no occurrence is begun more than %.3g s before its time in the store",
+                wrong_s,
+                "ahead of" if ahead_s > 0 else "behind",
+                self._most_early_s,
+            )
+
+    def _ahead(self) -> float:
+        return 0.0 if self.outdated else self._ahead_s + self._drift() - self._drift_s
+
+    def _drift(self) -> float:
+        return self._clock.utc_now().timestamp() - self._clock.boottime_s()
