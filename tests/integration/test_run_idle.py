@@ -13,6 +13,7 @@ import pytest
 from tests.support.command_runs import CLOCK, until
 from tests.support.command_wrappers import JOB, Threaded, log_of, once, plan
 
+from leasehold.errors import LeaseLost
 from leasehold.jobs import reserve
 from leasehold.jobs.claimant import Claimant
 from leasehold.jobs.command.bell import Bell
@@ -90,6 +91,24 @@ def test_a_signal_right_after_the_claim_costs_no_run(
     assert once(url, "true", **AT_MOST_ONCE).reason is Reason.ENDED
     newest, stopped = log_of(url)
     assert (newest.said.attempt, stopped.outcome) == (1, Outcome.NOTHING)
+
+
+@pytest.mark.parametrize(("losses", "code"), [(2, 0), (10_000, 69)])
+def test_a_lease_that_is_lost_while_reserving_is_trouble_of_the_store(
+    url: str, monkeypatch: pytest.MonkeyPatch, losses: int, code: int
+) -> None:
+    take, lost = Claimant.take, list[LeaseLost]()
+
+    async def slept(claimant: Claimant, *, wait_s: float | None) -> object:
+        if len(lost) < losses:
+            lost.append(LeaseLost("it slept too long", key="me", reason="trust window over"))
+            raise lost[-1]
+        return await take(claimant, wait_s=wait_s)
+
+    monkeypatch.setattr(Claimant, "take", slept)
+    verdict = once(url, "true", **AT_MOST_ONCE)
+    assert verdict.code == code
+    assert verdict.reason is (Reason.UNREACHABLE if code else Reason.ENDED)
 
 
 def test_a_signal_between_two_attempts_does_not_say_that_nothing_was_run(

@@ -55,6 +55,7 @@ def leasehold(
         ["--job", "j", "--occurrence", "soon", "--", "true"],
         ["--job", "j", "--standby", "--occurrence", "cron", "--cron", "@daily", "--", "true"],
         ["--job", "j", "--store", "nonsense", "--", "true"],
+        ["--job", "j", "--store", "memory://", "--", "true"],
     ],
 )
 def test_what_is_wrong_is_said_with_the_code_of_sysexits(
@@ -64,6 +65,20 @@ def test_what_is_wrong_is_said_with_the_code_of_sysexits(
     assert done.code == 64
     assert done.err.strip()
     assert done.raw == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["run", "--job", "j", "--", "true"], 64), (["worker", "tests.support.worker_jobs"], 2)],
+)
+def test_a_store_that_no_other_process_sees_is_refused(
+    leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_STORE", "Memory://")
+    done = leasehold(*words)
+    assert done.code == code
+    assert "lives in this process alone" in done.err
+    assert "sqlite:///leases.db" in done.err
 
 
 def test_options_behind_the_command_are_its_own(leasehold: CommandLine, tmp_path: Path) -> None:
@@ -180,6 +195,21 @@ def test_which_occurrence_is_reserved() -> None:
         _occurrence("2026-01-31T02:05:00Z", None, standby=False, clock=clock)
     with pytest.raises(UsageError, match="needs a schedule"):
         _occurrence("cron", None, standby=False, clock=clock)
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [("01:59:59.500", "2026-01-30T02:00"), ("02:00:00", "2026-01-31T02:00")],
+)
+def test_an_occurrence_is_reserved_when_its_moment_has_come_and_not_before(
+    now: str, found: str
+) -> None:
+    class At(SystemClock):
+        def utc_now(self) -> datetime:
+            return datetime.fromisoformat(f"2026-01-31T{now}+00:00")
+
+    at = _occurrence("cron", parse_schedule("0 2 * * *"), standby=False, clock=At())
+    assert at == datetime.fromisoformat(f"{found}+00:00")
 
 
 def test_one_that_a_later_one_has_overtaken_is_not_said_to_be_done() -> None:

@@ -145,3 +145,15 @@ def test_the_last_ten_reservers_newest_first_and_one_in_a_row_is_one() -> None:
 def test_what_an_operator_has_reset_is_no_reservation() -> None:
     log = entries([term(2), term(1, reason=EndReason.RESET, holder="operator")])
     assert [entry.epoch for entry in log] == [2]
+
+
+def test_what_its_holder_has_killed_is_killed_though_only_time_has_ended_its_term() -> None:
+    note = Said(outcome=Outcome.KILLED, words="timeout: it did not stop").note()
+    killed = Entry.of(term(1, reason=EndReason.EXPIRED, note=note))
+    assert (killed.outcome, killed.duration) == (Outcome.KILLED, None)
+    for outcome in set(Outcome) - {Outcome.KILLED}:
+        note = Said(outcome=outcome).note()
+        assert Entry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
+    for reason in (EndReason.STOLEN, EndReason.BROKEN):
+        note = Said(outcome=Outcome.KILLED).note()
+        assert Entry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -66,3 +67,25 @@ def test_a_worker_that_slept_through_its_lease_between_two_attempts_begins_no_ot
         (Outcome.OK, 2),
         (Outcome.EXPIRED, 1),
     ]
+
+
+def test_the_log_says_killed_of_a_run_that_was_ended_with_its_process() -> None:
+    world = World(seed=1)
+
+    async def deaf(_: Run) -> None:
+        while world.now_s < 140:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1.0)
+
+    async def story() -> None:
+        made = world.job("n", every="60s", then=deaf, timeout=timedelta(seconds=5))
+        node = world.start([made], on_stuck=lambda _: world.crash(node))
+        await asyncio.sleep(120)
+        other = world.start([world.job("m", every="1h")])
+        await asyncio.sleep(30)
+        await world.stop(other)
+
+    run_simulated(story())
+    terms = world.server.registry.history(job_key("n"), 9)
+    (entry,) = [each for each in entries(terms) if each.ran]
+    assert (entry.outcome, entry.said.words) == (Outcome.KILLED, "timeout: it did not stop")

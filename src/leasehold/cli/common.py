@@ -43,6 +43,7 @@ _BYTES: dict[str, int] = {
     **{f"{letter}ib": 1 << 10 * (power + 1) for power, letter in enumerate("kmgt")},
 }
 _SQLITE = "sqlite:///"
+_MEMORY = "memory:"
 _NO_LIMIT = 100_000  # columns, for whoever is no terminal
 _LEAST_FOLDED = 16
 _GAP = 2  # between two columns
@@ -113,6 +114,21 @@ def store_url(given: str | None, *, make: bool = False) -> str:
             f"there is no store {given}: check the path; `leasehold log create` makes a new one"
         )
     return given
+
+
+def shared_store_url(given: str | None) -> str:
+    """The store of something that others must not run beside; a SQLite file may come to life.
+
+    Raises:
+        UsageError: none was given, or one that no other process can see.
+    """
+    url = store_url(given, make=True)
+    if url.lower().startswith(_MEMORY):
+        raise UsageError(
+            f"{url} lives in this process alone: nothing would keep another one from running the "
+            "same. Use sqlite:///leases.db on one machine, postgresql://user@host/database on more"
+        )
+    return url
 
 
 # ------------------------------------------------------------ durations and sizes

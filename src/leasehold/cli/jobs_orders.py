@@ -109,7 +109,10 @@ def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
                 err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
                 return
             await orders.want(desk.store, job, by=_me(), why=why, clock=desk.clock)
-            err.print(f"asked: the next node of {job!r} that is free runs it once")
+            err.print(
+                "asked: the next worker, or `leasehold run --standby` with a schedule, that has "
+                f"{job!r} and is free runs it once; nobody else hears it"
+            )
             if view.held:
                 err.print(f"it runs at this moment: {now_there(view)}; then once more")
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from leasehold.cli.common import StoreUrl, duration, err, store_url
+from leasehold.cli.common import StoreUrl, duration, err, shared_store_url
 from leasehold.clock import Clock, SystemClock, system_random
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import LeaseholdError, StoreError, UsageError
@@ -37,6 +37,7 @@ _CRON, _NOW = "cron", "now"
 _LARGEST_EXIT = 255
 _SQLITE = "sqlite:"
 _FILE_MODE = 0o644  # as SQLite does
+_TICK = timedelta(microseconds=1)
 _SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may be ahead
 _MISUSED = 2  # what Typer leaves with
 # Nobody needs to hear of these away from a terminal: cron would send mail for every word.
@@ -162,7 +163,7 @@ def run(
         plan = Plan(
             job=job,
             command=command,
-            store=store_url(store, make=True),
+            store=shared_store_url(store),
             lease=length,
             limits=_limits(job, length, grace=grace, timeout=limit, on_lost=on_lost),
             if_held=held,
@@ -270,7 +271,7 @@ def _occurrence(
     if word in {None, _CRON}:
         if schedule is None:
             raise UsageError("--occurrence cron needs a schedule: give --cron or --every")
-        found = schedule.previous(clock.utc_now() + timedelta(seconds=1))
+        found = schedule.previous(clock.utc_now() + _TICK)  # it may be due at this very moment
         if found is None:
             raise UsageError(f"{schedule.text!r} has no occurrence before now: nothing is due")
         return found

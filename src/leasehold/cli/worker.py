@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.common import StoreUrl, counted, duration, err, store_url
+from leasehold.cli.common import StoreUrl, counted, duration, err, shared_store_url
 from leasehold.cli.process_handler import imported
 from leasehold.clock import Clock, SystemClock
 from leasehold.errors import UsageError
@@ -53,7 +53,7 @@ def worker(
     Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all is released at once, and the exit code is 0. A second one, a second later or more, ends it at once. A function that can not be stopped is ended with the process, with exit code 1.
     """  # noqa: E501
     limit = duration(grace, option="--grace", most="1d")
-    url = store_url(store, make=True)
+    url = shared_store_url(store)
     jobs = load_jobs(module)
     clock = SystemClock()
     with _heard(_Lines(clock)) as lines:

@@ -134,6 +134,7 @@ class Entry:
     ended_at: datetime | None
     outcome: Outcome | None
     said: Said
+    timed_out: bool = False  # time ended it, at some moment that nobody saw
 
     @property
     def duration(self) -> timedelta | None:
@@ -141,7 +142,7 @@ class Entry:
 
         One that expired was over at some time before its end was seen, and nobody saw when.
         """
-        if self.ended_at is None or self.outcome is Outcome.EXPIRED:
+        if self.ended_at is None or self.timed_out:
             return None
         return self.ended_at - self.started_at
 
@@ -155,7 +156,10 @@ class Entry:
         """The entry that a term is."""
         said = Said.of(term.note)
         reason = None if term.reason is None else _BY_REASON.get(term.reason, Outcome.OK)
-        spoken = term.reason in (EndReason.RELEASED, EndReason.HANDED_OVER)
+        timed_out = term.reason is EndReason.EXPIRED
+        # What is stuck is ended with its process, which says so before: only time ends the term.
+        killed = timed_out and said.outcome is Outcome.KILLED
+        spoken = killed or term.reason in (EndReason.RELEASED, EndReason.HANDED_OVER)
         return cls(
             epoch=term.epoch,
             holder=term.holder,
@@ -163,6 +167,7 @@ class Entry:
             ended_at=term.ended_at,
             outcome=(said.outcome or reason) if spoken else reason,
             said=said,
+            timed_out=timed_out,
         )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from leasehold.core.ladder import Ladder
-from leasehold.errors import StoreError, StoreUnavailable
+from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.command.bell import Bell, Stopped
 from leasehold.jobs.command.child import SIGNALLED
@@ -140,7 +140,7 @@ class Wrapper:
         self._asked, self._heir = False, None
         try:
             answer = self._patiently()
-        except StoreError as error:
+        except (StoreError, LeaseLost) as error:
             return Verdict(
                 reason=Reason.UNREACHABLE,
                 code=Exit.UNREACHABLE,
@@ -159,6 +159,7 @@ class Wrapper:
 
         Raises:
             StoreError: the store can not be asked, and that is not waited for any longer.
+            LeaseLost: the same, of a lease that ended before it was of use.
             Stopped: somebody asked for the end.
         """
         wait, lease_s = self._wait(), self._plan.limits.lease_s
@@ -170,7 +171,7 @@ class Wrapper:
             left_s = max(0.0, until_s - self._clock.boottime_s())
             try:
                 return self._unless_paused(None if wait is None else timedelta(seconds=left_s))
-            except StoreUnavailable as error:
+            except (StoreUnavailable, LeaseLost) as error:
                 failures += 1
                 pause_s = pauses.pause_s(failures, self._rng)
                 end_s = max(until_s, began_s + lease_s)

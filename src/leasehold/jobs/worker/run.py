@@ -71,7 +71,10 @@ class Run:
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the work must stop: raise, or return, at once."""
+        """Set when the work must stop: raise at once, as ``check`` does.
+
+        A function that returns has done its work: its occurrence would count as done.
+        """
         with _EVENTS:  # made on demand: most runs never ask for it
             if self._lost is None:
                 self._lost = threading.Event()
