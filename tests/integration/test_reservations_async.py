@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tests.support.postgres import database
 
 from leasehold.clock import SystemClock
 from leasehold.errors import JobDone, JobHeld, LeaseLost
@@ -32,9 +34,13 @@ LEASE = timedelta(seconds=3)
 TWO = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/leases.db"
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/leases.db"
+        return
+    with database() as made:
+        yield made
 
 
 async def log(url: str) -> list[Entry]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
+from tests.support.pausing import pause
 from tests.support.rolling_restart import APART, OCCURRENCES, WORKERS, RollingRestart
-from tests.support.worker_place import Place
+from tests.support.worker_place import Place, stop, until
+
+from leasehold.stores import open_store
 
 COMMAND = ("-c", "from leasehold.cli.app import run; run()", "worker")
 
@@ -17,6 +23,54 @@ def place(tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path)
     yield made
     made.end()
+
+
+@pytest.mark.spec("J2", "J5")
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_what_a_worker_has_begun_is_run_by_another_and_written_once(
+    place: Place, number: signal.Signals
+) -> None:
+    jobs = "tests.support.worker_jobs:careful"
+    first = place.start(*COMMAND, jobs)
+    place.await_lines("begins", 1)
+    second = place.start(*COMMAND, jobs)
+    until(lambda: known(place) == 2)
+    begun = len(begun_by(place, first))
+    until(lambda: len(begun_by(place, first)) > begun)
+    interrupted = begun_by(place, first)[-1]
+    if number is signal.SIGSTOP:
+        pause(first.pid, place.url)
+    else:
+        first.kill()
+    until(lambda: interrupted in written(place) and bool(begun_by(place, second)))
+    if number is signal.SIGSTOP:
+        first.send_signal(signal.SIGCONT)
+    after = len(written(place))
+    until(lambda: len(written(place)) > after + 2)
+    stop(second)
+    if number is signal.SIGSTOP:
+        stop(first)
+    seconds = written(place)
+    assert interrupted in seconds
+    assert len(seconds) == len(set(seconds))
+    epochs = [int(line[2]) for line in place.lines("wrote")]
+    assert epochs == sorted(set(epochs))
+
+
+def known(place: Place) -> int:
+    async def peers() -> int:
+        async with open_store(place.url) as store:
+            return len(await store.peers("job"))
+
+    return anyio.run(peers)
+
+
+def begun_by(place: Place, worker: subprocess.Popen[bytes]) -> list[int]:
+    return [int(line[1]) for line in place.lines("begins") if int(line[3]) == worker.pid]
+
+
+def written(place: Place) -> list[int]:
+    return [int(line[1]) for line in place.lines("wrote")]
 
 
 @pytest.mark.spec("J5")

@@ -34,3 +34,15 @@ async def blocking(run: Run) -> None:
     run.check()
     write("blocking", "holds", run.epoch)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@job("careful", every="1s", lease=LEASE, catch_up="all", overlap="queue")
+def careful(run: Run) -> None:
+    """Takes a while, and writes only if it is still reserved then."""
+    assert run.occurrence is not None
+    second = int(run.occurrence.timestamp())
+    write("begins", second, run.attempt, os.getpid())
+    for _ in range(20):
+        run.lost.wait(0.02)
+        run.check()
+    write("wrote", second, run.epoch, os.getpid())

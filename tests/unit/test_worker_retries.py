@@ -79,7 +79,7 @@ def test_the_log_says_killed_of_a_run_that_was_ended_with_its_process() -> None:
 
     async def story() -> None:
         made = world.job("n", every="60s", then=deaf, timeout=timedelta(seconds=5))
-        node = world.start([made], on_stuck=lambda _: world.crash(node))
+        world.start([made], on_stuck=lambda _: world.crash(world.nodes[0]))
         await asyncio.sleep(120)
         other = world.start([world.job("m", every="1h")])
         await asyncio.sleep(30)
