@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -102,12 +103,19 @@ def log_of(url: str, job: str = JOB) -> list[Entry]:
 class Alone:
     """``leasehold run`` as a process. Its command writes its token and process id into a file."""
 
-    def __init__(self, url: str, folder: Path, *options: str, command: list[str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        *options: str,
+        command: list[str],
+        program: Sequence[str | Path] = (LEASEHOLD,),
+    ) -> None:
         self.errors = folder / f"errors-{len(list(folder.iterdir()))}"
         words = ["--job", JOB, "--store", url, "--lease", f"{LEASE_S:g}s", *options, "--", *command]
         with self.errors.open("wb") as errors:
             self.popen = subprocess.Popen(
-                [LEASEHOLD, "run", *words],
+                [*program, "run", *words],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

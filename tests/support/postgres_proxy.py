@@ -21,7 +21,7 @@ class Proxy:
 
     ``cut_before``: the server never sees it. ``cut_after``: the server answers, and the answer is
     dropped. ``cut_after_once``: the same, but only the first time. ``hold``: it is kept until
-    ``go`` is set; ``seen`` tells that it has come.
+    ``go`` is set; ``seen`` tells that it has come. ``late_s``: each answer comes so much later.
     """
 
     def __init__(self, url: str) -> None:
@@ -31,6 +31,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
         self.at_commit = "pass"
+        self.late_s = 0.0
         self.seen, self.go = threading.Event(), threading.Event()
         user, database = given.get("user", "postgres"), given["dbname"]
         port = self._door.getsockname()[1]
@@ -88,6 +89,8 @@ class Proxy:
                     if self.at_commit == "cut_after_once":
                         self.at_commit = "pass"
                     break
+                if self.late_s:
+                    threading.Event().wait(self.late_s)
                 client.sendall(data)
         _shut(client)
         _shut(server)
