@@ -31,25 +31,25 @@ def test_what_a_worker_has_begun_is_run_by_another_and_written_once(
     place: Place, number: signal.Signals
 ) -> None:
     jobs = "tests.support.worker_jobs:careful"
-    first = place.start(*COMMAND, jobs)
-    place.await_lines("begins", 1)
-    second = place.start(*COMMAND, jobs)
+    workers = [place.start(*COMMAND, jobs) for _ in range(2)]
     until(lambda: known(place) == 2)
-    begun = len(begun_by(place, first))
-    until(lambda: len(begun_by(place, first)) > begun)
-    interrupted = begun_by(place, first)[-1]
+    place.await_lines("begins", len(place.lines("begins")) + 1)
+    _, second, _, pid = place.lines("begins")[-1]
+    victim, other = sorted(workers, key=lambda each: each.pid != int(pid))
     if number is signal.SIGSTOP:
-        pause(first.pid, place.url)
+        pause(victim.pid, place.url)
     else:
-        first.kill()
-    until(lambda: interrupted in written(place) and bool(begun_by(place, second)))
+        victim.kill()
+    interrupted = int(second)
+    begun = len(begun_by(place, other))
+    until(lambda: interrupted in written(place) and len(begun_by(place, other)) > begun)
     if number is signal.SIGSTOP:
-        first.send_signal(signal.SIGCONT)
+        victim.send_signal(signal.SIGCONT)
     after = len(written(place))
     until(lambda: len(written(place)) > after + 2)
-    stop(second)
+    stop(other)
     if number is signal.SIGSTOP:
-        stop(first)
+        stop(victim)
     seconds = written(place)
     assert interrupted in seconds
     assert len(seconds) == len(set(seconds))
