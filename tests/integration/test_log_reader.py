@@ -325,6 +325,26 @@ def test_a_bit_that_flipped_on_one_volume_is_read_from_the_other(place: Place, a
         all_of(place.reader())
 
 
+@pytest.mark.parametrize("at", ["header", "events"])
+def test_damage_is_told_again_to_whoever_asks_again(place: Place, at: str) -> None:
+    owner = place.owner()
+    owner.add([numbered(0)])
+    header = owner.add([numbered(1, size=1000)]).header
+    reader = place.reader()
+    assert reader.read() is not None
+    for volume in (0, 1):
+        where = header.position + (10 if at == "header" else FRAME_HEADER_BYTES + 1000)
+        flip(place, volume, at=where, path=owner.path)
+    for _ in range(3):
+        with pytest.raises(DataDamaged):
+            reader.read()
+    for volume in (0, 1):  # mended by hand
+        flip(place, volume, at=where, path=owner.path)
+    batch = reader.read()
+    assert batch is not None
+    assert [event.sequence_number for event in batch] == [1]
+
+
 @pytest.mark.parametrize("verify", [True, False])
 def test_who_needs_no_bodies_reads_all_else_though_they_are_damaged(
     place: Place, verify: bool

@@ -92,6 +92,9 @@ class Cursor:
                 self._open = None
                 self._check()
                 self._shelf.read()
+            except DataDamaged:
+                self.go(self.sequence)  # whoever asks again is told again
+                raise
 
     def read(self, header: FrameHeader, *, check: bool) -> EventBatch:
         """All events of a frame that ``frame`` has just returned.
@@ -109,7 +112,15 @@ class Cursor:
                 known = check and self._is_sound(segment.view, header)
                 return segment.read(header, check=check and not known, bodies=self._bodies)
             except DataDamaged as damage:
-                opened.repair(damage)
+                self._repaired(opened, damage)
+
+    def _repaired(self, opened: MappedSegment, damage: DataDamaged) -> None:
+        """Go on with what another volume has; if none has it, whoever asks again is told again."""
+        try:
+            opened.repair(damage)
+        except DataDamaged:
+            self.go(self.sequence)
+            raise
 
     def close(self) -> None:
         """Compare nothing ahead any more; what was handed out stays valid."""
