@@ -332,8 +332,8 @@ def test_damage_is_told_again_to_whoever_asks_again(place: Place, at: str) -> No
     header = owner.add([numbered(1, size=1000)]).header
     reader = place.reader()
     assert reader.read() is not None
+    where = header.position + (10 if at == "header" else FRAME_HEADER_BYTES + 1000)
     for volume in (0, 1):
-        where = header.position + (10 if at == "header" else FRAME_HEADER_BYTES + 1000)
         flip(place, volume, at=where, path=owner.path)
     for _ in range(3):
         with pytest.raises(DataDamaged):
