@@ -115,9 +115,15 @@ def test_who_is_called_off_while_it_waits_or_works_leaves_nothing_behind(url: st
             begun.set()
             await job.lost.wait()
 
-    async def joined(store: Store, members: int) -> None:
+    async def renewed(store: Store, members: int) -> None:
+        """Until so many have renewed their lease: then each has heard that it has one."""
+        left_s, found = dict[str, float](), set[str]()
         async with asyncio.timeout(30):
-            while len(await store.peers(GROUP)) < members:
+            while len(found) < members:
+                for holder, peer in (await store.peers(GROUP)).items():
+                    if peer.remaining_s > left_s.get(holder, peer.remaining_s):
+                        found.add(holder)
+                    left_s[holder] = peer.remaining_s
                 await SystemClock().sleep(0.01)
 
     async def main() -> None:
@@ -126,7 +132,7 @@ def test_who_is_called_off_while_it_waits_or_works_leaves_nothing_behind(url: st
         await begun.wait()
         waiting = asyncio.create_task(work(never))
         async with open_store(url) as store:
-            await joined(store, 2)
+            await renewed(store, 2)
             for task in (waiting, working):
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):

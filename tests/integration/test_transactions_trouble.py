@@ -168,6 +168,7 @@ async def test_a_host_that_stands_still_between_check_and_commit_holds_nobody_up
             tasks.start_soon(stand_still)
             assert await in_thread(door.seen.wait, 20)
             taken = await take_over(store)  # when the server has ended the other's session
+            assert await in_thread(door.over.wait, 20)
             door.go.set()
     assert taken.epoch == 2
     assert ["nothing of this transaction was committed" in str(each) for each in failed] == [True]

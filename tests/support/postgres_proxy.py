@@ -22,6 +22,7 @@ class Proxy:
     ``cut_before``: the server never sees it. ``cut_after``: the server answers, and the answer is
     dropped. ``cut_after_once``: the same, but only the first time. ``hold``: it is kept until
     ``go`` is set; ``seen`` tells that it has come. ``late_s``: each answer comes so much later.
+    ``over`` tells that the server has ended a session, and that its client has heard all it said.
     """
 
     def __init__(self, url: str) -> None:
@@ -32,7 +33,7 @@ class Proxy:
         self._ends: list[socket.socket] = []
         self.at_commit = "pass"
         self.late_s = 0.0
-        self.seen, self.go = threading.Event(), threading.Event()
+        self.seen, self.go, self.over = (threading.Event() for _ in range(3))
         user, database = given.get("user", "postgres"), given["dbname"]
         port = self._door.getsockname()[1]
         self.url = f"postgresql://{user}@127.0.0.1:{port}/{database}"
@@ -92,6 +93,7 @@ class Proxy:
                 if self.late_s:
                     threading.Event().wait(self.late_s)
                 client.sendall(data)
+        self.over.set()
         _shut(client)
         _shut(server)
 
