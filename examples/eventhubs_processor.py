@@ -2,7 +2,7 @@
 
     leasehold hub --log data --create orders=4   # an endpoint here; or take a hub on Azure
     export EVENTHUB_CONNECTION_STRING='Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…'
-    python examples/eventhubs_processor.py eventhubs:///orders sqlite:///leases.db
+    python examples/eventhubs_processor.py eventhubs:///orders sqlite:///hub.db
 
 Start it twice: the two share the partitions. End one with Ctrl-C: its partitions move to the other
 one, without an event coming twice.
@@ -50,6 +50,6 @@ def main(address: str, store: str) -> None:
 
 if __name__ == "__main__":
     try:
-        main(*(sys.argv[1:] or ["eventhubs:///orders", "sqlite:///leases.db"]))
+        main(*(sys.argv[1:] or ["eventhubs:///orders", "sqlite:///hub.db"]))
     except LeaseholdError as error:
         sys.exit(f"error: {error}")

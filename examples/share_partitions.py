@@ -1,4 +1,4 @@
-"""Share the partitions of a stream between any number of processes.
+"""Share any keys between any number of processes.
 
 Run it in two or three terminals, and stop one of them with Ctrl-C:
 
@@ -24,7 +24,7 @@ from leasehold import (
     partition_key,
 )
 
-STREAM, GROUP, PARTITIONS = "orders", "billing", 8
+STREAM, GROUP, PARTITIONS = "shards", "workers", 8
 
 
 class Worker:

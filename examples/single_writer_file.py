@@ -17,7 +17,7 @@ from leasehold import LeaseholdError
 from leasehold.errors import FileHeld, LeaseLost
 from leasehold.files import Namespace
 
-PATH = "/orders/today"
+PATH = "/reports/today"
 
 
 def main(place: Path) -> None:

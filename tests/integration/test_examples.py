@@ -27,7 +27,7 @@ def test_share_partitions(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("sharing 8 partitions")
         first = [process.stdout.readline() for _ in range(8)]
-        assert all(line.startswith("mine      partition/orders/billing/") for line in first)
+        assert all(line.startswith("mine      partition/shards/workers/") for line in first)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read().splitlines()
         assert process.wait() == 0
@@ -181,4 +181,4 @@ def test_the_programs_of_the_pages_work_as_printed_and_twice(tmp_path: Path) -> 
         (tmp_path / f"{number}.py").write_text(program, encoding="utf-8")
         for _ in range(2):
             in_a_shell(f"python {number}.py", tmp_path)
-    assert in_a_shell("leasehold files cat /orders/today", tmp_path) == "one\ntwo\ntwo\n"
+    assert in_a_shell("leasehold files cat /reports/today", tmp_path) == "one\ntwo\ntwo\n"

@@ -54,7 +54,7 @@ files_app = typer.Typer(
     no_args_is_help=True,
 )
 
-Path = Annotated[str, typer.Argument(metavar="PATH", help="A file, such as /orders/today.")]
+Path = Annotated[str, typer.Argument(metavar="PATH", help="A file, such as /reports/today.")]
 Prefix = Annotated[str, typer.Argument(metavar="PREFIX", help="A file or a directory.")]
 
 
@@ -93,7 +93,7 @@ def ls(
             err.print(f"there is no such file at or below {prefix}")
 
 
-@files_app.command("show", epilog="leasehold files show /orders/today")
+@files_app.command("show", epilog="leasehold files show /reports/today")
 def show(path: Path, *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """Show one file: its status, its blocks, and what was done to it."""
     with _opened(store) as files:
@@ -126,7 +126,7 @@ def show(path: Path, *, store: StoreUrl = None, form: Form = Output.TABLE) -> No
             typer.echo(f"    {entry['detail']}")
 
 
-@files_app.command("recover", epilog="leasehold files recover /orders/today --timeout 60s")
+@files_app.command("recover", epilog="leasehold files recover /reports/today --timeout 60s")
 def recover(
     path: Path,
     *,
@@ -197,7 +197,7 @@ def verify(prefix: Prefix = "/", *, store: StoreUrl = None, form: Form = Output.
         raise typer.Exit(1)
 
 
-@files_app.command("cat", epilog="leasehold files cat /orders/today --offset 1000 | head")
+@files_app.command("cat", epilog="leasehold files cat /reports/today --offset 1000 | head")
 def cat(
     path: Path,
     *,
@@ -216,7 +216,7 @@ def cat(
         sys.stdout.buffer.flush()
 
 
-@files_app.command("rm", epilog="leasehold files rm /orders/today --execute")
+@files_app.command("rm", epilog="leasehold files rm /reports/today --execute")
 def rm(
     path: Path,
     *,

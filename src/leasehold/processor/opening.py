@@ -41,7 +41,8 @@ async def open_receiver(
     except BeyondEnd as error:
         raise PositionLost(
             f"partition {partition} can not be read from {start}: {error}. Was the stream made "
-            "anew? Move the checkpoint with `leasehold checkpoints reset`"
+            "anew, or does another source of this name use the group? Move the checkpoint with "
+            "`leasehold checkpoints reset`, or take another group"
         ) from error
     start = _ELSEWHERE[on_trimmed]
     receiver = await source.receiver(partition, group=group, epoch=epoch, start=start, name=name)

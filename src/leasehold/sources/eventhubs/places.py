@@ -123,7 +123,7 @@ def _by_offset(offset: int, facts: Facts, *, partition: str, hub: str) -> Place:
 def _beyond(what: str, ends: PartitionEnds, partition: str, hub: str) -> BeyondEnd:
     return BeyondEnd(
         f"{what} lies beyond the end of partition {partition} of {hub!r}: the next event is "
-        f"{ends.next}; was the hub made anew?",
+        f"{ends.next}",
         end=ends.next,
     )
 

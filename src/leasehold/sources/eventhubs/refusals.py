@@ -117,7 +117,7 @@ def _of_data(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
     if condition in NO_PLACE and asked.end is not None:
         return BeyondEnd(
             f"partition {asked.partition} of {address.hub!r} has no such place ({refusal}): its "
-            f"next event is {asked.end}; was the hub made anew?",
+            f"next event is {asked.end}",
             end=asked.end,
         )
     if condition in NO_PLACE and asked.partition:
