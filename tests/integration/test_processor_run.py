@@ -32,6 +32,7 @@ pytestmark = pytest.mark.timeout(60)
 PROGRAM = """
 import json, sys
 from datetime import timedelta
+from leasehold.clock import SystemClock
 from leasehold.core.timing import Timing
 from leasehold.processor import EventProcessor, Options
 from leasehold.testing.source import MemorySource
@@ -44,6 +45,14 @@ for partition in source.events:
     source.append(partition, b"a", b"b")
 stuck = sys.argv[2] == "stuck"
 
+class Later(SystemClock):
+    ahead_s = 0.0
+
+    def boottime_s(self):
+        return super().boottime_s() + self.ahead_s
+
+clock = Later()
+
 async def on_batch(context, batch):
     if stuck:
         import asyncio
@@ -51,12 +60,14 @@ async def on_batch(context, batch):
         await asyncio.Event().wait()
 
 def hook(event):
+    if stuck and type(event).__name__ == "PartitionDrains":
+        clock.ahead_s = 1.0  # a second signal counts from here on
     if type(event).__name__ in ("CheckpointWritten", "PartitionDrains"):
         say(event=type(event).__name__, partition=event.partition)
 
-options = Options(timing=Timing.of(lease=timedelta(seconds=2)))
+options = Options(timing=Timing.of(lease=timedelta(seconds=60 if stuck else 2)))
 processor = EventProcessor(
-    source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook]
+    source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook], clock=clock
 )
 processor.run()
 say(event="end")
@@ -108,6 +119,16 @@ def test_run_leaves_in_good_order_when_it_is_told_to(tmp_path: Path, number: int
             assert [each.position.sequence_number for each in found] == [1, 1, 1]
 
     asyncio.run(look())
+
+
+@pytest.mark.spec("P14")
+def test_signals_at_one_moment_are_one_request(tmp_path: Path) -> None:
+    program = Program(f"sqlite:///{tmp_path}/leases.db", "normal")
+    program.until("CheckpointWritten", 3)
+    program.signal(signal.SIGTERM)
+    program.signal(signal.SIGINT)
+    program.until("end", 1)
+    assert program.end() == 0
 
 
 @pytest.mark.spec("P14")

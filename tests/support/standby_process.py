@@ -23,6 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.jvm import quick_jvm
 
 from leasehold.clock import SystemClock
+from leasehold.core.asking import SAME_S
 from leasehold.errors import LeaseholdError
 from leasehold.spark.queries.events import StandbyEvent
 from leasehold.spark.queries.fence import Fence
@@ -131,11 +132,24 @@ def tell(event: StandbyEvent) -> None:
     say(event.what.value, epoch=event.epoch, batch=event.batch, text=event.text)
 
 
+class Later(SystemClock):
+    """Runs ahead of the machine's once that is wanted."""
+
+    ahead_s = 0.0
+
+    def boottime_s(self) -> float:
+        return super().boottime_s() + self.ahead_s
+
+
+CLOCK_OF_SIGNALS = Later()
+
+
 class Signalled(Standby):
-    """Says that it was told to stop."""
+    """Says that it was told to stop; a further signal is a second one from there on."""
 
     def stop(self) -> None:
         super().stop()
+        CLOCK_OF_SIGNALS.ahead_s = SAME_S
         say("stopping")
 
 
@@ -175,7 +189,7 @@ def listen(signals: ExitStack) -> None:
                 exit_when_stuck=task.does == "stuck",
                 on_event=tell,
             )
-            signals.enter_context(stopped_by_signals(driver.stop))
+            signals.enter_context(stopped_by_signals(driver.stop, clock=CLOCK_OF_SIGNALS))
             work = threading.Thread(target=run, args=(driver,))
         work.daemon = True
         work.start()

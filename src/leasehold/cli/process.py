@@ -152,7 +152,7 @@ def process(
 ) -> None:
     """Run a handler on the events of a stream; start it several times to share the work.
 
-    Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one ends it at once.
+    Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one, a second later or more, ends it at once.
     """  # noqa: E501
     options = partial(
         Options,

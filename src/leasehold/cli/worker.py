@@ -15,6 +15,7 @@ import typer
 from leasehold.cli.common import StoreUrl, counted, duration, err, shared_store_url
 from leasehold.cli.process_handler import imported
 from leasehold.clock import Clock, SystemClock
+from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import UsageError
 from leasehold.jobs.worker.definition import Job
 from leasehold.jobs.worker.worker import Worker
@@ -23,7 +24,6 @@ from leasehold.sources.tracebacks import traceback_of
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"
 _HOW = "write MODULE, or MODULE:NAME for one job or a list of them, such as billing.jobs:nightly"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SAME_S = 1.0
 
 Module = Annotated[
     str,
@@ -102,8 +102,7 @@ def load_jobs(text: str) -> list[Job]:
 class Stops:
     """What the signals do: the first one stops in good order, a later one leaves at once.
 
-    One that comes within a second of the first is the same request: `timeout`, and a terminal,
-    signal a process and its group, so that it is heard twice.
+    One that comes within a second of the first is the same request.
     """
 
     def __init__(
@@ -116,16 +115,15 @@ class Stops:
     ) -> None:
         """Nobody has asked yet. ``leave`` ends the process with the exit code that it is given."""
         self._stop, self._leave, self._say, self._clock = stop, leave, say, clock
-        self._asked_s: float | None = None
+        self._requests = StopRequests()
 
     def __call__(self, number: int) -> None:
         """Hear a signal."""
-        now_s = self._clock.boottime_s()
-        if self._asked_s is None:
-            self._asked_s = now_s
+        asked = self._requests.heard(self._clock.boottime_s())
+        if asked is Asked.FIRST:
             self._say("asked to stop: what runs may end, nothing new begins")
             self._stop()
-        elif now_s - self._asked_s >= _SAME_S:
+        elif asked is Asked.AGAIN:
             self._say("asked twice to stop: leaving without order")
             self._leave(128 + number)
 

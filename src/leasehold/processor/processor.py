@@ -19,6 +19,7 @@ import anyio
 import anyio.from_thread
 
 from leasehold.clock import SystemClock, system_random
+from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import UsageError
 from leasehold.names import check_name, in_order, partition_group
 from leasehold.processor.bridge import TwoLoops
@@ -225,7 +226,8 @@ class EventProcessor:
     def run(self) -> None:
         """Start, and work until SIGINT or SIGTERM; then leave in good order. Blocks.
 
-        A second signal leaves at once, without order: the leases end by themselves.
+        A second signal leaves at once, without order: the leases end by themselves. One that comes
+        within a second of the first is the same request.
 
         Raises:
             Exception: what has ended the processor.
@@ -262,10 +264,10 @@ class EventProcessor:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
+        asked, requests = asyncio.Event(), StopRequests()
 
         def stop(number: int) -> None:
-            if asked.is_set():
+            if requests.heard(self._clock.boottime_s()) is Asked.AGAIN:
                 log.warning("asked twice to stop: leaving without order")
                 os._exit(128 + number)
             asked.set()

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, system_random
+from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import UsageError
 from leasehold.names import check_name, last_part
 from leasehold.processor.hooks import Board
@@ -82,6 +83,7 @@ class Pipeline:
         self._sink: Sink | None = None
         self._tally = Tally()
         self._shares: Shares | None = None
+        self._requests = StopRequests()
         self._is_stopping = False
         self._has_run = False
 
@@ -124,6 +126,7 @@ class Pipeline:
     def run(self, *, until_caught_up: bool = False, show: bool | None = None) -> Totals:
         """Work until ``stop``, SIGINT or SIGTERM; a second signal leaves at once, without order.
 
+        A signal that comes within a second of the first is the same request.
         ``until_caught_up``: return when everything is committed that was in the stream when this
         was called, by this driver or another one. ``show``: write progress to stderr, which is
         done by default if that is a terminal.
@@ -231,7 +234,7 @@ class Pipeline:
                 signal.signal(each, handler)
 
     def _asked(self, number: int, _frame: object) -> None:
-        if self._is_stopping:
+        if self._requests.heard(self._clock.boottime_s()) is Asked.AGAIN:
             os._exit(128 + number)
         self._is_stopping = True  # no lock is taken here: the loop looks several times a second
 

@@ -13,11 +13,15 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from leasehold.clock import SystemClock
+from leasehold.core.asking import Asked, StopRequests
 from leasehold.spark.queries.running import kill_java
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NoReturn
+
+    from leasehold.clock import Clock
 
 EXIT_STUCK = 75
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -25,31 +29,34 @@ _ENOUGH = 0
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def stopped_by_signals(
+    stop: Callable[[], None], *, clock: Clock | None = None
+) -> Iterator[Callable[[], None]]:
     """Have ``stop`` called at the first SIGTERM or Ctrl-C, in another thread.
 
-    The second one ends the process at once, with 128 and its number. Gives a function that takes
-    the signals again, from whoever took them meanwhile.
+    The second one ends the process at once, with 128 and its number; what comes within a second
+    of the first is the same request. Gives a function that takes the signals again, from whoever
+    took them meanwhile.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # signals come to the main thread only
         return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     numbers = queue.SimpleQueue[int]()
-    asked = False
+    requests, time = StopRequests(), clock or SystemClock()
 
     def wait() -> None:
         if numbers.get() != _ENOUGH:
             stop()
 
     def handle(number: int, _frame: object) -> None:
-        nonlocal asked
-        if asked:
+        asked = requests.heard(time.boottime_s())
+        if asked is Asked.AGAIN:
             kill_java()
             os._exit(128 + number)
-        asked = True
-        # The stop takes locks, and the main thread may have them: this handler runs in it.
-        numbers.put(number)
+        if asked is Asked.FIRST:
+            # The stop takes locks, and the main thread may have them: this handler runs in it.
+            numbers.put(number)
 
     def hold() -> None:
         for number in _SIGNALS:
