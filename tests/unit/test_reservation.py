@@ -59,6 +59,30 @@ def test_one_who_does_not_wait_is_told_who_has_it_and_until_when() -> None:
     play(story)
 
 
+def test_one_that_is_handed_over_is_kept_for_its_heir_until_that_takes_it() -> None:
+    async def story(scene: Scene) -> None:
+        job, _ = await scene.held()
+        keeping = asyncio.create_task(job.keep())
+        heir, _ = scene.claimant()
+        waiting = asyncio.create_task(heir.take(wait_s=None))
+        await asyncio.sleep(1)
+        job.release()
+        await keeping
+        await job.leave(Parting(to=heir.holder, outcome=Outcome.HANDED_OVER))
+        late, _ = scene.claimant()
+        found = await late.take(wait_s=0)
+        assert isinstance(found, Held)
+        assert str(found) == f"'nightly' is kept for {heir.holder}, which has not taken it yet"
+        assert (found.kept, found.since) == (True, None)
+        assert await waiting is None
+        found = await late.take(wait_s=0)
+        assert isinstance(found, Held)
+        assert f"is held by {heir.holder}" in str(found)
+        assert "epoch 2" in str(found)
+
+    play(story)
+
+
 def test_it_is_kept_for_as_long_as_the_store_answers() -> None:
     async def story(scene: Scene) -> None:
         job, heard = await scene.held()

@@ -65,7 +65,8 @@ class Volumes:
                 known[volume_id] = path
         if not known:
             raise UsageError(
-                f"{journal.url} has no volumes yet: name one or more directories to keep files in"
+                f"{journal.url} has no volumes yet: name one or more directories to keep files in, "
+                "or make a stream of the log with `leasehold log create NAME --volume DIR`"
             )
 
         def listed() -> list[Volume]:

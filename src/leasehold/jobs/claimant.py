@@ -268,14 +268,17 @@ class Claimant:
         terms = await self._call("history", self._store.history(resource.key, limit=1))
         holder = resource.holder or resource.handed_to or (terms[0].holder if terms else "somebody")
         peer = peers.get(holder)
+        kept = resource.holder is None and resource.handed_to is not None
+        current = bool(terms) and terms[0].epoch == resource.epoch
         return Held(
             key=resource.key,
             holder=holder,
             host=peer.info.host if peer else "",
             pid=peer.info.pid if peer else 0,
             epoch=resource.epoch,
-            since=terms[0].started_at if terms and terms[0].epoch == resource.epoch else None,
+            since=None if kept or not current else terms[0].started_at,
             ends_in_s=peer.remaining_s if peer else 0.0,
+            kept=kept,
         )
 
     def _pause_s(self) -> float:

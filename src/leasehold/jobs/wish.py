@@ -138,6 +138,8 @@ class Held:
         epoch: the epoch it is held under.
         since: when that began, by the store's clock.
         ends_in_s: when the lease ends if it is not renewed any more.
+        kept: it was handed over to ``holder``, which has not taken it yet; ``epoch`` is that of the
+            term before.
     """
 
     key: str
@@ -147,8 +149,11 @@ class Held:
     epoch: int
     since: datetime | None
     ends_in_s: float
+    kept: bool = False
 
     def __str__(self) -> str:
+        if self.kept:
+            return f"{last_part(self.key)!r} is kept for {self.holder}, which has not taken it yet"
         where = f" (process {self.pid} on {self.host})" if self.host else ""
         since = f" since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else ""
         return (

@@ -6,14 +6,10 @@ text. A policy for bad events must not see it: it would drop good ones.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, TypeAlias
 
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
-
 from leasehold.errors import DataDamaged, StoreUnavailable, StoreUnusable, VolumeUnusable
-from leasehold.sources.tracebacks import reason_of
+from leasehold.spark.raised import raised_in
 
 if TYPE_CHECKING:
     from leasehold.errors import LeaseholdError
@@ -23,20 +19,14 @@ Trouble: TypeAlias = StoreUnavailable | StoreUnusable | DataDamaged | VolumeUnus
 
 _KINDS: tuple[type[Trouble], ...] = (StoreUnavailable, StoreUnusable, DataDamaged, VolumeUnusable)
 _BY_NAME = {each.__name__: each for each in _KINDS}
-_FROM_SPARK = (PySparkException, Py4JJavaError)
-# The last line of a traceback; of several tracebacks in a row the last one tells what was raised.
-_RAISED = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
 
 
 def trouble_of(error: Exception) -> Trouble | None:
     """The trouble that it is, or that a task told with it; None if it may be the events' fault."""
     if isinstance(error, _KINDS):
         return error
-    found = _RAISED.findall(reason_of(error)) if isinstance(error, _FROM_SPARK) else []
-    if not found or found[-1][0] not in _BY_NAME:
-        return None
-    name, words = found[-1]
-    return _BY_NAME[name](words or name)
+    name, words = raised_in(error) or ("", "")
+    return _BY_NAME[name](words or name) if name in _BY_NAME else None
 
 
 def name_batch(error: LeaseholdError, batch: Batch) -> None:

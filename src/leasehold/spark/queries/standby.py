@@ -37,6 +37,7 @@ from leasehold.spark.queries.fence import Fence
 from leasehold.spark.queries.leaving import leave_stuck, stopped_by_signals
 from leasehold.spark.queries.location import canonical, default_file_system, job_name
 from leasehold.spark.queries.running import Progress, RunningQuery
+from leasehold.spark.raised import wrong_use_in
 from leasehold.spark.sessions import session
 
 if TYPE_CHECKING:
@@ -313,8 +314,12 @@ class Standby:
         """Wait before the next attempt, or give up.
 
         Raises:
+            UsageError: no restart could help: what was given can not work.
             Exception: the error itself, if no restart could help or none is left.
         """
+        wrong = wrong_use_in(error)
+        if wrong is not None:
+            raise wrong from None  # the page that Spark writes about it says no more
         foreign = any(each in str(error) for each in _FOREIGN)
         if foreign:
             log.error(
