@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.support.eventhubs import address_of, in_loop, source_of, taken
 from tests.support.hub import running_hub, until
 
-from leasehold.errors import UsageError
+from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.log import Start
+from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.sources.eventhubs.ranges import EventHubsRanges
 from leasehold.sources.eventhubs.refusals import UNAUTHORIZED, Refusal
 from leasehold.sources.eventhubs.tokens import Token
@@ -45,6 +49,24 @@ def test_a_link_whose_token_has_ended_is_made_anew_with_another_one(
                 assert source.keeper.connections == 1
 
         in_loop(test)
+
+
+def test_what_is_waited_for_is_told_at_the_first_failure(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken_port:  # nobody listens there
+        taken_port.bind(("127.0.0.1", 0))
+        port = taken_port.getsockname()[1]
+        keys = "SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
+        text = quote(f"Endpoint=sb://127.0.0.1:{port};{keys}", safe="")
+        address = f"eventhubs:///orders?connection={text}"
+
+        async def test() -> None:
+            async with EventHubsSource(address, patience=timedelta(seconds=0.3)) as source:
+                with pytest.raises(StoreUnavailable):
+                    await source.partitions()
+
+        in_loop(test)
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said == [f"no connection to 127.0.0.1:{port} yet (Connection refused); trying for 0.3 s"]
 
 
 def test_a_source_that_is_closed_connects_no_more(tmp_path: Path) -> None:

@@ -425,6 +425,32 @@ async def test_an_error_outside_any_partition_names_the_stream_and_has_no_trace(
     assert not record.exc_info
 
 
+async def test_an_error_of_ours_in_a_partition_has_a_trace_only_if_a_handler_raised_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Away(MemorySource):
+        async def receiver(self, *args: Any, **options: Any) -> Any:
+            if not any("is away" in each for each in caplog.messages):
+                raise StoreUnavailable("the source is away")
+            return await super().receiver(*args, **options)
+
+    async def handle(_context: Any, _event: Any) -> None:
+        raise StoreUnavailable("the handler's store is gone")
+
+    source = Away("orders", partitions=1)
+    source.append("0", b"a")
+    async with scene(source=source) as s:
+        await s.host(on_event=handle)
+        await s.errors.count(2)
+    away, gone = (
+        next(each for each in caplog.records if words in each.getMessage())
+        for words in ("is away", "is gone")
+    )
+    assert away.getMessage().startswith("partition 0 (epoch 1) of orders: StoreUnavailable: ")
+    assert not away.exc_info
+    assert gone.exc_info
+
+
 async def test_a_signal_ends_one_that_waits_for_a_source_at_its_start() -> None:
     asked = asyncio.Event()
 

@@ -18,7 +18,7 @@ from leasehold.cli.process_handler import load_handler
 from leasehold.cli.process_words import Words, heard, status
 from leasehold.clock import SystemClock
 from leasehold.core.poison import Then
-from leasehold.errors import LeaseholdError, UsageError
+from leasehold.errors import LeaseholdError, PositionLost, StoreUnavailable, UsageError
 from leasehold.log import Event, Log, LogOptions
 from leasehold.processor import CheckpointPolicy, CloseReason, Counts, HookEvent
 from leasehold.processor.hooks import (
@@ -350,6 +350,19 @@ def test_the_traceback_of_a_handler_is_shown_once_and_without_ours(
     assert "context" not in said
     assert said.endswith("something else\n")
     assert "not said" not in said
+
+
+def test_trouble_with_reading_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    words, logger = Words(SystemClock(), name="host"), logging.getLogger("leasehold.processor")
+    away, lost = StoreUnavailable("the hub is away"), PositionLost("no such place")
+    with heard(words):
+        words.hook(PumpRestarted(**ABOUT, error=away, pause_s=0.5))
+        logger.error("partition 3 (epoch 7): the hub is away", extra={"error": away})
+        logger.error("partition 3 (epoch 7): no such place", extra={"error": lost})
+    assert [line[10:] for line in capfd.readouterr().err.splitlines()] == [
+        "reading again in partition 3 (epoch 7) after 0.5s: the hub is away",
+        "partition 3 (epoch 7): no such place",
+    ]
 
 
 def test_the_status_tells_what_was_done_since_the_last_one() -> None:

@@ -62,7 +62,7 @@ class Words(logging.Handler):
                 self._holder = event.holder
                 self.say(f"joined{again} as {event.holder}")
             return
-        if isinstance(event, HandlerFailed):
+        if isinstance(event, HandlerFailed | PumpRestarted):
             self._failed = event.error
         words = _words(event)
         if words:
@@ -70,12 +70,13 @@ class Words(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say what was logged; a traceback only if it is a new one."""
-        error = record.exc_info[1] if record.exc_info else None
+        raised = record.exc_info[1] if record.exc_info else None
+        error = raised or getattr(record, "error", None)
         if error is None or error is not self._failed:  # else it was said a moment ago
             self.say(record.getMessage())
-        if error is None:
+        if raised is None:
             return
-        text = traceback_of(error).rstrip()
+        text = traceback_of(raised).rstrip()
         if text not in self._shown:
             if len(self._shown) >= _MOST_TRACEBACKS:
                 self._shown.clear()

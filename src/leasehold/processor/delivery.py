@@ -67,12 +67,14 @@ class Delivery:
         clock: Clock,
         rng: random.Random,
         on_error: Callable[[BaseException], Awaitable[None]],
+        on_failure: Callable[[BaseException], Awaitable[None]],
         settle: Callable[[], Awaitable[int]],
         late: Callable[[], None],
         advance: Callable[[EventBatch], None],
     ) -> None:
         """``settle`` tells the number of the next event to handle, by the store if need be.
 
+        ``on_failure`` is told what a handler raised, ``on_error`` of any other trouble.
         ``late`` is called when a handler in a thread is over its limit, and goes on. ``advance``
         is given the events that are done with, in order, each once.
         """
@@ -84,6 +86,7 @@ class Delivery:
         self._clock = clock
         self._rng = rng
         self._on_error = on_error
+        self._on_failure = on_failure
         self._settle = settle
         self._late = late
         self._advance = advance
@@ -183,7 +186,7 @@ class Delivery:
                 error=error,
             )
         )
-        await self._on_error(error)
+        await self._on_failure(error)
         turn.start = max(turn.start, _events_before(batch, await self._settle()))
         if turn.start >= len(batch):
             return

@@ -16,6 +16,7 @@ from leasehold.core.meter import rounded
 from leasehold.core.stall import Verdict
 from leasehold.errors import LeaseholdError
 from leasehold.names import partition_key
+from leasehold.processor.context import PartitionContext
 from leasehold.processor.hooks import CheckpointRefused, CloseReason, MayRepeat, Stalled
 from leasehold.processor.pump import Pump
 from leasehold.processor.resuming import Resuming
@@ -212,13 +213,23 @@ class Floor:
         if tenure.ownership.epoch > 1 and self._tasks is not None:
             self._tasks.start_soon(self._count_repeats, tenure, position)
 
-    async def on_error(self, contexts: tuple[object, object], error: BaseException) -> None:
-        """Tell the user's error handler. What that raises is logged."""
-        where = contexts[0] or f"{self.stream} for {self.group}"
-        # That the source or the store is away says all there is to say in its message.
-        told = contexts[0] is None and isinstance(error, LeaseholdError)
-        log.error("%s: %s", where, reason_of(error), exc_info=None if told else error)
+    async def on_error(
+        self, contexts: tuple[object, object], error: BaseException, *, by_user: bool = False
+    ) -> None:
+        """Tell the user's error handler. What that raises is logged.
+
+        ``by_user``: a function of the user's has raised it, and its lines are worth to be seen.
+        """
+        # An error of ours, such as of a source that is away, says all of it in its message.
+        trace = error if by_user or not isinstance(error, LeaseholdError) else None
+        words = (self._place_of(contexts[0]), reason_of(error))
+        log.error("%s: %s", *words, exc_info=trace, extra={"error": error})
         await self._guarded(self.handlers.on_error, contexts, error)
+
+    def _place_of(self, context: object) -> str:
+        if isinstance(context, PartitionContext):
+            return f"partition {context.partition} (epoch {context.epoch}) of {self.stream}"
+        return f"{self.stream} for {self.group}"
 
     async def call_user(
         self, function: Callable[..., Any] | None, contexts: tuple[object, object], *values: object
@@ -227,7 +238,7 @@ class Floor:
         try:
             await self.handlers.tell(function, contexts, *values)
         except Exception as error:  # noqa: BLE001
-            await self.on_error(contexts, error)
+            await self.on_error(contexts, error, by_user=True)
 
     def trouble(self, error: BaseException) -> None:
         """A cycle of the member failed: an error outside any partition.

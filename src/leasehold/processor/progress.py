@@ -64,6 +64,7 @@ class Progress:
             clock=floor.clock,
             rng=floor.rng,
             on_error=lambda error: floor.on_error(contexts, error),
+            on_failure=lambda error: floor.on_error(contexts, error, by_user=True),
             settle=self._settled_next,
             late=lambda: floor.late(tenure.ownership),
             advance=self._advance,

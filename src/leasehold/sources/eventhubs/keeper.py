@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -212,7 +213,19 @@ class Keeper:
             failures += 1
             if self._clock.boottime_s() >= until_s:
                 raise self.unavailable(trouble) from trouble
+            if failures == 1:
+                self._tell_first(trouble)
             await self._clock.sleep(PAUSES.pause_s(failures, self._rng))
+
+    def _tell_first(self, trouble: Exception) -> None:
+        """Nobody should wait for the end of the patience to hear what is waited for."""
+        log.warning(
+            "no connection to %s:%d yet (%s); trying for %.3g s",
+            self._address.host,
+            self._address.port,
+            _reason(trouble),
+            self._patience_s,
+        )
 
     async def _made(self, context: ssl.SSLContext | None) -> Live:
         connection = await Connection.open(
@@ -294,6 +307,13 @@ class Keeper:
                 # The old one is still good for a while; the hub ends the links if it ends.
                 live.renew_at_s[audience] = now_s + _SHORTEST_LIFE_S
                 log.warning("%s: its token can not be renewed: %s", self._address, error)
+
+
+def _reason(trouble: Exception) -> str:
+    """Without the number and the address that Python puts around the words of the system."""
+    number = trouble.errno if isinstance(trouble, OSError) else None
+    usual = os.strerror(number) if number is not None and number > 0 else ""
+    return usual or str(trouble) or "no answer in time"
 
 
 def _context(address: Address) -> ssl.SSLContext | None:
