@@ -110,6 +110,15 @@ def test_ls_leaves_out_what_says_nothing_before_all_else(
     assert {"holder", "last", "next"} <= set(held.out.split("\n")[0].split())
 
 
+def test_a_store_that_is_not_there_is_made_by_run_or_worker(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
+    for words in (("ls",), ("show", "nightly"), ("pause", "nightly"), ("next", "nightly")):
+        done = leasehold("jobs", *words, "--store", f"sqlite:///{tmp_path}/missing.db")
+        assert done.code == 2
+        assert "`leasehold run` or `leasehold worker` makes a new one" in done.err
+
+
 def test_show_leaves_out_what_is_not_known(leasehold: CommandLine) -> None:
     shown = leasehold("jobs", "show", "nightly").out
     assert [line.split() for line in shown.splitlines()] == [

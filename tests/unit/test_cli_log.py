@@ -70,6 +70,10 @@ def test_create_makes_store_volumes_and_stream_and_again_is_harmless(
     again = create(leasehold, tmp_path, *words)
     assert (first.code, again.code) == (0, 0)
     assert first.json == again.json
+    assert (first.err, again.err) == (
+        "",
+        "the stream 'orders' is there already\n",
+    )
     assert first.json | {"created_at": ""} == {
         "stream": "orders",
         "partitions": 2,
@@ -314,6 +318,15 @@ def test_info_and_ls_show_what_is_known_and_a_dash_for_the_rest(
     [stream] = leasehold("log", "ls", "-ojson").json
     assert (stream["stream"], stream["partitions"]) == ("orders", 2)
     assert leasehold("log", "ls").widest <= 80
+
+
+def test_ls_leaves_columns_out_before_it_folds_a_name(leasehold: CommandLine, orders: Done) -> None:
+    name = "orders-of-all-customers"
+    assert leasehold("log", "create", name).code == 0
+    shown = leasehold("log", "ls")
+    assert shown.widest <= 80
+    assert name in shown.out
+    assert "created" not in shown.out
 
 
 def test_verify_finds_a_flipped_bit(leasehold: CommandLine, orders: Done, tmp_path: Path) -> None:

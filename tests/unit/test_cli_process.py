@@ -352,6 +352,16 @@ def test_the_traceback_of_a_handler_is_shown_once_and_without_ours(
     assert "not said" not in said
 
 
+def test_a_source_that_is_not_there_is_told_with_what_a_source_is(
+    leasehold: CommandLine, here: Callable[[str, str], None]
+) -> None:
+    words = ("my_handlers:handle", "--source", "foo:nope", "--group", "billing")
+    done = leasehold("process", *words)
+    assert done.code == 3
+    assert "there is no stream 'foo:nope'" in done.err
+    assert "a source is log:STREAM or eventhubs://" in done.err
+
+
 def test_trouble_with_reading_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     words, logger = Words(SystemClock(), name="host"), logging.getLogger("leasehold.processor")
     away, lost = StoreUnavailable("the hub is away"), PositionLost("no such place")

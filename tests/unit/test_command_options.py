@@ -81,6 +81,11 @@ def test_a_store_that_no_other_process_sees_is_refused(
     assert "sqlite:///leases.db" in done.err
 
 
+def test_who_forgets_the_command_is_told_where_to_write_it(leasehold: CommandLine) -> None:
+    said = leasehold("run", "--job", "j").err
+    assert "Missing argument 'COMMAND'. Write it behind `--`: " in said
+
+
 def test_options_behind_the_command_are_its_own(leasehold: CommandLine, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/leases.db"
     with reserve("j", store=url):

@@ -268,6 +268,7 @@ def test_an_interval_takes_no_notice_of_clock_changes() -> None:
         ("0 0 * * MONDAY", r"write MON$"),
         ("* * * *", r"it has 4 fields: write 5"),
         ("", r"it has 0 fields"),
+        ("bad", r"it has 1 field: write 5"),
         ("0 0 12 * * ? 2026", r"7 fields, as Quartz has"),
         ("0 0 12 * * 2026", r"looks like a year"),
         ("0 12 * * ? *", r"year-last lines of AWS do not fit"),

@@ -119,6 +119,14 @@ async def test_the_next_moment_is_one_that_is_not_done(
     assert (view.next_at, view.late_s) == (next_at, None)
 
 
+async def test_nothing_is_next_for_a_job_that_is_paused(store: MemoryStore) -> None:
+    owned = await take(store, "a", Said(schedule="0 * * * * UTC"))
+    await store.release([owned])
+    assert (await look(store, now=NOON)).next_at == NOON + timedelta(hours=1)
+    await orders.pause(store, "nightly", by="ann", clock=CLOCK)
+    assert (await look(store, now=NOON)).next_at is None
+
+
 async def test_a_minute_is_tolerated(store: MemoryStore) -> None:
     owned = await take(store, "a", Said(schedule="every 1h UTC"))
     mark = Mark(ownership=owned, position=occurrence.done(NOON - timedelta(hours=1)))

@@ -30,12 +30,21 @@ def plain(): ...
 both = [one, two]
 """
 
+BAD_LINE = """
+from leasehold.jobs import job
+
+
+@job("one", cron="bad")
+def one(): ...
+"""
+
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "worker_module_of_a_test.py").write_text(MODULE)
     (tmp_path / "worker_module_without_jobs.py").write_text("x = 1\n")
     (tmp_path / "worker_module_that_fails.py").write_text("1 / 0\n")
+    (tmp_path / "worker_module_with_a_bad_line.py").write_text(BAD_LINE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "worker_module_of_a_test"
@@ -62,7 +71,14 @@ def test_all_jobs_of_a_module_are_found_or_those_that_are_named(
         ("worker_module_of_a_test.py", UsageError, "is a file"),
         ("", UsageError, "can not be the name of a module"),
         ("worker_module_nowhere", UsageError, "there is no module"),
+        ("worker_module_nowhere", UsageError, "write MODULE, such as billing.jobs"),
         ("worker_module_that_fails", LeaseholdError, "ZeroDivisionError"),
+        ("worker_module_that_fails", UsageError, "ZeroDivisionError"),
+        (
+            "worker_module_with_a_bad_line",
+            UsageError,
+            r"^/.*worker_module_with_a_bad_line.py, line 5: schedule 'bad': it has 1 field: ",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(

@@ -67,6 +67,8 @@ StoreUrl = Annotated[
         show_default=False,
     ),
 ]
+LOG_MAKES = "`leasehold log create`"
+JOBS_MAKE = "`leasehold run` or `leasehold worker`"
 Form = Annotated[
     Output, typer.Option("--output", "-o", help="table, json or jsonl.", metavar="FORM")
 ]
@@ -97,8 +99,10 @@ def said_for_commands() -> Iterator[None]:
         ) from error
 
 
-def store_url(given: str | None, *, make: bool = False) -> str:
+def store_url(given: str | None, *, make: bool = False, maker: str = LOG_MAKES) -> str:
     """The store that was asked for. Only ``make`` lets a new SQLite file come to life.
+
+    ``maker`` names the commands that do.
 
     Raises:
         UsageError: none was given, or there is no such SQLite file.
@@ -110,9 +114,7 @@ def store_url(given: str | None, *, make: bool = False) -> str:
         )
     path = given[len(_SQLITE) :] if given.lower().startswith(_SQLITE) else ""
     if path and "%" not in path and not make and not Path(path).exists():
-        raise UsageError(
-            f"there is no store {given}: check the path; `leasehold log create` makes a new one"
-        )
+        raise UsageError(f"there is no store {given}: check the path; {maker} makes a new one")
     return given
 
 

@@ -13,6 +13,7 @@ import anyio
 import typer
 
 from leasehold.cli.common import (
+    JOBS_MAKE,
     Column,
     Form,
     Output,
@@ -55,7 +56,7 @@ def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE
         rows = [job_row(each) for each in await job_views(desk.store, now=desk.clock.utc_now())]
         return Page(data=rows, blocks=[fitting_table(rows, job_layouts(rows))])
 
-    show(look, store=store, form=form, watch=watch)
+    show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
 
 
 @jobs_app.command("show", cls=Watching, epilog="leasehold jobs show nightly")
@@ -70,7 +71,7 @@ def show_job(
         known = {name: value for name, value in record.items() if value not in (None, "")}
         return Page(data=record, blocks=[record_table(known, _RECORD)])
 
-    show(look, store=store, form=form, watch=watch)
+    show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
 
 
 @jobs_app.command("history", cls=Watching, epilog="leasehold jobs history nightly --runs")
@@ -107,7 +108,7 @@ def history(
         rows = [_reserver_row(each) for each in reservers(log, most=most)]
         return Page(data=rows, blocks=[fitting_table(rows, _RESERVER_LAYOUTS)])
 
-    show(look, store=store, form=form, watch=watch)
+    show(look, store=store, form=form, watch=watch, maker=JOBS_MAKE)
 
 
 @jobs_app.command("check-token", epilog="leasehold jobs check-token nightly 7 && rsync …")
@@ -126,7 +127,7 @@ def check_token(
     """
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
             view = await job_view(desk.store, job, now=desk.clock.utc_now())
         current = view.held and view.resource.epoch == token
         row = {

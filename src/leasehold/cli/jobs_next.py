@@ -15,6 +15,7 @@ import anyio
 import typer
 
 from leasehold.cli.common import (
+    JOBS_MAKE,
     Column,
     Form,
     Output,
@@ -66,7 +67,7 @@ def next_runs(
     if cron is not None:
         schedule, after = parse_schedule(cron, tz=tz or "UTC"), now
     else:
-        schedule, after = anyio.run(_of_job, store_url(store), job or "", now)
+        schedule, after = anyio.run(_of_job, store_url(store, maker=JOBS_MAKE), job or "", now)
     moments = list(_coming(schedule, after, count))
     rows = [_row(each, schedule, now) for each in moments]
     notes = (f"{schedule.text}: {schedule.explain()}", *clock_changes(schedule, [after, *moments]))

@@ -15,6 +15,7 @@ import anyio
 import typer
 
 from leasehold.cli.common import (
+    JOBS_MAKE,
     Column,
     Execute,
     Form,
@@ -63,7 +64,7 @@ def pause(
         raise UsageError("give --until or --for, and not both")
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
             end = None if until is None else _moment(until)
             if for_ is not None:
                 end = desk.clock.utc_now() + duration(for_, option="--for", least="1s")
@@ -88,7 +89,7 @@ def resume(job: JobName, *, store: StoreUrl = None) -> None:
     """End the pause of a job."""
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
             await _known(desk, job)
             ended = await orders.resume(desk.store, job, clock=desk.clock)
             err.print(f"resumed {job!r}" if ended else f"{job!r} was not paused")
@@ -103,7 +104,7 @@ def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
     """
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
             view = await _known(desk, job)
             if view.wanted is not None:
                 err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
@@ -142,7 +143,8 @@ def break_job(
     Exit code 4 if that epoch is over; then nothing is changed.
     """
     given = duration(after, option="--after") if after is not None else None
-    anyio.run(partial(_break, store_url(store), job, epoch, given, execute=execute, form=form))
+    url = store_url(store, maker=JOBS_MAKE)
+    anyio.run(partial(_break, url, job, epoch, given, execute=execute, form=form))
 
 
 def handover(
@@ -165,7 +167,7 @@ def handover(
     Without HOLDER it goes to one that has had it before, that bears its name, or that bears the same name as its holder, as workers do.
     """  # noqa: E501
     limit_s = None if no_wait else duration(timeout, option="--timeout").total_seconds()
-    url = store_url(store)
+    url = store_url(store, maker=JOBS_MAKE)
     anyio.run(partial(_hand_over, url, job, to, limit_s=limit_s, execute=execute, form=form))
 
 

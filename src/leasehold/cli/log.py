@@ -26,8 +26,10 @@ from leasehold.cli.common import (
     counted,
     duration,
     err,
+    fitting_table,
     print_record,
     print_rows,
+    print_table,
     seconds_cell,
     shown_bytes,
     size,
@@ -99,6 +101,7 @@ def create(
     retain_age = duration(keep, option="--keep") if keep else None
     retain_bytes = size(keep_size, option="--keep-size") if keep_size else 0
     with opened(store, make=True, volumes=volume or ()) as log:
+        was_there = any(each.name == stream for each in log.streams())
         made = log.create(
             stream,
             partitions=partitions,
@@ -108,6 +111,8 @@ def create(
             retain_bytes=retain_bytes,
         )
     _print_settings(made, form)
+    if was_there:
+        err.print(f"the stream {stream!r} is there already")
 
 
 @log_app.command("grow", epilog="leasehold log grow orders --partitions 8")
@@ -138,7 +143,11 @@ def grow(
 def ls(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List the streams and their settings."""
     with opened(store) as log:
-        print_rows((_settings_row(each) for each in log.streams()), form, _STREAM_COLUMNS)
+        rows = [_settings_row(each) for each in log.streams()]
+    if form is Output.TABLE:
+        print_table(fitting_table(rows, _STREAM_LAYOUTS))
+    else:
+        print_rows(rows, form, _STREAM_COLUMNS)
 
 
 @log_app.command("info", epilog="leasehold log info orders")
@@ -272,6 +281,8 @@ _STREAM_COLUMNS = (
     Column(name="replication", title="replicas", justify="right", none=_ALL),
     Column(name="created_at", title="created", shown=time_cell),
 )
+# On a narrow terminal without what `log info` tells as well.
+_STREAM_LAYOUTS = (_STREAM_COLUMNS, _STREAM_COLUMNS[:-1], _STREAM_COLUMNS[:-2])
 _PART_COLUMNS = (
     Column(name="partition", title="part", justify="right"),
     Column(name="first_sequence", title="first", justify="right"),

@@ -26,7 +26,7 @@ from leasehold.clock import SystemClock
 from leasehold.core.balance import Strategy
 from leasehold.core.soundness import LARGEST_WEIGHT
 from leasehold.core.timing import Timing
-from leasehold.errors import UsageError
+from leasehold.errors import UnknownStream, UsageError
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.start import Start
@@ -39,6 +39,7 @@ from leasehold.sources.port import EventSource
 EXAMPLE = "leasehold process billing:handle --source orders --group billing"
 _STATUS_EVERY_S = 15.0
 _RETRIES = 3
+_SOURCES = "a source is log:STREAM or eventhubs://NAMESPACE/HUB"
 _DEAD_LETTER = "dead-letter="
 
 Handler = Annotated[
@@ -266,7 +267,10 @@ def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
 
 @contextmanager
 def _opened(text: str, url: str, name: str) -> Iterator[EventSource]:
-    source = open_source(text, store_url=url, name=name)
+    try:
+        source = open_source(text, store_url=url, name=name)
+    except UnknownStream as error:
+        raise UnknownStream(f"{error}; {_SOURCES}") from error
     try:
         yield source
     finally:

@@ -22,6 +22,7 @@ from leasehold.errors import LeaseholdError, UsageError
 from leasehold.processor.handlers import check_handler
 
 _HOW = "write MODULE:HANDLER, such as billing.events:handle for `def handle` in billing/events.py"
+_LEASEHOLD = str(Path(__file__).parents[1])
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -48,11 +49,14 @@ def load_handler(text: str, *, batch: bool) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def imported(name: str) -> ModuleType:
+def imported(name: str, *, how: str = _HOW) -> ModuleType:
     """The module, also from the directory that the command was started in.
 
+    ``how`` says what to write, if there is none.
+
     Raises:
-        UsageError: there is no such module.
+        UsageError: there is no such module, or it uses something of ours wrongly.
+        LeaseholdError: it failed; its traceback was printed.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -64,9 +68,11 @@ def imported(name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise UsageError(
                 f"there is no module {error.name!r} here ({here}) or where Python looks: change "
-                f"into the directory it lies in, or set PYTHONPATH; {_HOW}"
+                f"into the directory it lies in, or set PYTHONPATH; {how}"
             ) from error
         raise _broken(name, error) from error
+    except UsageError as error:
+        raise UsageError(f"{_line_of(error, name)}: {error}") from error
     except SystemExit as error:
         raise LeaseholdError(
             f"module {name!r} ended the program while it was imported: put what it should do as a "
@@ -74,6 +80,14 @@ def imported(name: str) -> ModuleType:
         ) from error
     except Exception as error:
         raise _broken(name, error) from error
+
+
+def _line_of(error: Exception, name: str) -> str:
+    """The last line that is not ours: there it was written wrongly."""
+    steps = traceback.extract_tb(error.__traceback__)
+    ours = (_LEASEHOLD, "<frozen importlib", import_module.__code__.co_filename)
+    own = [step for step in steps if not step.filename.startswith(ours)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else f"module {name!r}"
 
 
 def _broken(name: str, error: Exception) -> LeaseholdError:

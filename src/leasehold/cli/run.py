@@ -114,6 +114,9 @@ Json = Annotated[
 ]
 
 
+_BEHIND = "Write it behind `--`: leasehold run --job NAME -- ./script"
+
+
 class RunCommand(TyperCommand):
     """A command whose misuse has the exit code of ``sysexits.h``, and whose options come first."""
 
@@ -125,6 +128,8 @@ class RunCommand(TyperCommand):
         except Exception as error:
             if getattr(error, "exit_code", Exit.OK) == _MISUSED:
                 vars(error)["exit_code"] = int(Exit.USAGE)
+            if getattr(getattr(error, "param", None), "name", "") == "command":
+                vars(error)["message"] = _BEHIND
             raise
 
 

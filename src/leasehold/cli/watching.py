@@ -22,6 +22,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from leasehold.cli.common import (
+    LOG_MAKES,
     Output,
     duration,
     err,
@@ -77,13 +78,22 @@ class Page:
 Look = Callable[[Desk], Awaitable[Page]]
 
 
-def show(look: Look, *, store: str | None, form: Output, watch: str | None = None) -> None:
+def show(
+    look: Look,
+    *,
+    store: str | None,
+    form: Output,
+    watch: str | None = None,
+    maker: str = LOG_MAKES,
+) -> None:
     """Print a page; with ``watch`` again after each such time, until Ctrl-C.
+
+    ``maker`` names the commands that make a store, if there is none.
 
     Raises:
         InvalidDuration: ``watch`` is no duration from 100 ms to a day.
     """
-    url = store_url(store)
+    url = store_url(store, maker=maker)
     if watch is None:
         with until_the_pipe_closes():
             print_page(anyio.run(_once, url, look), form)

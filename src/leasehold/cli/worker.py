@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -16,13 +17,13 @@ from leasehold.cli.common import StoreUrl, counted, duration, err, shared_store_
 from leasehold.cli.process_handler import imported
 from leasehold.clock import Clock, SystemClock
 from leasehold.core.asking import Asked, StopRequests
-from leasehold.errors import UsageError
+from leasehold.errors import LeaseholdError, UsageError
 from leasehold.jobs.worker.definition import Job
 from leasehold.jobs.worker.worker import Worker
 from leasehold.sources.tracebacks import traceback_of
 
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"
-_HOW = "write MODULE, or MODULE:NAME for one job or a list of them, such as billing.jobs:nightly"
+_HOW = "write MODULE, such as billing.jobs, or MODULE:NAME for one job or a list of them"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Module = Annotated[
@@ -75,15 +76,15 @@ def load_jobs(text: str) -> list[Job]:
     """The jobs that ``MODULE`` or ``MODULE:NAME`` names.
 
     Raises:
-        UsageError: there is none; the message says what is wrong.
-        LeaseholdError: the module failed while it was imported; its traceback was printed.
+        UsageError: there is none, or the module failed while it was imported; the message says what
+            is wrong.
     """
     module_name, colon, name = text.partition(":")
     if module_name.endswith(".py") or "/" in module_name:
         raise UsageError(f"{module_name!r} is a file, and a module is wanted: {_HOW}")
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise UsageError(f"{text!r} can not be the name of a module: {_HOW}")
-    found: Any = imported(module_name)
+    found: Any = _imported(module_name)
     if not colon:
         jobs = [each for each in vars(found).values() if isinstance(each, Job)]
         if not jobs:
@@ -97,6 +98,15 @@ def load_jobs(text: str) -> list[Job]:
     if not isinstance(jobs, list | tuple) or not all(isinstance(each, Job) for each in jobs):
         raise UsageError(f"{text!r} is neither a job nor a list of jobs: {_HOW}")
     return list(jobs)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return imported(name, how=_HOW)
+    except UsageError:
+        raise
+    except LeaseholdError as error:  # it is what was named that is wrong, and no run of it
+        raise UsageError(str(error)) from error
 
 
 class Stops:

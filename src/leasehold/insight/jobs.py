@@ -58,8 +58,9 @@ class JobView:
         schedule_text: the same as text; empty if the runs have none.
         ran: which occurrences are done.
         paused, wanted: the orders that stand at this moment.
-        next_at: the next moment of the schedule that is not done. late_s: how long an occurrence
-            has been waiting for a run, if that is longer than a minute and the job is not paused.
+        next_at: the next moment of the schedule that is not done, if the job is not paused.
+        late_s: how long an occurrence has been waiting for a run, if that is longer than a
+            minute and the job is not paused.
     """
 
     name: str
@@ -188,7 +189,7 @@ async def _view(store: Store, scene: _Scene, key: str) -> JobView:
         ran=carried_out,
         paused=scene.orders.paused[name] if is_paused else None,
         wanted=scene.orders.wanted.get(name),
-        next_at=_next_at(schedule, carried_out, scene.now),
+        next_at=None if is_paused else _next_at(schedule, carried_out, scene.now),
         late_s=None if is_paused or held else _late_s(schedule, carried_out, scene.now),
     )
 

@@ -131,8 +131,9 @@ def _check_count(fields: list[str], dialect: Dialect | None) -> None:
             "days of the week by name"
         )
     if count not in {each.fields for each in Dialect}:
+        had = "1 field" if count == 1 else f"{count} fields"
         raise BadSchedule(
-            f"it has {count} fields: write 5 (minute hour day-of-month month day-of-week), "
+            f"it has {had}: write 5 (minute hour day-of-month month day-of-week), "
             "6 with the second in front, a word such as @daily, or 'every 30s'"
         )
     if dialect is not None and count != dialect.fields:
