@@ -15,12 +15,15 @@ from leasehold.processor import CloseReason, EventProcessor, PartitionContext
 from leasehold.sources import EventBatch
 from leasehold.sources.eventhubs import EventHubsSource
 
+USUAL = ["eventhubs:///orders", "sqlite:///hub.db"]
+
 
 async def handle(context: PartitionContext, batch: EventBatch) -> None:
     """Arrow, as it came: ``batch.arrow`` has a column for the bodies."""
     size = batch.arrow.column("body").nbytes
+    events = "1 event" if len(batch) == 1 else f"{len(batch)} events"
     last = batch.last_sequence
-    print(f"{context.partition}: {len(batch)} events up to {last}, {size} bytes", flush=True)
+    print(f"{context.partition}: {events} up to {last}, {size} bytes", flush=True)
 
 
 async def opened(context: PartitionContext) -> None:
@@ -49,7 +52,10 @@ def main(address: str, store: str) -> None:
 
 
 if __name__ == "__main__":
+    words = sys.argv[1:] or USUAL
+    if len(words) != len(USUAL):
+        sys.exit(f"usage: eventhubs_processor.py {' '.join(USUAL)}")
     try:
-        main(*(sys.argv[1:] or ["eventhubs:///orders", "sqlite:///hub.db"]))
+        main(*words)
     except LeaseholdError as error:
         sys.exit(f"error: {error}")

@@ -32,6 +32,13 @@ READERS = {
 AT_ONCE = 1000
 
 
+def table_in(file: Path) -> pa.Table:
+    try:
+        return READERS[file.suffix](file)
+    except (pa.ArrowException, OSError) as error:
+        sys.exit(f"error: {file} can not be read: {str(error).splitlines()[0]}")
+
+
 def send(table: pa.Table, file: Path, url: str, place: Path) -> None:
     """By a producer whose id is the file's: what it sends again is not stored again."""
     name = hashlib.sha256(file.read_bytes()).digest()[:16]
@@ -51,7 +58,7 @@ def place_of(url: str) -> Path:
 
 def main(file: Path, url: str) -> None:
     place = place_of(url)
-    table = READERS[file.suffix](file)
+    table = table_in(file)
     send(table, file, url, place)
     columns = from_arrow_schema(table.schema)
 

@@ -135,6 +135,18 @@ def test_a_process_reads_a_hub_by_its_address_and_leaves_in_good_order(
         until(lambda: not hub.server.connections)
 
 
+def test_the_example_says_how_it_is_used() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "eventhubs:///hub"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("usage: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_ranges_of_a_hub_are_read_for_spark_without_a_store(tmp_path: Path) -> None:
     with running_hub(tmp_path, partitions=2) as hub:
         hub.store(*[b"%d" % number for number in range(500)], partition=1)

@@ -107,6 +107,16 @@ def test_files_go_beside_a_sqlite_store_and_else_where_the_program_runs(
     assert place_of("postgresql://ann@db/leases") == tmp_path
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_file_that_can_not_be_read_is_said_in_one_line(tmp_path: Path, kind: str) -> None:
+    (tmp_path / f"mine.{kind}").write_text("{this is neither\n" * 3, encoding="utf-8")
+    with started(str(EXAMPLES / "spark_pipeline.py"), f"mine.{kind}", place=tmp_path) as program:
+        _, said = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 1
+    assert said.startswith(f"error: mine.{kind} can not be read: ")
+    assert len(said.splitlines()) == 1
+
+
 def test_a_file_that_is_none_of_these_is_refused_in_one_line(tmp_path: Path) -> None:
     with started(str(EXAMPLES / "spark_pipeline.py"), "mine.txt", place=tmp_path) as program:
         _, said = program.communicate(timeout=PATIENCE_S)
