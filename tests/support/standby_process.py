@@ -149,7 +149,7 @@ class Signalled(Standby):
 
     def stop(self) -> None:
         super().stop()
-        CLOCK_OF_SIGNALS.ahead_s = SAME_S
+        CLOCK_OF_SIGNALS.ahead_s += SAME_S
         say("stopping")
 
 
