@@ -7,6 +7,7 @@ leases in the Azure Blob store, theirs their records with ``BlobCheckpointStore`
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -199,11 +200,15 @@ class Outcome:
 
 def outcome(hosts: Sequence[Host], sent: set[tuple[int, int]]) -> Outcome:
     """Who had each event first tells whose it was, and how that one's work on it ended."""
+    notes = [(host.kind, host.notes.path.read_text()) for host in hosts]
+    claims = [claim for kind, text in notes if kind == "theirs" for claim in claims_in(text)]
     given: dict[tuple[int, int], list[tuple[float, str]]] = {}
-    for host in hosts:
-        for at_s, partition, numbers, end in terms(host.notes.path.read_text(), host.kind):
-            for number in numbers:
-                given.setdefault((partition, number), []).append((at_s, end))
+    for kind, text in notes:
+        for term in terms(text):
+            end = kind if kind == "theirs" else term.end(claims)
+            for at_s, numbers in term.batches:
+                for number in numbers:
+                    given.setdefault((term.partition, number), []).append((at_s, end))
     twice: Counter[str] = Counter()
     for each in given.values():
         twice.update(end for _, end in sorted(each)[:-1])
@@ -215,20 +220,48 @@ def outcome(hosts: Sequence[Host], sent: set[tuple[int, int]]) -> Outcome:
     )
 
 
-def terms(text: str, kind: str) -> Iterable[tuple[float, int, range, str]]:
-    """When each batch was given, of which partition, its numbers, and how that term ended."""
-    batches: list[tuple[float, int, range]] = []
+@dataclass(kw_only=True)
+class Term:
+    """A member's work on a partition, from its opening to its closing: what it was given when."""
+
+    partition: int
+    opened_s: float
+    closed_s: float = math.inf
+    reason: str = "shutdown"
+    batches: list[tuple[float, range]] = field(default_factory=list)
+
+    def end(self, claims: Iterable[tuple[int, float]]) -> str:
+        """In order only if theirs did not claim the partition before it was closed."""
+        robbed = any(
+            partition == self.partition and self.opened_s < at_s < self.closed_s
+            for partition, at_s in claims
+        )
+        return "in order" if self.reason in _IN_ORDER and not robbed else "robbed"
+
+
+def claims_in(text: str) -> list[tuple[int, float]]:
+    """The partitions that one of theirs has claimed, or claimed again, and when."""
+    lines = [line.split() for line in text.splitlines()]
+    return [(int(words[1]), float(words[2])) for words in lines if words[0] == "claim"]
+
+
+def terms(text: str) -> list[Term]:
+    """All of one member."""
+    found: list[Term] = []
+    at_work: dict[int, Term] = {}
     for line in text.splitlines():
         word, *rest = line.split()
-        if word == "batch":
+        if word == "open":
+            term = Term(partition=int(rest[0]), opened_s=float(rest[2]))
+            found.append(term)
+            at_work[term.partition] = term
+        elif word == "batch":
             numbers = range(int(rest[1]), int(rest[2]) + 1)
-            batches.append((float(rest[3]), int(rest[0]), numbers))
+            at_work[int(rest[0])].batches.append((float(rest[3]), numbers))
         elif word == "close":
-            partition = int(rest[0])
-            end = ("in order" if rest[2] in _IN_ORDER else "robbed") if kind == "ours" else kind
-            yield from ((*each, end) for each in batches if each[1] == partition)
-            batches = [each for each in batches if each[1] != partition]
-    yield from ((*each, "in order" if kind == "ours" else kind) for each in batches)
+            term = at_work[int(rest[0])]
+            term.reason, term.closed_s = rest[2], float(rest[3])
+    return found
 
 
 def _seen(hosts: Sequence[Host]) -> set[tuple[int, int]]:

@@ -59,6 +59,12 @@ class _Watched(BlobCheckpointStore):
         self.notes.add("cycle", time.monotonic())
         return await super().list_ownership(*place, **options)
 
+    async def claim_ownership(self, ownership_list: Any, **options: Any) -> Any:
+        claimed = await super().claim_ownership(ownership_list, **options)
+        for each in claimed:
+            self.notes.add("claim", each["partition_id"], time.monotonic())
+        return claimed
+
 
 class _Notes:
     def __init__(self, path: str) -> None:
@@ -76,7 +82,7 @@ def ours(told: Told) -> None:
         notes.add("open", context.partition, context.epoch, time.monotonic())
 
     async def on_close(context: PartitionContext, reason: CloseReason) -> None:
-        notes.add("close", context.partition, context.epoch, reason.name.lower())
+        notes.add("close", context.partition, context.epoch, reason.name.lower(), time.monotonic())
 
     async def on_batch(context: PartitionContext, batch: EventBatch) -> None:
         numbers = (batch.first_sequence, batch.last_sequence)
@@ -124,7 +130,7 @@ async def theirs(told: Told) -> None:
         notes.add("open", context.partition_id, 0, time.monotonic())
 
     async def on_close(context: Any, reason: Any) -> None:
-        notes.add("close", context.partition_id, 0, reason.name.lower())
+        notes.add("close", context.partition_id, 0, reason.name.lower(), time.monotonic())
 
     store = cast("_Watched", _Watched.from_connection_string(told.storage, told.container))
     store.notes = notes
