@@ -93,7 +93,7 @@ def _chain(text: str, zone: str, count: int) -> Row:
         peer = _croniter(text, start)
         return lambda: [peer.get_next() for _ in range(count)]
 
-    return _row(f"next of next of {text}, {zone}", [ours, by_cronsim, by_croniter], count)
+    return _row(f"one after the other of {text}, {zone}", [ours, by_cronsim, by_croniter], count)
 
 
 def _row(what: str, tries: Sequence[Prepared], count: int) -> Row:
