@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from leasehold.spark.ranges import Range
 
 LEAST_ROWS = 1 << 10  # fewer cost Spark more for each row
-LEAST_BYTES = 256 << 10  # and so does each batch, which counts where the rows are small
+LEAST_BYTES = 1 << 20  # and so does each batch, which counts where the rows are small
 MOST_ROWS = 40_000
-_MANY_ROWS = 16_384  # more at once bring nothing, however small they are
+_MANY_ROWS = 65_536  # more at once bring nothing, however small they are
 MOST_BYTES = 32 << 20
 _settled = 0  # the process that settle() was called in
 
