@@ -183,6 +183,7 @@ def mixed(*, partitions: int, interval_s: float) -> Sequence[Row]:
         cost("the same: ours come", ours_came, bar=at_most(3)),
         cost(f"the same, {len(sent):,} events: lost", told.lost, bar=exactly(0)),
         cost("the same: ours given twice on orderly moves", told.in_order, bar=exactly(0)),
+        cost("of these: theirs had claimed before our end", told.claimed),
         cost("the same: ours given twice where theirs robbed us", told.robbed),
         cost("the same: theirs given twice", told.theirs),
     ]
@@ -194,6 +195,7 @@ class Outcome:
 
     lost: int
     in_order: int
+    claimed: int  # of those in order
     robbed: int
     theirs: int
 
@@ -202,19 +204,22 @@ def outcome(hosts: Sequence[Host], sent: set[tuple[int, int]]) -> Outcome:
     """Who had each event first tells whose it was, and how that one's work on it ended."""
     notes = [(host.kind, host.notes.path.read_text()) for host in hosts]
     claims = [claim for kind, text in notes if kind == "theirs" for claim in claims_in(text)]
-    given: dict[tuple[int, int], list[tuple[float, str]]] = {}
+    given: dict[tuple[int, int], list[tuple[float, str, bool]]] = {}
     for kind, text in notes:
         for term in terms(text):
-            end = kind if kind == "theirs" else term.end(claims)
+            end = kind if kind == "theirs" else term.end()
+            hurried = end == "in order" and term.was_claimed(claims)
             for at_s, numbers in term.batches:
                 for number in numbers:
-                    given.setdefault((term.partition, number), []).append((at_s, end))
+                    given.setdefault((term.partition, number), []).append((at_s, end, hurried))
     twice: Counter[str] = Counter()
     for each in given.values():
-        twice.update(end for _, end in sorted(each)[:-1])
+        twice.update(end for _, end, _ in sorted(each)[:-1])
+        twice["claimed"] += sum(hurried for *_, hurried in sorted(each)[:-1])
     return Outcome(
         lost=len(sent - set(given)),
         in_order=twice["in order"],
+        claimed=twice["claimed"],
         robbed=twice["robbed"],
         theirs=twice["theirs"],
     )
@@ -230,13 +235,16 @@ class Term:
     reason: str = "shutdown"
     batches: list[tuple[float, range]] = field(default_factory=list)
 
-    def end(self, claims: Iterable[tuple[int, float]]) -> str:
-        """In order only if theirs did not claim the partition before it was closed."""
-        robbed = any(
+    def end(self) -> str:
+        """How it ended, by the reason that our host has noted."""
+        return "in order" if self.reason in _IN_ORDER else "robbed"
+
+    def was_claimed(self, claims: Iterable[tuple[int, float]]) -> bool:
+        """Whether one of theirs has claimed the partition before it was closed here."""
+        return any(
             partition == self.partition and self.opened_s < at_s < self.closed_s
             for partition, at_s in claims
         )
-        return "in order" if self.reason in _IN_ORDER and not robbed else "robbed"
 
 
 def claims_in(text: str) -> list[tuple[int, float]]:

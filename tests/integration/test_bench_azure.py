@@ -102,11 +102,12 @@ def test_an_event_that_came_twice_is_laid_to_the_one_that_had_it_first(tmp_path:
     ]
     sent = {(partition, number) for partition in (0, 1) for number in range(10)}
     found = outcome(hosts, sent)
-    # Of partition 2 somebody was robbed in the middle of an orderly end.
-    assert (found.in_order, found.robbed, found.theirs) == (1, 2 + 1, 1)
+    # Partition 2 was claimed by theirs in the middle of an orderly end: it counts, and is told.
+    assert (found.in_order, found.robbed, found.theirs) == (1 + 1, 2, 1)
+    assert found.claimed == 1
     assert found.lost == 3 + 1
     [open_end] = terms("open 2 1 1.0\nbatch 2 7 7 1.5\n")
-    assert (open_end.batches, open_end.end([])) == ([(1.5, range(7, 8))], "in order")
+    assert (open_end.batches, open_end.end()) == ([(1.5, range(7, 8))], "in order")
 
 
 def test_storage_calls_are_counted_on_both_sides() -> None:
