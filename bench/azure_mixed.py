@@ -183,8 +183,8 @@ def mixed(*, partitions: int, interval_s: float) -> Sequence[Row]:
         cost("the same: ours come", ours_came, bar=at_most(3)),
         cost(f"the same, {len(sent):,} events: lost", told.lost, bar=exactly(0)),
         cost("the same: ours given twice on orderly moves", told.in_order, bar=exactly(0)),
-        cost("of these: theirs had claimed before our end", told.claimed),
         cost("the same: ours given twice where theirs robbed us", told.robbed),
+        cost("of these: while we were giving it up in order", told.overtaken),
         cost("the same: theirs given twice", told.theirs),
     ]
 
@@ -195,8 +195,8 @@ class Outcome:
 
     lost: int
     in_order: int
-    claimed: int  # of those in order
     robbed: int
+    overtaken: int  # of those robbed
     theirs: int
 
 
@@ -204,23 +204,21 @@ def outcome(hosts: Sequence[Host], sent: set[tuple[int, int]]) -> Outcome:
     """Who had each event first tells whose it was, and how that one's work on it ended."""
     notes = [(host.kind, host.notes.path.read_text()) for host in hosts]
     claims = [claim for kind, text in notes if kind == "theirs" for claim in claims_in(text)]
-    given: dict[tuple[int, int], list[tuple[float, str, bool]]] = {}
+    given: dict[tuple[int, int], list[tuple[float, str]]] = {}
     for kind, text in notes:
         for term in terms(text):
-            end = kind if kind == "theirs" else term.end()
-            hurried = end == "in order" and term.was_claimed(claims)
+            end = kind if kind == "theirs" else term.end(claims)
             for at_s, numbers in term.batches:
                 for number in numbers:
-                    given.setdefault((term.partition, number), []).append((at_s, end, hurried))
+                    given.setdefault((term.partition, number), []).append((at_s, end))
     twice: Counter[str] = Counter()
     for each in given.values():
-        twice.update(end for _, end, _ in sorted(each)[:-1])
-        twice["claimed"] += sum(hurried for *_, hurried in sorted(each)[:-1])
+        twice.update(end for _, end in sorted(each)[:-1])
     return Outcome(
         lost=len(sent - set(given)),
         in_order=twice["in order"],
-        claimed=twice["claimed"],
-        robbed=twice["robbed"],
+        robbed=twice["robbed"] + twice["overtaken"],
+        overtaken=twice["overtaken"],
         theirs=twice["theirs"],
     )
 
@@ -230,21 +228,24 @@ class Term:
     """A member's work on a partition, from its opening to its closing: what it was given when."""
 
     partition: int
+    epoch: int
     opened_s: float
-    closed_s: float = math.inf
+    overtaken_s: float = -math.inf
     reason: str = "shutdown"
     batches: list[tuple[float, range]] = field(default_factory=list)
 
-    def end(self) -> str:
-        """How it ended, by the reason that our host has noted."""
-        return "in order" if self.reason in _IN_ORDER else "robbed"
+    def end(self, claims: Iterable[tuple[int, float]]) -> str:
+        """How it ended, by the word of our host.
 
-    def was_claimed(self, claims: Iterable[tuple[int, float]]) -> bool:
-        """Whether one of theirs has claimed the partition before it was closed here."""
-        return any(
-            partition == self.partition and self.opened_s < at_s < self.closed_s
+        That it was overtaken is believed only if one of theirs has noted such a claim.
+        """
+        if self.reason not in _IN_ORDER:
+            return "robbed"
+        was_claimed = any(
+            partition == self.partition and self.opened_s < at_s < self.overtaken_s
             for partition, at_s in claims
         )
+        return "overtaken" if was_claimed else "in order"
 
 
 def claims_in(text: str) -> list[tuple[int, float]]:
@@ -260,7 +261,7 @@ def terms(text: str) -> list[Term]:
     for line in text.splitlines():
         word, *rest = line.split()
         if word == "open":
-            term = Term(partition=int(rest[0]), opened_s=float(rest[2]))
+            term = Term(partition=int(rest[0]), epoch=int(rest[1]), opened_s=float(rest[2]))
             found.append(term)
             at_work[term.partition] = term
         elif word == "batch":
@@ -268,7 +269,11 @@ def terms(text: str) -> list[Term]:
             at_work[int(rest[0])].batches.append((float(rest[3]), numbers))
         elif word == "close":
             term = at_work[int(rest[0])]
-            term.reason, term.closed_s = rest[2], float(rest[3])
+            term.reason = rest[2]
+        elif word == "overtaken":
+            term = at_work[int(rest[0])]
+            if term.epoch == int(rest[1]):
+                term.overtaken_s = float(rest[2])
     return found
 
 

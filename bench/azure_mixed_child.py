@@ -23,11 +23,13 @@ from leasehold.adapters.azure import MixedStore, SharedSource
 from leasehold.adapters.azure.aio import BlobRecords
 from leasehold.core.timing import Timing
 from leasehold.processor import EventProcessor, Options
+from leasehold.processor.hooks import Overtaken
 from leasehold.sources.eventhubs import EventHubsSource
 
 if TYPE_CHECKING:
     from leasehold.log import EventBatch
     from leasehold.processor import CloseReason, PartitionContext
+    from leasehold.processor.hooks import HookEvent
 
 CONSUMERS = "$Default"
 
@@ -84,6 +86,10 @@ def ours(told: Told) -> None:
     async def on_close(context: PartitionContext, reason: CloseReason) -> None:
         notes.add("close", context.partition, context.epoch, reason.name.lower(), time.monotonic())
 
+    def hook(event: HookEvent) -> None:
+        if isinstance(event, Overtaken):
+            notes.add("overtaken", event.partition, event.epoch, time.monotonic())
+
     async def on_batch(context: PartitionContext, batch: EventBatch) -> None:
         numbers = (batch.first_sequence, batch.last_sequence)
         notes.add("batch", context.partition, *numbers, time.monotonic())
@@ -104,6 +110,7 @@ def ours(told: Told) -> None:
         on_batch=on_batch,
         on_partition_open=on_open,
         on_partition_close=on_close,
+        hooks=[hook],
         options=Options(
             timing=Timing.of(
                 lease=timedelta(seconds=told.lease_s), renew_every=timedelta(seconds=told.renew_s)

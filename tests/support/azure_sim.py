@@ -88,15 +88,18 @@ def _wall_s() -> float:
 
 @dataclass(kw_only=True)
 class Work:
-    """A keeper whose work stops at once."""
+    """A keeper whose work stops at once; or, if it is ``slow``, when it is told to."""
 
     ended: list[tuple[str, str]] = field(default_factory=list)
+    slow: bool = False
+    stopping: list[Ownership] = field(default_factory=list)
 
     def opened(self, ownership: Ownership) -> None:
         pass
 
     def drain(self, ownership: Ownership) -> bool:
-        return True
+        self.stopping.append(ownership)
+        return not self.slow
 
     def closed(self, ownership: Ownership, reason: str) -> None:
         self.ended.append((ownership.key, reason))
@@ -113,6 +116,7 @@ class Group:
         self.clients: list[OwnershipManager] = []
         self.work: dict[Member, Work] = {}
         self.tasks: dict[object, asyncio.Task[None]] = {}
+        self.overtaken: list[Ownership] = []
         self.rng = random.Random(seed)
 
     async def __aenter__(self) -> Self:
@@ -135,9 +139,9 @@ class Group:
             rng=self.rng,
         )
 
-    def host(self, most: int | None = None) -> Member:
+    def host(self, most: int | None = None, *, slow: bool = False) -> Member:
         """One of ours, running."""
-        number, work = len(self.members), Work()
+        number, work = len(self.members), Work(slow=slow)
         member = Member(
             self.mixed(),
             MemberOptions(group=GROUP, name=f"host{number}", timing=Timing(), most=most),
@@ -145,6 +149,7 @@ class Group:
             clock=LoopClock(),
             rng=random.Random(number),
             identity=lambda: (f"{number}-{self.rng.random()}", f"token{number}"),
+            told=lambda report: self.overtaken.extend(report.overtaken),
         )
         self.members.append(member)
         self.work[member] = work

@@ -28,6 +28,7 @@ from leasehold.processor.hooks import (
     HandlerAbandoned,
     HandlerFailed,
     MayRepeat,
+    Overtaken,
     PartitionClosed,
     PartitionDrains,
     PartitionOpened,
@@ -297,6 +298,10 @@ ERROR = ValueError("no ones")
         ),
         (PartitionDrains(**ABOUT), "draining partition 3 (epoch 7)"),
         (MayRepeat(**ABOUT, events=5), "up to 5 events of partition 3 (epoch 7) may come again"),
+        (
+            Overtaken(**ABOUT),
+            "overtaken in partition 3 (epoch 7): taken by force while it was given up",
+        ),
         (ReceiverDisplaced(**ABOUT, by="b"), "displaced in partition 3 (epoch 7) by b"),
         (CheckpointRefused(**ABOUT, sequence_number=9, why="fenced"), "at 9: fenced"),
         (

@@ -20,6 +20,7 @@ from leasehold.processor.hooks import (
     HandlerAbandoned,
     HandlerFailed,
     MayRepeat,
+    Overtaken,
     PartitionClosed,
     PartitionDrains,
     PartitionOpened,
@@ -157,6 +158,8 @@ def _rare_words(event: HookEvent) -> tuple[str, str] | None:
     match event:
         case MayRepeat():
             return f"up to {counted(event.events, 'event')} of", " may come again"
+        case Overtaken():
+            return "overtaken in", ": taken by force while it was given up"
         case ReceiverDisplaced():
             return "displaced in", f" by {event.by or 'another receiver'}"
         case CheckpointRefused():

@@ -25,7 +25,7 @@ from leasehold.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
-from leasehold.model import HandOver, Lease, MemberInfo, Ownership, Resource, State
+from leasehold.model import EndReason, HandOver, Lease, MemberInfo, Ownership, Resource, State
 from leasehold.names import holder_id
 from leasehold.processor.holdings import Holdings
 
@@ -36,24 +36,30 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Changes, Wanted
     from leasehold.ports import Keeper, Store
+    from leasehold.processor.holdings import Leaving
     from leasehold.processor.options import MemberOptions
 
 T = TypeVar("T")
 
 _WAIT_FOR_OTHERS = 0.1
 _WAIT_FOR_WORD = 0.1
+_BY_ITS_HOLDER = frozenset((EndReason.RELEASED, EndReason.HANDED_OVER))
 
 log = logging.getLogger("leasehold.member")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleReport:
-    """One cycle: how long it took, what is held after it, which calls were made, what failed."""
+    """One cycle: how long it took, what is held after it, which calls were made, what failed.
+
+    ``overtaken``: was somebody else's already when it was given away in good order.
+    """
 
     elapsed_s: float
     held: int
     calls: Counter[str]
     error: LeaseholdError | None = None
+    overtaken: tuple[Ownership, ...] = ()
 
 
 class Cycle:
@@ -104,6 +110,7 @@ class Cycle:
         self._told = told
         self._reported: Counter[str] = Counter()
         self._passed_on: dict[str, str] = {}
+        self._overtaken: list[Ownership] = []
 
     # ----------------------------------------------------------- the cycle
 
@@ -184,7 +191,12 @@ class Cycle:
             calls, self._reported = self.calls - self._reported, self.calls.copy()
             elapsed_s = self._clock.boottime_s() - started_s
             held = len(self._holdings.held)
-            self._told(CycleReport(elapsed_s=elapsed_s, held=held, calls=calls, error=error))
+            overtaken, self._overtaken = tuple(self._overtaken), []
+            self._told(
+                CycleReport(
+                    elapsed_s=elapsed_s, held=held, calls=calls, error=error, overtaken=overtaken
+                )
+            )
 
     async def _end(self) -> None:
         self._holdings.close_all(reason="shutdown")
@@ -306,6 +318,9 @@ class Cycle:
         if any(peer.holder == lease.holder and peer.dismissed for peer in changes.peers):
             self._info = replace(self._info, draining=True)
         for term in changes.ended:
+            leaving = self._holdings.leaving.get(term.key)
+            if leaving is not None and term.reason not in _BY_ITS_HOLDER:
+                self._overtake(leaving, epoch=term.epoch)
             ownership = self._holdings.held.get(term.key)
             if ownership is not None and ownership.epoch == term.epoch:
                 self._holdings.close(term.key, reason=term.reason.value if term.reason else "lost")
@@ -376,20 +391,30 @@ class Cycle:
     async def _send_leaving(self) -> None:
         leaving = list(self._holdings.leaving.values())
         # Whether the receiver still lives is for the store to say: if not, the key is free.
-        passed = [HandOver(ownership=o.ownership, to=o.to) for o in leaving if o.to is not None]
-        dropped = [each.ownership for each in leaving if each.to is None]
+        passed = [each for each in leaving if each.to is not None]
+        dropped = [each for each in leaving if each.to is None]
         if passed:
+            sent = [HandOver(ownership=each.ownership, to=each.to or "") for each in passed]
             limit = timedelta(seconds=self.options.kept_s)
-            done = await self._call("hand_over", self._store.hand_over(passed, limit=limit))
+            done = await self._call("hand_over", self._store.hand_over(sent, limit=limit))
             for each in passed:
                 if each.ownership.key in done:
                     self._holdings.settled(each.ownership.key, epoch=each.ownership.epoch)
                 else:
-                    self._holdings.give_up(each.ownership, to=None)
+                    self._holdings.give_up(each.ownership, to=None, in_order=each.in_order)
         if dropped:
-            await self._call("release", self._store.release(dropped))
-            for ownership in dropped:
-                self._holdings.settled(ownership.key, epoch=ownership.epoch)
+            given_up = [each.ownership for each in dropped]
+            done = await self._call("release", self._store.release(given_up))
+            for each in dropped:
+                if each.ownership.key not in done:
+                    self._overtake(each, epoch=each.ownership.epoch)
+                self._holdings.settled(each.ownership.key, epoch=each.ownership.epoch)
+
+    def _overtake(self, leaving: Leaving, *, epoch: int) -> None:
+        """Somebody has taken what was on its way out in good order: note it, once."""
+        ownership = leaving.ownership
+        if leaving.in_order and ownership.epoch == epoch and ownership not in self._overtaken:
+            self._overtaken.append(ownership)
 
     def _drain(self, key: str, *, to: str | None, until_s: float | None = None) -> None:
         if until_s is None:

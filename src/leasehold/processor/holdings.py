@@ -31,10 +31,14 @@ log = logging.getLogger("leasehold.member")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An ownership to be given up, to a holder or, without one, to anybody."""
+    """An ownership to be given up, to a holder or, without one, to anybody.
+
+    ``in_order``: its work was stopped in good order, and its last position stored.
+    """
 
     ownership: Ownership
     to: str | None
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +132,7 @@ class Holdings:
         drain = self._drains.get(ownership.key)
         if drain is not None and self._held.get(ownership.key) == ownership:
             self.close(ownership.key, reason=reason or ("handed over" if drain.to else "released"))
-            self.give_up(ownership, to=drain.to)
+            self.give_up(ownership, to=drain.to, in_order=reason is None)
 
     def believed(self, key: str, now_s: float) -> Ownership | None:
         """The ownership of a key, unless the time to stop its work is over."""
@@ -154,9 +158,9 @@ class Holdings:
         """When the next key must have stopped."""
         return min((drain.until_s for drain in self._drains.values()), default=math.inf)
 
-    def give_up(self, ownership: Ownership, *, to: str | None) -> None:
+    def give_up(self, ownership: Ownership, *, to: str | None, in_order: bool = False) -> None:
         """Have the message sent that ends this ownership."""
-        self._leaving[ownership.key] = Leaving(ownership=ownership, to=to)
+        self._leaving[ownership.key] = Leaving(ownership=ownership, to=to, in_order=in_order)
 
     def settled(self, key: str, *, epoch: int) -> None:
         """The store's word: this epoch has ended."""

@@ -75,6 +75,16 @@ class PartitionClosed(HookEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Overtaken(HookEvent):
+    """Somebody took the partition by force while it was being given up in good order.
+
+    Told after its ``PartitionClosed``, which could not know it. In a group with clients of Azure
+    what was handled last may come again, for they look at no fence. Among hosts of ours nothing
+    does: the last position had been stored.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionDrains(HookEvent):
     """The partition is to be given up in good order."""
 

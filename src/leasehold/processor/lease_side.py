@@ -13,8 +13,8 @@ import anyio
 from leasehold.core.balance import Strategy
 from leasehold.errors import StoreUnavailable
 from leasehold.model import EndReason
-from leasehold.names import partition_group
-from leasehold.processor.hooks import CycleDone
+from leasehold.names import last_part, partition_group
+from leasehold.processor.hooks import CycleDone, Overtaken
 from leasehold.processor.marks import Marks
 from leasehold.processor.member import Member
 from leasehold.processor.tenure import Tenure
@@ -179,6 +179,9 @@ class LeaseSide:
                 error=report.error,
             )
         )
+        for each in report.overtaken:
+            partition = last_part(each.key)
+            self._board.tell(Overtaken(holder=each.holder, partition=partition, epoch=each.epoch))
         if report.error is not None:
             error = report.error
             self._bridge.to_work(lambda: self.floor.trouble(error))

@@ -43,6 +43,10 @@ class Arrears:
         """Whether something is there to be tried again."""
         return bool(self._failed)
 
+    def owes(self, key: str) -> bool:
+        """Whether the checkpoint of this key is not in theirs yet."""
+        return key in self._due or key in self._failed
+
     def add(self, marks: Iterable[Mark]) -> None:
         """These are due; each takes the place of an older one of its key."""
         for mark in marks:

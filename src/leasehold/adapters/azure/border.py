@@ -27,6 +27,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.adapters.azure.records import (
+    can_be_told,
     host_of,
     is_stand_in,
     owner_of_ours,
@@ -41,7 +42,7 @@ from leasehold.names import last_part
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from leasehold.adapters.azure.records import Records
     from leasehold.clock import Clock
@@ -66,15 +67,17 @@ class Border:
         records: Records,
         *,
         lease: Lease,
+        owes: Callable[[str], bool],
         expiry_s: float,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """Nothing is known yet."""
+        """Nothing is known yet. ``owes``: whether theirs lack our last checkpoint of a key."""
         self.records = records
+        self.me = owner_of_ours(lease.holder)
         self._store = store
         self._lease = lease
-        self._me = owner_of_ours(lease.holder)
+        self._owes = owes
         self._expiry_s = expiry_s
         self._clock = clock
         self._rng = rng
@@ -94,7 +97,7 @@ class Border:
         """Whether nobody else has had the key since then, as far as was seen here."""
         known = self._view.resources.get(ownership.key)
         named = self.records.named(last_part(ownership.key))
-        return known is not None and known.epoch <= ownership.epoch and named in {"", self._me}
+        return known is not None and known.epoch <= ownership.epoch and named in {"", self.me}
 
     def to_extend(self) -> list[str]:
         """The clients that live by what was last read, and whose stand-ins need to be extended."""
@@ -108,6 +111,17 @@ class Border:
                 await self._granted(owner)
             except LeaseLost as lost:
                 self._without_stand_in(owner, lost)
+
+    async def confirm(self, partitions: Iterable[str]) -> None:
+        """See that their records name us still; what a client has claimed is stolen from now on.
+
+        A record that is written again takes the ground from under every claim that was begun
+        before it.
+        """
+        mine = [each for each in partitions if self.records.named(each) == self.me]
+        if len(await self.records.write(dict.fromkeys(mine, self.me))) < len(mine):
+            await self.records.look()
+            await self._mirror()
 
     async def settle(self) -> bool:
         """Mirror, keep, share; say whether our store has changed."""
@@ -270,13 +284,13 @@ class Border:
             partition = last_part(key)
             named = self.records.named(partition)
             if _holds(resource, self._lease.holder):
-                is_mine = named == self._me
+                is_mine = named == self.me
                 if not self.records.client(partition) and (
                     not is_mine or self.records.due(partition)
                 ):
-                    owners[partition] = self._me
-            elif named == self._me:
-                if resource.handed_to is None:
+                    owners[partition] = self.me
+            elif named == self.me:
+                if resource.handed_to is None and not self._owes(key):
                     owners[partition] = ""
             elif resource.holder is None and resource.handed_to is None and self._is_gone(named):
                 # For us it is free already. For them it is not; but most likely one of us will
@@ -284,9 +298,23 @@ class Border:
                 orphans.add(partition)
         untaken = self.records.untaken()
         self._shy |= {self.records.named(each) for each in untaken}
-        owners |= dict.fromkeys([*(orphans & self._orphans), *untaken], "")
+        left_behind = orphans & self._orphans
+        if left_behind:
+            await self._bring_up(left_behind)
+        owners |= dict.fromkeys([*left_behind, *untaken], "")
         self._orphans = orphans
         await self.records.write(dict(list(owners.items())[:MOST_AT_ONCE]))
+
+    async def _bring_up(self, partitions: Iterable[str]) -> None:
+        """Give theirs the checkpoints that a host which has gone could not write there."""
+        ours = await self._store.checkpoints(self._lease.group)
+        theirs = await self.records.positions()
+        for partition in sorted(partitions):
+            known = ours.get(f"{self._lease.group}/{partition}")
+            if known is not None and can_be_told(known.position):
+                there = theirs.get(partition)
+                if there is None or there < known.position:
+                    await self.records.put(partition, known.position)
 
     def _is_gone(self, owner: str) -> bool:
         host = host_of(owner)
@@ -314,7 +342,7 @@ class Border:
 
     async def _take(self, keys: list[str]) -> bool:
         """Take from clients of theirs: first in their records, then in our store."""
-        won = await self.records.write(dict.fromkeys(map(last_part, keys), self._me))
+        won = await self.records.write(dict.fromkeys(map(last_part, keys), self.me))
         taken = [key for key in keys if last_part(key) in won]
         if not taken:
             return False

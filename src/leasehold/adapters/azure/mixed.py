@@ -12,7 +12,9 @@ Guarantees:
 2. What a client of theirs has taken ends for our host as stolen, at its next cycle, and its writes
    are fenced from the moment any host of ours has seen it.
 3. What is over our share, or left at the end, is drained, checkpointed and then given to their
-   clients; nothing of it is delivered twice.
+   clients; nothing of it is delivered twice. Their record keeps our name until the checkpoint is
+   there. If one of theirs was faster and has claimed it during the drain, the term ends as stolen,
+   not as released: then its last events may come twice.
 4. Checkpoints are written to ours first, where they are fenced, then to theirs. Reading gives the
    one that is ahead.
 5. While their records can not be read, or do not answer, our hosts go on with what they have,
@@ -29,7 +31,7 @@ from leasehold.adapters.azure.arrears import Arrears
 from leasehold.adapters.azure.border import MOST_AT_ONCE, Border
 from leasehold.adapters.azure.layout import BEGINNING, Place
 from leasehold.adapters.azure.pass_through import PassThrough
-from leasehold.adapters.azure.records import Records, is_stand_in, owner_of_ours
+from leasehold.adapters.azure.records import Records, can_be_told, is_stand_in, owner_of_ours
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.timing import MOST_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable
@@ -38,7 +40,7 @@ from leasehold.names import check_name, group_of, last_part, seconds_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
 
     from leasehold.adapters.azure.records import AzureStore
     from leasehold.clock import Clock
@@ -65,7 +67,6 @@ _LOOKS_PER_EXPIRY = 36
 # Of a lease: how long theirs may take within one call. Two such waits and our own store's answer
 # fit into the 0.3 of a lease that a member gives to a call.
 _SHARE_OF_LEASE = 0.12
-_NO_OFFSETS = ("", "-1")
 
 
 class MixedStore(PassThrough):
@@ -156,16 +157,15 @@ class MixedStore(PassThrough):
 
     async def revoke(self, lease: Lease) -> None:
         """See ``Store``. What stands in their records is freed."""
-        if lease.holder in self._borders:
-            await self._catch_up(self._records_of(lease.group))
-        await super().revoke(lease)
-        border = self._borders.pop(lease.holder, None)
+        border = self._borders.get(lease.holder)
         if border is not None:
-            me = owner_of_ours(lease.holder)
-            left = [
-                each for each in border.records.by_partition if border.records.named(each) == me
-            ]
-            await self._write_off(border.records, left, me)
+            await self._secure(border, border.records.by_partition)
+        await super().revoke(lease)
+        self._borders.pop(lease.holder, None)
+        if border is not None:
+            await self._write_off(
+                border.records, lease.group, border.records.by_partition, border.me
+            )
 
     async def close(self) -> None:
         """See ``Store``."""
@@ -175,8 +175,12 @@ class MixedStore(PassThrough):
     async def _settled(self, border: Border) -> bool:
         await border.records.look()
         self._arrears.retry(self._is_still_ours)
-        await self._arrears.write(limit_s=self._limit_s)  # before anything is given away
+        await self._write_arrears()
         return await border.settle()
+
+    async def _write_arrears(self) -> None:
+        # Not all of the time: that one checkpoint hangs must not keep us from the records.
+        await self._arrears.write(limit_s=self._limit_s / 2)
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
         """What theirs say, if they do soon: a lease of ours must not end for want of it.
@@ -216,7 +220,8 @@ class MixedStore(PassThrough):
         self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``. At most 64 at once: each is a request of its own to theirs."""
-        records, me = (await self._border(lease)).records, owner_of_ours(lease.holder)
+        border = await self._border(lease)
+        records, me = border.records, border.me
         if records.looked_s is None:
             await records.look()
         asked = {last_part(each.key): each for each in wanted[:MOST_AT_ONCE]}
@@ -230,7 +235,7 @@ class MixedStore(PassThrough):
         to_claim = [each for partition, each in asked.items() if partition in mine]
         won = await super().claim(lease, to_claim, force=force)
         had = {last_part(each.key) for each in won}
-        await self._write_off(records, mine - had, me)
+        await self._write_off(records, lease.group, mine - had, me)
         return won
 
     async def ask(self, lease: Lease, wanted: Wanted) -> bool:
@@ -244,6 +249,7 @@ class MixedStore(PassThrough):
         """See ``Store``. To a client of theirs: released in ours, and given in its record."""
         away = [each for each in hand_overs if is_stand_in(each.to)]
         inside = [each for each in hand_overs if each not in away]
+        await self._secure_all([each.ownership for each in hand_overs])
         passed = list(await super().hand_over(inside, limit=limit)) if inside else []
         by_client: dict[tuple[str, str], list[HandOver]] = {}
         for each in away:
@@ -258,24 +264,42 @@ class MixedStore(PassThrough):
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
         """See ``Store``. Their records are freed too, after the last checkpoint was written."""
+        await self._secure_all(ownerships)
         return await self._give(ownerships, to="", notes=notes)
 
     async def _give(
         self, ownerships: Sequence[Ownership], *, to: str, notes: Mapping[str, str] | None
     ) -> Sequence[str]:
-        for group in {group_of(each.key) for each in ownerships}:
-            await self._catch_up(self._records_of(group))
         done = await super().release(ownerships, notes=notes)
-        places: dict[tuple[str, str], list[str]] = {}
-        for each in ownerships:
-            if each.key in done:
-                place = group_of(each.key), each.holder
-                places.setdefault(place, []).append(last_part(each.key))
-        for (group, holder), partitions in places.items():
+        for (group, holder), partitions in _by_holder(ownerships, done).items():
             records = self._records.get(group)
             if records is not None:
-                await self._write_off(records, partitions, owner_of_ours(holder), to=to)
+                await self._write_off(records, group, partitions, owner_of_ours(holder), to=to)
         return done
+
+    async def _secure_all(self, ownerships: Sequence[Ownership]) -> None:
+        for (_, holder), partitions in _by_holder(ownerships).items():
+            border = self._borders.get(holder)
+            if border is not None:
+                await self._secure(border, partitions)
+
+    async def _secure(self, border: Border, partitions: Iterable[str]) -> None:
+        """Before they are given away: whoever claims one of them after this begins where we ended.
+
+        First our last checkpoints are in theirs, then their records still name us. What a client
+        has claimed before is given to it in ours, as stolen.
+        """
+        try:
+            await self._in_time(self._secured(border, partitions))
+        except StoreUnavailable as trouble:
+            log.warning("%s: not sure what Azure's clients have claimed: %s", border.me, trouble)
+
+    async def _secured(self, border: Border, partitions: Iterable[str]) -> None:
+        if self._arrears.failed:
+            await border.records.look()
+            self._arrears.retry(self._is_still_ours)
+        await self._write_arrears()
+        await border.confirm(partitions)
 
     # --------------------------------------------------------- checkpoints
 
@@ -285,7 +309,7 @@ class MixedStore(PassThrough):
         self._arrears.add(
             mark
             for mark in marks
-            if mark.ownership.key not in refused and mark.position.offset not in _NO_OFFSETS
+            if mark.ownership.key not in refused and can_be_told(mark.position)
         )
         await self._arrears.write(limit_s=self._limit_s)
         return refused
@@ -316,17 +340,6 @@ class MixedStore(PassThrough):
                 await records.put(last_part(key), position or BEGINNING)
         return held
 
-    async def _catch_up(self, records: Records) -> None:
-        """Before something is given away: write what could not be written so far."""
-        if not self._arrears.failed:
-            return
-        try:
-            await self._in_time(records.look())
-        except StoreUnavailable:
-            return  # then nothing could be written either
-        self._arrears.retry(self._is_still_ours)
-        await self._arrears.write(limit_s=self._limit_s)
-
     def _is_still_ours(self, mark: Mark) -> bool:
         border = self._borders.get(mark.ownership.holder)
         return border is not None and border.is_still(mark.ownership)
@@ -343,6 +356,7 @@ class MixedStore(PassThrough):
                 await self.inner(),
                 self._records_of(lease.group),
                 lease=lease,
+                owes=self._arrears.owes,
                 expiry_s=self._expiry_s,
                 clock=self._clock,
                 rng=self._rng,
@@ -359,11 +373,30 @@ class MixedStore(PassThrough):
         return records
 
     async def _write_off(
-        self, records: Records, partitions: Iterable[str], me: str, *, to: str = ""
+        self, records: Records, group: str, partitions: Iterable[str], me: str, *, to: str = ""
     ) -> None:
         """Take our name out of records; if that fails, they are free when they look dead."""
-        ours = [each for each in partitions if records.named(each) == me]
+        ours = {each for each in partitions if records.named(each) == me}
+        owed = {each for each in ours if self._arrears.owes(f"{group}/{each}")}
+        if owed:
+            log.warning(
+                "%s: our name stays in the records of Azure's clients, for the last checkpoint is "
+                "not there yet",
+                ", ".join(sorted(owed)),
+            )
         try:
-            await self._in_time(records.write(dict.fromkeys(ours, to)))
+            await self._in_time(records.exchange(ours - owed, me, to))
         except StoreUnavailable as trouble:
-            log.warning("%s could not be given to Azure's clients: %s", ", ".join(ours), trouble)
+            names = ", ".join(sorted(ours - owed))
+            log.warning("%s could not be given to Azure's clients: %s", names, trouble)
+
+
+def _by_holder(
+    ownerships: Iterable[Ownership], keys: Container[str] | None = None
+) -> dict[tuple[str, str], list[str]]:
+    """The partitions of each group and holder; only of those keys, if they are given."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in ownerships:
+        if keys is None or each.key in keys:
+            found.setdefault((group_of(each.key), each.holder), []).append(last_part(each.key))
+    return found

@@ -24,6 +24,7 @@ from leasehold.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from leasehold.adapters.azure.layout import Place
     from leasehold.clock import Clock
@@ -33,6 +34,7 @@ _OURS = "leasehold:"
 _THEIRS = "azure:"
 _LONGEST_OWNER = 128
 _REFRESHES_PER_EXPIRY = 2
+_NO_OFFSETS = ("", "-1")
 
 
 class AzureStore(Protocol):
@@ -88,6 +90,11 @@ def is_stand_in(holder: str) -> bool:
 def token_of(holder: str) -> str:
     """The token of a stand-in: the same for all hosts, for each of them may act for it."""
     return f"stand-in {holder}"
+
+
+def can_be_told(position: Position) -> bool:
+    """Whether the position can be a checkpoint of theirs: they go by the offset."""
+    return position.offset not in _NO_OFFSETS
 
 
 class Records:
@@ -193,6 +200,17 @@ class Records:
                 if owner and host_of(owner) is None:
                     self._given[done.partition] = _plain(done.etag)
         return won
+
+    async def exchange(self, partitions: AbstractSet[str], old: str, new: str) -> None:
+        """Write the new owner where the old one stands, though a record may have been renewed.
+
+        Raises:
+            StoreUnavailable: no answer; some of it may have been written.
+        """
+        left = partitions - await self.write(dict.fromkeys(partitions, new))
+        if left:
+            await self.look()
+            await self.write({each: new for each in left if self.named(each) == old})
 
     async def positions(self) -> dict[str, Position]:
         """Their checkpoints, by partition, as far as they name a sequence number.
