@@ -24,7 +24,7 @@ from azure.storage.blob import ContainerClient
 from tests.support.azure_group import CONSUMERS, HUB, LEFT_OPEN, Client, Hub, hub, until
 from tests.support.azurite import Azurite, shared_azurite
 
-from leasehold.adapters.azure import MixedStore, SharedSource
+from leasehold.adapters.azure import MixedStore, RecordsStore, SharedSource
 from leasehold.adapters.azure.aio import BlobRecords
 from leasehold.adapters.azure.layout import Place
 from leasehold.adapters.azure.records import Records
@@ -66,13 +66,22 @@ class Scene:
         records = self.records[name] = BlobRecords.from_connection_string(
             self.azurite.connection_string, self.container
         )
-        store = MixedStore(
-            self.url,
-            records,
-            namespace=self.hub.namespace,
-            hub=HUB,
-            expiry=timedelta(seconds=self.expiry_s),
+        self.stack.push_async_callback(records.close)
+        return await self._started(name, MixedStore(self.url, records, **self._group()))
+
+    async def lone_host(self, name: str) -> EventProcessor:
+        """One of ours with nothing but their own store."""
+        theirs: Any = BlobCheckpointStore.from_connection_string(
+            self.azurite.connection_string, self.container
         )
+        self.stack.push_async_callback(theirs._container_client.close)
+        return await self._started(name, RecordsStore(theirs, **self._group()))
+
+    def _group(self) -> dict[str, Any]:
+        expiry = timedelta(seconds=self.expiry_s)
+        return {"namespace": self.hub.namespace, "hub": HUB, "expiry": expiry}
+
+    async def _started(self, name: str, store: MixedStore) -> EventProcessor:
 
         async def on_batch(context: Any, batch: EventBatch) -> None:
             for event in batch:
@@ -91,7 +100,6 @@ class Scene:
         )
         self.hosts[name] = made
         await made.start()
-        self.stack.push_async_callback(records.close)
         self.stack.push_async_callback(store.close)
         self.stack.push_async_callback(made.source.close)
         self.stack.push_async_callback(made.stop)
@@ -203,6 +211,28 @@ async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
         assert s.came_again(before) == []
         assert client.errors == []
         assert s.hub.book.twice(lambda who: who.startswith("ours")) == []
+
+
+async def test_ours_need_nothing_but_the_store_of_theirs(tmp_path: Path) -> None:
+    """Their own ``BlobCheckpointStore`` is all that our hosts have in common."""
+    async with scene(tmp_path) as s:
+        await s.hub.send(BATCH)
+        await s.lone_host("ours1")
+        await s.lone_host("ours2")
+        await s.settled(4, 4)
+        await s.hub.all_seen()
+        await s.client("theirs1")
+        await s.settled(2, 3, 3)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        # Whoever leaves, the others go on where it ended.
+        for name, shares in (("theirs1", (4, 4)), ("ours1", (8,))):
+            before = len(s.hub.book.told)
+            await s.leave(name)
+            await s.settled(*shares)
+            await s.hub.send(BATCH)
+            await s.hub.all_seen()
+            assert s.came_again(before) == []
 
 
 async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_is_lost(

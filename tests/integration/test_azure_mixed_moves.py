@@ -6,13 +6,15 @@ Nothing of it may come twice, unless a client of Azure was faster: then it must 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import pytest
-from tests.support.azure_sim import CONSUMERS, HUB, Group, play
+from tests.support.azure_sim import CONSUMERS, GROUP, HUB, Group, play
 
 from leasehold.adapters.azure import MixedStore
+from leasehold.adapters.azure.records import owner_of_ours
 from leasehold.model import EndReason, Mark, Ownership, Position
 from leasehold.names import partition_key
 from leasehold.processor.member import Member
@@ -126,38 +128,63 @@ def late(group: Group) -> Callable[[], None]:
     return go.set
 
 
-def test_our_name_stays_until_the_last_checkpoint_is_there(
+async def three_to_give(group: Group) -> tuple[Member, Callable[[], None]]:
+    """A host whose last checkpoints hang, and a client that lacks three partitions of it."""
+    member = group.host()
+    await group.cycles_until(lambda: group.even(1))
+    arrive = late(group)
+    await stored(member, 8)
+    group.client("f")
+    await group.cycles_until(lambda: len(member.held()) == 4)
+    await asyncio.sleep(12)  # two looks at the records, and less than a cycle of theirs
+    assert names(group)[owner_of_ours(member.holder or "")] == 7
+    return member, arrive
+
+
+def names(group: Group) -> Counter[str]:
+    return Counter(each["owner_id"] for each in group.theirs.owners.values())
+
+
+def test_nothing_is_given_up_before_the_last_checkpoint_is_there() -> None:
+    async def story(group: Group) -> None:
+        member, arrive = await three_to_give(group)
+        found = await group.ours.resources(GROUP)
+        assert sum(each.holder == member.holder for each in found.values()) == 7
+        arrive()
+        await asyncio.sleep(6)
+        assert names(group) == {"f": 4, owner_of_ours(member.holder or ""): 4}
+        assert {each["sequence_number"] for each in group.theirs.positions.values()} == {8}
+        assert set(group.theirs.positions) == set(group.partitions)
+        assert group.overtaken == []
+
+    play(story)
+
+
+def test_what_waits_too_long_is_free_for_us_and_keeps_our_name_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(group: Group) -> None:
-        member = group.host()
-        await group.cycles_until(lambda: group.even(1))
         claim = group.theirs.claim_ownership
-        given_at: list[tuple[str, Mapping[str, Any] | None]] = []
+        freed_at: list[Mapping[str, Any] | None] = []
 
         async def watched(rows: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
             rows = list(rows)
-            given_at.extend(
-                (each["partition_id"], group.theirs.positions.get(each["partition_id"]))
-                for each in rows
-                if not each["owner_id"]
-            )
+            freed = (each["partition_id"] for each in rows if not each["owner_id"])
+            freed_at.extend(group.theirs.positions.get(each) for each in freed)
             return await claim(rows)
 
         monkeypatch.setattr(group.theirs, "claim_ownership", watched)
-        arrive = late(group)
-        await stored(member, 8)
-        client = group.client("f")
-        await group.cycles_until(lambda: len(member.held()) == 4)
-        await asyncio.sleep(12)  # two looks at the records, and less than a cycle of theirs
-        # One was robbed; three were to be given to it, and wait.
-        me = f"leasehold:{member.holder}"
-        assert sum(each["owner_id"] == me for each in group.theirs.owners.values()) == 7
-        assert given_at == []
+        member, arrive = await three_to_give(group)
+        for client in group.clients:  # it would rob us meanwhile
+            group.tasks.pop(client).cancel()
+        await asyncio.sleep(member.options.timing.lease_s)
+        found = await group.ours.resources(GROUP)
+        assert sum(each.holder == member.holder for each in found.values()) == 4
+        assert names(group)[owner_of_ours(member.holder or "")] == 7
+        assert freed_at == []
         arrive()
-        await group.cycles_until(lambda: len(list(client.owned_partitions)) == 4)
-        assert len(given_at) == 3
-        assert {found and found["sequence_number"] for _, found in given_at} == {8}
+        await asyncio.sleep(12)
+        assert [each and each["sequence_number"] for each in freed_at] == [8, 8, 8]
 
     play(story)
 

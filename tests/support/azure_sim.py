@@ -21,7 +21,7 @@ from azure.eventhub import LoadBalancingStrategy
 from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManager
 from tests.support.job_scene import LoopClock
 
-from leasehold.adapters.azure import MixedStore
+from leasehold.adapters.azure import MixedStore, RecordsStore
 from leasehold.adapters.azure.records import owner_of_ours
 from leasehold.clock import SystemClock
 from leasehold.core.timing import Timing
@@ -108,8 +108,10 @@ class Work:
 class Group:
     """Members of ours and clients of theirs over one pair of stores."""
 
-    def __init__(self, *, partitions: int, seed: int = 1) -> None:
+    def __init__(self, *, partitions: int, seed: int = 1, alone: bool = False) -> None:
         self.partitions = [str(number) for number in range(partitions)]
+        self.keys = [partition_key(HUB, CONSUMERS, each) for each in self.partitions]
+        self.alone = alone
         self.ours = MemoryStore(LoopClock())
         self.theirs = TheirStore()
         self.members: list[Member] = []
@@ -120,7 +122,7 @@ class Group:
         self.rng = random.Random(seed)
 
     async def __aenter__(self) -> Self:
-        await self.ours.declare([partition_key(HUB, CONSUMERS, each) for each in self.partitions])
+        await self.ours.declare(self.keys)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -129,21 +131,28 @@ class Group:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     def mixed(self) -> MixedStore:
-        return MixedStore(
-            self.ours,
-            self.theirs,
-            namespace=NAMESPACE,
-            hub=HUB,
-            expiry=timedelta(seconds=EXPIRY_S),
-            clock=LoopClock(),
-            rng=self.rng,
-        )
+        """The store of one host: together with the others of ours, or with nobody."""
+        given: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "hub": HUB,
+            "expiry": timedelta(seconds=EXPIRY_S),
+            "clock": LoopClock(),
+            "rng": self.rng,
+        }
+        if self.alone:
+            return RecordsStore(self.theirs, **given)
+        return MixedStore(self.ours, self.theirs, **given)
 
     def host(self, most: int | None = None, *, slow: bool = False) -> Member:
         """One of ours, running."""
-        number, work = len(self.members), Work(slow=slow)
+        number, work, store = len(self.members), Work(slow=slow), self.mixed()
+
+        async def run() -> None:
+            await store.declare(self.keys)
+            await member.run()
+
         member = Member(
-            self.mixed(),
+            store,
             MemberOptions(group=GROUP, name=f"host{number}", timing=Timing(), most=most),
             keeper=work,
             clock=LoopClock(),
@@ -153,7 +162,7 @@ class Group:
         )
         self.members.append(member)
         self.work[member] = work
-        self.tasks[member] = asyncio.create_task(member.run())
+        self.tasks[member] = asyncio.create_task(run())
         return member
 
     def client(
@@ -230,10 +239,14 @@ class Group:
 
 
 def play(
-    story: Callable[[Group], Coroutine[Any, Any, None]], *, partitions: int = 8, seed: int = 1
+    story: Callable[[Group], Coroutine[Any, Any, None]],
+    *,
+    partitions: int = 8,
+    seed: int = 1,
+    alone: bool = False,
 ) -> None:
     async def main() -> None:
-        async with Group(partitions=partitions, seed=seed) as group:
+        async with Group(partitions=partitions, seed=seed, alone=alone) as group:
             await story(group)
 
     run_simulated(main())

@@ -6,6 +6,7 @@ name                    use
 ``CheckpointStore``     a stock ``EventHubConsumerClient`` on any of our stores (blocking)
 ``aio.CheckpointStore`` the same for the asynchronous client
 ``MixedStore``          our hosts and stock clients in one consumer group
+``RecordsStore``        our hosts on any ``CheckpointStore`` of theirs, and on nothing else
 ``SharedSource``        the hub that our hosts read in such a group
 ``aio.BlobRecords``     the blobs of Azure's clients, read such that no odd record stops anybody
 ======================  ============================================================================
@@ -18,6 +19,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from leasehold.adapters.azure.alone import RecordsStore
 from leasehold.adapters.azure.level import SharedSource
 from leasehold.adapters.azure.mixed import MixedStore
 from leasehold.errors import UsageError
@@ -25,7 +27,7 @@ from leasehold.errors import UsageError
 if TYPE_CHECKING:
     from leasehold.adapters.azure.blocking import CheckpointStore
 
-__all__ = ["CheckpointStore", "MixedStore", "SharedSource"]
+__all__ = ["CheckpointStore", "MixedStore", "RecordsStore", "SharedSource"]
 
 
 def __getattr__(name: str) -> Any:

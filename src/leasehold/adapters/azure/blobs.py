@@ -34,7 +34,7 @@ from azure.core.exceptions import (
     ResourceNotFoundError,
 )
 from azure.eventhub.aio import CheckpointStore as _Contract
-from azure.storage.blob import ContainerClient
+from azure.storage.blob import ContainerClient, LinearRetry
 
 from leasehold.adapters.azure.layout import (
     BEGINNING,
@@ -64,7 +64,8 @@ Row = dict[str, Any]
 _AT_ONCE = 16
 _LOOKS_PER_SEARCH = 6
 _CONNECT_S = 5
-_READ_S = 10
+_READ_S = 5
+_PAUSE_S = 1
 
 
 class BlobRecords(_Contract):
@@ -90,8 +91,14 @@ class BlobRecords(_Contract):
         cls, connection_string: str, container: str, *, lower: bool = True
     ) -> Self:
         """The records in a container of the storage account that the text names."""
+        # By themselves they wait for 15 s, three times, also after a connection that was merely
+        # closed while it lay idle; and a checkpoint that is written so late is an old one.
         made = ContainerClient.from_connection_string(
-            connection_string, container, connection_timeout=_CONNECT_S, read_timeout=_READ_S
+            connection_string,
+            container,
+            connection_timeout=_CONNECT_S,
+            read_timeout=_READ_S,
+            retry_policy=LinearRetry(backoff=_PAUSE_S, retry_total=1, random_jitter_range=0),
         )
         return cls(made, lower=lower)
 

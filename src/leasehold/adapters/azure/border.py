@@ -22,6 +22,7 @@ All of it may be done by several hosts at once, or again: each step is a compare
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING
 from leasehold.adapters.azure.records import (
     can_be_told,
     host_of,
+    is_of_ours,
     is_stand_in,
     owner_of_ours,
     stand_in,
@@ -37,7 +39,7 @@ from leasehold.adapters.azure.records import (
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.core.view import View
 from leasehold.errors import InvalidDuration, LeaseLost
-from leasehold.model import Lease, MemberInfo, Ownership, State, Wanted
+from leasehold.model import HandOver, Lease, MemberInfo, Ownership, State, Wanted
 from leasehold.names import last_part
 
 if TYPE_CHECKING:
@@ -68,16 +70,24 @@ class Border:
         *,
         lease: Lease,
         owes: Callable[[str], bool],
+        alone: bool,
         expiry_s: float,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """Nothing is known yet. ``owes``: whether theirs lack our last checkpoint of a key."""
+        """Nothing is known yet.
+
+        ``owes``: whether theirs lack our last checkpoint of a key. ``alone``: no other host shares
+        our store, and those of ours that are elsewhere count as clients, but for one thing: they
+        give away what they have too much of.
+        """
         self.records = records
         self.me = owner_of_ours(lease.holder)
+        self.lease_s = lease.duration_s
         self._store = store
         self._lease = lease
         self._owes = owes
+        self._alone = alone
         self._expiry_s = expiry_s
         self._clock = clock
         self._rng = rng
@@ -87,6 +97,8 @@ class Border:
         self._due_s: dict[str, float] = {}  # by owner: when its lease is to be extended from here
         self._free_s: dict[str, float] = {}  # by partition: since when nobody has it
         self._orphans: set[str] = set()
+        self._unclaimed: set[str] = set()  # in our name, and not held
+        self._capped_s: dict[str, float] = {}  # by owner: when it was last seen to want no more
         self._shy: set[str] = set()  # clients that did not take what they were given
 
     def learn(self, changes: Changes) -> None:
@@ -166,7 +178,17 @@ class Border:
             and each.state in _IN_FORCE
             and holder.partition("#")[0] != stand_in(self.records.client(last_part(each.key)))
         ]
-        return bool(over) and bool(await self._store.release(over))
+        given: list[Ownership] = []
+        if self._alone:
+            given = [each for each in over if self.records.named(last_part(each.key)) == self.me]
+        free = [each for each in over if each not in given]
+        done = [*await self._store.release(free)] if free else []
+        if given:
+            # Somebody elsewhere has given it to us. At home it would be kept for us until we come.
+            kept = [HandOver(ownership=each, to=self._lease.holder) for each in given]
+            limit = timedelta(seconds=self._expiry_s / 2)
+            done += await self._store.hand_over(kept, limit=limit)
+        return bool(done)
 
     async def _life_of(self, owner: str, *, count: int) -> Lease:
         """The lease of the stand-in for a client that lives, extended from time to time."""
@@ -175,16 +197,25 @@ class Border:
         peer = self._view.peers.get(holder)
         if peer is None or self._is_due(owner):
             lease = await self._granted(owner)
-        most = peer.info.most if peer is not None else None
-        if most is not None and count > most:
-            most = None
-            self._shy.discard(owner)
-        elif self._stuck() or owner in self._shy:
-            most = count  # it does not take what it could have: the others shall
+        most = self._most_of(owner, count, peer.info.most if peer is not None else None)
         wanted = MemberInfo(host="azure", most=most)
         if peer is not None and peer.info != wanted:
             await self._tell(lease, wanted)
         return lease
+
+    def _most_of(self, owner: str, count: int, most: int | None) -> int | None:
+        """What it may be given, if it did not take what it could have: the others shall."""
+        if most is not None and count > most:
+            self._shy.discard(owner)
+            return None
+        if self._stuck() or owner in self._shy:
+            self._capped_s[owner] = self._clock.boottime_s()
+            if is_of_ours(owner):
+                self._shy.discard(owner)
+            return count
+        # A client of theirs takes more by itself. One of ours waits to be given it.
+        since_s = self._clock.boottime_s() - self._capped_s.get(owner, -math.inf)
+        return None if is_of_ours(owner) and since_s > self._expiry_s else most
 
     async def _granted(self, owner: str) -> Lease:
         """A lease for the stand-in, under the first of its lives that has not ended.
@@ -280,6 +311,7 @@ class Border:
     async def _keep(self) -> None:
         owners: dict[str, str] = {}
         orphans: set[str] = set()
+        unclaimed: set[str] = set()
         for key, resource in self._view.resources.items():
             partition = last_part(key)
             named = self.records.named(partition)
@@ -291,7 +323,7 @@ class Border:
                     owners[partition] = self.me
             elif named == self.me:
                 if resource.handed_to is None and not self._owes(key):
-                    owners[partition] = ""
+                    unclaimed.add(partition)
             elif resource.holder is None and resource.handed_to is None and self._is_gone(named):
                 # For us it is free already. For them it is not; but most likely one of us will
                 # take it at once.
@@ -301,8 +333,10 @@ class Border:
         left_behind = orphans & self._orphans
         if left_behind:
             await self._bring_up(left_behind)
-        owners |= dict.fromkeys([*left_behind, *untaken], "")
-        self._orphans = orphans
+        # A host that is alone may just have been given it, and is about to claim it.
+        left = unclaimed & self._unclaimed if self._alone else unclaimed
+        owners |= dict.fromkeys([*left, *left_behind, *untaken], "")
+        self._orphans, self._unclaimed = orphans, unclaimed
         await self.records.write(dict(list(owners.items())[:MOST_AT_ONCE]))
 
     async def _bring_up(self, partitions: Iterable[str]) -> None:
@@ -317,8 +351,7 @@ class Border:
                     await self.records.put(partition, known.position)
 
     def _is_gone(self, owner: str) -> bool:
-        host = host_of(owner)
-        return host is not None and host not in self._view.peers
+        return self.records.is_ours(owner) and host_of(owner) not in self._view.peers
 
     # --------------------------------------------------------------- share
 
@@ -328,17 +361,33 @@ class Border:
         if me is None or me.draining:
             return False
         snapshot = Snapshot(members=members, resources=self._view.resources)
-        first = min(holder for holder in members if not is_stand_in(holder))
         mine: list[str] = []
         theirs: dict[str, str] = {}
         for holder in filter(is_stand_in, sorted(members)):
             for key, to in plan(Strategy.EVEN, snapshot, holder, self._rng).hand_over.items():
                 if to == self._lease.holder:
                     mine.append(key)
-                elif is_stand_in(to) and first == self._lease.holder:
+                elif is_stand_in(to) and self._arranges(members):
                     theirs[last_part(key)] = self.records.client_named(to)
         await self.records.write(dict(list(theirs.items())[:MOST_AT_ONCE]))
-        return await self._take(mine[:MOST_AT_ONCE])
+        return await self._take(self._takeable(mine)[:MOST_AT_ONCE])
+
+    def _arranges(self, members: Iterable[str]) -> bool:
+        """Whether it is this host that moves partitions between clients of theirs."""
+        first = min(holder for holder in members if not is_stand_in(holder))
+        return first == self._lease.holder and not self._alone
+
+    def _takeable(self, keys: list[str]) -> list[str]:
+        """Those that nobody will give us by himself.
+
+        One of ours that shares no store with us gives as soon as it sees us, in good order; and it
+        sees us as soon as we own one.
+        """
+        if not self._alone:
+            return keys
+        taken = [each for each in keys if not is_of_ours(self.records.client(last_part(each)))]
+        is_seen = any(self.records.named(each) == self.me for each in self.records.by_partition)
+        return taken if taken or is_seen else keys[:1]
 
     async def _take(self, keys: list[str]) -> bool:
         """Take from clients of theirs: first in their records, then in our store."""

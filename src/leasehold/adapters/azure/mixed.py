@@ -12,9 +12,10 @@ Guarantees:
 2. What a client of theirs has taken ends for our host as stolen, at its next cycle, and its writes
    are fenced from the moment any host of ours has seen it.
 3. What is over our share, or left at the end, is drained, checkpointed and then given to their
-   clients; nothing of it is delivered twice. Their record keeps our name until the checkpoint is
-   there. If one of theirs was faster and has claimed it during the drain, the term ends as stolen,
-   not as released: then its last events may come twice.
+   clients; nothing of it is delivered twice. It is not given up before the checkpoint is in theirs,
+   unless that takes longer than a lease; even then their record keeps our name until it is there.
+   If one of theirs was faster and has claimed it before that, the term ends as stolen, not as
+   released: then its last events may come twice.
 4. Checkpoints are written to ours first, where they are fenced, then to theirs. Reading gives the
    one that is ahead.
 5. While their records can not be read, or do not answer, our hosts go on with what they have,
@@ -30,17 +31,24 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.adapters.azure.arrears import Arrears
 from leasehold.adapters.azure.border import MOST_AT_ONCE, Border
 from leasehold.adapters.azure.layout import BEGINNING, Place
+from leasehold.adapters.azure.parting import Parting, must_be_ready
 from leasehold.adapters.azure.pass_through import PassThrough
-from leasehold.adapters.azure.records import Records, can_be_told, is_stand_in, owner_of_ours
+from leasehold.adapters.azure.records import (
+    Records,
+    can_be_told,
+    is_of_ours,
+    is_stand_in,
+    owner_of_ours,
+)
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.timing import MOST_LEASE_S
-from leasehold.errors import InvalidOptions, StoreUnavailable
+from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.model import Checkpoint
 from leasehold.names import check_name, group_of, last_part, seconds_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
 
     from leasehold.adapters.azure.records import AzureStore
     from leasehold.clock import Clock
@@ -75,6 +83,8 @@ class MixedStore(PassThrough):
     For the event loop that uses it first; the processor uses it in that of its leases.
     """
 
+    _alone = False
+
     def __init__(
         self,
         ours: str | Store,
@@ -97,7 +107,13 @@ class MixedStore(PassThrough):
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong.
+            UsageError: ``ours`` is the URL of a store that nobody else could use.
         """
+        if isinstance(ours, str) and ours.startswith("memory:"):
+            raise UsageError(
+                f"{ours} is of this process alone, and would take hosts of ours in others for "
+                "dead: name a store of all of them, or use RecordsStore, which needs none"
+            )
         super().__init__(ours, clock=clock or SystemClock())
         check_name(namespace, what="namespace")
         check_name(hub, what="hub")
@@ -112,6 +128,10 @@ class MixedStore(PassThrough):
         self._borders: dict[str, Border] = {}
         self._limit_s = self._expiry_s / _LOOKS_PER_EXPIRY
         self._arrears = Arrears(self._put, clock=self._clock)
+        self._parting = Parting(
+            self._arrears, self._borders, in_time=self._in_time, clock=self._clock
+        )
+        self._own: set[str] = set()  # all owner ids that were ever used here
 
     # -------------------------------------------------------------- leases
 
@@ -158,14 +178,13 @@ class MixedStore(PassThrough):
     async def revoke(self, lease: Lease) -> None:
         """See ``Store``. What stands in their records is freed."""
         border = self._borders.get(lease.holder)
+        left = list(border.records.by_partition) if border is not None else []
         if border is not None:
-            await self._secure(border, border.records.by_partition)
+            await self._parting.secure(border, left, limit_s=self._limit_s / 2)
         await super().revoke(lease)
         self._borders.pop(lease.holder, None)
         if border is not None:
-            await self._write_off(
-                border.records, lease.group, border.records.by_partition, border.me
-            )
+            await self._parting.write_off(border.records, lease.group, left, border.me)
 
     async def close(self) -> None:
         """See ``Store``."""
@@ -174,13 +193,9 @@ class MixedStore(PassThrough):
 
     async def _settled(self, border: Border) -> bool:
         await border.records.look()
-        self._arrears.retry(self._is_still_ours)
-        await self._write_arrears()
-        return await border.settle()
-
-    async def _write_arrears(self) -> None:
         # Not all of the time: that one checkpoint hangs must not keep us from the records.
-        await self._arrears.write(limit_s=self._limit_s / 2)
+        await self._parting.catch_up(limit_s=self._limit_s / 2)
+        return await border.settle()
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
         """What theirs say, if they do soon: a lease of ours must not end for want of it.
@@ -225,7 +240,8 @@ class MixedStore(PassThrough):
         if records.looked_s is None:
             await records.look()
         asked = {last_part(each.key): each for each in wanted[:MOST_AT_ONCE]}
-        mine = {each for each in asked if records.owner(each) == me}
+        # Who was given one by a host that shares no store with it says so by writing it again.
+        mine = set() if self._alone else {each for each in asked if records.owner(each) == me}
         to_write = [
             each for each in asked if each not in mine and (force or not records.client(each))
         ]
@@ -235,7 +251,7 @@ class MixedStore(PassThrough):
         to_claim = [each for partition, each in asked.items() if partition in mine]
         won = await super().claim(lease, to_claim, force=force)
         had = {last_part(each.key) for each in won}
-        await self._write_off(records, lease.group, mine - had, me)
+        await self._parting.write_off(records, lease.group, mine - had, me)
         return won
 
     async def ask(self, lease: Lease, wanted: Wanted) -> bool:
@@ -246,10 +262,16 @@ class MixedStore(PassThrough):
         return await super().ask(lease, wanted)
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``. To a client of theirs: released in ours, and given in its record."""
-        away = [each for each in hand_overs if is_stand_in(each.to)]
-        inside = [each for each in hand_overs if each not in away]
-        await self._secure_all([each.ownership for each in hand_overs])
+        """See ``Store``. To a client of theirs: released in ours, and given in its record.
+
+        Raises:
+            StoreUnavailable: for some the last checkpoint is not in theirs; the others are passed.
+        """
+        ownerships = [each.ownership for each in hand_overs]
+        owed = await self._parting.secure_all(ownerships, limit_s=self._limit_s / 2)
+        ready = [each for each in hand_overs if each.ownership.key not in owed]
+        away = [each for each in ready if is_stand_in(each.to)]
+        inside = [each for each in ready if each not in away]
         passed = list(await super().hand_over(inside, limit=limit)) if inside else []
         by_client: dict[tuple[str, str], list[HandOver]] = {}
         for each in away:
@@ -258,48 +280,31 @@ class MixedStore(PassThrough):
             notes = {each.ownership.key: each.note for each in found if each.note is not None}
             client = self._records_of(group).client_named(to)
             passed += await self._give([each.ownership for each in found], to=client, notes=notes)
+        must_be_ready(owed)
         return passed
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``. Their records are freed too, after the last checkpoint was written."""
-        await self._secure_all(ownerships)
-        return await self._give(ownerships, to="", notes=notes)
+        """See ``Store``. Their records are freed too, after the last checkpoint was written.
+
+        Raises:
+            StoreUnavailable: for some it is not in theirs; the others are released.
+        """
+        owed = await self._parting.secure_all(ownerships, limit_s=self._limit_s / 2)
+        ready = [each for each in ownerships if each.key not in owed]
+        noted = {key: note for key, note in (notes or {}).items() if key not in owed}
+        done = await self._give(ready, to="", notes=noted) if ready else ()
+        must_be_ready(owed)
+        return done
 
     async def _give(
         self, ownerships: Sequence[Ownership], *, to: str, notes: Mapping[str, str] | None
     ) -> Sequence[str]:
         done = await super().release(ownerships, notes=notes)
-        for (group, holder), partitions in _by_holder(ownerships, done).items():
-            records = self._records.get(group)
-            if records is not None:
-                await self._write_off(records, group, partitions, owner_of_ours(holder), to=to)
+        over = [each for each in ownerships if each.key in done]
+        await self._parting.write_off_all(over, self._records_of, to=to)
         return done
-
-    async def _secure_all(self, ownerships: Sequence[Ownership]) -> None:
-        for (_, holder), partitions in _by_holder(ownerships).items():
-            border = self._borders.get(holder)
-            if border is not None:
-                await self._secure(border, partitions)
-
-    async def _secure(self, border: Border, partitions: Iterable[str]) -> None:
-        """Before they are given away: whoever claims one of them after this begins where we ended.
-
-        First our last checkpoints are in theirs, then their records still name us. What a client
-        has claimed before is given to it in ours, as stolen.
-        """
-        try:
-            await self._in_time(self._secured(border, partitions))
-        except StoreUnavailable as trouble:
-            log.warning("%s: not sure what Azure's clients have claimed: %s", border.me, trouble)
-
-    async def _secured(self, border: Border, partitions: Iterable[str]) -> None:
-        if self._arrears.failed:
-            await border.records.look()
-            self._arrears.retry(self._is_still_ours)
-        await self._write_arrears()
-        await border.confirm(partitions)
 
     # --------------------------------------------------------- checkpoints
 
@@ -340,10 +345,6 @@ class MixedStore(PassThrough):
                 await records.put(last_part(key), position or BEGINNING)
         return held
 
-    def _is_still_ours(self, mark: Mark) -> bool:
-        border = self._borders.get(mark.ownership.holder)
-        return border is not None and border.is_still(mark.ownership)
-
     async def _put(self, key: str, position: Position) -> None:
         await self._records_of(group_of(key)).put(last_part(key), position)
 
@@ -352,11 +353,13 @@ class MixedStore(PassThrough):
     async def _border(self, lease: Lease) -> Border:
         border = self._borders.get(lease.holder)
         if border is None:
+            self._own.add(owner_of_ours(lease.holder))
             border = self._borders[lease.holder] = Border(
                 await self.inner(),
                 self._records_of(lease.group),
                 lease=lease,
                 owes=self._arrears.owes,
+                alone=self._alone,
                 expiry_s=self._expiry_s,
                 clock=self._clock,
                 rng=self._rng,
@@ -368,35 +371,10 @@ class MixedStore(PassThrough):
         if records is None:
             place = Place(namespace=self._namespace, hub=self._hub, group=last_part(group))
             records = self._records[group] = Records(
-                self._theirs, place, expiry_s=self._expiry_s, clock=self._clock
+                self._theirs,
+                place,
+                expiry_s=self._expiry_s,
+                clock=self._clock,
+                is_ours=self._own.__contains__ if self._alone else is_of_ours,
             )
         return records
-
-    async def _write_off(
-        self, records: Records, group: str, partitions: Iterable[str], me: str, *, to: str = ""
-    ) -> None:
-        """Take our name out of records; if that fails, they are free when they look dead."""
-        ours = {each for each in partitions if records.named(each) == me}
-        owed = {each for each in ours if self._arrears.owes(f"{group}/{each}")}
-        if owed:
-            log.warning(
-                "%s: our name stays in the records of Azure's clients, for the last checkpoint is "
-                "not there yet",
-                ", ".join(sorted(owed)),
-            )
-        try:
-            await self._in_time(records.exchange(ours - owed, me, to))
-        except StoreUnavailable as trouble:
-            names = ", ".join(sorted(ours - owed))
-            log.warning("%s could not be given to Azure's clients: %s", names, trouble)
-
-
-def _by_holder(
-    ownerships: Iterable[Ownership], keys: Container[str] | None = None
-) -> dict[tuple[str, str], list[str]]:
-    """The partitions of each group and holder; only of those keys, if they are given."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for each in ownerships:
-        if keys is None or each.key in keys:
-            found.setdefault((group_of(each.key), each.holder), []).append(last_part(each.key))
-    return found

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _OURS = "leasehold:"
 _THEIRS = "azure:"
+_ELSEWHERE = "~azure"
 _LONGEST_OWNER = 128
 _REFRESHES_PER_EXPIRY = 2
 _NO_OFFSETS = ("", "-1")
@@ -66,25 +67,34 @@ def owner_of_ours(holder: str) -> str:
     return f"{_OURS}{holder}"
 
 
-def host_of(owner: str) -> str | None:
-    """The host of ours that an owner id of theirs means; None if it is a client of theirs."""
-    return owner.removeprefix(_OURS) if owner.startswith(_OURS) else None
+def is_of_ours(owner: str) -> bool:
+    """Whether an owner id of theirs means a host of ours, and not a client of theirs."""
+    return owner.startswith(_OURS)
+
+
+def host_of(owner: str) -> str:
+    """The host of ours that such an owner id means."""
+    return owner.removeprefix(_OURS)
 
 
 def stand_in(owner: str, life: int = 1) -> str:
     """The holder that stands for a client of theirs in our store.
 
     ``life`` counts how often it had gone and come back: a holder whose lease has ended is gone.
+
+    Plans go by the order of holders. So one that stands for a host of ours that is elsewhere is
+    called as that host is called at home: then all of them make the same plan.
     """
-    name = quote(owner, safe="")
+    name = quote(owner.removeprefix(_OURS), safe="")
     if len(name) > _LONGEST_OWNER:
         name = sha256(owner.encode(errors="replace")).hexdigest()
-    return f"{_THEIRS}{name}" if life == 1 else f"{_THEIRS}{name}#{life}"
+    name = f"{name}{_ELSEWHERE}" if is_of_ours(owner) else f"{_THEIRS}{name}"
+    return name if life == 1 else f"{name}#{life}"
 
 
 def is_stand_in(holder: str) -> bool:
     """Whether this holder of ours stands for a client of theirs."""
-    return holder.startswith(_THEIRS)
+    return holder.startswith(_THEIRS) or holder.partition("#")[0].endswith(_ELSEWHERE)
 
 
 def token_of(holder: str) -> str:
@@ -100,8 +110,17 @@ def can_be_told(position: Position) -> bool:
 class Records:
     """The records of one group. ``by_partition`` is what the last look has found."""
 
-    def __init__(self, theirs: AzureStore, place: Place, *, expiry_s: float, clock: Clock) -> None:
-        """Not looked yet."""
+    def __init__(
+        self,
+        theirs: AzureStore,
+        place: Place,
+        *,
+        expiry_s: float,
+        clock: Clock,
+        is_ours: Callable[[str], bool] = is_of_ours,
+    ) -> None:
+        """Not looked yet. ``is_ours``: whether an owner id is of a host that shares our store."""
+        self.is_ours = is_ours
         self.by_partition: dict[str, Record] = {}
         self.looked_s: float | None = None
         self._theirs = theirs
@@ -149,7 +168,7 @@ class Records:
     def client(self, partition: str) -> str:
         """The same, if it is a client of theirs; empty for a host of ours."""
         owner = self.owner(partition)
-        return "" if host_of(owner) is not None else owner
+        return "" if self.is_ours(owner) else owner
 
     def named(self, partition: str) -> str:
         """The owner that the record names, living or not."""
@@ -197,7 +216,7 @@ class Records:
                 self._seen[done.partition] = (_plain(done.etag), self._clock.boottime_s())
                 self._newest_s = max(self._newest_s, done.modified_s)
                 self._given.pop(done.partition, None)
-                if owner and host_of(owner) is None:
+                if owner and not self.is_ours(owner):
                     self._given[done.partition] = _plain(done.etag)
         return won
 

@@ -1,0 +1,148 @@
+"""Hosts of ours that share nothing but the records of Azure's clients, in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from azure.eventhub import LoadBalancingStrategy
+from tests.support.azure_sim import EXPIRY_S, NAMESPACE, THEIR_CYCLE_S, Group, TheirStore, play
+
+from leasehold.adapters.azure import MixedStore, RecordsStore
+from leasehold.errors import UsageError
+from leasehold.model import Mark, Position
+from leasehold.processor.member import Member
+
+pytestmark = pytest.mark.spec("B8")
+
+OURS = 4 * 10.0 / THEIR_CYCLE_S  # cycles of ours, in cycles of theirs
+
+
+def reasons(group: Group) -> Counter[str]:
+    return Counter(reason for work in group.work.values() for _, reason in work.ended)
+
+
+def owned_once(group: Group) -> bool:
+    held = [each.key for member in group.members for each in member.held()]
+    return len(held) == len(set(held))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("partitions", [7, 8, 32])
+def test_they_share_evenly_and_only_newcomers_take_one_by_force(partitions: int, seed: int) -> None:
+    async def story(group: Group) -> None:
+        group.host()
+        await group.cycles_until(lambda: group.even(1))
+        group.host()
+        group.host()
+        await group.cycles_until(lambda: group.even(3) and group.agrees(), most=3)
+        stolen = sum(count for reason, count in reasons(group).items() if reason == "stolen")
+        assert stolen <= 2
+        before = [member.held() for member in group.members]
+        await asyncio.sleep(10 * THEIR_CYCLE_S)
+        assert [member.held() for member in group.members] == before
+        assert owned_once(group)
+
+    play(story, partitions=partitions, seed=seed, alone=True)
+
+
+@pytest.mark.parametrize("strategy", list(LoadBalancingStrategy))
+def test_they_share_with_stock_clients(strategy: LoadBalancingStrategy) -> None:
+    async def story(group: Group) -> None:
+        group.host()
+        group.host()
+        await group.cycles_until(lambda: group.even(2))
+        group.client("f", strategy)
+        group.client("g", strategy)
+        await group.cycles_until(lambda: group.even(4) and group.agrees(), most=6)
+        await asyncio.sleep(2 * THEIR_CYCLE_S)
+        assert group.even(4)
+        for client in list(group.clients):
+            await group.leave(client)
+        await group.cycles_until(lambda: group.even(2) and group.agrees(), most=3)
+
+    play(story, alone=True)
+
+
+def test_all_that_start_at_once_come_to_an_even_share() -> None:
+    async def story(group: Group) -> None:
+        for _ in range(5):
+            group.host()
+        await group.cycles_until(lambda: group.even(5) and group.agrees(), most=6)
+        assert owned_once(group)
+
+    play(story, partitions=32, alone=True)
+
+
+def test_what_one_leaves_in_good_order_is_taken_at_once_and_with_its_checkpoints() -> None:
+    async def story(group: Group) -> None:
+        leaving, staying = group.host(), group.host()
+        await group.cycles_until(lambda: group.even(2) and group.agrees())
+        position = Position(sequence_number=8, offset="800")
+        marks = [Mark(ownership=each, position=position) for each in leaving.held()]
+        assert await leaving._store.checkpoint(marks) == {}
+        keys = {each.key for each in leaving.held()}
+        leaving.drain()
+        await group.tasks[leaving]
+        await group.cycles_until(lambda: len(staying.held()) == 8, most=1)
+        found = await staying._store.checkpoints(next(iter(keys)).rpartition("/")[0])
+        assert {key for key, each in found.items() if each.resumes_at == 9} == keys
+        assert group.overtaken == []
+
+    play(story, alone=True)
+
+
+def test_what_a_dead_one_had_is_taken_when_its_records_look_dead() -> None:
+    async def story(group: Group) -> None:
+        dead, living = group.host(), group.host()
+        await group.cycles_until(lambda: group.even(2) and group.agrees())
+        group.tasks.pop(dead).cancel()
+        group.members.remove(dead)
+        await asyncio.sleep(EXPIRY_S / 2)
+        assert len(living.held()) == 4
+        await group.cycles_until(lambda: len(living.held()) == 8, most=8)
+
+    play(story, alone=True)
+
+
+def test_one_that_its_storage_does_not_answer_stops_before_others_may_take_it_for_dead() -> None:
+    async def story(group: Group) -> None:
+        host = group.host()
+        await group.cycles_until(lambda: group.even(1))
+        group.theirs.away = True
+        await asyncio.sleep(EXPIRY_S * 2 / 3)
+        assert host.held() == []
+        group.theirs.away = False
+        await group.cycles_until(lambda: len(host.held()) == 8, most=8)
+
+    play(story, alone=True)
+
+
+def test_one_that_was_robbed_while_it_stopped_says_so() -> None:
+    async def story(group: Group) -> None:
+        member: Member = group.host(slow=True)
+        await group.cycles_until(lambda: group.even(1))
+        member.drain()
+        work = group.work[member]
+        await group.cycles_until(lambda: len(work.stopping) == 8)
+        row: dict[str, Any] = dict(group.theirs.owners["3"])
+        assert await group.theirs.claim_ownership([{**row, "owner_id": "a client"}])
+        for each in work.stopping:
+            member.drained(each)
+        await group.tasks[member]
+        assert [each.key.rpartition("/")[2] for each in group.overtaken] == ["3"]
+        assert group.theirs.owners["3"]["owner_id"] == "a client"
+
+    play(story, alone=True)
+
+
+def test_a_store_of_one_process_is_no_ground_for_a_mixed_group() -> None:
+    with pytest.raises(UsageError, match="use RecordsStore"):
+        MixedStore("memory://", TheirStore(), namespace=NAMESPACE, hub="orders")
+    store = RecordsStore(
+        TheirStore(), namespace=NAMESPACE, hub="orders", expiry=timedelta(seconds=60)
+    )
+    assert store.url == f"azure-records://{NAMESPACE}/orders"
