@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -137,6 +138,41 @@ def test_one_that_was_robbed_while_it_stopped_says_so() -> None:
         assert group.theirs.owners["3"]["owner_id"] == "a client"
 
     play(story, alone=True)
+
+
+async def come_and_go(group: Group, rng: random.Random) -> None:
+    """A few steps: hosts and clients come, leave in good order, and die."""
+    for step in range(rng.randint(3, 7)):
+        chance = rng.random()
+        if chance < 0.45 or not group.members:
+            group.host()
+        elif chance < 0.65:
+            group.client(f"client{step}", rng.choice(list(LoadBalancingStrategy)))
+        elif chance < 0.9:
+            member = group.members.pop(rng.randrange(len(group.members)))
+            task = group.tasks.pop(member)
+            if chance < 0.8:
+                member.drain()
+            else:
+                task.cancel()
+        elif group.clients:
+            await group.leave(rng.choice(group.clients))
+        await asyncio.sleep(rng.choice([1, 10, 60, 200]))
+    if not group.members:
+        group.host()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_comes_and_goes_in_the_end_the_shares_are_even(seed: int, alone: bool) -> None:
+    rng = random.Random(seed)
+
+    async def story(group: Group) -> None:
+        await come_and_go(group, rng)
+        owners = len(group.members) + len(group.clients)
+        await group.cycles_until(lambda: group.even(owners) and group.agrees(), most=25)
+
+    play(story, partitions=rng.choice([8, 13, 32]), seed=seed, alone=alone)
 
 
 def test_a_store_of_one_process_is_no_ground_for_a_mixed_group() -> None:

@@ -22,7 +22,6 @@ All of it may be done by several hosts at once, or again: each step is a compare
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -208,14 +207,15 @@ class Border:
         if most is not None and count > most:
             self._shy.discard(owner)
             return None
+        now_s = self._clock.boottime_s()
         if self._stuck() or owner in self._shy:
-            self._capped_s[owner] = self._clock.boottime_s()
+            self._capped_s[owner] = now_s
             if is_of_ours(owner):
-                self._shy.discard(owner)
+                self._shy.discard(owner)  # it had its reasons, which may have ended
             return count
-        # A client of theirs takes more by itself. One of ours waits to be given it.
-        since_s = self._clock.boottime_s() - self._capped_s.get(owner, -math.inf)
-        return None if is_of_ours(owner) and since_s > self._expiry_s else most
+        if most is not None and now_s - self._capped_s.setdefault(owner, now_s) > self._expiry_s:
+            return None
+        return most
 
     async def _granted(self, owner: str) -> Lease:
         """A lease for the stand-in, under the first of its lives that has not ended.
