@@ -33,9 +33,10 @@ from leasehold.core.checkpointing import CheckpointPolicy
 from leasehold.core.timing import Timing
 from leasehold.errors import StoreUnavailable
 from leasehold.log.events import EventBatch
-from leasehold.model import Position
+from leasehold.model import EndReason, Position
 from leasehold.names import group_of, partition_key
-from leasehold.processor import EventProcessor
+from leasehold.processor import CloseReason, EventProcessor, PartitionContext
+from leasehold.processor.hooks import HookEvent, Overtaken
 from leasehold.processor.settings import Options
 from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.stores import open_store
@@ -61,13 +62,14 @@ class Scene:
     clients: dict[str, Client] = field(default_factory=dict)
     records: dict[str, BlobRecords] = field(default_factory=dict)
 
-    async def host(self, name: str) -> EventProcessor:
-        """One of ours, started."""
+    async def host(self, name: str, **more: Any) -> EventProcessor:
+        """One of ours, started; ``more`` is for the processor."""
         records = self.records[name] = BlobRecords.from_connection_string(
             self.azurite.connection_string, self.container
         )
         self.stack.push_async_callback(records.close)
-        return await self._started(name, MixedStore(self.url, records, **self._group()))
+        store = MixedStore(self.url, records, **self._group())
+        return await self._started(name, store, **more)
 
     async def lone_host(self, name: str) -> EventProcessor:
         """One of ours with nothing but their own store."""
@@ -81,7 +83,7 @@ class Scene:
         expiry = timedelta(seconds=self.expiry_s)
         return {"namespace": self.hub.namespace, "hub": HUB, "expiry": expiry}
 
-    async def _started(self, name: str, store: MixedStore) -> EventProcessor:
+    async def _started(self, name: str, store: MixedStore, **more: Any) -> EventProcessor:
 
         async def on_batch(context: Any, batch: EventBatch) -> None:
             for event in batch:
@@ -93,6 +95,7 @@ class Scene:
             CONSUMERS,
             on_batch=on_batch,
             name=name,
+            **more,
             options=Options(
                 timing=Timing(lease_s=15.0, renew_s=0.6, margin_s=1.0, call_s=5.0),
                 checkpoint=CheckpointPolicy.every(interval=timedelta(seconds=0.2)),
@@ -233,6 +236,45 @@ async def test_ours_need_nothing_but_the_store_of_theirs(tmp_path: Path) -> None
             await s.hub.send(BATCH)
             await s.hub.all_seen()
             assert s.came_again(before) == []
+
+
+async def test_a_partition_that_a_client_takes_while_it_is_given_up_is_told_of(
+    tmp_path: Path,
+) -> None:
+    told: list[HookEvent] = []
+
+    async with scene(tmp_path, partitions=2) as s:
+
+        async def on_close(context: PartitionContext, reason: CloseReason) -> None:
+            assert reason is CloseReason.SHUTDOWN
+            if context.partition == "1":
+                rows = await s.records["ours"].list_ownership(s.hub.namespace, HUB, CONSUMERS)
+                [row] = [dict(each) for each in rows if each["partition_id"] == "1"]
+                assert await s.records["theirs"].claim_ownership([{**row, "owner_id": "client"}])
+
+        s.records["theirs"] = BlobRecords.from_connection_string(
+            s.azurite.connection_string, s.container
+        )
+        s.stack.push_async_callback(s.records["theirs"].close)
+        host = await s.host("ours", on_partition_close=on_close, hooks=[told.append])
+        await until(lambda: s.shares() == [2])
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        await s.leave("ours")
+        overtaken = [each.partition for each in told if isinstance(each, Overtaken)]
+        assert overtaken == ["1"]
+        assert host.counts().by_event["Overtaken"] == 1
+        rows = await s.records["theirs"].list_ownership(s.hub.namespace, HUB, CONSUMERS)
+        assert {each["partition_id"]: each["owner_id"] for each in rows} == {"0": "", "1": "client"}
+        async with open_store(s.url) as ours:
+            ends = {
+                each: [
+                    term.reason for term in await ours.history(partition_key(HUB, CONSUMERS, each))
+                ]
+                for each in "01"
+            }
+    assert ends["0"] == [EndReason.RELEASED]
+    assert EndReason.STOLEN in ends["1"]
 
 
 async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_is_lost(
