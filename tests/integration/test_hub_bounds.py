@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from tests.support.hub import RawClient, RunningHub, certificate, running_hub, until
+from tests.support.hub import RawClient, RunningHub, running_hub, tls_of, until
 
 from leasehold.amqp.composites import Accepted, Rejected, Target
 from leasehold.amqp.frames import frame
@@ -369,9 +369,7 @@ def test_a_refused_place_is_told_in_few_words(hub: RunningHub) -> None:
 
 
 def test_who_connects_without_a_word_of_tls_is_counted_and_hung_up_on(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context, cert = tls_of(tmp_path)
     trusting = ssl.create_default_context(cafile=str(cert))
     soon = timedelta(seconds=1)
     with (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
 from azure.eventhub import aio as azure_aio
-from tests.support.hub import RunningHub, certificate, running_hub, until
+from azure.eventhub.exceptions import ConnectError
+from tests.support.hub import RunningHub, running_hub, tls_of, until
 
 # The clients leave sockets open when they are closed: they are collected while that is allowed.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -119,9 +119,7 @@ def encrypted(tmp_path: Path) -> Iterator[tuple[RunningHub, dict[str, Any]]]:
     """A hub with TLS at an address of this process's own, and what its clients need to trust it."""
     process = os.getpid()
     address = f"127.{process % 250 + 1}.{process // 250 % 250}.1"
-    cert, key = certificate(tmp_path, address)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context, cert = tls_of(tmp_path, address)
     with running_hub(tmp_path, tls=context, host=address, port=TLS_PORT) as hub:
         assert "UseDevelopmentEmulator" not in hub.url()
         yield hub, {"connection_verify": str(cert)}
@@ -141,6 +139,26 @@ def test_the_blocking_clients_use_tls(encrypted: tuple[RunningHub, dict[str, Any
     with consumer:
         consumer.receive(take, partition_id="0", starting_position="-1")
     assert found == ["safe"]
+
+
+def test_the_clients_refuse_a_certificate_that_nobody_told_them_to_trust(
+    encrypted: tuple[RunningHub, dict[str, Any]],
+) -> None:
+    hub, _ = encrypted
+    how: dict[str, Any] = {"retry_total": 0}
+    with (
+        EventHubProducerClient.from_connection_string(hub.url(), **how) as producer,
+        pytest.raises(ConnectError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        producer.send_event(EventData("secret"), partition_id="0")
+
+    async def run() -> None:
+        async with azure_aio.EventHubProducerClient.from_connection_string(hub.url(), **how) as it:
+            with pytest.raises(ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await it.send_event(EventData("secret"), partition_id="0")
+
+    asyncio.run(run())
+    assert hub.bodies() == []
 
 
 def test_the_asynchronous_clients_use_tls(encrypted: tuple[RunningHub, dict[str, Any]]) -> None:

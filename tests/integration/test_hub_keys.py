@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.hub import RawClient, RunningHub, certificate, running_hub, sas
+from tests.support.hub import RawClient, RunningHub, running_hub, sas, tls_of
 
 from leasehold.amqp.frames import AMQP_HEADER, SASL_HEADER
 from leasehold.amqp.performatives import Begin, Detach, Flow, Open, SaslMechanisms
@@ -35,9 +35,7 @@ def test_a_token_that_was_signed_in_small_letters_counts_for_the_hub(tmp_path: P
 
 
 def test_a_key_may_come_as_a_password_where_it_is_encrypted(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context, cert = tls_of(tmp_path)
     trusting = ssl.create_default_context(cafile=str(cert))
     with running_hub(tmp_path, tls=context) as hub:
         with RawClient(hub.port, tls=trusting) as client:

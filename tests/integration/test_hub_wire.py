@@ -15,9 +15,9 @@ import pytest
 from tests.support.hub import (
     RawClient,
     RunningHub,
-    certificate,
     running_hub,
     sas,
+    tls_of,
     until,
 )
 
@@ -459,9 +459,7 @@ def test_a_stream_that_was_made_anew_is_another_hub(tmp_path: Path) -> None:
 
 
 def test_a_hub_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
-    cert, key = certificate(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
+    context, cert = tls_of(tmp_path)
     with running_hub(tmp_path, tls=context) as hub:
         assert "UseDevelopmentEmulator" not in hub.url()
         trusting = ssl.create_default_context(cafile=str(cert))

@@ -189,6 +189,14 @@ def certificate(place: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
     return cert_file, key_file
 
 
+def tls_of(place: Path, address: str = "127.0.0.1") -> tuple[ssl.SSLContext, Path]:
+    """What a hub at this address encrypts with, and the certificate that its clients trust."""
+    cert, key = certificate(place, address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    return context, cert
+
+
 class RawClient:
     """A connection, frame by frame. ``wait`` passes over frames of other kinds."""
 

@@ -5,10 +5,11 @@ a shared key, the management node, senders, and receivers with positions and epo
 durable in the log before they are accepted, and everything else that writes or reads the log sees
 the same events.
 
-From the outside in: ``server`` (who is connected), ``connection`` (bytes and frames), ``session``
-and ``links``; ``cbs`` with ``keys`` (tokens), ``management``; ``sending`` with ``intake`` (a
-delivery becomes an Arrow batch) and ``retries``; ``reading`` with ``selectors``, ``epochs`` and
-``delivery`` (a batch becomes frames). ``sections`` keeps what an event has no column for.
+From the outside in: ``server`` (who is connected), ``connection`` (bytes and frames) with
+``encryption`` (TLS), ``session`` and ``links``; ``cbs`` with ``keys`` (tokens), ``management``;
+``sending`` with ``intake`` (a delivery becomes an Arrow batch) and ``retries``; ``reading`` with
+``selectors``, ``epochs`` and ``delivery`` (a batch becomes frames). ``sections`` keeps what an
+event has no column for.
 
 An extension for receivers of ours: one that attaches with the desired capability
 ``leasehold:arrow`` is offered the same. Then each transfer has the message format ``0x4C480001``,

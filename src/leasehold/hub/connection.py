@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import TYPE_CHECKING
 
 from leasehold.amqp.composites import Error
@@ -34,11 +35,11 @@ from leasehold.amqp.performatives import (
     SaslOutcome,
     parse,
 )
+from leasehold.hub.encryption import Encryption
 from leasehold.hub.refusals import FORCED, TOO_MANY, UNAUTHORIZED, Refused
 from leasehold.hub.session import Session
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Coroutine, Iterable
     from datetime import datetime
 
@@ -88,8 +89,8 @@ class Connection(asyncio.Protocol):
         self.writable = asyncio.Event()
         self.writable.set()
         self._transport: asyncio.Transport | None = None
-        # What came before the transport that encrypts is ours. None: there is no such moment.
-        self._early = None if self.options.tls is None else bytearray()
+        tls = self.options.tls
+        self._encryption = None if tls is None else Encryption(tls)
         self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.most_frame_bytes))
         self._sessions: dict[int, Session] = {}
         self._ended: set[int] = set()
@@ -115,11 +116,8 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         if not self._server.enter(self):
             transport.abort()
-        elif self.options.tls is None:
-            transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         else:
-            transport.pause_reading()  # until there is somebody who can decrypt it
-            self.spawn(self._encrypt(transport, self.options.tls))
+            transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """All of it has ended."""
@@ -149,17 +147,20 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client."""
         self._heard_at = self.clock.boottime_s()
-        if self._early is not None:
-            self._early += data
-            return
-        if not self._grants:
-            self._stranger_bytes += len(data)
         try:
+            data = self._decrypted(data)
+            if not self._grants:
+                self._stranger_bytes += len(data)
             for each in self._reader.feed(data):
                 if self._is_closing:
                     return
                 self._take(each)
             self._count_rest(self._reader.waiting_bytes)
+            if self._encryption is not None and self._encryption.is_over:
+                self.close()
+        except ssl.SSLError as error:
+            log.info("a connection is closed: %s", error)
+            self.close()
         except AmqpFault as fault:
             self.close(Refused(fault.condition, fault.description))
         except Exception as error:
@@ -171,11 +172,15 @@ class Connection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Send bytes, if anybody is there."""
         transport = self._transport
-        if transport is None or self._is_closing or self._early is not None:
+        if transport is None or self._is_closing:
             return
         if not transport.is_closing():  # it may be broken, and nobody was told yet
             self._said_at = self.clock.boottime_s()
-            transport.write(data)
+            try:
+                transport.write(data if self._encryption is None else self._encryption.sealed(data))
+            except ssl.SSLError as error:
+                log.info("a connection is broken: %s", error)
+                transport.abort()
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do something beside; it ends with the connection.
@@ -250,7 +255,7 @@ class Connection(asyncio.Protocol):
     def listen(self) -> None:
         """Read from the client while it reads, and there is not too much on its way."""
         transport = self._transport
-        if transport is None or self._is_closing or self._early is not None:
+        if transport is None or self._is_closing:
             return
         has_room = self._unsettled_bytes < self.options.most_unsettled_bytes
         is_reading = has_room and self._server.has_room and self.writable.is_set()
@@ -275,6 +280,8 @@ class Connection(asyncio.Protocol):
             self.write(frame(0, Close(error=error).encode()))
         self._is_closing = True
         self._closed_at = self.clock.boottime_s()
+        if self._encryption is not None:
+            self._answer(self._encryption.farewell())
         self._transport.close()
 
     def farewell(self, why: Refused) -> None:
@@ -321,6 +328,23 @@ class Connection(asyncio.Protocol):
         change, self._rest_bytes = size - self._rest_bytes, size
         if change:
             self.gather(change)
+
+    def _decrypted(self, data: bytes) -> bytes:
+        """What the client says with these bytes.
+
+        Raises:
+            ssl.SSLError: they make no sense.
+        """
+        if self._encryption is None:
+            return data
+        found = self._encryption.opened(data)
+        self._answer(self._encryption.answer())
+        return found
+
+    def _answer(self, data: bytes) -> None:
+        """Send what TLS itself has to say."""
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def _take(self, found: Frame) -> None:
         if not self._grants:
@@ -439,28 +463,6 @@ class Connection(asyncio.Protocol):
                 if link.address.hub and not self.allows(link.address.path):
                     link.refuse(why)
         self._began_at = self.clock.boottime_s()  # time for a new one
-
-    async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        """Begin with TLS: who does not is counted, and hung up on in time, as all others are."""
-        limit_s = self.options.handshake_limit.total_seconds()
-        loop = asyncio.get_running_loop()
-        made = None
-        try:
-            made = await loop.start_tls(
-                transport, self, tls, server_side=True, ssl_handshake_timeout=limit_s
-            )
-        except OSError as error:
-            log.info("a connection is closed before it is encrypted: %s", error)
-        finally:
-            if made is None or transport.is_closing():
-                transport.abort()
-                self.connection_lost(None)  # nobody else says so before it is encrypted
-        if made is not None and self._early is not None and not self._is_closing:
-            self._transport = made
-            made.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-            early, self._early = self._early, None
-            self.data_received(bytes(early))
-            self.listen()
 
     async def _beat(self, every_s: float) -> None:
         """Let the client hear something often enough, for as long as the connection is open."""

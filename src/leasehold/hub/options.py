@@ -35,7 +35,8 @@ class HubOptions:
         most_message_bytes: of a delivery: an event, or a batch of them.
         most_unsettled_bytes: what one connection may have on its way into the log.
         most_held_bytes: the same for all of them together; beyond that nobody is listened to.
-        handshake_limit: how long a connection may stay without a token that counts.
+        handshake_limit: how long a connection may stay without a token that counts, from its
+            first moment on: the time for TLS is part of it.
         idle_limit: a connection that is silent twice as long is closed.
 
     Raises:

@@ -96,10 +96,10 @@ def child(command: Sequence[str | Path], **variables: str) -> Iterator[Child]:
 
 
 @contextmanager
-def node_child(script: str) -> Iterator[Child]:
+def node_child(script: str, **variables: str) -> Iterator[Child]:
     """A script of this directory, in Node."""
     modules = str(installed() / "node_modules")
-    with child([node()[0], HERE / script], NODE_PATH=modules) as made:
+    with child([node()[0], HERE / script], NODE_PATH=modules, **variables) as made:
         yield made
 
 

@@ -43,6 +43,18 @@ async function leave({ name }) {
   tell({ name, left: true });
 }
 
+// Sends one event to partition 0, and tells what came of it.
+async function send({ name, url, body }) {
+  const producer = new EventHubProducerClient(url, { retryOptions });
+  try {
+    await producer.sendBatch([{ body }], { partitionId: "0" });
+    tell({ name, sent: body });
+  } catch (error) {
+    tell({ name, ...nameOf(error) });
+  }
+  await producer.close();
+}
+
 // Sends numbers to partition 0, and the same with idempotent retries to partition 1, until told.
 async function produce({ url }) {
   isEnough = false;
@@ -69,4 +81,4 @@ async function enough() {
   isEnough = true;
 }
 
-obey({ read, leave, produce, enough });
+obey({ read, leave, send, produce, enough });
