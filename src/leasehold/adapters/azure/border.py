@@ -8,10 +8,10 @@ from a host of ours ends there as stolen, with a new epoch, which fences the one
 In each cycle a host
 
 1. *mirrors*: gives our store the owners that their records name;
-2. *keeps*: refreshes the records of what it holds, long before they look dead, and frees the
-   records that were left behind;
+2. *keeps*: refreshes the records of what it holds, long before they look dead;
 3. *shares*: takes from clients that own more than the even share what is missing in its own, or
-   in that of another client. They never give anything away by themselves.
+   in that of another client. They never give anything away by themselves;
+4. *clears up*: frees the records that hosts of ours have left behind, with their checkpoints.
 
 To give a partition to a client is to write its name into the record: it finds it there in its next
 cycle, and begins, whatever its strategy. If it has gone, the record is freed again.
@@ -91,6 +91,7 @@ class Border:
         self._clock = clock
         self._rng = rng
         self._view = View()
+        self._won: dict[str, Ownership] = {}  # what no renewal may have told yet
         self._lives: dict[str, int] = {}
         self._stand_in_s = expiry_s  # or less, where the store does not give so long a lease
         self._due_s: dict[str, float] = {}  # by owner: when its lease is to be extended from here
@@ -109,6 +110,29 @@ class Border:
         known = self._view.resources.get(ownership.key)
         named = self.records.named(last_part(ownership.key))
         return known is not None and known.epoch <= ownership.epoch and named in {"", self.me}
+
+    def won(self, ownerships: Iterable[Ownership]) -> None:
+        """Take in what was claimed under this lease."""
+        self._won |= {each.key: each for each in ownerships}
+
+    def owned(self, key: str) -> Ownership | None:
+        """The ownership of a key, as far as was seen here."""
+        known, won = self._view.resources.get(key), self._won.get(key)
+        if won is not None and (known is None or known.epoch <= won.epoch):
+            return won
+        if known is None or not _holds(known, self._lease.holder):
+            return None
+        holder, token = self._lease.holder, self._lease.token
+        return Ownership(key=key, epoch=known.epoch, holder=holder, token=token)
+
+    def looks_dead_soon(self) -> bool:
+        """Whether a record of what we hold may look dead to them within a lease from now."""
+        held = (last_part(k) for k, each in self._view.resources.items() if self._is_mine(each))
+        ours = (each for each in held if self.records.named(each) == self.me)
+        return any(self.records.age_s(each) > self._expiry_s - self.lease_s for each in ours)
+
+    def _is_mine(self, resource: Resource) -> bool:
+        return _holds(resource, self._lease.holder)
 
     def to_extend(self) -> list[str]:
         """The clients that live by what was last read, and whose stand-ins need to be extended."""
@@ -129,18 +153,24 @@ class Border:
         A record that is written again takes the ground from under every claim that was begun
         before it.
         """
-        mine = [each for each in partitions if self.records.named(each) == self.me]
+        asked = [*partitions]
+        mine = [each for each in asked if self.records.named(each) == self.me]
         if len(await self.records.write(dict.fromkeys(mine, self.me))) < len(mine):
             await self.records.look()
+        # A look before this may have seen it already, and nobody has told our store.
+        if any(map(self.records.client, asked)):
             await self._mirror()
 
     async def settle(self) -> bool:
-        """Mirror, keep, share; say whether our store has changed."""
+        """Mirror, keep, share, clear up; say whether our store has changed."""
         changed = await self._mirror()
         if changed:
             await self._refresh()
-        await self._keep()
-        return await self._share() or changed
+        left_behind = await self._keep()
+        changed |= await self._share()
+        # At last: what others have left must not keep us from what is ours.
+        await self._clear_up(left_behind)
+        return changed
 
     async def _refresh(self) -> None:
         self.learn(await self._store.renew(self._lease, since=self._view.version))
@@ -308,14 +338,15 @@ class Border:
 
     # ---------------------------------------------------------------- keep
 
-    async def _keep(self) -> None:
+    async def _keep(self) -> set[str]:
+        """Refresh what is ours; what hosts that have gone have left behind is returned."""
         owners: dict[str, str] = {}
         orphans: set[str] = set()
         unclaimed: set[str] = set()
         for key, resource in self._view.resources.items():
             partition = last_part(key)
             named = self.records.named(partition)
-            if _holds(resource, self._lease.holder):
+            if self._is_mine(resource):
                 is_mine = named == self.me
                 if not self.records.client(partition) and (
                     not is_mine or self.records.due(partition)
@@ -331,19 +362,24 @@ class Border:
         untaken = self.records.untaken()
         self._shy |= {self.records.named(each) for each in untaken}
         left_behind = orphans & self._orphans
-        if left_behind:
-            await self._bring_up(left_behind)
         # A host that is alone may just have been given it, and is about to claim it.
         left = unclaimed & self._unclaimed if self._alone else unclaimed
-        owners |= dict.fromkeys([*left, *left_behind, *untaken], "")
+        owners |= dict.fromkeys([*left, *untaken], "")
         self._orphans, self._unclaimed = orphans, unclaimed
         await self.records.write(dict(list(owners.items())[:MOST_AT_ONCE]))
+        return left_behind
+
+    async def _clear_up(self, left_behind: set[str]) -> None:
+        some = sorted(left_behind)[:MOST_AT_ONCE]
+        if some:
+            await self._bring_up(some)
+            await self.records.write(dict.fromkeys(some, ""))
 
     async def _bring_up(self, partitions: Iterable[str]) -> None:
         """Give theirs the checkpoints that a host which has gone could not write there."""
         ours = await self._store.checkpoints(self._lease.group)
         theirs = await self.records.positions()
-        for partition in sorted(partitions):
+        for partition in partitions:
             known = ours.get(f"{self._lease.group}/{partition}")
             if known is not None and can_be_told(known.position):
                 there = theirs.get(partition)

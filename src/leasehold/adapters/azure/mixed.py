@@ -17,9 +17,9 @@ Guarantees:
    If one of theirs was faster and has claimed it before that, the term ends as stolen, not as
    released: then its last events may come twice.
 4. Checkpoints are written to ours first, where they are fenced, then to theirs. Reading gives the
-   one that is ahead.
-5. While their records can not be read, or do not answer, our hosts go on with what they have,
-   until their clients might take it for abandoned; then they stop.
+   one that is ahead; and whoever owns a partition of which theirs is behind brings it up.
+5. While their records can not be read or written, or do not answer, our hosts go on with what they
+   have, until their clients might take it for abandoned; then they stop.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from leasehold.adapters.azure.records import (
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.timing import MOST_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
-from leasehold.model import Checkpoint
+from leasehold.model import Checkpoint, Mark
 from leasehold.names import check_name, group_of, last_part, seconds_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from leasehold.adapters.azure.records import AzureStore
     from leasehold.clock import Clock
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
         Changes,
         HandOver,
         Lease,
-        Mark,
         MarkRefusal,
         MemberInfo,
         Ownership,
@@ -127,7 +126,7 @@ class MixedStore(PassThrough):
         self._records: dict[str, Records] = {}
         self._borders: dict[str, Border] = {}
         self._limit_s = self._expiry_s / _LOOKS_PER_EXPIRY
-        self._arrears = Arrears(self._put, clock=self._clock)
+        self._arrears = Arrears(self._put, allowed=self._is_still_ours, clock=self._clock)
         self._parting = Parting(
             self._arrears, self._borders, in_time=self._in_time, clock=self._clock
         )
@@ -165,11 +164,16 @@ class MixedStore(PassThrough):
         try:
             if waiting := border.to_extend():
                 await self._in_time(border.extend(waiting))
-            if self._is_due(border.records) or self._arrears.failed:
+            if self._is_due(border.records) or self._arrears.failed or border.looks_dead_soon():
                 changed = await self._in_time(self._settled(border))
         except StoreUnavailable as trouble:
-            self._bear(border.records, lease, trouble)
+            self._bear(border, lease, trouble)
             return changes
+        if border.looks_dead_soon():
+            raise StoreUnavailable(
+                "the records of Azure's clients: those of what is held here could not be written "
+                "for so long that they will look dead"
+            )
         if changed:
             changes = await super().renew(lease, since=since)
             border.learn(changes)
@@ -214,16 +218,16 @@ class MixedStore(PassThrough):
         since_s = self._clock.boottime_s() - (records.looked_s or 0.0)
         return records.looked_s is None or since_s >= self._expiry_s / _LOOKS_PER_EXPIRY
 
-    def _bear(self, records: Records, lease: Lease, trouble: StoreUnavailable) -> None:
+    def _bear(self, border: Border, lease: Lease, trouble: StoreUnavailable) -> None:
         """Go on without their records, for as long as nobody there can take ours for dead.
 
         Raises:
             StoreUnavailable: that time is over.
         """
-        now_s = self._clock.boottime_s()
+        now_s, looked_s = self._clock.boottime_s(), border.records.looked_s
         # A record of ours is refreshed after half of the expiry, and a lease is trusted on.
         allowed_s = self._expiry_s / 2 - lease.duration_s
-        if records.looked_s is None or now_s - records.looked_s > allowed_s:
+        if looked_s is None or now_s - looked_s > allowed_s or border.looks_dead_soon():
             raise trouble
         log.warning(
             "%s: going on without the records of Azure's clients: %s", lease.holder, trouble
@@ -240,16 +244,15 @@ class MixedStore(PassThrough):
         if records.looked_s is None:
             await records.look()
         asked = {last_part(each.key): each for each in wanted[:MOST_AT_ONCE]}
-        # Who was given one by a host that shares no store with it says so by writing it again.
-        mine = set() if self._alone else {each for each in asked if records.owner(each) == me}
-        to_write = [
-            each for each in asked if each not in mine and (force or not records.client(each))
-        ]
-        mine |= await records.write(dict.fromkeys(to_write, me))
+        # Also where our name stands already: somebody may have taken it since. And who was given
+        # one by a host that shares no store with it says so by writing it again.
+        to_write = [each for each in asked if force or not records.client(each)]
+        mine = await records.write(dict.fromkeys(to_write, me))
         if not mine:
             return ()
         to_claim = [each for partition, each in asked.items() if partition in mine]
         won = await super().claim(lease, to_claim, force=force)
+        border.won(won)
         had = {last_part(each.key) for each in won}
         await self._parting.write_off(records, lease.group, mine - had, me)
         return won
@@ -265,7 +268,8 @@ class MixedStore(PassThrough):
         """See ``Store``. To a client of theirs: released in ours, and given in its record.
 
         Raises:
-            StoreUnavailable: for some the last checkpoint is not in theirs; the others are passed.
+            StoreUnavailable: for some the last checkpoint is not in theirs, or it is not sure
+                whether a client has claimed them; the others are passed.
         """
         ownerships = [each.ownership for each in hand_overs]
         owed = await self._parting.secure_all(ownerships, limit_s=self._limit_s / 2)
@@ -289,7 +293,8 @@ class MixedStore(PassThrough):
         """See ``Store``. Their records are freed too, after the last checkpoint was written.
 
         Raises:
-            StoreUnavailable: for some it is not in theirs; the others are released.
+            StoreUnavailable: for some it is not in theirs, or it is not sure whether a client has
+                claimed them; the others are released.
         """
         owed = await self._parting.secure_all(ownerships, limit_s=self._limit_s / 2)
         ready = [each for each in ownerships if each.key not in owed]
@@ -316,13 +321,15 @@ class MixedStore(PassThrough):
             for mark in marks
             if mark.ownership.key not in refused and can_be_told(mark.position)
         )
-        await self._arrears.write(limit_s=self._limit_s)
+        keys = {mark.ownership.key for mark in marks}
+        await self._arrears.write(limit_s=self._limit_s, keys=keys)
         return refused
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``. Of each partition the checkpoint that is ahead, ours or theirs."""
         found = dict(await super().checkpoints(group))
         theirs = await self._records_of(group).positions()
+        self._arrears.inherit(self._lacking(found.values(), theirs))
         for partition, position in theirs.items():
             key = f"{group}/{partition}"
             known = found.get(key)
@@ -344,6 +351,21 @@ class MixedStore(PassThrough):
                 records = self._records_of(group_of(key))
                 await records.put(last_part(key), position or BEGINNING)
         return held
+
+    def _lacking(
+        self, ours: Iterable[Checkpoint], theirs: Mapping[str, Position]
+    ) -> Iterable[Mark]:
+        """What we own, and whoever had it before us could not tell theirs of."""
+        for known in ours:
+            there = theirs.get(last_part(known.key))
+            if can_be_told(known.position) and (there is None or there < known.position):
+                owned = (border.owned(known.key) for border in self._borders.values())
+                for ownership in filter(None, owned):
+                    yield Mark(ownership=ownership, position=known.position)
+
+    def _is_still_ours(self, mark: Mark) -> bool:
+        border = self._borders.get(mark.ownership.holder)
+        return border is not None and border.is_still(mark.ownership)
 
     async def _put(self, key: str, position: Position) -> None:
         await self._records_of(group_of(key)).put(last_part(key), position)

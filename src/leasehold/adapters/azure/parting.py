@@ -13,7 +13,8 @@ Guarantees:
 
 * Nothing is given up before its last checkpoint is in theirs, unless that takes longer than a
   lease. Even then our name stays in the record until it is there.
-* What a client has claimed before is its own, and ends in ours as stolen.
+* What a client has claimed before is its own, and ends in ours as stolen. Whether one has is waited
+  for, but not for longer than a lease.
 * Nothing here waits for theirs for longer than it is allowed to.
 """
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from leasehold.adapters.azure.border import Border
     from leasehold.adapters.azure.records import Records
     from leasehold.clock import Clock
-    from leasehold.model import Mark, Ownership
+    from leasehold.model import Ownership
 
 log = logging.getLogger("leasehold.azure")
 
@@ -61,19 +62,22 @@ class Parting:
 
         What takes longer than the limit goes on behind this.
         """
-        self._arrears.retry(self._is_still_ours)
+        self._arrears.retry()
         await self._arrears.write(limit_s=limit_s)
 
     async def secure_all(self, ownerships: Collection[Ownership], *, limit_s: float) -> set[str]:
-        """Before these are given away; the keys that have to wait for their checkpoint."""
+        """Before these are given away; the keys that have to wait."""
+        unsure: set[str] = set()
         for (_, holder), partitions in _by_holder(ownerships).items():
             border = self._borders.get(holder)
-            if border is not None:
-                await self.secure(border, partitions, limit_s=limit_s)
-        return {each.key for each in ownerships if self._waits(each)}
+            if border is not None and not await self.secure(border, partitions, limit_s=limit_s):
+                unsure.add(holder)
+        return {
+            each.key for each in ownerships if self._waits(each, sure=each.holder not in unsure)
+        }
 
-    async def secure(self, border: Border, partitions: Iterable[str], *, limit_s: float) -> None:
-        """Whoever claims one of them after this begins where we ended.
+    async def secure(self, border: Border, partitions: Iterable[str], *, limit_s: float) -> bool:
+        """Whoever claims one of them after this begins where we ended; False if that is not sure.
 
         What a client has claimed before is given to it in ours, as stolen.
         """
@@ -81,6 +85,8 @@ class Parting:
             await self._in_time(self._secured(border, partitions, limit_s=limit_s))
         except StoreUnavailable as trouble:
             log.warning("%s: not sure what Azure's clients have claimed: %s", border.me, trouble)
+            return False
+        return True
 
     async def write_off_all(
         self, ownerships: Iterable[Ownership], records_of: Callable[[str], Records], *, to: str
@@ -114,14 +120,13 @@ class Parting:
         await self.catch_up(limit_s=limit_s)
         await border.confirm(partitions)
 
-    def _is_still_ours(self, mark: Mark) -> bool:
-        border = self._borders.get(mark.ownership.holder)
-        return border is not None and border.is_still(mark.ownership)
+    def _waits(self, ownership: Ownership, *, sure: bool) -> bool:
+        """Whether something is to be waited for, which may still come within a lease.
 
-    def _waits(self, ownership: Ownership) -> bool:
-        """Whether the last checkpoint is not in theirs yet, and may still come within a lease."""
+        That is the last checkpoint in theirs, or to be sure that no client has claimed it.
+        """
         border = self._borders.get(ownership.holder)
-        if border is None or not self._arrears.owes(ownership.key):
+        if border is None or (sure and not self._arrears.owes(ownership.key)):
             self._owed_s.pop(ownership, None)
             return False
         now_s = self._clock.boottime_s()
@@ -132,7 +137,7 @@ class Parting:
 
 
 def must_be_ready(owed: Collection[str]) -> None:
-    """Have the keys given up later whose checkpoint has to be waited for.
+    """Have the keys given up later that have to wait.
 
     Raises:
         StoreUnavailable: there are such.
@@ -140,7 +145,8 @@ def must_be_ready(owed: Collection[str]) -> None:
     if owed:
         names = ", ".join(sorted(map(last_part, owed)))
         raise StoreUnavailable(
-            f"the last checkpoint of {names} is not in the records of Azure's clients yet"
+            f"{names}: not given up yet, for the last checkpoint is not in the records of Azure's "
+            "clients, or it is not sure what they have claimed"
         )
 
 

@@ -177,8 +177,12 @@ class Records:
 
     def due(self, partition: str) -> bool:
         """Whether a record of ours should be written again, long before they take it for dead."""
+        return self.age_s(partition) > self._expiry_s / _REFRESHES_PER_EXPIRY
+
+    def age_s(self, partition: str) -> float:
+        """For how long the record has not changed, as far as was seen here."""
         _, since_s = self._seen.get(partition, ("", 0.0))
-        return self._clock.boottime_s() - since_s > self._expiry_s / _REFRESHES_PER_EXPIRY
+        return self._clock.boottime_s() - since_s
 
     def client_named(self, holder: str) -> str:
         """The living client that a stand-in stands for; empty if there is none."""
@@ -204,6 +208,7 @@ class Records:
             return set()
         sent = {partition: self._row(partition, owner) for partition, owner in owners.items()}
         # Copies: some stores of theirs write the new etag into what they are given.
+        sent_s = self._clock.boottime_s()
         rows = await self._ask(self._theirs.claim_ownership, [dict(each) for each in sent.values()])
         won: set[str] = set()
         for row in rows:
@@ -213,7 +218,9 @@ class Records:
                 won.add(done.partition)
                 owner = owners[done.partition]
                 self.by_partition[done.partition] = replace(done, owner=owner)
-                self._seen[done.partition] = (_plain(done.etag), self._clock.boottime_s())
+                # Ours must not look younger to us than to them, nor theirs older.
+                since_s = sent_s if self.is_ours(owner) else self._clock.boottime_s()
+                self._seen[done.partition] = (_plain(done.etag), since_s)
                 self._newest_s = max(self._newest_s, done.modified_s)
                 self._given.pop(done.partition, None)
                 if owner and not self.is_ours(owner):
