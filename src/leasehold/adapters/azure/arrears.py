@@ -89,7 +89,7 @@ class Arrears:
         Only the ``keys`` are waited for, if they are given.
         """
         loop = asyncio.get_running_loop()
-        for key in self._due.keys() - self._lanes.keys():
+        for key in [each for each in self._due if each not in self._lanes]:
             self._lanes[key] = loop.create_task(self._written(key))
         waited = [lane for key, lane in self._lanes.items() if keys is None or key in keys]
         if waited:
