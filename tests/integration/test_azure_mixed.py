@@ -7,6 +7,10 @@ them from a hub over a log.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,7 +35,7 @@ from leasehold.adapters.azure.records import Records
 from leasehold.clock import SystemClock
 from leasehold.core.checkpointing import CheckpointPolicy
 from leasehold.core.timing import Timing
-from leasehold.errors import StoreUnavailable
+from leasehold.errors import StoreUnavailable, StoreUnusable
 from leasehold.log.events import EventBatch
 from leasehold.model import EndReason, Position
 from leasehold.names import group_of, partition_key
@@ -40,9 +44,11 @@ from leasehold.processor.hooks import HookEvent, Overtaken
 from leasehold.processor.settings import Options
 from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.stores import open_store
+from leasehold.testing.source import MemorySource
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "azure_mixed_group.py"
 BATCH = 10  # events for each partition
 INTERVAL_S = 0.6
 EXPIRY_S = 30.0
@@ -275,6 +281,64 @@ async def test_a_partition_that_a_client_takes_while_it_is_given_up_is_told_of(
             }
     assert ends["0"] == [EndReason.RELEASED]
     assert EndReason.STOLEN in ends["1"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("what", ["no container", "a wrong key"])
+async def test_storage_that_can_not_be_used_is_told_at_the_start(
+    tmp_path: Path, what: str, alone: bool
+) -> None:
+    azurite = await asyncio.to_thread(shared_azurite)
+    connection, container = azurite.connection_string, azurite.new_container("mixed")
+    words = "key or the token"
+    if what == "no container":
+        container, words = "nowhere", "create the container"
+    else:
+        connection = re.sub("AccountKey=....", "AccountKey=AAAA", connection)
+    place: dict[str, Any] = {"namespace": "ns", "hub": "orders"}
+    async with BlobRecords.from_connection_string(connection, container) as records:
+        url = f"sqlite:///{tmp_path}/leases.db"
+        store = RecordsStore(records, **place) if alone else MixedStore(url, records, **place)
+        source = MemorySource("orders", partitions=1)
+        processor = EventProcessor(source, store, CONSUMERS, on_batch=_nothing)
+        with pytest.raises(StoreUnusable, match=words) as told:
+            await processor.start()
+        assert "AccountKey" not in str(told.value)
+        await store.close()
+
+
+async def _nothing(context: PartitionContext, batch: EventBatch) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("store", ["", "sqlite"])
+async def test_the_example_is_a_host_of_the_group(tmp_path: Path, store: str) -> None:
+    async with scene(tmp_path, partitions=1) as s:
+        await s.hub.send(5)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(EXAMPLE),
+            HUB,
+            s.container,
+            *([s.url] if store else []),
+            env={
+                **os.environ,
+                "EVENTHUB_CONNECTION_STRING": s.hub.server.connection_string(HUB),
+                "AZURE_STORAGE_CONNECTION_STRING": s.azurite.connection_string,
+            },
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"mine: partition 0\n"
+        assert await process.stdout.readline() == b"0: 5 events up to 4\n"
+        process.send_signal(signal.SIGINT)
+        assert await process.stdout.read() == b"gone: partition 0 (shutdown)\n"
+        assert await process.wait() == 0
+        stock = BlobCheckpointStore.from_connection_string(s.azurite.connection_string, s.container)
+        s.stack.push_async_callback(stock._container_client.close)
+        (found,) = await stock.list_checkpoints(s.hub.namespace, HUB, CONSUMERS)
+        (owned,) = await stock.list_ownership(s.hub.namespace, HUB, CONSUMERS)
+        assert (found["sequence_number"], owned["owner_id"] or "") == (4, "")
 
 
 async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_is_lost(

@@ -354,7 +354,9 @@ def test_a_lease_that_their_clients_would_not_wait_for_is_refused() -> None:
     play(story)
 
 
-def test_a_receiver_that_was_displaced_does_not_displace_back_until_its_host_must_know() -> None:
+def test_a_receiver_that_was_displaced_does_not_displace_back_until_its_host_must_know(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> None:
         source = MemorySource(HUB)
         ours, theirs = SharedSource(source, clock=LoopClock()), source
@@ -377,8 +379,11 @@ def test_a_receiver_that_was_displaced_does_not_displace_back_until_its_host_mus
         await theirs.receiver("0", group="g", epoch=0, start=start, name="theirs")
         with pytest.raises(Stolen):
             await again.receive(**most)
+        assert "namespace" not in caplog.text
         await asyncio.sleep(16)
+        # Whoever it was has written no record: it must be looking at others.
         assert len(await (await attach(8)).receive(**most)) == 1
+        assert "see that all clients of the group have the same namespace" in caplog.text
         await ours.close()
 
     run_simulated(main())

@@ -126,8 +126,10 @@ class Group:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self.tasks.values():
-            task.cancel()
+        while left := [each for each in self.tasks.values() if not each.done()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=1)  # ``wait_for`` of Python 3.11 may swallow one
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     def mixed(self) -> MixedStore:

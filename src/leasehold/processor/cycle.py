@@ -187,11 +187,11 @@ class Cycle:
         return early_s
 
     def _report(self, started_s: float, error: LeaseholdError | None = None) -> None:
+        overtaken, self._overtaken = tuple(self._overtaken), []
         if self._told is not None:
             calls, self._reported = self.calls - self._reported, self.calls.copy()
             elapsed_s = self._clock.boottime_s() - started_s
             held = len(self._holdings.held)
-            overtaken, self._overtaken = tuple(self._overtaken), []
             self._told(
                 CycleReport(
                     elapsed_s=elapsed_s, held=held, calls=calls, error=error, overtaken=overtaken

@@ -195,7 +195,18 @@ class Border:
                     changed |= bool(await self._store.claim(lease, wanted, force=True))
             except LeaseLost as lost:  # not ours, but that of the stand-in: there will be another
                 self._without_stand_in(owner, lost)
+        self._forget_gone()
         return await self._tell_of_idle_ones(set(keys)) or changed
+
+    def _forget_gone(self) -> None:
+        """Clients have a new name after each start: nothing is kept of those that are not here."""
+        living = {self.records.named(each) for each in self.records.by_partition}
+        peers = {holder.partition("#")[0] for holder in self._view.peers}
+        for known in (self._due_s, self._lives, self._capped_s):
+            for owner in [each for each in known if each not in living]:
+                if stand_in(owner) not in peers:
+                    del known[owner]
+        self._shy &= living
 
     async def _let_go(self) -> bool:
         """Free in our store what a client of theirs has no more."""

@@ -6,11 +6,13 @@ would give it back. So in a mixed group ours have the level 0 too.
 
 Guarantees: who has lost a partition to a later receiver does not take it back under the same epoch
 before ``grace`` is over; by then its host knows from the records whose it is. What was lost is
-still fenced by the epoch, in the store.
+still fenced by the epoch, in the store. That the records know nothing of it is told with a warning:
+then the clients look at others.
 """
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from leasehold.log.events import EventBatch
     from leasehold.log.start import Start
     from leasehold.sources.port import EventSource, PartitionEnds, Receiver
+
+log = logging.getLogger("leasehold.azure")
 
 _LEVEL = 0
 
@@ -75,7 +79,14 @@ class SharedSource:
             Stolen: a later receiver has the partition, and the grace is not over.
         """
         lost_epoch, until_s = self._lost.get((group, partition), (-1, 0.0))
-        if epoch <= lost_epoch and self._clock.boottime_s() < until_s:
+        if epoch <= lost_epoch and self._clock.boottime_s() >= until_s:
+            log.warning(
+                "partition %s: another receiver has displaced ours, and the records still say that "
+                "it is ours: see that all clients of the group have the same namespace, hub, "
+                "consumer group and container; else each side handles every event",
+                partition,
+            )
+        elif epoch <= lost_epoch:
             raise Stolen(
                 f"partition {partition} was taken by a later receiver: whose it is stands in the "
                 "records of Azure's clients",

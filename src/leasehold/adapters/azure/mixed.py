@@ -37,12 +37,13 @@ from leasehold.adapters.azure.records import (
     Records,
     can_be_told,
     is_of_ours,
+    is_refusal,
     is_stand_in,
     owner_of_ours,
 )
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.timing import MOST_LEASE_S
-from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
+from leasehold.errors import InvalidOptions, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.model import Checkpoint, Mark
 from leasehold.names import check_name, group_of, last_part, seconds_of
 
@@ -133,6 +134,21 @@ class MixedStore(PassThrough):
         self._own: set[str] = set()  # all owner ids that were ever used here
 
     # -------------------------------------------------------------- leases
+
+    async def declare(self, keys: Sequence[str]) -> int:
+        """See ``Store``. Before the first ones their records are looked at.
+
+        Raises:
+            StoreUnusable: their container is not there, or the key is wrong.
+        """
+        for records in {self._records_of(group_of(each)) for each in keys}:
+            if records.looked_s is None:
+                try:
+                    await self._in_time(records.look())
+                except StoreUnavailable as trouble:
+                    if is_refusal(trouble):  # else it may pass, and is borne for a while
+                        raise StoreUnusable(str(trouble)) from trouble.__cause__
+        return await super().declare(keys)
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo

@@ -36,6 +36,12 @@ _ELSEWHERE = "~azure"
 _LONGEST_OWNER = 128
 _REFRESHES_PER_EXPIRY = 2
 _NO_OFFSETS = ("", "-1")
+_NO_RIGHT = "; see that the key or the token of their storage is right, and may read and write"
+_HINTS = {
+    401: _NO_RIGHT,
+    403: _NO_RIGHT,
+    404: "; create the container, which is not made by itself, or name the right one",
+}
 
 
 class AzureStore(Protocol):
@@ -100,6 +106,11 @@ def is_stand_in(holder: str) -> bool:
 def token_of(holder: str) -> str:
     """The token of a stand-in: the same for all hosts, for each of them may act for it."""
     return f"stand-in {holder}"
+
+
+def is_refusal(trouble: StoreUnavailable) -> bool:
+    """Whether the storage did answer, and will say no again until somebody has mended it."""
+    return getattr(trouble.__cause__, "status_code", None) in _HINTS
 
 
 def can_be_told(position: Position) -> bool:
@@ -276,9 +287,9 @@ class Records:
         except Exception as error:
             # The storage's words go on with the whole answer, in XML.
             words = str(error).partition("\n")[0].rstrip(". ")
+            hint = _HINTS.get(getattr(error, "status_code", None) or 0, "")
             raise StoreUnavailable(
-                f"the records of Azure's clients: {type(error).__name__}: {words}; see that their "
-                "container is there, which is not made by itself, and that the key is right"
+                f"the records of Azure's clients: {type(error).__name__}: {words}{hint}"
             ) from error
 
 
