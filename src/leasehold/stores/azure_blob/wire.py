@@ -122,7 +122,9 @@ class Wire:
             if answer is not None and answer.status not in _BUSY:
                 return self._checked(answer, method)
             words = f"it says {answer.status} {answer.code}" if answer else str(trouble)
-            if isinstance(trouble, ssl.SSLError):
+            if isinstance(trouble, ssl.SSLCertVerificationError):
+                words += " (SSL_CERT_FILE names a file of certificates to trust)"
+            elif isinstance(trouble, ssl.SSLError):
                 words += " (an endpoint without TLS needs ?tls=0 in the URL)"
             over = tried == _TRIES or self._clock.boottime_s() >= until_s
             if not again or over or given_up.wait(_LADDER.pause_s(tried, self._rng)):
