@@ -1,4 +1,4 @@
-"""Azure: storage calls, groups of both worlds, the endpoint and our receiver, beside their own."""
+"""Azure: storage, groups of both worlds, the endpoint and our receiver, beside their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bench import azure_day, azure_latency, azure_mixed, azure_receive, azure_send
+from bench import (
+    azure_day,
+    azure_latency,
+    azure_mixed,
+    azure_receive,
+    azure_request,
+    azure_send,
+)
 from bench.report import Job, Part, main
 
 if TYPE_CHECKING:
@@ -21,6 +28,7 @@ class Sizes:
     hosts: int
     partitions: int
     cycles: int
+    requests: int
     mixed_partitions: int
     interval_s: float
     received: int
@@ -36,6 +44,7 @@ FULL = Sizes(
     hosts=8,
     partitions=256,
     cycles=10,
+    requests=300,
     mixed_partitions=32,
     interval_s=10.0,
     received=400_000,
@@ -50,6 +59,7 @@ SMALL = Sizes(
     hosts=2,
     partitions=8,
     cycles=2,
+    requests=20,
     mixed_partitions=4,
     interval_s=1.0,
     received=4_000,
@@ -73,6 +83,10 @@ def jobs(sizes: Sizes) -> Sequence[Job]:
                 partitions=sizes.partitions,
                 cycles=sizes.cycles,
             ),
+        ),
+        Job(
+            what="requests",
+            run=partial(azure_request.requests, each=sizes.requests, rounds=sizes.rounds),
         ),
         Job(
             what="both in one group",
@@ -106,8 +120,9 @@ PART = Part(
     name="azure",
     about=(
         "Azurite 3.35.0 and the endpoint of leasehold.hub, each in a process of its own. peer: "
-        "azure-eventhub and its BlobCheckpointStore, unmodified. Dollars: by Microsoft's sample "
-        "prices of block blobs, hot tier; ratio: peer / ours, for rates ours / peer."
+        "azure-eventhub, its BlobCheckpointStore and azure-storage-blob, unmodified. Dollars: by "
+        "Microsoft's sample prices of block blobs, hot tier; ratio: peer / ours, for rates ours / "
+        "peer."
     ),
     jobs=lambda small: jobs(SMALL if small else FULL),
 )

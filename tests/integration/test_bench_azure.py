@@ -7,7 +7,7 @@ from subprocess import Popen
 from typing import cast
 
 import pytest
-from bench import azure, azure_day, azure_send
+from bench import azure, azure_day, azure_request, azure_send
 from bench.azure_mixed import Host, outcome, terms
 from bench.azure_receive import receiving
 from bench.azure_storage import Taken
@@ -123,6 +123,20 @@ def test_storage_calls_are_counted_on_both_sides() -> None:
     assert all(isinstance(row.ours, int | float) and row.ours > 0 for row in rows)
 
 
+def test_a_request_is_measured_on_both_sides() -> None:
+    rows = azure_request.requests(each=20, rounds=3)
+    assert [row.what.partition(":")[0] for row in rows] == [
+        "renew a blob lease",
+        "set a blob's metadata",
+    ]
+    for row in rows:
+        assert isinstance(row.ours, float)
+        assert isinstance(row.peer, float)
+        assert 0 < row.ours < row.peer
+        assert row.ratio is not None
+        assert row.ratio > 1
+
+
 def test_sending_and_receiving_are_measured() -> None:
     *_, lost = azure_send.sending(events=200, sizes=(10, 100))
     assert (lost.ours, lost.met) == (0, True)
@@ -135,3 +149,4 @@ def test_full_sizes_are_those_that_are_promised() -> None:
     full = azure.FULL
     assert (full.hosts, full.partitions, full.mixed_partitions) == (8, 256, 32)
     assert (full.every_s, max(full.batches)) == (0.01, 1_000)
+    assert full.requests >= 300
