@@ -25,7 +25,7 @@ from tests.support.azurite import Azurite, azurite_with_tokens, shared_azurite
 from tests.support.hub import certificate
 
 from leasehold.clock import Clock, SystemClock
-from leasehold.errors import StoreUnavailable, StoreUnusable
+from leasehold.errors import StoreUnavailable, StoreUnusable, UnknownStore
 from leasehold.model import Mark, Position
 from leasehold.stores import open_store
 from leasehold.stores.azure_blob import AzureBlobStore
@@ -262,6 +262,21 @@ async def test_nobody_gets_a_token_whose_certificate_is_not_trusted(
             pass
     assert "tls=0" not in str(caught.value)
     assert not [token for token in world.entra.given if token in told(caught.value)]
+
+
+@pytest.mark.parametrize("endpoint", [True, False], ids=["connection string", "URL"])
+async def test_no_token_goes_unencrypted(
+    world: World, monkeypatch: pytest.MonkeyPatch, endpoint: bool
+) -> None:
+    url = f"{world.url}?tls=0"
+    if endpoint:
+        place = f"http://127.0.0.1:{world.service.port}/acme"
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"BlobEndpoint={place}")
+        url = world.url
+    with pytest.raises(UnknownStore, match="by https only"):
+        async with open_store(url, clock=world.clock):
+            pass
+    assert not world.entra.given
 
 
 @contextmanager

@@ -156,12 +156,20 @@ def right_for(address: Address, clock: Clock) -> Right:
     """The right that the address has.
 
     Raises:
-        UnknownStore: there is no secret, and azure-identity is not installed.
+        UnknownStore: there is no secret, and azure-identity is not installed, or the token would
+            go unencrypted.
     """
     if address.sas:
         return Sas(address.sas)
     if address.key:
         return SharedKey(address.account, address.key)
+    if not address.tls:
+        # Who reads a token on its way can act with it until its end.
+        raise UnknownStore(
+            "without a key or a SAS the right comes from Entra ID, whose tokens go by https only: "
+            "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or the AZURE_STORAGE_CONNECTION_STRING "
+            "of this account, or leave ?tls=0 out of the URL"
+        )
     try:
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - only if it is needed
     except ImportError as error:
