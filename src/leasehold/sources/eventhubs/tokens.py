@@ -19,6 +19,7 @@ from urllib.parse import quote_plus
 from anyio import to_thread
 
 from leasehold.errors import StoreUnavailable, UsageError
+from leasehold.stores.identity import reason_of, token_of
 
 if TYPE_CHECKING:
     from leasehold.clock import Clock
@@ -108,13 +109,13 @@ class Entra:
         del audience
         try:
             found = await to_thread.run_sync(
-                self._credential.get_token, _SCOPE, abandon_on_cancel=True
+                token_of, self._credential, _SCOPE, abandon_on_cancel=True
             )
         except Exception as error:
-            # Its words are long, and say which ways of signing in were tried; none holds a secret.
             raise StoreUnavailable(
                 "Entra ID gave no token for the event hub: sign in (`az login`), give the host an "
-                "identity with the role Azure Event Hubs Data Receiver, or use a connection string"
+                "identity with the role Azure Event Hubs Data Receiver, or use a connection string "
+                f"(azure-identity says: {reason_of(error)})"
             ) from error
         text, second = getattr(found, "token", ""), getattr(found, "expires_on", 0)
         return Token(kind=JWT, text=str(text), expires_at=_moment(int(second)))

@@ -6,16 +6,20 @@ import base64
 import binascii
 import hashlib
 import hmac
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leasehold.errors import StoreUnusable, UnknownStore
+from leasehold.stores.identity import reason_of, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from leasehold.clock import Clock
     from leasehold.stores.azure_blob.address import Address
+
+log = logging.getLogger("leasehold.azure_blob")
 
 _SCOPE = "https://storage.azure.com/.default"
 # A token is replaced while it is still good, so that no call waits for a new one in vain.
@@ -136,13 +140,13 @@ class Bearer:
     def _renew(self, now_s: float) -> None:
         token, ends_at, _ = self._kept
         try:
-            found = self._credential.get_token(_SCOPE)
+            found = token_of(self._credential, _SCOPE)
         except Exception as error:
+            said = reason_of(error)
             if now_s < ends_at:
                 self._kept = (token, ends_at, now_s + _PAUSE_S)
+                log.warning("the token of Entra ID can not be renewed yet: %s", said)
                 return
-            # Its own words go on with all the ways that were tried; none holds a secret.
-            said = str(error).partition("\n")[0][:300]
             raise StoreUnusable(
                 "there is no right to the storage account: set AZURE_STORAGE_KEY, "
                 "AZURE_STORAGE_SAS_TOKEN or the AZURE_STORAGE_CONNECTION_STRING of this account, "
