@@ -111,3 +111,24 @@ def test_an_endpoint_that_is_no_url_is_told_without_the_key(endpoint: str) -> No
     with pytest.raises(UnknownStore, match="copy the connection string again") as caught:
         Address.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
     assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("azure-blob://acme/Bad_Name", "'Bad_Name' is no name for the container (3 to 63 small"),
+        ("azure-blob://acme/a--b", "'a--b' is no name for the container (3 to 63 small"),
+        ("azure-blob://ac_me/c01", "'ac_me' is no name for the account (3 to 24 small"),
+        ("azure-blob://127.0.0.1:1/Acme/c01", "'Acme' is no name for the account"),
+        ("azure-blob://acme", "it names no container (3 to 63 small"),
+        (f"azure-blob://acme/c01%3F{SAS}", "what it has for the container is no name (3 to 63"),
+        (f"azure-blob://acme/{'A' * 86}==", "what it has for the container is no name (3 to 63"),
+    ],
+)
+def test_the_part_that_is_wrong_is_told_and_what_it_may_be(url: str, said: str) -> None:
+    with pytest.raises(UnknownStore, match="azure-blob://ACCOUNT/CONTAINER$") as caught:
+        Address.of(url, {})
+    assert said in str(caught.value)
+    assert "emulator" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "AAAA" not in str(caught.value)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,12 +38,13 @@ NUMBERS = {
 }
 
 
+COMMAND = Path(sys.executable).with_name("leasehold")
 SMALL = ("simulate", "--hosts", "3", "--partitions", "10")
 
 
 def leasehold(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [Path(sys.executable).with_name("leasehold"), *words],
+        [COMMAND, *words],
         capture_output=True,
         text=True,
         check=False,
@@ -155,3 +161,45 @@ def test_version_and_help() -> None:
     words = leasehold("--help").stdout
     assert "One owner at a time for partitions, jobs, files and event logs." in words
     assert all(command in words for command in ("simulate", "files", "log"))
+
+
+def test_the_help_of_a_store_names_all_that_the_command_can_use() -> None:
+    for words in (("groups", "ls"), ("jobs", "ls"), ("run",), ("process",)):
+        assert "azure-blob://ACCOUNT" in leasehold(*words, "--help").stdout
+    for words in (("log", "ls"), ("files", "ls"), ("hub",)):
+        assert "azure-blob" not in leasehold(*words, "--help").stdout
+
+
+def test_a_log_in_azure_blob_is_refused_with_what_to_use() -> None:
+    for words in (
+        ("hub", "--log", "azure-blob://acme/c01"),
+        ("log", "ls", "--store", "azure-blob://acme/c01"),
+        ("files", "ls", "--store", "azure-blob://acme/c01"),
+    ):
+        done = leasehold(*words)
+        assert done.returncode == 2
+        assert "can not be kept in Azure Blob" in done.stderr
+        assert "write sqlite:///path/to/leases.db or postgresql://user@host" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_an_error_on_a_terminal_is_broken_between_words(columns: int) -> None:
+    words = ("groups", "ls", "--store", "nothing://at-all")
+    (line,) = leasehold(*words).stderr.splitlines()
+    assert len(line) > 80
+    mine, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, columns))
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen([COMMAND, *words], stderr=theirs, stdin=theirs, env=environment) as typed:
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # nobody has the terminal any more
+            while more := os.read(mine, 4096):
+                seen += more
+        assert typed.wait(60) == 2
+    os.close(mine)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).splitlines()
+    assert max(map(len, shown)) <= columns
+    assert " ".join(each.strip() for each in shown) == line

@@ -59,7 +59,7 @@ def test_one_error_and_no_log_of_azure_identity(caplog: pytest.LogCaptureFixture
 def test_the_way_of_signing_in_that_was_set_up_is_the_reason() -> None:
     attempts = "\tEnvironmentCredential: Authentication failed: AADSTS7000215: Invalid secret\n"
     refusing = Refusing(attempts + NOTHING_SET_UP)
-    with pytest.raises(StoreUnusable, match="EnvironmentCredential: .*AADSTS7000215"):
+    with pytest.raises(StoreUnusable, match=r"EnvironmentCredential: .*AADSTS7000215"):
         Bearer(refusing, ManualClock()).headers("GET", "/", {}, {})
     assert reason_of(RuntimeError("")) == "RuntimeError"
     assert len(reason_of(RuntimeError("x" * 1000))) == 300

@@ -119,8 +119,14 @@ def run() -> None:
     try:
         made(_needed(said))()
     except LeaseholdError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
+        _tell(error)
         sys.exit(exit_code(error))
     except OSError as error:  # such as a full disk below our output
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/] {escape(str(error))}")
+        _tell(error)
         sys.exit(1)
+
+
+def _tell(error: Exception) -> None:
+    """One line; a terminal gets it in lines of its width, broken between words."""
+    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
+    console.print(f"[red]error:[/] {escape(str(error))}")

@@ -57,16 +57,19 @@ class Output(StrEnum):
     JSONL = "jsonl"
 
 
+def _store_option(help_text: str) -> typer.models.OptionInfo:
+    found: typer.models.OptionInfo = typer.Option(
+        "--store", envvar="LEASEHOLD_STORE", help=help_text, metavar="URL", show_default=False
+    )
+    return found
+
+
 StoreUrl = Annotated[
     str | None,
-    typer.Option(
-        "--store",
-        envvar="LEASEHOLD_STORE",
-        help="The store: sqlite:///path.db or postgresql://…",
-        metavar="URL",
-        show_default=False,
-    ),
+    _store_option("The store: sqlite:///path.db, postgresql://… or azure-blob://ACCOUNT/CONTAINER"),
 ]
+# For what needs a database: files and logs.
+DatabaseUrl = Annotated[str | None, _store_option("The store: sqlite:///path.db or postgresql://…")]
 LOG_MAKES = "`leasehold log create`"
 JOBS_MAKE = "`leasehold run` or `leasehold worker`"
 Form = Annotated[

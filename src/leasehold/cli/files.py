@@ -18,9 +18,9 @@ import typer
 
 from leasehold.cli.common import (
     Column,
+    DatabaseUrl,
     Form,
     Output,
-    StoreUrl,
     byte_progress,
     bytes_cell,
     count_cell,
@@ -71,7 +71,7 @@ def ls(
             help="Only open files whose holder has not renewed for so long: 60s.", metavar="TIME"
         ),
     ] = None,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """List files: their state, length, and who writes them.
@@ -94,7 +94,7 @@ def ls(
 
 
 @files_app.command("show", epilog="leasehold files show /reports/today")
-def show(path: Path, *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+def show(path: Path, *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """Show one file: its status, its blocks, and what was done to it."""
     with _opened(store) as files:
         status = files.status(path)
@@ -145,7 +145,7 @@ def recover(
             metavar="",
         ),
     ] = False,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Close a file whoever writes it, and wait until that is done.
@@ -173,7 +173,7 @@ def recover(
 
 
 @files_app.command("verify", epilog="leasehold files verify /orders")
-def verify(prefix: Prefix = "/", *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+def verify(prefix: Prefix = "/", *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """Compare every replica with its checksums and with the journal.
 
     Exit code 1 if something is wrong, with a line for each fault. The last block of a file that is being written has no end yet and is left out.
@@ -205,7 +205,7 @@ def cat(
     length: Annotated[
         int | None, typer.Option(help="So many bytes at most.", min=0, metavar="N")
     ] = None,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
 ) -> None:
     """Write a file to stdout: up to its acknowledged length if somebody is writing it."""
     with _opened(store) as files, until_the_pipe_closes():
@@ -224,7 +224,7 @@ def rm(
         bool, typer.Option("--recursive", help="A directory with all below it.", metavar="")
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Remove them.", metavar="")] = False,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Remove a file, or a directory with all below it.
@@ -251,7 +251,7 @@ def rm(
 
 
 @files_app.command("volumes", epilog="leasehold files volumes")
-def volumes(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+def volumes(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """List the volumes, whether they can be used, and how much room they have."""
     rows: list[dict[str, object]] = []
     with _opened(store) as files:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli.common import StoreUrl, counted, err, said_for_commands, store_url
+from leasehold.cli.common import DatabaseUrl, counted, err, said_for_commands, store_url
 from leasehold.errors import UsageError
 from leasehold.hub.keys import Keyring, keyring_of
 from leasehold.hub.options import HubOptions
@@ -71,7 +71,7 @@ def hub(
     most_connections: Annotated[
         int, typer.Option(help="Hang up on more.", min=1, max=65535, metavar="N")
     ] = 2000,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
 ) -> None:
     """Let the clients of Azure Event Hubs use the streams of a log: a hub is a stream.
 

@@ -16,9 +16,9 @@ import typer
 
 from leasehold.cli.common import (
     Column,
+    DatabaseUrl,
     Form,
     Output,
-    StoreUrl,
     byte_progress,
     bytes_cell,
     cell,
@@ -90,7 +90,7 @@ def create(
             help="On how many volumes a segment lies; 0: on all, up to 3.", min=0, metavar="N"
         ),
     ] = 0,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Make a stream, and the store and the volumes where they are new.
@@ -122,7 +122,7 @@ def grow(
     partitions: Annotated[
         int, typer.Option(help="How many it is to have; never fewer.", min=1, metavar="N")
     ],
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Give a stream more partitions, while it is in use.
@@ -140,7 +140,7 @@ def grow(
 
 
 @log_app.command("ls", epilog="leasehold log ls -o jsonl")
-def ls(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+def ls(*, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """List the streams and their settings."""
     with opened(store) as log:
         rows = [_settings_row(each) for each in log.streams()]
@@ -151,7 +151,7 @@ def ls(*, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
 
 
 @log_app.command("info", epilog="leasehold log info orders")
-def info(stream: Stream, *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+def info(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """Show a stream: its settings, what its partitions have, and who writes them."""
     with opened(store) as log:
         found = log.info(stream)
@@ -170,7 +170,7 @@ log_app.command("tail", epilog="leasehold log tail orders -o raw")(tail)
 
 
 @log_app.command("verify", epilog="leasehold log verify orders")
-def verify(stream: Stream, *, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
+def verify(stream: Stream, *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """Check every segment on every volume: bytes, frames, numbers without gaps.
 
     Exit code 1 if something is wrong, with a line for each fault.
@@ -210,7 +210,7 @@ def trim(
         ),
     ] = False,
     execute: Execute = False,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Remove the oldest segments of a stream, by age and by size.
@@ -240,7 +240,7 @@ def delete(
     stream: Stream,
     *,
     execute: Execute = False,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Delete a stream with all its events.

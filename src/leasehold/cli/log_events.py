@@ -12,9 +12,9 @@ import typer
 
 from leasehold.cli.common import (
     Column,
+    DatabaseUrl,
     Form,
     Output,
-    StoreUrl,
     byte_progress,
     count_cell,
     counted,
@@ -81,7 +81,7 @@ def append(
     batch: Annotated[
         int, typer.Option(help="So many events at once, at most.", min=1, metavar="N")
     ] = 1000,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: Form = Output.TABLE,
 ) -> None:
     """Append events, and say how many went to which partition. What is counted is durable."""
@@ -117,7 +117,7 @@ def cat(
     most: Annotated[
         int | None, typer.Option(help="Stop after N events in all.", min=1, metavar="N")
     ] = None,
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: EventFormOption = EventForm.TABLE,
 ) -> None:
     """Print the events there are now, one partition after the other."""
@@ -141,7 +141,7 @@ def tail(
     *,
     partition: Partition = None,
     start: StartOption = "latest",
-    store: StoreUrl = None,
+    store: DatabaseUrl = None,
     form: EventFormOption = EventForm.TABLE,
 ) -> None:
     """Print events as they come, until Ctrl-C."""

@@ -118,6 +118,11 @@ def open_blocking(
         raise UnknownStore(
             f"memory:// is gone with its process, and files are not: for files write {_EXAMPLES}"
         )
+    if scheme == "azure-blob":
+        raise UnknownStore(
+            "a log, or files, can not be kept in Azure Blob, which keeps leases and checkpoints: "
+            f"write {_EXAMPLES}"
+        )
     if scheme not in _MODULES:
         raise UnknownStore(f"a URL of scheme {scheme!r} names no database: write {_EXAMPLES}")
     # Imported when it is asked for: the driver may not be installed.

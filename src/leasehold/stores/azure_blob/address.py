@@ -25,8 +25,9 @@ from leasehold.errors import UnknownStore
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SHORT = "azure-blob://ACCOUNT/CONTAINER"
 EXAMPLES = (
-    "azure-blob://ACCOUNT/CONTAINER, azure-blob://ACCOUNT/CONTAINER/PREFIX or, for an emulator, "
+    f"{_SHORT}, {_SHORT}/PREFIX or, for an emulator, "
     "azure-blob://127.0.0.1:10000/devstoreaccount1/CONTAINER?tls=0"
 )
 _PUBLIC = "blob.core.windows.net"
@@ -39,6 +40,8 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER = re.compile(r"[a-z0-9$](?:-?[a-z0-9]){2,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9_~-]+(?:/[A-Za-z0-9_~-]+)*")
 _LONGEST_PREFIX = 200
+# What may be quoted: neither a key nor a SAS looks so.
+_HARMLESS = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 _SWITCH = {"0", "1"}
 
 
@@ -112,16 +115,29 @@ def _checked(
         tls=query.get("tls", "1") != "0",
         root=f"/{account}" if by_path else "",
     )
-    if not _ACCOUNT.fullmatch(account) or not _CONTAINER.fullmatch(container):
-        raise _unreadable(
-            "it must name an account (3 to 24 small letters and digits) and a container (3 to 63, "
-            "also with single hyphens between)"
-        )
+    _check_part("account", account, _ACCOUNT, "3 to 24 small letters and digits")
+    _check_part(
+        "container",
+        container,
+        _CONTAINER,
+        "3 to 63 small letters, digits and single hyphens, a letter or digit at both ends",
+    )
     if address.prefix and (
         not _PREFIX.fullmatch(address.prefix) or len(address.prefix) > _LONGEST_PREFIX
     ):
         raise _unreadable("a prefix has letters, digits, _, ~ and -, with slashes between")
     return _with_right(address, query.get("sas", ""), environment)
+
+
+def _check_part(what: str, name: str, allowed: re.Pattern[str], may_be: str) -> None:
+    """Say which part of the URL is wrong, and only what is to be said of that one."""
+    if allowed.fullmatch(name):
+        return
+    if _HARMLESS.fullmatch(name):
+        wrong = f"{name!r} is no name for the {what}"
+    else:
+        wrong = f"what it has for the {what} is no name" if name else f"it names no {what}"
+    raise _unreadable(f"{wrong} ({may_be})", _SHORT)
 
 
 def _with_right(address: Address, sas: str, environment: Mapping[str, str]) -> Address:
@@ -171,5 +187,5 @@ def _at_endpoint(address: Address, endpoint: str) -> Address:
     )
 
 
-def _unreadable(why: str) -> UnknownStore:
-    return UnknownStore(f"the Azure Blob URL can not be used: {why}; write {EXAMPLES}")
+def _unreadable(why: str, examples: str = EXAMPLES) -> UnknownStore:
+    return UnknownStore(f"the Azure Blob URL can not be used: {why}; write {examples}")

@@ -8,7 +8,9 @@ import hashlib
 import hmac
 import logging
 import threading
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import parse_qs
 
 from leasehold.errors import StoreUnusable, UnknownStore
 from leasehold.stores.identity import reason_of, token_of
@@ -103,6 +105,16 @@ class Sas:
         """See ``Right``."""
         del method, path, query, headers
         return {}
+
+
+def ended_on(sas: str, now: datetime) -> str:
+    """When the time of a SAS was over, as its ``se`` says; empty if it is not, or tells none."""
+    try:
+        said = datetime.fromisoformat(parse_qs(sas)["se"][0])
+    except (KeyError, ValueError):
+        return ""
+    at = said.replace(tzinfo=UTC) if said.tzinfo is None else said.astimezone(UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}" if at <= now else ""
 
 
 class Bearer:

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 from leasehold.core.ladder import Ladder
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 from leasehold.stores.azure_blob.connection import Connection
+from leasehold.stores.azure_blob.rights import ended_on
 
 if TYPE_CHECKING:
     import random
@@ -43,6 +44,7 @@ _REFUSED = {
     403: "there is no right to do this",
     405: "the service does not do this",
 }
+_NOT_LET_IN = frozenset((401, 403))
 _ADVICE = (
     "see that the account, the key or SAS (its permissions: read, add, create, write, delete, "
     "list; its end) or the role (Storage Blob Data Contributor), the firewall and the clock of "
@@ -209,8 +211,11 @@ class Wire:
     def _checked(self, answer: Answer, method: str) -> Answer:
         if answer.status in _REFUSED or answer.status >= _LEAST_ERROR:
             what = _REFUSED.get(answer.status, "the service can not do this")
+            ended = ended_on(self._address.sas, self._clock.utc_now())
+            advice = f"the SAS ended on {ended}: make a new one" if ended else _ADVICE
             raise StoreUnusable(
-                f"{what} ({method} at {self._where()}: {answer.status} {answer.code}): {_ADVICE}"
+                f"{what} ({method} at {self._where()}: {answer.status} {answer.code}): "
+                f"{advice if answer.status in _NOT_LET_IN else _ADVICE}"
             )
         return answer
 
