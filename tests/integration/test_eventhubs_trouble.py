@@ -17,8 +17,9 @@ from tests.support.hub import running_hub, until
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.log import Start
 from leasehold.sources.eventhubs import EventHubsSource
+from leasehold.sources.eventhubs.address import parse
 from leasehold.sources.eventhubs.ranges import EventHubsRanges
-from leasehold.sources.eventhubs.refusals import UNAUTHORIZED, Refusal
+from leasehold.sources.eventhubs.refusals import NOT_FOUND, UNAUTHORIZED, Asked, Refusal, error_of
 from leasehold.sources.eventhubs.tokens import Token
 
 SEND: dict[str, Any] = {"group": "billing", "epoch": 1, "name": "host-a"}
@@ -67,6 +68,63 @@ def test_what_is_waited_for_is_told_at_the_first_failure(caplog: pytest.LogCaptu
         in_loop(test)
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert said == [f"no connection to 127.0.0.1:{port} yet (Connection refused); trying for 0.3 s"]
+
+
+HINT = "a server without TLS needs UseDevelopmentEmulator=true in the connection string"
+
+
+def _told(address: str, caplog: pytest.LogCaptureFixture) -> tuple[str, str]:
+    """The first warning and the error of a source that can not connect."""
+
+    async def test() -> str:
+        async with EventHubsSource(address, patience=timedelta(seconds=0.3)) as source:
+            with pytest.raises(StoreUnavailable) as told:
+                await source.partitions()
+            return str(told.value)
+
+    caplog.clear()
+    error = asyncio.run(test())
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    return warning, error
+
+
+def test_tls_to_a_hub_without_it_is_told_with_what_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_hub(tmp_path) as hub:
+        encrypted = hub.url().replace("UseDevelopmentEmulator=true;", "")
+        assert encrypted != hub.url()
+        warning, error = _told(f"eventhubs:///hub?connection={quote(encrypted, safe='')}", caplog)
+    assert warning.endswith(f"trying for 0.3 s; {HINT}")
+    assert HINT in error
+    assert "no answer in time" not in warning + error  # there was one
+
+
+def test_a_name_that_nobody_knows_is_no_matter_of_tls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", unknown)
+    keys = quote("SharedAccessKeyName=a;SharedAccessKey=b", safe="")
+    address = f"eventhubs:///orders?connection={quote('Endpoint=sb://contoso.invalid;')}{keys}"
+    warning, error = _told(address, caplog)
+    assert warning == (
+        "no connection to contoso.invalid:5671 yet (Name or service not known); trying for 0.3 s"
+    )
+    assert "can not be used: Name or service not known. Check the name" in error
+    assert "UseDevelopmentEmulator" not in error
+
+
+def test_another_group_is_advised_only_where_a_group_was_asked_for() -> None:
+    address = parse("eventhubs://contoso/orders", {})
+    refusal = Refusal(condition=NOT_FOUND, description="could not be found")
+    said = str(error_of(refusal, Asked(address=address)))
+    assert said.endswith("check the name, or create it")
+    said = str(error_of(refusal, Asked(address=address, consumer_group="billing", partition="0")))
+    assert "its consumer group 'billing'" in said
+    assert "?consumer_group=…" in said
 
 
 def test_a_source_that_is_closed_connects_no_more(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_an_endpoint_that_is_no_url_is_told_without_the_key(endpoint: str) -> No
     ],
 )
 def test_the_part_that_is_wrong_is_told_and_what_it_may_be(url: str, said: str) -> None:
-    with pytest.raises(UnknownStore, match="azure-blob://ACCOUNT/CONTAINER$") as caught:
+    with pytest.raises(UnknownStore, match=r"azure-blob://ACCOUNT/CONTAINER$") as caught:
         Address.of(url, {})
     assert said in str(caught.value)
     assert "emulator" not in str(caught.value)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 import os
+import socket
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -49,6 +50,8 @@ _GOODBYE_S = 1.0
 _LONGEST_LOOK_S = 15.0
 _RENEW_AT = 0.9
 _SHORTEST_LIFE_S = 10.0
+_PLAIN_HINT = "a server without TLS needs UseDevelopmentEmulator=true in the connection string"
+_NO_TLS = (ssl.SSLError, ConnectionResetError)  # how a server takes TLS that has none
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,10 +180,9 @@ class Keeper:
 
     def unavailable(self, trouble: Exception) -> StoreUnavailable:
         """The error for trouble that did not pass."""
-        words = str(trouble) or "no answer in time"
-        if self._address.tls:
-            words += " (with TLS; a server without it needs UseDevelopmentEmulator=true in the "
-            words += "connection string)"
+        words = _reason(trouble)
+        if self._address.tls and not isinstance(trouble, socket.gaierror):
+            words += f" ({_PLAIN_HINT})"
         return StoreUnavailable(
             f"{self._address} can not be used: {words}. Check the name of the namespace, that port "
             f"{self._address.port} is open for this host, and the state of the service"
@@ -220,11 +222,12 @@ class Keeper:
     def _tell_first(self, trouble: Exception) -> None:
         """Nobody should wait for the end of the patience to hear what is waited for."""
         log.warning(
-            "no connection to %s:%d yet (%s); trying for %.3g s",
+            "no connection to %s:%d yet (%s); trying for %.3g s%s",
             self._address.host,
             self._address.port,
             _reason(trouble),
             self._patience_s,
+            f"; {_PLAIN_HINT}" if self._address.tls and isinstance(trouble, _NO_TLS) else "",
         )
 
     async def _made(self, context: ssl.SSLContext | None) -> Live:
@@ -311,9 +314,13 @@ class Keeper:
 
 def _reason(trouble: Exception) -> str:
     """Without the number and the address that Python puts around the words of the system."""
+    if isinstance(trouble, socket.gaierror):
+        return trouble.strerror or "the name of the host is not known"
     number = trouble.errno if isinstance(trouble, OSError) else None
-    usual = os.strerror(number) if number is not None and number > 0 else ""
-    return usual or str(trouble) or "no answer in time"
+    is_of_system = number is not None and number > 0 and not isinstance(trouble, ssl.SSLError)
+    usual = os.strerror(number) if number is not None and is_of_system else ""
+    silent = "the server hung up" if isinstance(trouble, ConnectionError) else "no answer in time"
+    return usual or str(trouble) or silent
 
 
 def _context(address: Address) -> ssl.SSLContext | None:

@@ -100,9 +100,12 @@ def error_of(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
         group = asked.consumer_group
         also = f", its consumer group {group!r}" if group else ""
         part = f" or its partition {asked.partition}" if asked.partition else ""
+        todo = "check the name, or create it"
+        if group:
+            todo = "check the names, create it, or name another group with ?consumer_group=… in "
+            todo += "the address"
         return UnknownStream(
-            f"{address.namespace} has no event hub {address.hub!r}{also}{part} ({refusal}): check "
-            "the name, create it, or name another group with ?consumer_group=… in the address"
+            f"{address.namespace} has no event hub {address.hub!r}{also}{part} ({refusal}): {todo}"
         )
     if condition in REFUSED:
         return StoreUnusable(
