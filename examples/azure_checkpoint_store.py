@@ -26,7 +26,8 @@ async def on_event_batch(context: Any, events: list[Any]) -> None:
     if events:
         # FencedWrite, if another consumer owns the partition by now: then this one must stop.
         await context.update_checkpoint(events[-1])
-        print(f"partition {context.partition_id}: {len(events)} events", flush=True)
+        count = "1 event" if len(events) == 1 else f"{len(events)} events"
+        print(f"partition {context.partition_id}: {count}", flush=True)
 
 
 async def on_error(context: Any, error: Exception) -> None:

@@ -109,10 +109,12 @@ async def test_the_example_consumes_and_leaves_in_good_order(tmp_path: Path) -> 
         assert process.stdout is not None
         assert await process.stdout.readline() == b"consuming: Ctrl-C to end\n"
         assert await process.stdout.readline() == b"partition 0: 5 events\n"
+        await h.send(1)
+        assert await process.stdout.readline() == b"partition 0: 1 event\n"
         process.send_signal(signal.SIGINT)
         assert await process.stdout.read() == b"left\n"
         assert await process.wait() == 0
         async with aio.CheckpointStore(url) as store:
             (found,) = await store.list_checkpoints(h.namespace, HUB, CONSUMERS)
             (owned,) = await store.list_ownership(h.namespace, HUB, CONSUMERS)
-        assert (found["sequence_number"], owned["owner_id"]) == (4, "")
+        assert (found["sequence_number"], owned["owner_id"]) == (5, "")

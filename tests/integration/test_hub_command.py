@@ -19,6 +19,7 @@ from leasehold.amqp.composites import Accepted
 from leasehold.amqp.messages import Message
 from leasehold.amqp.performatives import Close, Disposition
 from leasehold.cli.hub import _allow_files
+from leasehold.clock import host_name
 from leasehold.log import Log, LogOptions
 
 
@@ -123,6 +124,11 @@ def test_a_key_that_was_given_is_not_printed(tmp_path: Path) -> None:
         (["--create", "a/b=2"], "without /"),
         (["--create", "$cbs=2"], "without /"),
         (["--create", "orders=0"], "between 1 and"),
+        (["--create", "or ders=2"], "letters, digits, '.', '-' and '_', at most 256"),
+        (["--create", "-orders=2"], "with a letter or digit at both ends"),
+        (["--create", "orders.=2"], "with a letter or digit at both ends"),
+        (["--create", "örders=2"], "with a letter or digit at both ends"),
+        (["--create", f"{'o' * 257}=2"], "at most 256"),
         (["--volume", "elsewhere"], "leave --volume out"),
         (["--log", "/dev/null"], "can not be a directory"),
     ],
@@ -139,6 +145,29 @@ def test_what_is_written_wrongly_is_told(
     assert done.code == 2
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+def test_names_that_event_hubs_allows_are_taken_and_a_log_may_have_others(tmp_path: Path) -> None:
+    log = f"sqlite:///{tmp_path / 'd' / 'log.db'}"
+    names = ["o", "Or-d_e.rs2", "o" * 256]
+    words = [word for name in names for word in ("--create", f"{name}=1")]
+    with _running("--log", str(tmp_path / "d"), *words) as (process, _):
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+    with Log.open(log, options=LogOptions(run_monitor=False)) as opened:
+        opened.create("or ders", partitions=1)
+        assert {each.name for each in opened.streams()} == {*names, "or ders"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_a_hub_at_all_addresses_is_named_as_its_machine(host: str, tmp_path: Path) -> None:
+    with _running("--log", str(tmp_path / "d"), "--host", host) as (process, url):
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 0
+    assert url.startswith(f"Endpoint=sb://{host_name()}:")
+    assert f"clients are given its name, {host_name()}" in " ".join(said.split())
 
 
 def test_a_hub_without_a_log_asks_for_one(

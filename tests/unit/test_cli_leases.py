@@ -314,3 +314,12 @@ def test_a_move_that_went_another_way_exits_with_4(
     done = leasehold("partitions", "move", *ORDERS, "0", "--to", "b", "--execute")
     assert done.code == 4
     assert "partition 0 went another way: now c has it in epoch 2" in done.err
+
+
+@pytest.mark.parametrize("word", ["ls", "list"])
+def test_who_asks_for_a_list_of_leases_is_told_what_shows_it(
+    word: str, leasehold: CommandLine
+) -> None:
+    done = leasehold("leases", word)
+    assert done.code == 2
+    assert f"No such command '{word}'. Did you mean 'show'?" in done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import ssl
@@ -25,6 +26,9 @@ EXAMPLE = "leasehold hub --log data --create orders=4 --port 5672"
 KEYS_VARIABLE = "LEASEHOLD_HUB_KEYS"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOG_FILES = 1024  # that the log may have open, beside the connections
+# What Event Hubs allows; a log may have streams of other names.
+_HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_LONGEST_HUB = 256
 _LOOPBACK = ("127.", "localhost", "::1")
 
 LogPlace = Annotated[
@@ -130,6 +134,11 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
         err.print(f"{counted(len(hubs), 'hub')} at {address}{names}; Ctrl-C ends it")
         if options.tls is None and not options.host.startswith(_LOOPBACK):
             err.print("others can read what goes over the network: give --cert for TLS")
+        if server.listens_everywhere:
+            err.print(
+                "it listens at all addresses of this machine; clients are given its name, "
+                f"{server.client_host}: write another one if they know it by that"
+            )
         typer.echo(_shown(server, options.keyring, is_new=is_new_key))
         await stop.wait()
         err.print("asked to stop: what was accepted is stored, all are told")
@@ -153,6 +162,12 @@ def _created(text: str) -> tuple[str, int]:
         raise UsageError(
             f"--create {text!r}: clients could not name such a hub in an address; choose a name "
             "without / and without $ in front"
+        )
+    if len(name) > _LONGEST_HUB or not _HUB_NAME.fullmatch(name):
+        raise UsageError(
+            f"--create {text!r}: no event hub has such a name, and clients may refuse it; take "
+            f"letters, digits, '.', '-' and '_', at most {_LONGEST_HUB}, with a letter or digit at "
+            "both ends"
         )
     return name, int(number)
 

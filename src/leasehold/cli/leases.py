@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import typer
+from typer.core import TyperGroup
 
 from leasehold.cli.common import (
     Column,
@@ -37,8 +38,21 @@ from leasehold.errors import LeaseLost, UsageError
 from leasehold.insight import Desk, PartitionView, open_desk
 from leasehold.model import State, Term
 
+
+class _Leases(TyperGroup):
+    """Says to those who ask for a list what shows one here."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in {"ls", "list"}:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean 'show'?")
+        return super().resolve_command(ctx, args)
+
+
 leases_app = typer.Typer(
-    name="leases", help="Who holds what, and who held it before.", no_args_is_help=True
+    name="leases",
+    cls=_Leases,
+    help="Who holds what, and who held it before.",
+    no_args_is_help=True,
 )
 
 

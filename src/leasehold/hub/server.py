@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from anyio import CancelScope
 
-from leasehold.clock import SystemClock
+from leasehold.clock import SystemClock, host_name
 from leasehold.errors import StoreUnusable
 from leasehold.hub.connection import Connection
 from leasehold.hub.epochs import Epochs
@@ -64,15 +65,24 @@ class HubServer:
         return str(host), int(port)
 
     @property
+    def listens_everywhere(self) -> bool:
+        """Whether it listens at all addresses of the machine: nobody can connect to *all*."""
+        return ip_address(self.address[0].partition("%")[0]).is_unspecified
+
+    @property
+    def client_host(self) -> str:
+        """What clients connect to: its address, or the machine's name if it has all of them."""
+        return host_name() if self.listens_everywhere else self.address[0]
+
+    @property
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._connections)
 
     def connection_string(self, hub: str = "") -> str:
         """What clients connect with. It holds a key: it is a secret."""
-        host, port = self.address
         return self.options.keyring.connection_string(
-            host, port, hub=hub, is_plain=self.options.tls is None
+            self.client_host, self.address[1], hub=hub, is_plain=self.options.tls is None
         )
 
     async def start(self) -> None:
