@@ -21,7 +21,7 @@ a place that checks it are safe from such a holder; ``checkpoint`` is one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -266,6 +266,19 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Give back connections. Leases are left as they are: revoke what should end."""
+        ...
+
+
+@runtime_checkable
+class LeaseLimits(Protocol):
+    """A store with narrower limits than others for a lease may have this beside ``Store``."""
+
+    def check_lease(self, duration: timedelta) -> None:
+        """Return if such a lease can be had. Asks nobody.
+
+        Raises:
+            InvalidDuration: it can not; the message names what can.
+        """
         ...
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,8 +15,9 @@ from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, ByHand, granted,
 from tests.support.azurite import shared_azurite
 
 from leasehold.clock import SystemClock
-from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
+from leasehold.errors import InvalidDuration, LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Position, State, Wanted
+from leasehold.processor import EventProcessor
 from leasehold.stores import open_store
 from leasehold.stores.azure_blob import AzureBlobStore, connection
 from leasehold.stores.azure_blob.address import Address
@@ -135,6 +137,26 @@ async def test_a_service_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(StoreUnavailable, match="see that the endpoint is right"):
         async with open_store("azure-blob://127.0.0.1:9/devstoreaccount1/c01?tls=0"):
             pass
+
+
+async def test_a_processor_whose_lease_can_not_be_had_declares_nothing(url: str) -> None:
+    class Source:
+        name = "orders"
+
+        async def partitions(self) -> list[str]:
+            raise AssertionError("nothing is to be asked before the lease was checked")
+
+        receiver = None
+
+    source: Any = Source()
+    processor = EventProcessor(source, group="billing", store=url, on_event=print)
+    with pytest.raises(InvalidDuration, match=r"timedelta\(seconds=30\)"):
+        await processor.start()
+    async with opened(url) as store:
+        assert await store.resources(GROUP) == {}
+        with pytest.raises(InvalidDuration, match="10 s can not be had"):
+            await EventProcessor(source, group="billing", store=store, on_event=print).start()
+        store.check_lease(timedelta(seconds=30))
 
 
 async def test_a_container_that_is_gone_is_said(url: str) -> None:

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -22,6 +23,7 @@ from leasehold.clock import SystemClock, system_random
 from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import UsageError
 from leasehold.names import check_name, in_order, partition_group
+from leasehold.ports import LeaseLimits
 from leasehold.processor.bridge import TwoLoops
 from leasehold.processor.floor import Floor
 from leasehold.processor.handlers import CALL, Handlers
@@ -164,6 +166,7 @@ class EventProcessor:
 
         Raises:
             StoreUnavailable, StoreUnusable: the store can not be opened.
+            InvalidDuration: the store has no such leases.
             UnknownStream: there is no such stream.
             UsageError: it was started before.
         """
@@ -299,6 +302,8 @@ class EventProcessor:
         store = self._store
         if isinstance(store, str):
             store = await self._on_lease.enter_async_context(open_store(store, clock=self._clock))
+        if isinstance(store, LeaseLimits):  # before anything is declared
+            store.check_lease(timedelta(seconds=self.options.timing.lease_s))
         bridge = self._bridge
         assert bridge is not None  # noqa: S101
         return LeaseSide(

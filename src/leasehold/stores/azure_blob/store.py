@@ -109,6 +109,10 @@ class AzureBlobStore:
         """See ``Store``."""
         return await self._in_thread(partial(self._keeping.forget, checked_keys(keys)))
 
+    def check_lease(self, duration: timedelta) -> None:
+        """See ``LeaseLimits``."""
+        lease_s(duration)
+
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
