@@ -6,6 +6,8 @@ production and in the simulator, and a failing run can be repeated to the letter
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import secrets
 import socket
@@ -85,7 +87,15 @@ class SystemClock:
     async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
         """Cancel ``answer`` when the time is over."""
         with anyio.fail_after(max(seconds, 0.0)):
-            return await answer
+            try:
+                return await answer
+            except asyncio.CancelledError:
+                # ``asyncio.gather`` forgets whose cancellation it passes on, if one of its tasks
+                # has ended by itself; then no limit would know it for its own, and it would end
+                # the whole task. Whoever did cancel does so again.
+                if anyio.current_effective_deadline() == -math.inf:
+                    await anyio.sleep_forever()
+                raise
 
 
 def boot_id() -> str:

@@ -18,14 +18,13 @@ Needs ``pip install 'leasehold[azure]'``.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter, create_task_group, to_thread
 from azure.core import MatchConditions
 from azure.core.exceptions import (
     AzureError,
@@ -153,14 +152,25 @@ class BlobRecords(_Contract):
         """
         del kwargs
         lanes = CapacityLimiter(_AT_ONCE)
-        attempts = [_threaded(partial(self._claim, each), lanes) for each in ownership_list]
-        outcomes = await asyncio.gather(*attempts, return_exceptions=True)
-        won = [each for each in outcomes if isinstance(each, dict)]
-        failed = [each for each in outcomes if isinstance(each, BaseException)]
-        for each in failed:
-            if not isinstance(each, AzureError) or not won:
-                raise each
-            log.warning("an ownership could not be written, so it is not had: %s", each)
+        won: list[Row] = []
+        failed: list[Exception] = []
+
+        async def claim(wanted: Mapping[str, Any]) -> None:
+            try:
+                done = await _threaded(partial(self._claim, wanted), lanes)
+            except Exception as error:  # noqa: BLE001 - told below, alone and not in a group
+                failed.append(error)
+            else:
+                won.extend([done] if done is not None else [])
+
+        # Not ``gather``: of a cancelled one nobody can tell who has cancelled it.
+        async with create_task_group() as tasks:
+            for each in ownership_list:
+                tasks.start_soon(claim, each)
+        for error in failed:
+            if not isinstance(error, AzureError) or not won:
+                raise error
+            log.warning("an ownership could not be written, so it is not had: %s", error)
         return won
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **kwargs: object) -> None:
