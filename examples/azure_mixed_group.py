@@ -65,10 +65,11 @@ def main(hub: str, container: str, store: str = "") -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except TypeError:
+    words = sys.argv[1:]
+    if len(words) not in (2, 3):
         sys.exit(USAGE)
+    try:
+        main(*words)
     except KeyError as missing:
         sys.exit(f"error: set {missing.args[0]}: see the top of this file")
     except LeaseholdError as error:
