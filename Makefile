@@ -46,7 +46,7 @@ bench: $(READY) ## all measurements (PART=balance picks one)
 	@$(BIN)/python -m bench $(PART) $(ARGS)
 
 chaos: $(READY) ## 100 random kills and pauses of Spark drivers and executors, rows counted
-	@$(BIN)/pytest -q tests/cluster/moments.py tests/cluster/test_ten_faults.py
+	@$(BIN)/pytest -q tests/spark/cluster/moments.py tests/spark/cluster/test_ten_faults.py
 	@$(BIN)/python -m bench.chaos $(ARGS)
 
 spec: $(READY) ## each behaviour of docs/spec.md, its tests, passed or not

@@ -1,29 +1,25 @@
-"""One Spark session for the tests of this directory that ask for it: they run in one worker.
+"""The Spark session that the tests in ``session`` share, and the cluster of those in ``cluster``.
 
-The others start drivers of their own, as processes. They run in turn, in one other worker, together
-with those of ``tests/cluster``: so never more than two workers are busy with JVMs. Who is who says
-``tests/conftest.py``.
+All tests with the session run in one worker, all that start drivers in turn in another one: so
+never more than two workers are busy with JVMs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from tests.support.jvm import quick_jvm
+from tests.support.spark_cluster import Cluster, cluster
 
 from leasehold.spark.sessions import session
 
-HERE = Path(__file__).parent
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """JVMs take their time to start."""
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(300))
+    if item.get_closest_marker("spark") and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +35,10 @@ def spark() -> Iterator[SparkSession]:
     )
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two workers, with room for two executors each."""
+    with cluster(tmp_path_factory.mktemp("cluster"), workers=2, cores=2, memory="2g") as made:
+        yield made

@@ -107,8 +107,6 @@ def _defaults(master: str) -> dict[str, str]:
         "spark.python.unix.domain.socket.enabled": "true",
         # no process is forked for each file of a checkpoint: half the fixed cost of a batch
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
-        # our reader takes filters; Spark refuses such a reader while this is off
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.executor.extraJavaOptions": _ARROW,
     }

@@ -6,7 +6,6 @@ the tasks take and however often one is repeated.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from leasehold.spark.source.options import ReadOptions
 
 _LEAST_EVENTS = 2_000  # a task costs more than to read so few
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class EventPartition(InputPartition):
@@ -78,7 +76,7 @@ class EventReader(DataSourceReader):
 
 
 class FilteringReader(EventReader):
-    """The same, and takes filters."""
+    """An ``EventReader`` that applies filters itself. Spark does not get it: see ``batch_reader``."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Keep those we apply; give the others back."""
@@ -88,17 +86,16 @@ class FilteringReader(EventReader):
 
 
 def batch_reader(schema: StructType, options: ReadOptions) -> EventReader:
-    """The reader that Spark will have now.
+    """Return the reader for Spark, which applies all filters itself.
 
-    Spark refuses one that takes filters unless the session says so; but only a process that hands
-    filters down asks for them. So the other processes get the one that takes none.
+    Spark keeps the reader that has taken filters with the DataFrame, and uses it again for other
+    queries of the same DataFrame: those would miss rows. So no session gets a reader that takes
+    filters, whatever ``spark.sql.python.filterPushdown.enabled`` says.
 
     Raises:
         UsageError: a column is unknown or has a wrong type.
     """
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    pushes = _PUSHING in sys.modules or getattr(main, "name", "") == _PUSHING
-    return FilteringReader(schema, options) if pushes else EventReader(schema, options)
+    return EventReader(schema, options)
 
 
 def shared_out(ranges: Sequence[Range], most: int) -> list[EventPartition]:

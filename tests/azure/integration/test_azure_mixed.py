@@ -1,0 +1,377 @@
+"""Our processors and stock clients of azure-eventhub in one consumer group, on real blobs.
+
+Theirs use their own ``BlobCheckpointStore``; the blobs are Azurite's, the events come to all of
+them from a hub over a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.eventhub import LoadBalancingStrategy
+from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
+from tests.support.azure_group import CONSUMERS, HUB, LEFT_OPEN, Client, Hub, hub, until
+from tests.support.azurite import Azurite, shared_azurite
+
+from leasehold.adapters.azure import MixedStore, RecordsStore, SharedSource
+from leasehold.adapters.azure.aio import BlobRecords
+from leasehold.core.checkpointing import CheckpointPolicy
+from leasehold.core.timing import Timing
+from leasehold.errors import StoreUnusable
+from leasehold.log.events import EventBatch
+from leasehold.model import EndReason
+from leasehold.names import partition_key
+from leasehold.processor import CloseReason, EventProcessor, PartitionContext
+from leasehold.processor.hooks import HookEvent, Overtaken
+from leasehold.processor.settings import Options
+from leasehold.sources.eventhubs import EventHubsSource
+from leasehold.stores import open_store
+from leasehold.testing.source import MemorySource
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "azure_mixed_group.py"
+BATCH = 10  # events for each partition
+INTERVAL_S = 0.6
+EXPIRY_S = 30.0
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """One group on one container, with the ways to join it."""
+
+    hub: Hub
+    azurite: Azurite
+    container: str
+    url: str
+    expiry_s: float
+    stack: AsyncExitStack
+    hosts: dict[str, EventProcessor] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
+    records: dict[str, BlobRecords] = field(default_factory=dict)
+
+    async def host(self, name: str, **more: Any) -> EventProcessor:
+        """One of ours, started; ``more`` is for the processor."""
+        records = self.records[name] = BlobRecords.from_connection_string(
+            self.azurite.connection_string, self.container
+        )
+        self.stack.push_async_callback(records.close)
+        store = MixedStore(self.url, records, **self._group())
+        return await self._started(name, store, **more)
+
+    async def lone_host(self, name: str) -> EventProcessor:
+        """One of ours with nothing but their own store."""
+        theirs: Any = BlobCheckpointStore.from_connection_string(
+            self.azurite.connection_string, self.container
+        )
+        self.stack.push_async_callback(theirs._container_client.close)
+        return await self._started(name, RecordsStore(theirs, **self._group()))
+
+    def _group(self) -> dict[str, Any]:
+        expiry = timedelta(seconds=self.expiry_s)
+        return {"namespace": self.hub.namespace, "hub": HUB, "expiry": expiry}
+
+    async def _started(self, name: str, store: MixedStore, **more: Any) -> EventProcessor:
+
+        async def on_batch(context: Any, batch: EventBatch) -> None:
+            for event in batch:
+                self.hub.book.note(name, context.partition, event.sequence_number)
+
+        made = EventProcessor(
+            SharedSource(EventHubsSource(self.hub.address)),
+            store,
+            CONSUMERS,
+            on_batch=on_batch,
+            name=name,
+            **more,
+            options=Options(
+                timing=Timing(lease_s=15.0, renew_s=0.6, margin_s=1.0, call_s=5.0),
+                checkpoint=CheckpointPolicy.every(interval=timedelta(seconds=0.2)),
+            ),
+        )
+        self.hosts[name] = made
+        await made.start()
+        self.stack.push_async_callback(store.close)
+        self.stack.push_async_callback(made.source.close)
+        self.stack.push_async_callback(made.stop)
+        return made
+
+    async def client(
+        self, name: str, strategy: LoadBalancingStrategy = LoadBalancingStrategy.GREEDY
+    ) -> Client:
+        """One of theirs, started."""
+        store = BlobCheckpointStore.from_connection_string(
+            self.azurite.connection_string, self.container
+        )
+        self.stack.push_async_callback(store._container_client.close)
+        made = self.hub.client(
+            name,
+            store,
+            load_balancing_interval=INTERVAL_S,
+            partition_ownership_expiration_interval=self.expiry_s,
+            load_balancing_strategy=strategy,
+        )
+        self.clients[name] = made.start()
+        self.stack.push_async_callback(made.stop)
+        return made
+
+    def shares(self) -> list[int]:
+        """How many partitions each works on, in order."""
+        ours = [len(each.held()) for each in self.hosts.values()]
+        return sorted(ours + [len(each.owned) for each in self.clients.values()])
+
+    async def settled(self, *shares: int) -> None:
+        """Wait until the partitions are shared out so, and stay so for three of their cycles.
+
+        A client of theirs that looked before the last move may still rob somebody after it.
+        """
+        steady_since_s: float | None = None
+
+        def steady() -> bool:
+            nonlocal steady_since_s
+            now_s = asyncio.get_running_loop().time()
+            if self.shares() != list(shares):
+                steady_since_s = None
+            elif steady_since_s is None:
+                steady_since_s = now_s
+            return steady_since_s is not None and now_s - steady_since_s >= 3 * INTERVAL_S
+
+        await until(steady)
+
+    def came_again(self, since: int) -> list[tuple[str, str, int]]:
+        """What was given to anybody since then, and had been given to somebody before."""
+        known: set[tuple[str, int]] = set()
+        found = []
+        for number, (who, partition, sequence) in enumerate(self.hub.book.told):
+            if number >= since and (partition, sequence) in known:
+                found.append((who, partition, sequence))
+            known.add((partition, sequence))
+        return found
+
+    async def leave(self, name: str) -> None:
+        await (self.hosts.pop(name, None) or self.clients.pop(name)).stop()
+
+
+@asynccontextmanager
+async def scene(
+    place: Path, *, partitions: int = 8, on_blobs: bool = False, expiry_s: float = EXPIRY_S
+) -> AsyncIterator[Scene]:
+    azurite = await asyncio.to_thread(shared_azurite)
+    container = await asyncio.to_thread(azurite.new_container, "mixed")
+    async with hub(place, partitions=partitions) as h, AsyncExitStack() as stack:
+        yield Scene(
+            hub=h,
+            azurite=azurite,
+            container=container,
+            url=azurite.new_store_url() if on_blobs else f"sqlite:///{place}/leases.db",
+            expiry_s=expiry_s,
+            stack=stack,
+        )
+
+
+async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.hub.send(BATCH)
+        await s.host("ours1")
+        await s.host("ours2")
+        await until(lambda: s.shares() == [4, 4])
+        await s.hub.all_seen()
+        await s.client("theirs1")
+        await s.client("theirs2")
+        await s.settled(2, 2, 2, 2)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert all(s.hub.book.by(name) >= 20 for name in (*s.hosts, *s.clients))
+        # Theirs leave: ours go on from the checkpoints that theirs have written.
+        before = len(s.hub.book.told)
+        await asyncio.gather(s.leave("theirs1"), s.leave("theirs2"))
+        await s.settled(4, 4)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert s.came_again(before) == []
+        # And back.
+        client = await s.client("theirs3")
+        await s.settled(2, 3, 3)
+        await asyncio.gather(s.leave("ours1"), s.leave("ours2"))
+        await s.settled(8)
+        before = len(s.hub.book.told)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert s.came_again(before) == []
+        assert client.errors == []
+        assert s.hub.book.twice(lambda who: who.startswith("ours")) == []
+
+
+async def test_ours_need_nothing_but_the_store_of_theirs(tmp_path: Path) -> None:
+    """Their own ``BlobCheckpointStore`` is all that our hosts have in common."""
+    async with scene(tmp_path) as s:
+        await s.hub.send(BATCH)
+        await s.lone_host("ours1")
+        await s.lone_host("ours2")
+        await s.settled(4, 4)
+        await s.hub.all_seen()
+        await s.client("theirs1")
+        await s.settled(2, 3, 3)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        # Whoever leaves, the others go on where it ended.
+        for name, shares in (("theirs1", (4, 4)), ("ours1", (8,))):
+            before = len(s.hub.book.told)
+            await s.leave(name)
+            await s.settled(*shares)
+            await s.hub.send(BATCH)
+            await s.hub.all_seen()
+            assert s.came_again(before) == []
+
+
+async def test_a_partition_that_a_client_takes_while_it_is_given_up_is_told_of(
+    tmp_path: Path,
+) -> None:
+    told: list[HookEvent] = []
+
+    async with scene(tmp_path, partitions=2) as s:
+
+        async def on_close(context: PartitionContext, reason: CloseReason) -> None:
+            assert reason is CloseReason.SHUTDOWN
+            if context.partition == "1":
+                rows = await s.records["ours"].list_ownership(s.hub.namespace, HUB, CONSUMERS)
+                [row] = [dict(each) for each in rows if each["partition_id"] == "1"]
+                assert await s.records["theirs"].claim_ownership([{**row, "owner_id": "client"}])
+
+        s.records["theirs"] = BlobRecords.from_connection_string(
+            s.azurite.connection_string, s.container
+        )
+        s.stack.push_async_callback(s.records["theirs"].close)
+        host = await s.host("ours", on_partition_close=on_close, hooks=[told.append])
+        await until(lambda: s.shares() == [2])
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        await s.leave("ours")
+        overtaken = [each.partition for each in told if isinstance(each, Overtaken)]
+        assert overtaken == ["1"]
+        assert host.counts().by_event["Overtaken"] == 1
+        rows = await s.records["theirs"].list_ownership(s.hub.namespace, HUB, CONSUMERS)
+        assert {each["partition_id"]: each["owner_id"] for each in rows} == {"0": "", "1": "client"}
+        async with open_store(s.url) as ours:
+            ends = {
+                each: [
+                    term.reason for term in await ours.history(partition_key(HUB, CONSUMERS, each))
+                ]
+                for each in "01"
+            }
+    assert ends["0"] == [EndReason.RELEASED]
+    assert EndReason.STOLEN in ends["1"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("what", ["no container", "a wrong key"])
+async def test_storage_that_can_not_be_used_is_told_at_the_start(
+    tmp_path: Path, what: str, alone: bool
+) -> None:
+    azurite = await asyncio.to_thread(shared_azurite)
+    connection, container = azurite.connection_string, azurite.new_container("mixed")
+    words = "key or the token"
+    if what == "no container":
+        container, words = "nowhere", "create the container"
+    else:
+        connection = re.sub("AccountKey=....", "AccountKey=AAAA", connection)
+    place: dict[str, Any] = {"namespace": "ns", "hub": "orders"}
+    async with BlobRecords.from_connection_string(connection, container) as records:
+        url = f"sqlite:///{tmp_path}/leases.db"
+        store = RecordsStore(records, **place) if alone else MixedStore(url, records, **place)
+        source = MemorySource("orders", partitions=1)
+        processor = EventProcessor(source, store, CONSUMERS, on_batch=_nothing)
+        with pytest.raises(StoreUnusable, match=words) as told:
+            await processor.start()
+        assert "AccountKey" not in str(told.value)
+        await store.close()
+
+
+async def _nothing(context: PartitionContext, batch: EventBatch) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("store", ["", "sqlite"])
+async def test_the_example_is_a_host_of_the_group(tmp_path: Path, store: str) -> None:
+    async with scene(tmp_path, partitions=1) as s:
+        await s.hub.send(5)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(EXAMPLE),
+            HUB,
+            s.container,
+            *([s.url] if store else []),
+            env={
+                **os.environ,
+                "EVENTHUB_CONNECTION_STRING": s.hub.server.connection_string(HUB),
+                "AZURE_STORAGE_CONNECTION_STRING": s.azurite.connection_string,
+            },
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"mine: partition 0\n"
+        assert await process.stdout.readline() == b"0: 5 events up to 4\n"
+        process.send_signal(signal.SIGINT)
+        assert await process.stdout.read() == b"gone: partition 0 (shutdown)\n"
+        assert await process.wait() == 0
+        stock = BlobCheckpointStore.from_connection_string(s.azurite.connection_string, s.container)
+        s.stack.push_async_callback(stock._container_client.close)
+        (found,) = await stock.list_checkpoints(s.hub.namespace, HUB, CONSUMERS)
+        (owned,) = await stock.list_ownership(s.hub.namespace, HUB, CONSUMERS)
+        assert (found["sequence_number"], owned["owner_id"] or "") == (4, "")
+
+
+async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_is_lost(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as s:
+        await s.client("theirs1", LoadBalancingStrategy.BALANCED)
+        await s.client("theirs2", LoadBalancingStrategy.BALANCED)
+        await until(lambda: sum(s.shares()) >= 4)
+        flowing = asyncio.create_task(_send_on(s.hub))
+        await s.host("ours1")
+        await s.host("ours2")
+        await until(lambda: s.shares() == [2, 2, 2, 2])
+        flowing.cancel()
+        await asyncio.gather(flowing, return_exceptions=True)
+        await s.hub.send(1)
+        await s.hub.all_seen()
+
+
+async def test_they_share_at_the_default_expiry_with_our_leases_in_blobs_too(
+    tmp_path: Path,
+) -> None:
+    """Blob leases last 60 s at most, and theirs look dead after 180 s."""
+    async with scene(tmp_path, partitions=4, on_blobs=True, expiry_s=180.0) as s:
+        await s.client("theirs")
+        await until(lambda: s.shares() == [4])
+        await s.host("ours")
+        await s.settled(2, 2)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert all(s.hub.book.by(name) >= BATCH for name in ("ours", "theirs"))
+        await s.leave("theirs")
+        await s.settled(4)
+        before = len(s.hub.book.told)
+        await s.hub.send(BATCH)
+        await s.hub.all_seen()
+        assert s.came_again(before) == []
+
+
+async def _send_on(h: Hub) -> None:
+    while True:
+        await asyncio.shield(h.send(1))
+        await asyncio.sleep(0.05)

@@ -1,0 +1,172 @@
+"""Members as real processes on real stores, with real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.support.pausing import pause
+from tests.support.postgres import fresh_database
+
+from leasehold.model import EndReason, Resource
+from leasehold.names import partition_group, partition_key
+from leasehold.stores import open_store
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+
+GROUP = partition_group("orders", "billing")
+KEYS = [partition_key("orders", "billing", str(number)) for number in range(6)]
+LEASE_S = 2.0
+Start = Callable[[str], "Process"]
+
+
+class Process:
+    """A member in a process; its words can be waited for."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.member_process", url, GROUP, name, str(LEASE_S)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        self.heard: list[dict[str, Any]] = []
+
+    async def says(self, event: str, *, times: int) -> None:
+        """Wait until it has said this so many times more."""
+        await anyio.to_thread.run_sync(self._until, event, times)
+
+    def _until(self, event: str, times: int) -> None:
+        assert self._popen.stdout is not None
+        for line in self._popen.stdout:
+            self.heard.append(json.loads(line))
+            times -= self.heard[-1]["event"] == event
+            if times <= 0:
+                return
+        pytest.fail(f"ended without the expected words: {self.heard}")
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def send(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def rest(self) -> list[dict[str, Any]]:
+        """All its words, when it has ended."""
+        assert self._popen.stdout is not None
+        self.heard += [json.loads(line) for line in self._popen.stdout]
+        self._popen.wait()
+        return self.heard
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.send_signal(signal.SIGCONT)
+        self.rest()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/leases.db" if request.param == "sqlite" else fresh_database()
+
+
+@pytest.fixture
+async def start(url: str) -> Any:
+    async with open_store(url) as store:
+        await store.declare(KEYS)
+    with ExitStack() as processes:
+
+        def begin(name: str) -> Process:
+            process = Process(url, name)
+            processes.callback(process.end)
+            return process
+
+        yield begin
+
+
+async def _resources(url: str) -> dict[str, Resource]:
+    async with open_store(url) as store:
+        return dict(await store.resources(GROUP))
+
+
+async def _shares(url: str) -> list[int]:
+    holders = [resource.holder for resource in (await _resources(url)).values()]
+    return sorted(holders.count(each) for each in {h for h in holders if h})
+
+
+@pytest.mark.spec("B2", "B7", "P4")
+async def test_three_processes_share_evenly(url: str, start: Start) -> None:
+    first = start("first")
+    await first.says("opened", times=6)
+    others = [start("second"), start("third")]
+    for other in others:
+        await other.says("opened", times=2)
+    assert await _shares(url) == [2, 2, 2]
+
+
+@pytest.mark.spec("B2", "B10", "L1")
+async def test_a_killed_process_is_replaced_when_its_lease_has_ended(
+    url: str, start: Start
+) -> None:
+    victim = start("victim")
+    await victim.says("opened", times=6)
+    heir = start("heir")
+    await heir.says("opened", times=3)
+    victim.send(signal.SIGKILL)
+    await heir.says("opened", times=3)
+    assert await _shares(url) == [6]
+    async with open_store(url) as store:
+        reasons = [(await store.history(key))[1].reason for key in KEYS]
+    assert sorted(str(reason) for reason in reasons) == sorted(
+        map(str, [EndReason.HANDED_OVER] * 3 + [EndReason.EXPIRED] * 3)
+    )
+
+
+@pytest.mark.spec("L7", "L4", "P5", "B9")
+async def test_a_process_that_slept_through_its_lease_writes_nothing_any_more(
+    url: str, start: Start
+) -> None:
+    """SIGSTOP, take-over, SIGCONT: it notices by its own clock, and comes back as a new holder."""
+    sleeper = start("sleeper")
+    await sleeper.says("opened", times=6)
+    pause(sleeper.pid, url)
+    heir = start("heir")
+    await heir.says("opened", times=6)
+    await heir.says("wrote", times=6)
+    taken = await _resources(url)
+    sleeper.send(signal.SIGCONT)
+    await sleeper.says("closed", times=6)
+    async with open_store(url) as store:
+        checkpoints = await store.checkpoints(GROUP)
+    assert {key: each.epoch >= taken[key].epoch for key, each in checkpoints.items()} == (
+        dict.fromkeys(KEYS, True)
+    )
+    await sleeper.says("opened", times=3)
+    assert await _shares(url) == [3, 3]
+
+
+@pytest.mark.spec("L5", "B2")
+async def test_sigterm_hands_everything_over_and_ends_the_lease(url: str, start: Start) -> None:
+    leaver = start("leaver")
+    await leaver.says("opened", times=6)
+    heir = start("heir")
+    await heir.says("opened", times=3)
+    leaver.send(signal.SIGTERM)
+    await heir.says("opened", times=3)
+    words = await anyio.to_thread.run_sync(leaver.rest)
+    assert words[-1] == {"event": "left"}
+    assert await _shares(url) == [6]
+    async with open_store(url) as store:
+        assert len(await store.peers(GROUP)) == 1
+        ends = {(await store.history(key))[1].reason for key in KEYS}
+    assert ends == {EndReason.HANDED_OVER}

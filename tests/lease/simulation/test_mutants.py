@@ -1,0 +1,51 @@
+"""The simulator finds every known bug of the peers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.lease.simulation.mutants import MUTANTS, Mutant
+
+from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.storm import run_day
+
+MOST_SEEDS = 150
+SAFETY = r"believes in|two owners|worked on by two|told twice"
+# A bug must be found for what it is, not by some accident that it causes.
+FOUND_AS = {
+    "keeps for ever": r"not even|no calm",
+    "counts only owners": r"not even",
+    "keeps the remainder": r"not even",
+    "leaving seen as active": r"not even|no calm",
+    "leaves expired alone": r"not even",
+    "assigns anew": r"not even|moves",
+    "forgets epochs": r"epoch \d+ follows",
+    "unfenced writes": r"a write of epoch",
+    "checkpoints go back": r"went back",
+}
+# Days that are known to find it, for those that live long: they are tried first.
+BAD_DAYS = {"trust from the answer": 16, "claims blindly": 24, "waits for ever": 105}
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 15
+    assert all(mutant.source for mutant in MUTANTS)
+
+
+@pytest.mark.spec("B9")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_it_is_caught(mutant: Mutant) -> None:
+    seeds = sorted(range(MOST_SEEDS), key=lambda seed: seed != BAD_DAYS.get(mutant.name))
+    caught = next(filter(None, (_broken(mutant, seed) for seed in seeds)), None)
+    assert caught, f"{mutant.name} ({mutant.source}) lived through {MOST_SEEDS} days"
+    assert caught.startswith("seed ")
+    assert re.search(FOUND_AS.get(mutant.name, SAFETY), caught), caught
+
+
+def _broken(mutant: Mutant, seed: int) -> str | None:
+    try:
+        run_day(seed, parts=mutant.parts)
+    except InvariantBroken as broken:
+        return str(broken)
+    return None

@@ -1,0 +1,43 @@
+"""The days of work find every bug that is put into the work, each for what it is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.processor.simulation.pump_mutants import MUTANTS, PumpMutant
+
+from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.pump_day import run_pump_day
+
+MOST_SEEDS = 150
+# Days that are known to find it, for those that live long: they are tried first.
+BAD_DAYS = {
+    "unfenced checkpoints": 44,
+    "retries after loss": 21,
+    "re-opens under the handler": 17,
+    "unfenced sink": 26,
+}
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 15
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+@pytest.mark.spec("B9")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_it_is_caught(mutant: PumpMutant) -> None:
+    seeds = sorted(range(MOST_SEEDS), key=lambda seed: seed != BAD_DAYS.get(mutant.name))
+    caught = next(filter(None, (_broken(mutant, seed) for seed in seeds)), None)
+    assert caught, f"{mutant.name} lived through {MOST_SEEDS} days"
+    assert caught.startswith("seed ")
+    assert re.search(mutant.found_as, caught), caught
+
+
+def _broken(mutant: PumpMutant, seed: int) -> str | None:
+    try:
+        run_pump_day(seed, parts=mutant.parts)
+    except InvariantBroken as broken:
+        return str(broken)
+    return None
