@@ -18,6 +18,9 @@ BIN := .venv/bin
 PY_TAG := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 READY  := .venv/.ready-$(or $(PY_TAG),none)
 
+# Where this is set, every child process of a test would compile all of our modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check format bench chaos spec lock clean

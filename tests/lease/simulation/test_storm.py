@@ -1,4 +1,4 @@
-"""A thousand bad days, and none of them may break a rule."""
+"""Three hundred bad days, and none of them may break a rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.testing.sim.storm import run_day
 
-SEEDS = 1_000
+SEEDS = 300
 CHUNK = 25
 
 

@@ -1,4 +1,4 @@
-"""A thousand bad days of real work: pumps, handlers, checkpoints and a sink behind a fence."""
+"""Three hundred bad days of real work: pumps, handlers, checkpoints and a sink behind a fence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.testing.sim.pump_day import PumpDay, run_pump_day
 
-SEEDS = 1_000
+SEEDS = 300
 CHUNK = 25
 
 
