@@ -4,10 +4,14 @@
 PYTHON ?= python3
 PART   ?=
 ARGS   ?=
+HOURS  ?=
 
 # One worker for the shared Spark session, one for drivers and clusters, two for all the rest;
 # two cores can carry four, because much of the time tests wait for leases and processes.
 WORKERS := -n 4
+ROOMS   := $(filter-out __pycache__ support typing,$(patsubst tests/%/,%,$(sort $(wildcard tests/*/))))
+TESTS    = $(if $(PART),$(or $(wildcard tests/$(PART)),$(error \
+             there is no tests/$(PART): PART is one of $(ROOMS), or a folder in one)))
 
 # uv from PATH, or one of our own in .tools/
 UV_VERSION := 0.13.7
@@ -23,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format bench chaos spec lock clean
+.PHONY: help demo test fast soak check format bench chaos spec lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,9 +35,16 @@ help: ## list the targets
 demo: $(READY) ## a year of flights on two Spark drivers, killed and paused, and the proof
 	@$(BIN)/leasehold demo $(ARGS)
 
-test: $(READY) ## all tests (ARGS="-k lease" picks some)
+test: $(READY) ## all tests (PART=jobs picks those of a folder, ARGS="-k lease" some)
 	@$(BIN)/python -m tests.support.azurite
-	@$(BIN)/pytest -q $(WORKERS) $(ARGS)
+	@$(BIN)/pytest -q $(WORKERS) $(TESTS) $(ARGS)
+
+fast: $(READY) ## the tests without a server, Spark or a child process (PART and ARGS as above)
+	@$(BIN)/pytest -q -n 2 -m "not server and not process and not spark" $(TESTS) $(ARGS)
+
+soak: $(READY) ## the long proof: 10,000 seeds, random kills, 100 faults on Spark (HOURS=n goes on)
+	@$(BIN)/python -m tests.support.azurite
+	@$(BIN)/python tools/soak.py $(if $(HOURS),--hours $(HOURS)) $(ARGS)
 
 check: $(READY) ## lint, format, types, layers
 	@$(BIN)/ruff check
@@ -49,7 +60,6 @@ bench: $(READY) ## all measurements (PART=balance picks one)
 	@$(BIN)/python -m bench $(PART) $(ARGS)
 
 chaos: $(READY) ## 100 random kills and pauses of Spark drivers and executors, rows counted
-	@$(BIN)/pytest -q tests/spark/cluster/moments.py tests/spark/cluster/test_ten_faults.py
 	@$(BIN)/python -m bench.chaos $(ARGS)
 
 spec: $(READY) ## each behaviour of docs/spec.md, its tests, passed or not
@@ -64,7 +74,7 @@ lock: $(UV) ## make requirements.lock anew from pyproject.toml
 	@echo "requirements.lock is new: run 'make check test' before committing it."
 
 clean: ## remove environments, caches and results
-	rm -rf .venv .tools build dist .spec-report.json .hypothesis
+	rm -rf .venv .tools build dist .spec-report.json .soak .steady .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

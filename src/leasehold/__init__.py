@@ -9,9 +9,9 @@ Public are the names below and the modules ``leasehold.errors``, ``leasehold.mod
 from __future__ import annotations
 
 import logging
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from leasehold.core.balance import Strategy
-from leasehold.core.timing import Timing
 from leasehold.errors import (
     FencedWrite,
     LeaseholdError,
@@ -33,9 +33,13 @@ from leasehold.names import (
     partition_group,
     partition_key,
 )
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
-from leasehold.stores import open_store
+
+if TYPE_CHECKING:
+    from leasehold.core.balance import Strategy
+    from leasehold.core.timing import Timing
+    from leasehold.processor.member import Member
+    from leasehold.processor.options import MemberOptions
+    from leasehold.stores import open_store
 
 __all__ = [
     "Checkpoint",
@@ -60,5 +64,24 @@ __all__ = [
     "partition_key",
 ]
 
+_HOMES = {
+    "Member": "leasehold.processor.member",
+    "MemberOptions": "leasehold.processor.options",
+    "Strategy": "leasehold.core.balance",
+    "Timing": "leasehold.core.timing",
+    "open_store": "leasehold.stores",
+}
+_MODULES = frozenset(("clock", "core", "ports", "processor", "stores"))
+
 # A library says nothing unless it is asked to.
 logging.getLogger("leasehold").addHandler(logging.NullHandler())
+
+if not TYPE_CHECKING:  # a checker knows the names, and finds those that are wrong
+
+    def __getattr__(name: str) -> object:
+        """Load a name or a module when it is asked for: a store needs no member."""
+        if name in _MODULES:
+            return import_module(f"leasehold.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)

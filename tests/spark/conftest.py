@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.support.jvm import quick_jvm
+from tests.support.jvm import UNCOMPILED, end, quick_jvm
 from tests.support.spark_cluster import Cluster, cluster
 
-from leasehold.spark.sessions import session
+from leasehold.spark import session
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -31,14 +31,16 @@ def spark() -> Iterator[SparkSession]:
             "spark.driver.extraJavaOptions": quick_jvm(),
             "spark.driver.memory": "1g",
             "spark.sql.warehouse.dir": "spark-warehouse-of-tests",
+            "spark.python.task.killTimeout": "100ms",
+            **UNCOMPILED,
         },
     )
     yield made
-    made.stop()
+    end(made)
 
 
 @pytest.fixture(scope="session")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two workers, with room for two executors each."""
-    with cluster(tmp_path_factory.mktemp("cluster"), workers=2, cores=2, memory="2g") as made:
+    """One worker, with room for four executors."""
+    with cluster(tmp_path_factory.mktemp("cluster"), workers=1, cores=4, memory="4g") as made:
         yield made

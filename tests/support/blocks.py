@@ -9,11 +9,11 @@ from pathlib import Path
 
 from leasehold.core.replicas import Agreement, Answer, agree
 from leasehold.errors import LeaseLost, VolumeUnusable
-from leasehold.files import block_reader
+from leasehold.files import Block, BlockState, block_reader
 from leasehold.files.block import BlockWriter
 from leasehold.files.disk import Disk, SystemDisk
 from leasehold.files.fence import Evidence, fence
-from leasehold.files.model import Block, BlockState, Sealed
+from leasehold.files.model import Sealed
 from leasehold.files.seal import seal
 from leasehold.files.tail import examine
 from leasehold.files.volume import Volume

@@ -1,15 +1,22 @@
-"""The command line, run in this process: the same code as in a terminal, without its start."""
+"""The command line: in this process, the same code without its start, and as a process."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasehold.cli.app import run
+
+COMMAND = str(Path(sys.executable).with_name("leasehold"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +63,21 @@ class CommandLine:
             code = left.code if isinstance(left.code, int) else int(left.code is not None)
         out, err = self._capture.readouterr()
         return Done(code=code, raw=out, err=err.decode())
+
+
+@contextmanager
+def started(
+    *words: str, store: str, stdin: int | None = None, stderr: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``leasehold ...`` as a process, which is killed at the end if it has not left."""
+    with subprocess.Popen(
+        [COMMAND, *words],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "LEASEHOLD_STORE": store},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -11,7 +11,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from leasehold.spark.sessions import session
+from tests.support.jvm import quick_jvm
+
+from leasehold.spark import session
 
 
 def working(target: str, driver: int) -> Callable[[int], None]:
@@ -25,7 +27,8 @@ def working(target: str, driver: int) -> Callable[[int], None]:
 
 
 def main(target: str) -> None:
-    spark = session("tree", master="local[1]", settings={"spark.ui.enabled": "false"})
+    settings = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": quick_jvm()}
+    spark = session("tree", master="local[1]", settings=settings)
     spark.sparkContext.parallelize([1], 1).foreach(working(target, os.getpid()))
 
 

@@ -84,13 +84,13 @@ class Under:
         """As if this process had been sent it."""
         self.bell._hear(number, None)
 
-    def end(self, *, within_s: float = 20.0) -> Ended:
+    def end(self, *, within_s: float = 100.0) -> Ended:
         self._thread.join(within_s)
         assert self.ended is not None, "it does not end"
         return self.ended
 
 
-def until(true: Callable[[], bool], *, within_s: float = 40.0) -> None:
+def until(true: Callable[[], bool], *, within_s: float = 100.0) -> None:
     """Wait for something that other processes do, and that tells nobody."""
     pause = threading.Event()
     end_s = CLOCK.boottime_s() + within_s

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 from tests.support.command_runs import CLOCK, ROOT, until
@@ -28,21 +29,32 @@ from leasehold.stores import open_store
 
 LEASEHOLD = Path(sys.executable).with_name("leasehold")
 JOB = "nightly"
-LEASE_S = 2.0
+# So long that nobody loses it because the machine is busy.
+LEASE_S = 60.0
 LEASE = timedelta(seconds=LEASE_S)
-LIMITS = Limits(lease_s=LEASE_S, belief_s=LEASE_S / 5, grace_s=5.0)
+# For one that is to lose it, because it is killed, stopped or cut off from the store.
+SHORT_S = 4.0
+# For one that is to hear of an order soon: it does when it renews, four times in each lease.
+BRISK_S = 6.0
 
 
-def plan(url: str, *command: str, **rest: object) -> Plan:
-    given: dict[str, object] = {
+def limits_of(lease_s: float) -> Limits:
+    return Limits(lease_s=lease_s, belief_s=lease_s / 5, grace_s=15.0)
+
+
+LIMITS = limits_of(LEASE_S)
+
+
+def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Plan:
+    given: dict[str, Any] = {
         "job": JOB,
         "command": command,
         "store": url,
-        "lease": LEASE,
-        "limits": LIMITS,
+        "lease": timedelta(seconds=lease_s),
+        "limits": limits_of(lease_s),
         **rest,
     }
-    return Plan(**given)  # type: ignore[arg-type]
+    return Plan(**given)
 
 
 @dataclass(kw_only=True)
@@ -68,18 +80,18 @@ class Threaded:
     def signalled(self, number: int) -> None:
         self.bell._hear(number, None)
 
-    def end(self, *, within_s: float = 30.0) -> Verdict:
+    def end(self, *, within_s: float = 100.0) -> Verdict:
         self._thread.join(within_s)
         assert self.verdict is not None, f"it does not end: {self.said}"
         return self.verdict
 
 
-def once(url: str, *command: str, **rest: object) -> Verdict:
+def once(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Verdict:
     """Run one to its end."""
     bell = Bell()
     try:
         wrapper = Wrapper(
-            plan(url, *command, **rest),
+            plan(url, *command, lease_s=lease_s, **rest),
             bell=bell,
             clock=CLOCK,
             rng=random.Random(1),
@@ -109,10 +121,11 @@ class Alone:
         folder: Path,
         *options: str,
         command: list[str],
+        lease_s: float = LEASE_S,
         program: Sequence[str | Path] = (LEASEHOLD,),
     ) -> None:
         self.errors = folder / f"errors-{len(list(folder.iterdir()))}"
-        words = ["--job", JOB, "--store", url, "--lease", f"{LEASE_S:g}s", *options, "--", *command]
+        words = ["--job", JOB, "--store", url, "--lease", f"{lease_s:g}s", *options, "--", *command]
         with self.errors.open("wb") as errors:
             self.popen = subprocess.Popen(
                 [*program, "run", *words],
@@ -133,7 +146,7 @@ class Alone:
         until(lambda: words in self.said)
 
     def code(self) -> int:
-        return self.popen.wait(40)
+        return self.popen.wait(100)
 
     def end(self) -> None:
         """Kill it, and so all that it has started. A test that failed shows what it said."""
@@ -144,7 +157,7 @@ class Alone:
         self.popen.wait()
 
 
-def witness(book: Path, then: str = "exec sleep 60") -> list[str]:
+def witness(book: Path, then: str = "exec sleep 600") -> list[str]:
     """A command that writes ``token pid``, and ``TWO`` if the one before it still lives."""
     script = (
         f'last=$(tail -n 1 {book} 2>/dev/null | cut -d" " -f2); '

@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
+from leasehold.spark import DeltaSink
 from leasehold.spark.ranges import Range
 from leasehold.spark.sinks.delta.files import TaskWriter, answers
-from leasehold.spark.sinks.delta.sink import DeltaSink, StagedFiles
+from leasehold.spark.sinks.delta.sink import StagedFiles
 from leasehold.spark.sinks.delta.storage import storage
 from leasehold.spark.sinks.port import Batch, Share, Staged
 

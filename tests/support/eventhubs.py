@@ -12,10 +12,10 @@ from urllib.parse import quote
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
 from tests.support.hub import RunningHub
 
-from leasehold.log.events import Event
+from leasehold.log import Event
 from leasehold.sources.eventhubs import EventHubsReceiver, EventHubsSource
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 def address_of(hub: RunningHub, *, name: str = "hub", **options: object) -> str:

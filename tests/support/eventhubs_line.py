@@ -13,7 +13,7 @@ from leasehold.amqp.frames import frame
 from leasehold.amqp.performatives import Attach, Begin, Transfer
 from leasehold.amqp.values import Long, Symbol, Timestamp
 from leasehold.clock import SystemClock
-from leasehold.log.events import Event, EventBatch
+from leasehold.log import Event, EventBatch
 from leasehold.sources.eventhubs import parse
 from leasehold.sources.eventhubs.connection import Connection
 from leasehold.sources.eventhubs.link import EventLink, Wanted

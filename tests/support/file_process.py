@@ -26,10 +26,8 @@ from functools import partial
 from pathlib import Path
 
 from leasehold.errors import LeaseholdError, LeaseLost
+from leasehold.files import FileOptions, FileWriter, Namespace
 from leasehold.files.disk import SystemDisk
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
-from leasehold.files.writer import FileWriter
 from leasehold.testing.disk import FailingDisk, KillingDisk, RecordingDisk
 
 BLOCK_BYTES = 8192
@@ -150,7 +148,7 @@ class Program:
 
     def recover(self) -> None:
         """Somebody else's file, brought to its end."""
-        self.files.recover(self.order.path, timeout=timedelta(seconds=20))
+        self.files.recover(self.order.path, timeout=timedelta(seconds=120))
         self._say_closed()
 
     def zombie(self) -> None:

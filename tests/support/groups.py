@@ -14,12 +14,14 @@ import anyio
 import anyio.from_thread
 
 from leasehold import Member, MemberOptions, Ownership, Timing, open_store
+from leasehold.clock import Clock
 from leasehold.model import Lease, Mark, MemberInfo, Position, Wanted
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
 
 T = TypeVar("T")
 LONG = timedelta(minutes=10)
+PATIENCE_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,9 @@ class Scene:
     def key(self, partition: object) -> str:
         return partition_key(self.stream, self.group, str(partition))
 
-    def run(self, step: Callable[[Store], Awaitable[T]]) -> T:
+    def run(self, step: Callable[[Store], Awaitable[T]], *, clock: Clock | None = None) -> T:
         async def work() -> T:
-            async with open_store(self.url) as store:
+            async with open_store(self.url, clock=clock) as store:
                 return await step(store)
 
         return anyio.run(work)
@@ -48,7 +50,12 @@ class Scene:
         self.run(lambda store: store.declare([self.key(each) for each in partitions]))
 
     def join(
-        self, holder: str, *partitions: object, lease: timedelta = LONG, **info: object
+        self,
+        holder: str,
+        *partitions: object,
+        lease: timedelta = LONG,
+        clock: Clock | None = None,
+        **info: object,
     ) -> list[Ownership]:
         """A member that owns these, and does nothing more: its lease is long."""
         about = MemberInfo(**{"host": "web1", "pid": 4711, **info})  # type: ignore[arg-type]
@@ -62,7 +69,7 @@ class Scene:
             wanted = [Wanted(key=key, seen_epoch=seen[key].epoch) for key in keys]
             return list(await store.claim(granted, wanted))
 
-        return self.run(step)
+        return self.run(step, clock=clock)
 
     def leave(self, holder: str) -> None:
         lease = Lease(holder=holder, token=f"t-{holder}", group=self.name, duration_s=1.0)
@@ -95,7 +102,8 @@ class _Keeper:
 @contextmanager
 def living_members(scene: Scene, *names: str) -> Iterator[list[str]]:
     """Real members in a thread of their own; their ids, once they share all the keys."""
-    timing = Timing.of(lease=timedelta(seconds=2))
+    # Renewed much more often than needed: a busy machine costs no lease, and all goes quickly.
+    timing = Timing.of(lease=LONG, renew_every=timedelta(seconds=0.2))
     ready, stop = threading.Event(), threading.Event()
     members: list[Member] = []
 
@@ -116,7 +124,7 @@ def living_members(scene: Scene, *names: str) -> Iterator[list[str]]:
     thread = threading.Thread(target=partial(anyio.run, live), name="members")
     thread.start()
     try:
-        assert ready.wait(30), "the members did not share the keys"
+        assert ready.wait(PATIENCE_S), "the members did not share the keys"
         yield [each.holder or "" for each in members]
     finally:
         stop.set()

@@ -49,7 +49,7 @@ from leasehold.log import Event, Log, LogOptions, Receipt
 T = TypeVar("T")
 C = TypeVar("C", bound=Composite)
 KEY_NAME, KEY = "app", "a-key-for-tests"
-_PATIENCE_S = 30.0
+_PATIENCE_S = 90.0
 _CLOCK = SystemClock()
 
 
@@ -88,6 +88,17 @@ class RunningHub:
             return len(found)
 
         return self.call(reset)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the server look at its connections as it would after so long."""
+        server = self.server
+
+        def look() -> None:
+            now, wall = server.clock.boottime_s(), server.clock.utc_now()
+            later = wall + timedelta(seconds=seconds)
+            server._for_each(lambda connection: connection.tick(now + seconds, later))
+
+        self.call(look)
 
     def store(self, *bodies: bytes, partition: int = 0, hub: str = "hub") -> Receipt:
         """Put events into the log, past the hub."""

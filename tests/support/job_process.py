@@ -45,7 +45,7 @@ def main(url: str, lease_s: float) -> None:
                 if stop.wait(0.05):
                     break
         except LeaseLost as lost:
-            say("refused", kind=type(lost).__name__, lost=job.lost.wait(10))
+            say("refused", kind=type(lost).__name__, lost=job.lost.wait(100))
     say("released")
 
 

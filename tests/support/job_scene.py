@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from leasehold.clock import Clock
 from leasehold.errors import StoreUnavailable
+from leasehold.jobs import Held, OnCrash
 from leasehold.jobs.claimant import Claimant
 from leasehold.jobs.keyring import Keyring
-from leasehold.jobs.policy import OnCrash
-from leasehold.jobs.wish import Held, Wish
+from leasehold.jobs.wish import Wish
 from leasehold.model import EndReason, Ownership
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.sim.loop import run_simulated

@@ -2,7 +2,7 @@
 
 Half the CPU of a Spark driver's start is the loading of the same classes. An archive of them, as
 Java's AppCDS makes it, is made once for a checkout, in ``.tools``, by whoever needs it first; a
-Java that can not make one does without. The options change how fast Spark starts, and nothing else.
+Java that cannot make one does without. The options change how fast Spark starts, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,21 +13,32 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pyspark
 
 from leasehold.spark.java import java_home
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 HOME = Path(__file__).parents[2] / ".tools"
 PLAIN = "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-LIMIT_S = 240
+LIMIT_S = 500
+CLASSES = 2  # another number whenever ``main`` uses other ones
+# To compile code for a few rows takes longer than to look at them. Examples and the demo do it.
+UNCOMPILED = {
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.codegen.wholeStage": "false",
+}
 
 
 @cache
 def quick_jvm() -> str:
     """For ``spark.driver.extraJavaOptions`` and the like."""
     archive = _archive()
-    # A JVM that can not use the archive starts without, and should not tell anybody.
+    # A JVM that cannot use the archive starts without, and should not tell anybody.
     return f"{PLAIN} -XX:SharedArchiveFile={archive} -Xlog:cds*=off" if archive else PLAIN
 
 
@@ -35,6 +46,7 @@ def _archive() -> Path | None:
     """The archive for this Java and this Spark. An empty file says that it could not be made."""
     java = java_home() / "bin" / "java"
     what = f"{java.read_text(encoding='utf-8')} {pyspark.__version__} {Path(pyspark.__file__)}"
+    what += f" {CLASSES}"
     made = HOME / f"spark-{hashlib.sha256(what.encode()).hexdigest()[:12]}.jsa"
     HOME.mkdir(exist_ok=True)
     with made.with_suffix(".lock").open("w") as lock:
@@ -46,7 +58,8 @@ def _archive() -> Path | None:
 
 def _make(archive: Path) -> None:
     draft = archive.with_suffix(".draft")
-    draft.unlink(missing_ok=True)
+    for former in (draft, *HOME.glob("spark-*.jsa")):
+        former.unlink(missing_ok=True)
     subprocess.run(
         [sys.executable, "-m", "tests.support.jvm", str(draft)],
         cwd=HOME.parent,
@@ -61,6 +74,36 @@ def _make(archive: Path) -> None:
     draft.replace(archive)
 
 
+def end(spark: SparkSession) -> None:
+    """Stop the session, and wait until its JVM has ended."""
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    spark.stop()
+    java = gateway.proc
+    gateway.shutdown()
+    java.stdin.close()  # the JVM ends with it
+    java.wait(LIMIT_S)
+
+
+def _stream(spark: SparkSession, place: Path) -> None:
+    """A query over our own source, as drivers with a standby run it."""
+    from leasehold.log import Event, Log
+
+    url = f"sqlite:///{place}/leases.db"
+    with Log.open(url, volumes=[place / "volume"]) as log:
+        log.create("events", partitions=1)
+        with log.producer("events") as producer:
+            producer.send(Event(body=b"1")).result()
+    events = spark.readStream.format("leasehold").option("store", url).load("events")
+    query = (
+        events.writeStream.foreachBatch(lambda frame, _number: frame.toArrow())
+        .option("checkpointLocation", str(place / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
 def main(draft: str) -> None:
     """Do what drivers do, and leave the classes that it took in ``draft``."""
     from leasehold.spark.sessions import session
@@ -70,14 +113,10 @@ def main(draft: str) -> None:
     spark = session("archive", master="local[1]", settings=settings)
     rows = spark.range(10).selectExpr("id % 3 as third", "id")
     rows.groupBy("third").count().collect()
-    rows.toArrow()
-    gateway = spark.sparkContext._gateway
-    assert gateway is not None
-    spark.stop()
-    java = gateway.proc
-    gateway.shutdown()
-    java.stdin.close()  # the JVM ends with it, and writes the archive then
-    java.wait(LIMIT_S)
+    spark.createDataFrame(rows.toArrow()).mapInArrow(lambda batches: batches, rows.schema).collect()
+    with TemporaryDirectory() as place:
+        _stream(spark, Path(place))
+    end(spark)  # the JVM writes the archive then
 
 
 if __name__ == "__main__":

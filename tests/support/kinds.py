@@ -73,11 +73,12 @@ class Guard:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._watches and event in STARTS:
+        # The first inotify of a process looks for its library with ldconfig.
+        if self._watches and event in STARTS and "ldconfig" not in str(args):
             self._started.append(f"{event} {args[1] if len(args) > 1 else ''}")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:  # noqa: ANN401
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         self._started.clear()
         self._watches = not any(map(item.get_closest_marker, NEEDS))
         try:

@@ -12,6 +12,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from contextlib import suppress
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import run_place
 
-RUN = "LEASEHOLD_TEST_RUN"
 KEY = "leaks"
-LIMIT_S = 20.0
+LIMIT_S = 60.0
+SOCKETS = f"leasehold-{os.getuid()}"  # where owners of partitions listen: it stays, for all of them
 
 
 class LeakCheck:
@@ -30,29 +32,30 @@ class LeakCheck:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._before = tempfile.gettempdir()
-        self._place = Path(tempfile.mkdtemp(prefix="lh-"))
+        self._place = Path(tempfile.mkdtemp(prefix="t", dir=run_place.begun()))
         os.environ["TMPDIR"] = tempfile.tempdir = str(self._place)
         self._by: dict[str, str] = dict.fromkeys(self._look(), "")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:  # noqa: ANN401
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
         result = yield
         for each in self._look():
             self._by.setdefault(each, item.nodeid)
         return result
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self) -> Any:  # noqa: ANN401
+    @pytest.hookimpl(wrapper=True, trylast=True)  # after the fixtures, before xdist sends it
+    def pytest_sessionfinish(self) -> Any:
         result = yield
         gc.collect()
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and self._by.get(_named(thread)):
                 thread.join(LIMIT_S)
-        found = [f"{what}: {self._by[what]}" for what in self._look() if self._by.get(what)]
-        tempfile.tempdir = None
-        os.environ["TMPDIR"] = self._before
-        shutil.rmtree(self._place, ignore_errors=True)
+        owned = _python_sockets()  # others are of libraries: deltalake keeps some for its threads
+        found = [
+            f"{what}: {self._by[what]}"
+            for what in self._look()
+            if self._by.get(what) and (what in owned or not what.startswith("socket:"))
+        ]
         if hasattr(self._config, "workeroutput"):
             self._config.workeroutput[KEY] = found
         elif report := self._config.pluginmanager.get_plugin(KEY):
@@ -61,7 +64,8 @@ class LeakCheck:
 
     def _look(self) -> list[str]:
         threads = [_named(each) for each in threading.enumerate() if not each.daemon]
-        files = [f"temporary {each.name}" for each in os.scandir(self._place)]
+        names = {each.name for each in os.scandir(self._place)} - {SOCKETS}
+        files = [f"temporary {each}" for each in names]
         return threads + files + _sockets()
 
 
@@ -70,41 +74,45 @@ class LeakReport:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        os.environ[RUN] = self._run = f"{os.getpid()}"
+        self._place = run_place.begin()
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401
+    def pytest_testnodedown(self, node: Any) -> None:
         self.found += getattr(node, "workeroutput", {}).get(KEY, [])
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self.found += self._processes()
+    @pytest.hookimpl(wrapper=True, trylast=True)  # before the terminal's summary
+    def pytest_sessionfinish(self, session: pytest.Session) -> Any:
+        result = yield
+        self.found += _processes()
+        left = [each.name for each in run_place.shared().iterdir()]
+        self.found += [f"shared {each}" for each in left if not each.startswith(".")]
+        shutil.rmtree(self._place, ignore_errors=True)
         if self.found and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        return result
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.found:
             terminalreporter.section("leaks")
             for each in self.found:
                 terminalreporter.write_line(f"LEAKED {each}", red=True)
 
-    def _processes(self) -> list[str]:
-        """Processes of this run that have not ended; they are killed."""
-        ours = f"{RUN}={self._run}"
-        found = []
-        for each in Path("/proc").iterdir():
-            if not each.name.isdigit() or int(each.name) == os.getpid():
-                continue
-            with suppress(OSError):
-                env = (each / "environ").read_bytes().decode(errors="replace").split("\0")
-                if ours not in env:
-                    continue
-                words = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
-                by = [x.partition("=")[2] for x in env if x.startswith("PYTEST_CURRENT_TEST=")]
-                if by and words:  # else a worker of xdist, or a process that is just ending
-                    found.append(f"process {words}: {by[0]}")
-                    os.kill(int(each.name), signal.SIGKILL)
-        return found
+
+def _processes() -> list[str]:
+    """Processes of this run that have not ended; they are killed."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if not each.name.isdigit() or int(each.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            env = (each / "environ").read_bytes().decode(errors="replace").split("\0")
+            by = [x.partition("=")[2] for x in env if x.startswith("PYTEST_CURRENT_TEST=")]
+            words = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
+            # Without a test it is a worker of xdist, without words it is just ending.
+            if by and words and run_place.belongs(env):
+                found.append(f"process {words}: {by[0]}")
+                os.kill(int(each.name), signal.SIGKILL)
+    return found
 
 
 def _named(thread: threading.Thread) -> str:
@@ -115,7 +123,17 @@ def _sockets() -> list[str]:
     found = []
     for each in os.scandir("/proc/self/fd"):
         with suppress(OSError):
-            target = os.readlink(each.path)
+            target = str(Path(each.path).readlink())
             if target.startswith("socket:"):
                 found.append(target)
+    return found
+
+
+def _python_sockets() -> set[str]:
+    """The sockets of this process that objects of Python hold."""
+    found = set()
+    for each in gc.get_objects():
+        if isinstance(each, socket.socket) and each.fileno() >= 0:
+            with suppress(OSError):
+                found.add(str(Path(f"/proc/self/fd/{each.fileno()}").readlink()))
     return found

@@ -16,24 +16,22 @@ from typing import TYPE_CHECKING
 from leasehold.cli.quick import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
+from leasehold.files import FileOptions, Namespace
+from leasehold.log import Event, PartitionReader, Start, StreamInfo, StreamSettings
 from leasehold.log.catalog import Catalog
-from leasehold.log.events import Event, sent_batch
+from leasehold.log.events import sent_batch
 from leasehold.log.frame import SegmentHeader, encode_events, encode_segment_header, padded
 from leasehold.log.index import IndexBuilder
 from leasehold.log.producers import encode_producers
-from leasehold.log.reader import PartitionReader
 from leasehold.log.segment import Segment
-from leasehold.log.start import Start
-from leasehold.log.streams import StreamInfo, StreamSettings, segment_path, segments
+from leasehold.log.streams import segment_path, segments
 
 if TYPE_CHECKING:
     from leasehold.files.writer import FileWriter
     from leasehold.log.frame import Encoded
 
 BLOCK_SIZE = 512 << 20
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=120)
 
 
 @dataclass(kw_only=True)

@@ -14,12 +14,10 @@ from itertools import count
 
 import anyio
 
+from leasehold import Member, MemberOptions, Timing
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.timing import Timing
 from leasehold.errors import LeaseholdError
 from leasehold.model import Ownership, Position
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.stores import open_store
 
 
@@ -43,9 +41,10 @@ class Speaking:
 
 async def main(url: str, group: str, name: str, lease_s: float) -> None:
     clock = SystemClock()
-    options = MemberOptions(
-        group=group, name=name, timing=Timing.of(lease=timedelta(seconds=lease_s))
+    timing = Timing.of(
+        lease=timedelta(seconds=lease_s), renew_every=timedelta(seconds=min(0.3, lease_s / 4))
     )
+    options = MemberOptions(group=group, name=name, timing=timing)
     async with open_store(url) as store, anyio.create_task_group() as tasks:
         member = Member(store, options, clock=clock, rng=system_random(), keeper=Speaking())
         tasks.start_soon(_drain_on_sigterm, member)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tests.support.postgres import database, stopped_clock
 
 from leasehold.errors import LeaseholdError
+from leasehold.files import FileOptions, Namespace
 from leasehold.files.disk import SystemDisk
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
 from leasehold.testing.clock import START, ManualClock
 from leasehold.testing.disk import FailingDisk
 
@@ -35,7 +34,7 @@ OPTIONS = FileOptions(
     attempt_limit=timedelta(seconds=ATTEMPT_S),
 )
 AT_ONCE = timedelta(0)
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=120)
 
 
 class World:

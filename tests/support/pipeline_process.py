@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from leasehold import Timing
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
-from leasehold.processor.hooks import HookEvent
+from leasehold.processor import HookEvent
+from leasehold.spark import DeltaSink, Pipeline, PipelineOptions, session
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchEvent,
@@ -40,10 +41,6 @@ from leasehold.spark.pipeline.happenings import (
     ShareClosed,
     ShareOpened,
 )
-from leasehold.spark.pipeline.pipeline import Pipeline
-from leasehold.spark.pipeline.settings import PipelineOptions
-from leasehold.spark.sessions import session
-from leasehold.spark.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,6 +70,7 @@ class Settings:
     table: str
     conf: dict[str, str] = field(default_factory=dict)
     lease_s: float = 4.0
+    renew_s: float | None = None
     batch_events: int = 2_000
     local_events: int = 0
     tasks: int | None = None
@@ -90,7 +88,10 @@ class Settings:
             local_events=self.local_events,
             interval=timedelta(seconds=self.interval_s),
             tasks=self.tasks,
-            timing=Timing.of(lease=timedelta(seconds=self.lease_s)),
+            timing=Timing.of(
+                lease=timedelta(seconds=self.lease_s),
+                renew_every=None if self.renew_s is None else timedelta(seconds=self.renew_s),
+            ),
             partitions_every=timedelta(seconds=1),
         )
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _COMMIT = b"COMMIT\x00"
-_LIMIT_S = 20.0
+_LIMIT_S = 120.0
 
 
 class Proxy:

@@ -21,27 +21,30 @@ from typing import Any
 
 import anyio
 
+from leasehold import Timing
 from leasehold.cli.quick import leave_pandas_out
 from leasehold.clock import SystemClock
-from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.core.timing import Timing
 from leasehold.errors import StoreUnavailable
-from leasehold.log.events import EventBatch
+from leasehold.log import EventBatch
 from leasehold.model import Mark
 from leasehold.names import last_part
-from leasehold.processor.context import BlockingContext, PartitionContext
+from leasehold.processor import (
+    BlockingContext,
+    CheckpointPolicy,
+    EventProcessor,
+    HookEvent,
+    Options,
+    PartitionContext,
+)
 from leasehold.processor.hooks import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,
-    HookEvent,
     PartitionClosed,
     PartitionDrains,
     PartitionOpened,
 )
-from leasehold.processor.processor import EventProcessor
-from leasehold.processor.settings import Options
-from leasehold.sources.log import LogSource
+from leasehold.sources import LogSource
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.sqlite import SqliteStore
 

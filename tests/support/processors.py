@@ -1,4 +1,4 @@
-"""Processors for tests: short leases, one process, and everything that happens can be awaited."""
+"""Processors for tests: short cycles, one process, and everything that happens can be awaited."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from leasehold import Timing
 from leasehold.clock import SystemClock
-from leasehold.core.checkpointing import CheckpointPolicy
 from leasehold.core.ladder import Ladder
-from leasehold.core.timing import Timing
-from leasehold.log.events import Event, EventBatch
+from leasehold.log import Event, EventBatch
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
-from leasehold.processor.hooks import HookEvent, PartitionOpened
-from leasehold.processor.processor import EventProcessor
-from leasehold.processor.settings import Options
+from leasehold.processor import CheckpointPolicy, EventProcessor, HookEvent, Options
+from leasehold.processor.hooks import PartitionOpened
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import LosingStore, Lost
 from leasehold.testing.source import MemorySource
 
 Kind = TypeVar("Kind", bound=HookEvent)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 AT_ONCE = Ladder(base_s=0.001, most_s=0.001)
 SECOND = timedelta(seconds=1)
+CALM_S = 60.0
 
 
 class Bell:
@@ -147,7 +146,7 @@ class Errors:
         await self.bell.until(lambda: len(self.told) >= number)
 
 
-def timing(lease_s: float = 2.0) -> Timing:
+def timing(lease_s: float = CALM_S) -> Timing:
     """Renewed much more often than needed: a busy machine costs no lease, and all goes quickly."""
     return Timing.of(
         lease=timedelta(seconds=lease_s),
@@ -155,8 +154,8 @@ def timing(lease_s: float = 2.0) -> Timing:
     )
 
 
-def options(*, lease_s: float = 2.0, **more: Any) -> Options:
-    """Short times, and a checkpoint after each batch, unless told otherwise."""
+def options(*, lease_s: float = CALM_S, **more: Any) -> Options:
+    """Short cycles, long leases, a checkpoint after each batch, unless told otherwise."""
     common: dict[str, Any] = {
         "timing": timing(lease_s),
         "checkpoint": CheckpointPolicy.after_each_batch(),
@@ -166,15 +165,34 @@ def options(*, lease_s: float = 2.0, **more: Any) -> Options:
     return Options(**{**common, **more})
 
 
+class Later(SystemClock):
+    """The machine's clock, and a lease's time can pass at once."""
+
+    ahead_s = 0.0
+
+    def boottime_s(self) -> float:
+        return super().boottime_s() + self.ahead_s
+
+    def pass_lease(self) -> None:
+        """What was granted before this has ended now."""
+        self.ahead_s += 2 * CALM_S
+
+
 class Scene:
     """One stream, one store, and any number of hosts of one group."""
 
     def __init__(
-        self, source: MemorySource, store: str | Store, hosts: AsyncExitStack, group: str
+        self,
+        source: MemorySource,
+        store: str | Store,
+        hosts: AsyncExitStack,
+        group: str,
+        clock: Later,
     ) -> None:
         self.source = source
         self.store = store
         self.group = group
+        self.clock = clock
         self.watch = Watch()
         self.seen = Seen()
         self.errors = Errors()
@@ -198,6 +216,7 @@ class Scene:
             "hooks": [self.watch],
             "on_error": self.errors,
             "name": name,
+            "clock": self.clock,
             **more,
         }
         store = given.pop("store", self.store)
@@ -245,18 +264,11 @@ async def scene(
     """A stream and a store in memory; all hosts are stopped at the end, the last first."""
     source = source or MemorySource("orders", partitions=partitions)
     async with AsyncExitStack() as hosts:
-        made = Scene(source, MemoryStore(SystemClock()) if store is None else store, hosts, group)
+        clock = Later()
+        made = Scene(source, MemoryStore(clock) if store is None else store, hosts, group, clock)
         if events:
             made.fill(events)
         yield made
-
-
-def block_for(seconds: float) -> None:
-    """Keep this thread busy: nothing else runs in it."""
-    clock = SystemClock()
-    end_s = clock.boottime_s() + seconds
-    while clock.boottime_s() < end_s:
-        pass
 
 
 def lease_threads() -> list[str]:

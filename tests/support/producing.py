@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
-SOON_S = 30
+SOON_S = 120
 
 
 class ProducerProcess:

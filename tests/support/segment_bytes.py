@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from leasehold.log.events import Event, sent_batch
+from leasehold.log import Event
+from leasehold.log.events import sent_batch
 from leasehold.log.frame import (
     NO_PRODUCER,
     Encoded,

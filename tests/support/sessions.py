@@ -17,7 +17,7 @@ from pathlib import Path
 from leasehold.clock import SystemClock
 
 CLOCK = SystemClock()
-PATIENCE_S = 20.0
+PATIENCE_S = 100.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -13,8 +13,7 @@ from tests.support.local_frames import local_frame
 from tests.support.postgres import execute
 from tests.support.sink_contract import Row
 
-from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files
-from leasehold.spark.sinks.postgres.sink import PostgresSink
+from leasehold.spark import ParquetSink, PostgresSink, committed_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,6 +76,11 @@ class PostgresWorld(LocalWorld):
 
 
 WORLDS = ("parquet, sqlite", "parquet, postgres", "parquet, in directories", "postgres", "by key")
+
+
+def served(kind: str) -> bool:
+    """Whether it needs PostgreSQL."""
+    return kind not in {"parquet, sqlite", "parquet, in directories"}
 
 
 def world(kind: str, tmp_path: Path, url: str) -> ParquetWorld | PostgresWorld:

@@ -67,7 +67,7 @@ class Cluster:
 
     def told(self) -> dict[str, Any]:
         """What the master tells of itself."""
-        with urllib.request.urlopen(f"{self.page}/json/", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.page}/json/", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from leasehold.log import Event, Log, LogOptions, ProducerOptions
 
-SOON = timedelta(seconds=30)
+SOON = timedelta(seconds=100)
 STREAM = "orders"
 
 

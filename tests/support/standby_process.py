@@ -1,7 +1,9 @@
 """A Spark driver in a process of its own, for tests that pause, stop and kill it.
 
 Its session is up before it is told anything. It reads one JSON object per line from stdin: what to
-run; ``{"stop": true}`` stops that in good order. It writes one JSON object per line to stdout.
+run; ``{"stop": true}`` stops that in good order, ``{"pause": true}`` stops the whole process, as
+SIGSTOP does, between stage and commit of the next batch. It writes one JSON object per line to
+stdout.
 """
 
 from __future__ import annotations
@@ -20,17 +22,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tests.support.jvm import quick_jvm
+from tests.support.jvm import UNCOMPILED, quick_jvm
 
 from leasehold.clock import SystemClock
 from leasehold.core.asking import SAME_S
 from leasehold.errors import LeaseholdError
-from leasehold.spark.queries.events import StandbyEvent
-from leasehold.spark.queries.fence import Fence
+from leasehold.spark import DeltaSink, Fence, StandbyEvent, session
 from leasehold.spark.queries.leaving import stopped_by_signals
 from leasehold.spark.queries.standby import Standby
-from leasehold.spark.sessions import session
-from leasehold.spark.sinks.delta.sink import DeltaSink
 
 ROWS = 10
 CLOCK = SystemClock()
@@ -44,7 +43,7 @@ class Task:
 
     ``does``: ``plain``: a query whose function appends to a file, as people write it; ``fenced``: a
     standby that writes to Delta; ``stuck``: a standby whose function does not end. ``pauses_at``:
-    the batch in whose middle the whole process stops itself, as SIGSTOP does.
+    the batch in whose middle a plain one stops its whole process.
     """
 
     does: str
@@ -68,13 +67,13 @@ def pause(batch_id: int) -> None:
 
 
 class PausingSink(DeltaSink):
-    """Stops the process between stage and commit of one batch."""
+    """Stops the process between stage and commit of the next batch, once that is wanted."""
 
-    pauses_at = -1
+    wanted = threading.Event()
 
     def commit(self, staged: Any, batch: Any) -> Any:
-        if batch.number == self.pauses_at:
-            self.pauses_at = -1
+        if self.wanted.is_set():
+            self.wanted.clear()
             pause(batch.number)
         try:
             written = super().commit(staged, batch)
@@ -114,9 +113,7 @@ def plain(task: Task, spark: SparkSession) -> None:
 
 def build(task: Task) -> Callable[[SparkSession, Fence], StreamingQuery]:
     def fenced(spark: SparkSession, fence: Fence) -> StreamingQuery:
-        sink = PausingSink(task.output)
-        sink.pauses_at = task.pauses_at if fence.epoch == 1 else -1
-        return started(task, spark, fence.to(sink))
+        return started(task, spark, fence.to(PausingSink(task.output)))
 
     def stuck(spark: SparkSession, fence: Fence) -> StreamingQuery:
         def forever(frame: DataFrame, batch_id: int, fence: Fence) -> None:
@@ -159,7 +156,10 @@ def main() -> None:
 
 
 def listen(signals: ExitStack) -> None:
-    settings = {"spark.driver.extraJavaOptions": quick_jvm(), "spark.driver.memory": "512m"}
+    settings = UNCOMPILED | {
+        "spark.driver.extraJavaOptions": quick_jvm(),
+        "spark.driver.memory": "512m",
+    }
     spark = session("driver", master="local[1]", settings=settings)
     spark.range(1).collect()
     say("ready")
@@ -167,6 +167,9 @@ def listen(signals: ExitStack) -> None:
     work: threading.Thread | None = None
     for line in sys.stdin:
         told = json.loads(line)
+        if "pause" in told:
+            PausingSink.wanted.set()
+            continue
         if "stop" in told:
             for query in [] if driver else spark.streams.active:
                 query.stop()

@@ -28,7 +28,7 @@ INSERT_5 = "insert into sink values (5)"
 
 @asynccontextmanager
 async def opened(url: str, **settings: Any) -> AsyncIterator[Transactions]:
-    made = Transactions.of(url, clock=SystemClock(), **settings)
+    made = Transactions.of(url, **{"clock": SystemClock(), **settings})
     try:
         yield made
     finally:
@@ -66,6 +66,13 @@ async def blocking(made: Transactions, owned: Ownership, at: int) -> AsyncIterat
             raise
     else:
         await in_thread(block.__exit__, None, None, None)
+
+
+def with_sink() -> str:
+    """The URL of a store with nothing in it, and with an empty table ``sink`` beside it."""
+    url = postgres.empty_store()
+    postgres.execute(url, "create table sink (n integer primary key)")
+    return url
 
 
 async def in_thread(*arguments: Any) -> Any:

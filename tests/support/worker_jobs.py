@@ -7,8 +7,7 @@ import signal
 import threading
 from datetime import timedelta
 
-from leasehold.jobs.worker.definition import job
-from leasehold.jobs.worker.run import Run
+from leasehold.jobs import Run, job
 
 BOOK = os.environ.get("WORKER_BOOK", os.devnull)
 LEASE = timedelta(seconds=float(os.environ.get("WORKER_LEASE_S", "3")))
@@ -28,9 +27,12 @@ def tick(run: Run) -> None:
 
 @job("blocking", lease=LEASE)
 async def blocking(run: Run) -> None:
-    """Blocks the event loop for longer than the lease lasts."""
+    """Blocks the event loop until the lease has been renewed without it."""
     write("blocking", "begins", run.epoch)
-    threading.Event().wait(2 * LEASE.total_seconds())
+    left = run.remaining()
+    while (now := run.remaining()) <= left:
+        left = now
+        threading.Event().wait(0.01)
     run.check()
     write("blocking", "holds", run.epoch)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -61,7 +61,7 @@ class Place:
             each.wait()
 
 
-def until(holds: Callable[[], bool], *, within_s: float = 60.0) -> None:
+def until(holds: Callable[[], bool], *, within_s: float = 100.0) -> None:
     end_s = CLOCK.boottime_s() + within_s
     while not holds():
         assert CLOCK.boottime_s() < end_s, "it has not come to pass"
@@ -70,4 +70,4 @@ def until(holds: Callable[[], bool], *, within_s: float = 60.0) -> None:
 
 def stop(worker: subprocess.Popen[bytes]) -> None:
     worker.send_signal(signal.SIGTERM)
-    assert worker.wait(60) == 0
+    assert worker.wait(100) == 0

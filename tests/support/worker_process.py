@@ -9,7 +9,7 @@ import sys
 
 from tests.support.worker_jobs import tick, write
 
-from leasehold.jobs.worker.worker import Worker
+from leasehold.jobs import Worker
 
 
 async def main(url: str) -> None:

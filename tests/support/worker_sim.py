@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from leasehold.jobs.worker.definition import Job, job
-from leasehold.jobs.worker.run import Run
-from leasehold.jobs.worker.worker import Worker
+from leasehold.jobs import Job, Run, Worker, job
 from leasehold.ports import Store
 from leasehold.processor.bridge import OneLoop
 from leasehold.stores.registry import Registry

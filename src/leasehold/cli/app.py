@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from leasehold.errors import (
     FileExists,
@@ -65,7 +62,9 @@ _ARROW_ALONE = frozenset(
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001
     if wanted:
-        typer.echo(installed_version("leasehold"))
+        from importlib.metadata import version  # noqa: PLC0415 - it takes its time
+
+        typer.echo(version("leasehold"))
         raise typer.Exit
 
 
@@ -115,7 +114,9 @@ def run() -> None:
     """Run, and turn every error of ours into one line on stderr."""
     said = sys.argv[1:2]
     if _ARROW_ALONE.intersection(said):
-        import_module("leasehold.cli.quick").leave_pandas_out()
+        quick = import_module("leasehold.cli.quick")
+        quick.leave_pandas_out()
+        quick.keep_numpy_small()
     try:
         made(_needed(said))()
     except LeaseholdError as error:
@@ -128,5 +129,8 @@ def run() -> None:
 
 def _tell(error: Exception) -> None:
     """One line; a terminal gets it in lines of its width, broken between words."""
+    from rich.console import Console  # noqa: PLC0415 - rich takes its time
+    from rich.markup import escape  # noqa: PLC0415
+
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
     console.print(f"[red]error:[/] {escape(str(error))}")

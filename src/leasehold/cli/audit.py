@@ -23,11 +23,13 @@ from leasehold.cli.common import (
     StreamName,
     count_cell,
     counted,
+    store_url,
+)
+from leasehold.cli.tables import (
     err,
     fitting_table,
     print_record,
     print_table,
-    store_url,
 )
 from leasehold.errors import LeaseholdError, UsageError
 

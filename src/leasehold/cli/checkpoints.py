@@ -21,14 +21,16 @@ from leasehold.cli.common import (
     StreamName,
     count_cell,
     counted,
-    err,
-    fitting_table,
     row_of,
     seconds_cell,
     store_url,
     time_cell,
 )
 from leasehold.cli.groups import said
+from leasehold.cli.tables import (
+    err,
+    fitting_table,
+)
 from leasehold.cli.watching import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.insight import Desk, PartitionView, ResetPlan, open_desk, plan_reset

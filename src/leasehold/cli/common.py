@@ -1,17 +1,15 @@
-"""What the commands share: the store, durations and sizes, tables and progress.
+"""What the commands share: the store, durations and sizes, and how values are shown.
 
-Data goes to stdout and everything else to stderr. A table fits into the terminal as far as its
-columns may fold; away from a terminal no line is broken. A value that nobody knows is ``-`` in a
-table and ``null`` in JSON.
+Data goes to stdout and everything else to stderr. A value that nobody knows is ``-`` in a table
+and ``null`` in JSON. Tables are in ``tables``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -20,17 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from leasehold.errors import InvalidDuration, UnknownFile, UsageError
-
-# What is printed are names and bytes of other people: nothing in them is markup.
-out = Console(markup=False, highlight=False, emoji=False)
-err = Console(markup=False, highlight=False, emoji=False, stderr=True, soft_wrap=True)
 
 _NUMBER = re.compile(r"([0-9]+(?:[.][0-9]+)?)\s*([A-Za-z]*)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -44,9 +33,7 @@ _BYTES: dict[str, int] = {
 }
 _SQLITE = "sqlite:///"
 _MEMORY = "memory:"
-_NO_LIMIT = 100_000  # columns, for whoever is no terminal
 _LEAST_FOLDED = 16
-_GAP = 2  # between two columns
 
 
 class Output(StrEnum):
@@ -270,53 +257,6 @@ class Column:
     least: int = _LEAST_FOLDED
 
 
-def print_rows(
-    rows: Iterable[Mapping[str, object]], form: Output, columns: Iterable[Column], title: str = ""
-) -> None:
-    """Print rows; as JSON with all they have, as a table only its ``columns``."""
-    if form is Output.JSONL:
-        for row in rows:
-            typer.echo(json.dumps(row))
-    elif form is Output.JSON:
-        typer.echo(json.dumps(list(rows), indent=2))
-    else:
-        print_table(table_of(rows, columns, title))
-
-
-def line_width() -> int:
-    """How many columns a line may have: what is no terminal has no end, unless COLUMNS says so."""
-    return out.width if out.is_terminal or "COLUMNS" in os.environ else _NO_LIMIT
-
-
-def print_table(table: Table) -> None:
-    """Print a table: what must not be broken may be wider than the terminal."""
-    width = line_width() if _fits(table) else _NO_LIMIT
-    # One of its own, since no console prints anything wider than itself.
-    _PipeConsole(markup=False, highlight=False, emoji=False, width=width).print(table)
-
-
-class _PipeConsole(Console):
-    """A console that leaves it to the command what the end of its pipe means."""
-
-    def on_broken_pipe(self) -> None:
-        raise  # noqa: PLE0704 - called while the error is being handled
-
-
-def fitting_table(
-    rows: Iterable[Mapping[str, object]], layouts: Sequence[Sequence[Column]], title: str = ""
-) -> Table:
-    """The table with the first of the layouts that needs no folding, or else with the last."""
-    rows, endless = list(rows), Console(width=_NO_LIMIT)
-    tables = [table_of(rows, each, title) for each in layouts]
-    width = line_width()
-    return next((each for each in tables if endless.measure(each).maximum <= width), tables[-1])
-
-
-def _fits(table: Table) -> bool:
-    needed = sum((column.min_width or 0) + _GAP for column in table.columns)
-    return needed <= line_width()
-
-
 def row_of(record: Any) -> dict[str, object]:
     """A frozen record as a row: what it has, in values that JSON knows."""
     return {each.name: _plain(getattr(record, each.name)) for each in fields(record)}
@@ -330,84 +270,9 @@ def _plain(value: object) -> object:
     return round(value, 3) if isinstance(value, float) else value
 
 
-def table_of(
-    rows: Iterable[Mapping[str, object]], columns: Iterable[Column], title: str = ""
-) -> Table:
-    """A table in which nothing is hidden, and nothing is broken but in columns that fold."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=title or None,
-        title_justify="left",
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    columns = list(columns)
-    cells = [[cell(row[column.name], column) for column in columns] for row in rows]
-    for at, column in enumerate(columns):
-        title = column.title or column.name
-        width = max((cell_len(row[at]) for row in cells), default=0)
-        table.add_column(
-            title,
-            justify=column.justify,
-            overflow="fold",
-            no_wrap=not column.fold,
-            min_width=max(min(width, column.least) if column.fold else width, len(title)),
-        )
-    for row in cells:
-        table.add_row(*row)
-    return table
-
-
-def print_record(record: Mapping[str, object], form: Output) -> None:
-    """Print one thing: a line for each of its values, or one JSON object."""
-    if form is not Output.TABLE:
-        typer.echo(json.dumps(record, indent=2 if form is Output.JSON else None))
-        return
-    print_table(record_table(record))
-
-
-def record_table(record: Mapping[str, object], columns: Iterable[Column] = ()) -> Table:
-    """One thing, a line for each of its values; ``columns`` say how some of them are shown."""
-    known = {column.name: column for column in columns}
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in record.items():
-        column = known.get(name)
-        if column is None:
-            table.add_row(*_named(name, value))
-        else:
-            table.add_row(column.title or column.name, cell(value, column))
-    return table
-
-
-def _named(name: str, value: object) -> tuple[str, str]:
-    """A name and its value for people: the unit is in the name, and goes to the value."""
-    for unit, shown in _UNITS.items():
-        if name.endswith(unit):
-            plain = name.removesuffix(unit).replace("_", " ")
-            return plain, cell(value, Column(name=name, shown=shown))
-    return name.replace("_", " "), cell(value, Column(name=name))
-
-
-_UNITS = {"_bytes": size_cell, "_s": seconds_cell, "_at": time_cell}
-
-
 def cell(value: object, column: Column) -> str:
     """A value as a column shows it."""
     return column.none if value is None or value == "" else column.shown(value)
-
-
-@contextmanager
-def byte_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that counts bytes, if somebody looks at it."""
-    parts = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(
-        *parts, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)
 
 
 @contextmanager

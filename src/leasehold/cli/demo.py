@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leasehold.cli.common import out
+from leasehold.cli.tables import out
 from leasehold.clock import SystemClock
 from leasehold.errors import UsageError
 

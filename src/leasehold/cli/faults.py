@@ -8,15 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
-from leasehold.cli.common import Output, counted, print_rows
+from leasehold.cli.common import (
+    Output,
+    counted,
+)
+from leasehold.cli.tables import print_rows
 from leasehold.errors import LeaseholdError
 from leasehold.files.model import BlockState
-from leasehold.files.namespace import Namespace
-from leasehold.files.verify import Fault
 from leasehold.log.streams import partition_directory
+
+if TYPE_CHECKING:
+    from leasehold.files import Fault, Namespace
 
 _BLOCK = re.compile(r"\bblock (0x[0-9a-f]+)")
 _OF_A_LOG = re.compile(r", partition (\d+), (\d+\.seg): (?:volume (\S+): )?(.*)", re.DOTALL)

@@ -12,38 +12,42 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import chain
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import leasehold.files
 from leasehold.cli.common import (
     Column,
     DatabaseUrl,
     Form,
     Output,
-    byte_progress,
     bytes_cell,
     count_cell,
     counted,
     duration,
-    err,
-    print_record,
-    print_rows,
-    print_table,
     said_for_commands,
     seconds_cell,
     shown_bytes,
     shown_seconds,
     store_url,
-    table_of,
     time_cell,
     until_the_pipe_closes,
 )
 from leasehold.cli.faults import Found, of_a_file, print_faults, summary
+from leasehold.cli.tables import (
+    byte_progress,
+    err,
+    print_record,
+    print_rows,
+    print_table,
+    table_of,
+)
 from leasehold.errors import FileExists, InvalidName, LeaseholdError, UnknownFile
 from leasehold.files.model import BlockState, FileState, FileStatus
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
+
+if TYPE_CHECKING:
+    from leasehold.files import Namespace
 
 _PAGE = 1000
 _HELD = 4  # the exit code for what somebody else has
@@ -330,12 +334,13 @@ _VOLUME_COLUMNS = (
 def _opened(store: str | None) -> Iterator[Namespace]:
     """The namespace, to be looked at: without a monitor, which would recover files unasked."""
     url = store_url(store)
-    with said_for_commands(), Namespace.open(url, name="cli", run_monitor=False) as files:
+    opening = leasehold.files.Namespace.open
+    with said_for_commands(), opening(url, name="cli", run_monitor=False) as files:
         yield files
 
 
 def _soft_limit_s() -> float:
-    return FileOptions().soft_limit.total_seconds()
+    return leasehold.files.FileOptions().soft_limit.total_seconds()
 
 
 def _every(files: Namespace, prefix: str) -> Iterator[FileStatus]:

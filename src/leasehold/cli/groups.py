@@ -16,13 +16,15 @@ from leasehold.cli.common import (
     StreamName,
     count_cell,
     counted,
-    fitting_table,
-    line_width,
     row_of,
     seconds_cell,
     shown_seconds,
 )
 from leasehold.cli.members import MEMBER_LAYOUTS, member_row
+from leasehold.cli.tables import (
+    fitting_table,
+    line_width,
+)
 from leasehold.cli.watching import Page, Watch, Watching, show
 from leasehold.insight import Desk, GroupView, PartitionView
 

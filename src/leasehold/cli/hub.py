@@ -11,16 +11,24 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leasehold.cli.common import DatabaseUrl, counted, err, said_for_commands, store_url
+import leasehold.hub
+import leasehold.log
+from leasehold.cli.common import (
+    DatabaseUrl,
+    counted,
+    said_for_commands,
+    store_url,
+)
+from leasehold.cli.tables import err
 from leasehold.errors import UsageError
-from leasehold.hub.keys import Keyring, keyring_of
-from leasehold.hub.options import HubOptions
-from leasehold.hub.server import HubServer
-from leasehold.log.log import Log
+
+if TYPE_CHECKING:
+    from leasehold.hub import HubOptions, HubServer, Keyring
+    from leasehold.log import Log
 
 EXAMPLE = "leasehold hub --log data --create orders=4 --port 5672"
 KEYS_VARIABLE = "LEASEHOLD_HUB_KEYS"
@@ -83,10 +91,10 @@ def hub(
     """  # noqa: E501
     wanted = dict(map(_created, create or ()))
     given = key or os.environ.get(KEYS_VARIABLE, "").split()
-    options = HubOptions(
+    options = leasehold.hub.HubOptions(
         host=host,
         port=port,
-        keyring=keyring_of(given),
+        keyring=leasehold.hub.keyring_of(given),
         tls=_tls(cert, cert_key),
         most_connections=most_connections,
     )
@@ -127,7 +135,7 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
     for each in _SIGNALS:
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
             loop.add_signal_handler(each, stop.set)
-    async with HubServer(opened, options) as server:
+    async with leasehold.hub.HubServer(opened, options) as server:
         hubs = [each.name for each in opened.streams()]
         address = ":".join(map(str, server.address))
         names = f" ({', '.join(hubs)})" if hubs else ": --create NAME=PARTITIONS makes one"
@@ -201,7 +209,10 @@ def _opened(log: str | None, store: str | None, volumes: list[Path] | tuple[()])
     else:
         store = log or store
     url = store_url(store, make=True)
-    with said_for_commands(), Log.open(url, volumes=list(volumes), name="hub") as opened:
+    with (
+        said_for_commands(),
+        leasehold.log.Log.open(url, volumes=list(volumes), name="hub") as opened,
+    ):
         yield opened
 
 

@@ -18,9 +18,6 @@ from leasehold.cli.common import (
     Form,
     Output,
     StoreUrl,
-    fitting_table,
-    print_record,
-    record_table,
     seconds_cell,
     store_url,
     time_cell,
@@ -36,6 +33,11 @@ from leasehold.cli.jobs_orders import (
     resume,
     run_now,
     shown_at,
+)
+from leasehold.cli.tables import (
+    fitting_table,
+    print_record,
+    record_table,
 )
 from leasehold.cli.watching import Page, Watch, Watching, show
 from leasehold.errors import LeaseLost

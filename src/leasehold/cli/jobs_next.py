@@ -20,11 +20,11 @@ from leasehold.cli.common import (
     Form,
     Output,
     StoreUrl,
-    fitting_table,
     seconds_cell,
     shown_seconds,
     store_url,
 )
+from leasehold.cli.tables import fitting_table
 from leasehold.cli.watching import Page, print_page
 from leasehold.clock import SystemClock
 from leasehold.core.cron import Schedule, parse_schedule

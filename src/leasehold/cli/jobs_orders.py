@@ -22,13 +22,15 @@ from leasehold.cli.common import (
     Output,
     StoreUrl,
     duration,
-    err,
-    fitting_table,
     seconds_cell,
     shown_seconds,
     shown_time,
     store_url,
     time_cell,
+)
+from leasehold.cli.tables import (
+    err,
+    fitting_table,
 )
 from leasehold.cli.watching import NoWait, Page, Timeout, print_page, wait_until_done
 from leasehold.clock import host_name

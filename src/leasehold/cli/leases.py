@@ -23,15 +23,17 @@ from leasehold.cli.common import (
     StreamName,
     count_cell,
     duration,
-    err,
-    fitting_table,
-    record_table,
     row_of,
     seconds_cell,
     shown_seconds,
     store_url,
     time_cell,
     yes_no_cell,
+)
+from leasehold.cli.tables import (
+    err,
+    fitting_table,
+    record_table,
 )
 from leasehold.cli.watching import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError

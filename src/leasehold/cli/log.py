@@ -10,7 +10,7 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,17 +19,11 @@ from leasehold.cli.common import (
     DatabaseUrl,
     Form,
     Output,
-    byte_progress,
     bytes_cell,
     cell,
     count_cell,
     counted,
     duration,
-    err,
-    fitting_table,
-    print_record,
-    print_rows,
-    print_table,
     seconds_cell,
     shown_bytes,
     size,
@@ -40,13 +34,22 @@ from leasehold.cli.common import (
 from leasehold.cli.faults import of_a_stream, print_faults, summary
 from leasehold.cli.log_events import append, cat, tail
 from leasehold.cli.log_opened import Stream, opened
+from leasehold.cli.tables import (
+    byte_progress,
+    err,
+    fitting_table,
+    print_record,
+    print_rows,
+    print_table,
+)
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.volumes import DEFAULT_REPLICATION
 from leasehold.log.catalog import Catalog
-from leasehold.log.log import Log
-from leasehold.log.retention import PartitionTrim
-from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
+
+if TYPE_CHECKING:
+    from leasehold.log import Log, PartitionInfo, StreamInfo, StreamSettings
+    from leasehold.log.retention import PartitionTrim
 
 log_app = typer.Typer(
     name="log", help="An event log in streams and partitions, on files.", no_args_is_help=True

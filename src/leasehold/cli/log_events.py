@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -15,21 +15,25 @@ from leasehold.cli.common import (
     DatabaseUrl,
     Form,
     Output,
-    byte_progress,
     count_cell,
     counted,
-    err,
-    print_rows,
     until_the_pipe_closes,
 )
 from leasehold.cli.log_follow import followed
-from leasehold.cli.log_input import Fields, Format, format_of, tables
+from leasehold.cli.log_format import Fields, Format, format_of
 from leasehold.cli.log_opened import Stream, about, opened
 from leasehold.cli.log_output import EventForm, print_batch, print_head
 from leasehold.cli.log_sent import Sent
+from leasehold.cli.tables import (
+    byte_progress,
+    err,
+    print_rows,
+)
 from leasehold.errors import UsageError
-from leasehold.log.log import Log
 from leasehold.log.start import Start
+
+if TYPE_CHECKING:
+    from leasehold.log import Log
 
 _STDIN = Path("-")
 
@@ -85,6 +89,8 @@ def append(
     form: Form = Output.TABLE,
 ) -> None:
     """Append events, and say how many went to which partition. What is counted is durable."""
+    from leasehold.cli.log_input import tables  # noqa: PLC0415 - Arrow takes its time
+
     fields, sent = Fields(key=key, body=body), Sent()
     with (
         _source(source) as (data, total),

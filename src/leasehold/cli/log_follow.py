@@ -10,14 +10,17 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from leasehold.cli.log_opened import about
 from leasehold.errors import LeaseholdError
-from leasehold.log.events import EventBatch
-from leasehold.log.reader import PartitionReader
+
+if TYPE_CHECKING:
+    from leasehold.log import EventBatch, PartitionReader
+
+    _Found = queue.Queue[EventBatch | LeaseholdError]
 
 _LOOK_EVERY_S = 0.25  # how long a follower that is ahead takes to notice that nobody wants more
-_Found = queue.Queue[EventBatch | LeaseholdError]
 
 
 @contextmanager

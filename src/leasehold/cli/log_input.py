@@ -10,14 +10,12 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import chain, islice
-from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 
+from leasehold.cli.log_format import Fields, Format
 from leasehold.errors import UsageError
 
 _CHUNK_BYTES = 1 << 20
@@ -26,36 +24,6 @@ _OURS = {"key", "body", "properties"}
 _MAP = pa.map_(pa.utf8(), pa.utf8())
 # Its number in the source, its bytes where they are kept as they are, and its fields.
 _Numbered = tuple[int, bytes | None, Mapping[str, object]]
-
-
-class Format(StrEnum):
-    """How the events to be appended are written."""
-
-    LINES = "lines"
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-
-
-_BY_SUFFIX = {
-    ".jsonl": Format.JSONL,
-    ".ndjson": Format.JSONL,
-    ".csv": Format.CSV,
-    ".parquet": Format.PARQUET,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """Which field of a record is the key, and which the body; none: the whole record."""
-
-    key: str | None = None
-    body: str | None = None
-
-
-def format_of(path: Path | None) -> Format:
-    """What the name of the file says it is; lines if it says nothing."""
-    return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path else Format.LINES
 
 
 def tables(

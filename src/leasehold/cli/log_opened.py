@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import leasehold.log
 from leasehold.cli.common import said_for_commands, store_url
 from leasehold.errors import Trimmed, UsageError
-from leasehold.log.log import Log
-from leasehold.log.options import LogOptions
+
+if TYPE_CHECKING:
+    from leasehold.log import Log
 
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the stream.")]
 
@@ -20,10 +22,10 @@ Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the s
 @contextmanager
 def opened(store: str | None, *, make: bool = False, volumes: Sequence[Path] = ()) -> Iterator[Log]:
     """The log, without a monitor: a command that looks at things recovers nothing unasked."""
-    url, options = store_url(store, make=make), LogOptions(run_monitor=False)
+    url, options = store_url(store, make=make), leasehold.log.LogOptions(run_monitor=False)
     with (
         said_for_commands(),
-        Log.open(url, volumes=volumes, name="cli", options=options) as log,
+        leasehold.log.Log.open(url, volumes=volumes, name="cli", options=options) as log,
     ):
         yield log
 

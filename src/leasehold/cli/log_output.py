@@ -7,9 +7,12 @@ import json
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from leasehold.cli.common import line_width
-from leasehold.log.events import Event, EventBatch
+from leasehold.cli.tables import line_width
+
+if TYPE_CHECKING:
+    from leasehold.log import Event, EventBatch
 
 _KEY_WIDTH = 12
 _LEAST_BODY_WIDTH = 16

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from leasehold.errors import LeaseholdError
-from leasehold.log.parcel import Receipt
+
+if TYPE_CHECKING:
+    from leasehold.log import Receipt
 
 
 @dataclass(slots=True, kw_only=True)

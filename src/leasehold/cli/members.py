@@ -19,12 +19,14 @@ from leasehold.cli.common import (
     StreamName,
     counted,
     duration,
-    err,
-    fitting_table,
     row_of,
     seconds_cell,
     shown_seconds,
     store_url,
+)
+from leasehold.cli.tables import (
+    err,
+    fitting_table,
 )
 from leasehold.cli.watching import (
     NoWait,

@@ -17,12 +17,14 @@ from leasehold.cli.common import (
     StoreUrl,
     StreamName,
     duration,
-    err,
-    fitting_table,
     shown_seconds,
     store_url,
 )
 from leasehold.cli.leases import now_there
+from leasehold.cli.tables import (
+    err,
+    fitting_table,
+)
 from leasehold.cli.watching import NoWait, Page, Timeout, print_page, wait_until_done
 from leasehold.errors import LeaseholdError, LeaseLost
 from leasehold.insight import Desk, GroupView, PartitionView, open_desk

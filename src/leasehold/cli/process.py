@@ -8,11 +8,14 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
+import leasehold.log
+import leasehold.processor
+import leasehold.sources
 from leasehold.cli.common import (
     StoreUrl,
     counted,
@@ -27,14 +30,13 @@ from leasehold.core.balance import Strategy
 from leasehold.core.soundness import LARGEST_WEIGHT
 from leasehold.core.timing import Timing
 from leasehold.errors import UnknownStream, UsageError
-from leasehold.log.log import Log
-from leasehold.log.options import LogOptions
 from leasehold.log.start import Start
-from leasehold.processor import CheckpointPolicy, EventProcessor, Options, PoisonPolicy
-from leasehold.sources.dead_letters import LogDeadLetters
+from leasehold.processor import CheckpointPolicy, PoisonPolicy
 from leasehold.sources.eventhubs.address import is_address
-from leasehold.sources.opening import open_source
-from leasehold.sources.port import EventSource
+
+if TYPE_CHECKING:
+    from leasehold.processor import EventProcessor
+    from leasehold.sources import EventSource, LogDeadLetters
 
 EXAMPLE = "leasehold process billing:handle --source orders --group billing"
 _STATUS_EVERY_S = 15.0
@@ -156,7 +158,7 @@ def process(
     Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one, a second later or more, ends it at once.
     """  # noqa: E501
     options = partial(
-        Options,
+        leasehold.processor.Options,
         strategy=strategy,
         timing=_timing(lease, store),
         start=Start.parse(start),
@@ -180,7 +182,7 @@ def process(
         stack.enter_context(heard(words))
         dead = stack.enter_context(_dead_letters(url, dead_stream))
         events = stack.enter_context(_opened(source, url, name))
-        processor = EventProcessor(
+        processor = leasehold.processor.EventProcessor(
             events,
             url,
             group,
@@ -268,7 +270,7 @@ def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
 @contextmanager
 def _opened(text: str, url: str, name: str) -> Iterator[EventSource]:
     try:
-        source = open_source(text, store_url=url, name=name)
+        source = leasehold.sources.open_source(text, store_url=url, name=name)
     except UnknownStream as error:
         raise UnknownStream(f"{error}; {_SOURCES}") from error
     try:
@@ -282,8 +284,9 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
     if not stream:
         yield None
         return
-    with Log.open(url, name="dead-letters", options=LogOptions(run_monitor=False)) as log:
-        letters = LogDeadLetters(log, stream)
+    options = leasehold.log.LogOptions(run_monitor=False)
+    with leasehold.log.Log.open(url, name="dead-letters", options=options) as log:
+        letters = leasehold.sources.LogDeadLetters(log, stream)
         try:
             yield letters
         finally:

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from leasehold.cli.common import err
 from leasehold.errors import LeaseholdError, UsageError
 from leasehold.processor.handlers import check_handler
 
@@ -96,6 +95,8 @@ def _broken(name: str, error: Exception) -> LeaseholdError:
     ours = (__file__, "<frozen importlib", import_module.__code__.co_filename)
     own = [step for step in steps.stack if not step.filename.startswith(ours)]
     steps.stack = traceback.StackSummary.from_list(own)
+    from leasehold.cli.tables import err  # noqa: PLC0415 - rich takes its time
+
     err.print("".join(steps.format()).rstrip())
     return LeaseholdError(
         f"module {name!r} can not be imported: {type(error).__name__}: {error}. Its traceback is "

@@ -10,10 +10,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from leasehold.cli.common import counted, err, shown_seconds
+from leasehold.cli.common import (
+    counted,
+    shown_seconds,
+)
+from leasehold.cli.tables import err
 from leasehold.clock import Clock
-from leasehold.processor import Counts, EventProcessor, HookEvent
 from leasehold.processor.hooks import (
     CheckpointRefused,
     CycleDone,
@@ -30,6 +34,9 @@ from leasehold.processor.hooks import (
     ReceiverDisplaced,
 )
 from leasehold.sources.tracebacks import traceback_of
+
+if TYPE_CHECKING:
+    from leasehold.processor import Counts, EventProcessor, HookEvent
 
 _MOST_TRACEBACKS = 200
 _ACTIONS = {

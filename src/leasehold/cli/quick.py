@@ -1,21 +1,26 @@
-"""A quicker start of commands: Arrow is told that there is no pandas.
+"""A quicker start of commands: Arrow is told that there is no pandas, and NumPy not to spread.
 
 At the first array that is made of Python values Arrow looks for pandas, and imports it if it is
-installed, which takes more than a second. No command needs it but those that run Spark. It holds
-for the whole process, so this is nothing for a library.
+installed, which takes more than a second. NumPy, which Arrow imports, starts a thread on each core
+for its linear algebra. No command needs them but those that run Spark or handlers. Both hold for
+the whole process, so this is nothing for a library.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib import import_module
+from importlib.abc import Loader
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+
+_ARROW, _PANDAS = "pyarrow", "pandas"
 
 
 class _NoPandas:
@@ -25,18 +30,65 @@ class _NoPandas:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        if name == "pandas":
+        if name == _PANDAS:
             raise ImportError("left out")
         return None
 
 
+class _Watcher:
+    """Waits until somebody wants Arrow, and sees to it that Arrow wants no pandas."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        del path, target
+        if name != _ARROW:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads Arrow as its own loader does, and lets it look for pandas at once."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _look_in_vain(module)
+
+
+def keep_numpy_small() -> None:
+    """Let NumPy, if it is loaded later, start no threads of its own, unless somebody said more."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def leave_pandas_out() -> None:
-    """Let Arrow look for pandas now, and find none. What has loaded it already keeps it."""
-    if "pandas" in sys.modules:
+    """Let Arrow look for pandas as soon as it is there, and find none.
+
+    Arrow is not loaded for it. What has loaded pandas already keeps it.
+    """
+    if _ARROW in sys.modules:
+        _look_in_vain(import_module(_ARROW))
+    elif not any(isinstance(each, _Watcher) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Watcher())
+
+
+def _look_in_vain(arrow: ModuleType) -> None:
+    if _PANDAS in sys.modules:
         return
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
-        pa.array([0])
+        arrow.array([0])
     finally:
         sys.meta_path.remove(finder)

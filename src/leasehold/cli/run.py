@@ -5,16 +5,17 @@ Its exit codes are its own, since schedulers and supervisors act on them: ``docs
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from leasehold.cli.common import StoreUrl, duration, err, shared_store_url
+from leasehold.cli.common import StoreUrl, duration, shared_store_url
 from leasehold.clock import Clock, SystemClock, system_random
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import LeaseholdError, StoreError, UsageError
@@ -23,12 +24,14 @@ from leasehold.jobs.command.guard import fill_standard
 from leasehold.jobs.command.judgement import unable
 from leasehold.jobs.command.plan import IfHeld, Plan
 from leasehold.jobs.command.run import Limits, LossKind, OnLoss
-from leasehold.jobs.command.scheduled import ScheduledWrapper
 from leasehold.jobs.command.service import Wrapper
 from leasehold.jobs.command.verdict import Exit, Reason, Verdict
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of
 from leasehold.stores.sqlite.place import check_path, path_of
+
+if TYPE_CHECKING:
+    from leasehold.jobs.command.scheduled import ScheduledWrapper
 
 EXAMPLE = "leasehold run --job nightly --if-held skip -- ./nightly.sh"
 _COMMAND = "cmd:"
@@ -42,6 +45,7 @@ _SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may
 _MISUSED = 2  # what Typer leaves with
 # Nobody needs to hear of these away from a terminal: cron would send mail for every word.
 _ORDINARY = (Reason.HELD, Reason.DONE)
+_LIKE_A_TERMINAL = frozenset(("FORCE_COLOR", "TTY_COMPATIBLE"))
 
 Command = Annotated[
     list[str], typer.Argument(metavar="COMMAND", help="The program and its arguments.")
@@ -214,6 +218,8 @@ def _wrapper(
     rng = system_random()
     if schedule is None or not plan.standby:
         return Wrapper(plan, bell=bell, clock=clock, rng=rng, say=_say, alone=True)
+    from leasehold.jobs.command.scheduled import ScheduledWrapper  # noqa: PLC0415 - for few runs
+
     return ScheduledWrapper(plan, schedule, bell=bell, clock=clock, rng=rng, say=_say, alone=True)
 
 
@@ -231,7 +237,22 @@ def _make_store(url: str) -> None:
 
 
 def _say(words: str) -> None:
+    from leasehold.cli.tables import err  # noqa: PLC0415 - rich takes its time
+
     _write(lambda: err.print(f"leasehold run: {words}"))
+
+
+def _is_looked_at() -> bool:
+    """Whether stderr is a terminal; rich is asked only where it could be one."""
+    try:
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+    except ValueError:  # closed
+        terminal = False
+    if not terminal and not _LIKE_A_TERMINAL & os.environ.keys():
+        return False
+    from leasehold.cli.tables import err  # noqa: PLC0415 - rich takes its time
+
+    return err.is_terminal
 
 
 def _write(write: Callable[[], object]) -> None:
@@ -244,7 +265,7 @@ def _write(write: Callable[[], object]) -> None:
 
 
 def _tell(verdict: Verdict, job: str, *, json: bool) -> None:
-    quiet = verdict.reason in _ORDINARY and verdict.code == Exit.OK and not err.is_terminal
+    quiet = verdict.reason in _ORDINARY and verdict.code == Exit.OK and not _is_looked_at()
     if verdict.message and not quiet:
         _say(verdict.message)
     if json:

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from leasehold.cli.picture import sparklines, svg, window
@@ -274,10 +273,19 @@ def _print_picture(run: Run) -> None:
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A progress bar on stderr, if somebody looks at it."""
+    if not err.is_terminal:
+        yield lambda: None
+        return
+    from rich.progress import (  # noqa: PLC0415 - it takes its time
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
 

@@ -25,12 +25,14 @@ from leasehold.cli.common import (
     LOG_MAKES,
     Output,
     duration,
-    err,
-    out,
-    print_table,
     shown_seconds,
     store_url,
     until_the_pipe_closes,
+)
+from leasehold.cli.tables import (
+    err,
+    out,
+    print_table,
 )
 from leasehold.errors import InvalidDuration, StoreUnavailable
 from leasehold.insight import Desk, open_desk

@@ -13,8 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.common import StoreUrl, counted, duration, err, shared_store_url
+from leasehold.cli.common import (
+    StoreUrl,
+    counted,
+    duration,
+    shared_store_url,
+)
 from leasehold.cli.process_handler import imported
+from leasehold.cli.tables import err
 from leasehold.clock import Clock, SystemClock
 from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import LeaseholdError, UsageError

@@ -25,14 +25,19 @@ module             what it decides or does
 
 from __future__ import annotations
 
-from leasehold.files.aio import AsyncFileReader, AsyncFileWriter, AsyncNamespace
-from leasehold.files.model import Block, BlockState, FileState, FileStatus, HolderStatus
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
-from leasehold.files.reader import FileReader
-from leasehold.files.recovery import Progress
-from leasehold.files.verify import Fault
-from leasehold.files.writer import FileWriter
+from typing import TYPE_CHECKING
+
+from leasehold.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from leasehold.files.aio import AsyncFileReader, AsyncFileWriter, AsyncNamespace
+    from leasehold.files.model import Block, BlockState, FileState, FileStatus, HolderStatus
+    from leasehold.files.namespace import Namespace
+    from leasehold.files.options import FileOptions
+    from leasehold.files.reader import FileReader
+    from leasehold.files.recovery import Progress
+    from leasehold.files.verify import Fault
+    from leasehold.files.writer import FileWriter
 
 __all__ = [
     "AsyncFileReader",
@@ -50,3 +55,23 @@ __all__ = [
     "Namespace",
     "Progress",
 ]
+
+_HOMES = {
+    "AsyncFileReader": "leasehold.files.aio",
+    "AsyncFileWriter": "leasehold.files.aio",
+    "AsyncNamespace": "leasehold.files.aio",
+    "Block": "leasehold.files.model",
+    "BlockState": "leasehold.files.model",
+    "Fault": "leasehold.files.verify",
+    "FileOptions": "leasehold.files.options",
+    "FileReader": "leasehold.files.reader",
+    "FileState": "leasehold.files.model",
+    "FileStatus": "leasehold.files.model",
+    "FileWriter": "leasehold.files.writer",
+    "HolderStatus": "leasehold.files.model",
+    "Namespace": "leasehold.files.namespace",
+    "Progress": "leasehold.files.recovery",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -21,8 +21,23 @@ moves the delivery count by n. A batch never has more events than there is credi
 
 from __future__ import annotations
 
-from leasehold.hub.keys import Keyring, keyring_of
-from leasehold.hub.options import HubOptions
-from leasehold.hub.server import HubServer
+from typing import TYPE_CHECKING
+
+from leasehold.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from leasehold.hub.keys import Keyring, keyring_of
+    from leasehold.hub.options import HubOptions
+    from leasehold.hub.server import HubServer
 
 __all__ = ["HubOptions", "HubServer", "Keyring", "keyring_of"]
+
+_HOMES = {
+    "HubOptions": "leasehold.hub.options",
+    "HubServer": "leasehold.hub.server",
+    "Keyring": "leasehold.hub.keys",
+    "keyring_of": "leasehold.hub.keys",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

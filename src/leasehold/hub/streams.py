@@ -21,7 +21,7 @@ from leasehold.log.options import ProducerOptions
 from leasehold.log.start import Start
 from leasehold.log.streams import stream_directory
 from leasehold.sources.bell import Bell
-from leasehold.sources.log import partition_number
+from leasehold.sources.port import partition_number
 from leasehold.sources.receiver import shielded
 from leasehold.sources.watch import Watcher
 

@@ -5,12 +5,17 @@ They read and never change anything. What is not known is ``None``, never 0.
 
 from __future__ import annotations
 
-from leasehold.insight.groups import GroupView, group_view, group_views
-from leasehold.insight.members import MemberView
-from leasehold.insight.opening import Desk, open_desk
-from leasehold.insight.partitions import PartitionView
-from leasehold.insight.places import LogPlaces, Peek
-from leasehold.insight.resets import ResetPlan, plan_reset
+from typing import TYPE_CHECKING
+
+from leasehold.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from leasehold.insight.groups import GroupView, group_view, group_views
+    from leasehold.insight.members import MemberView
+    from leasehold.insight.opening import Desk, open_desk
+    from leasehold.insight.partitions import PartitionView
+    from leasehold.insight.places import LogPlaces, Peek
+    from leasehold.insight.resets import ResetPlan, plan_reset
 
 __all__ = [
     "Desk",
@@ -25,3 +30,20 @@ __all__ = [
     "open_desk",
     "plan_reset",
 ]
+
+_HOMES = {
+    "Desk": "leasehold.insight.opening",
+    "GroupView": "leasehold.insight.groups",
+    "LogPlaces": "leasehold.insight.places",
+    "MemberView": "leasehold.insight.members",
+    "PartitionView": "leasehold.insight.partitions",
+    "Peek": "leasehold.insight.places",
+    "ResetPlan": "leasehold.insight.resets",
+    "group_view": "leasehold.insight.groups",
+    "group_views": "leasehold.insight.groups",
+    "open_desk": "leasehold.insight.opening",
+    "plan_reset": "leasehold.insight.resets",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
+import leasehold.log
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable, UnknownStream, UsageError, VolumeUnusable
 from leasehold.insight.groups import GroupView, group_view, group_views, known_groups
 from leasehold.insight.places import LogPlaces, RememberedEnds
-from leasehold.log.log import Log
-from leasehold.log.options import LogOptions
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from leasehold.clock import Clock
+    from leasehold.log import Log
     from leasehold.ports import Store
 
 
@@ -87,7 +87,8 @@ class Desk:
 
     def _opened(self) -> Log | None:
         try:
-            return Log.open(self._url, name="look", options=LogOptions(run_monitor=False))
+            options = leasehold.log.LogOptions(run_monitor=False)
+            return leasehold.log.Log.open(self._url, name="look", options=options)
         except UsageError:
             return None  # no database that can keep a log, or one without a volume
         except (StoreUnusable, VolumeUnusable) as error:

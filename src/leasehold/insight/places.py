@@ -14,8 +14,7 @@ import anyio.to_thread
 
 from leasehold.errors import DataDamaged, Trimmed, UsageError, VolumeUnusable
 from leasehold.log.start import Start
-from leasehold.sources.log import partition_number
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources.port import PartitionEnds, partition_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

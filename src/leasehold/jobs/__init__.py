@@ -22,15 +22,20 @@ the key's checkpoint (``occurrence``), and what operators want the checkpoints o
 
 from __future__ import annotations
 
-from leasehold.jobs.asynchronous import AsyncReservation, reserve_async, try_reserve_async
-from leasehold.jobs.entry import Outcome
-from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
-from leasehold.jobs.reservation import Reservation, reserve, try_reserve
-from leasehold.jobs.reserver import Reserver
-from leasehold.jobs.wish import Done, Held
-from leasehold.jobs.worker.definition import Job, job
-from leasehold.jobs.worker.run import Run
-from leasehold.jobs.worker.worker import Worker
+from typing import TYPE_CHECKING
+
+from leasehold.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from leasehold.jobs.asynchronous import AsyncReservation, reserve_async, try_reserve_async
+    from leasehold.jobs.entry import Outcome
+    from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
+    from leasehold.jobs.reservation import Reservation, reserve, try_reserve
+    from leasehold.jobs.reserver import Reserver
+    from leasehold.jobs.wish import Done, Held
+    from leasehold.jobs.worker.definition import Job, job
+    from leasehold.jobs.worker.run import Run
+    from leasehold.jobs.worker.worker import Worker
 
 __all__ = [
     "AsyncReservation",
@@ -52,3 +57,27 @@ __all__ = [
     "try_reserve",
     "try_reserve_async",
 ]
+
+_HOMES = {
+    "AsyncReservation": "leasehold.jobs.asynchronous",
+    "CatchUp": "leasehold.jobs.policy",
+    "Done": "leasehold.jobs.wish",
+    "Held": "leasehold.jobs.wish",
+    "Job": "leasehold.jobs.worker.definition",
+    "OnCrash": "leasehold.jobs.policy",
+    "Outcome": "leasehold.jobs.entry",
+    "Overlap": "leasehold.jobs.policy",
+    "Policy": "leasehold.jobs.policy",
+    "Reservation": "leasehold.jobs.reservation",
+    "Reserver": "leasehold.jobs.reserver",
+    "Run": "leasehold.jobs.worker.run",
+    "Worker": "leasehold.jobs.worker.worker",
+    "job": "leasehold.jobs.worker.definition",
+    "reserve": "leasehold.jobs.reservation",
+    "reserve_async": "leasehold.jobs.asynchronous",
+    "try_reserve": "leasehold.jobs.reservation",
+    "try_reserve_async": "leasehold.jobs.asynchronous",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

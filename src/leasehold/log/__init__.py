@@ -15,16 +15,21 @@ become it), ``ledger`` (numbers, and what each producer has stored). The bytes a
 
 from __future__ import annotations
 
-from leasehold.log.counts import Numbers
-from leasehold.log.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
-from leasehold.log.log import Log
-from leasehold.log.options import LogOptions, ProducerOptions
-from leasehold.log.parcel import Receipt
-from leasehold.log.producer import Producer
-from leasehold.log.reader import PartitionReader
-from leasehold.log.retention import TrimPlan
-from leasehold.log.start import Start
-from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
+from typing import TYPE_CHECKING
+
+from leasehold.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from leasehold.log.counts import Numbers
+    from leasehold.log.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
+    from leasehold.log.log import Log
+    from leasehold.log.options import LogOptions, ProducerOptions
+    from leasehold.log.parcel import Receipt
+    from leasehold.log.producer import Producer
+    from leasehold.log.reader import PartitionReader
+    from leasehold.log.retention import TrimPlan
+    from leasehold.log.start import Start
+    from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
 
 __all__ = [
     "SENT_SCHEMA",
@@ -45,3 +50,26 @@ __all__ = [
     "TrimPlan",
     "partition_of",
 ]
+
+_HOMES = {
+    "Event": "leasehold.log.events",
+    "EventBatch": "leasehold.log.events",
+    "Log": "leasehold.log.log",
+    "LogOptions": "leasehold.log.options",
+    "Numbers": "leasehold.log.counts",
+    "PartitionInfo": "leasehold.log.streams",
+    "PartitionReader": "leasehold.log.reader",
+    "Producer": "leasehold.log.producer",
+    "ProducerOptions": "leasehold.log.options",
+    "Receipt": "leasehold.log.parcel",
+    "SENT_SCHEMA": "leasehold.log.events",
+    "STORED_SCHEMA": "leasehold.log.events",
+    "Start": "leasehold.log.start",
+    "StreamInfo": "leasehold.log.streams",
+    "StreamSettings": "leasehold.log.streams",
+    "TrimPlan": "leasehold.log.retention",
+    "partition_of": "leasehold.log.events",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

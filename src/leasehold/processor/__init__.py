@@ -44,8 +44,9 @@ module             holds
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
     from leasehold.core.checkpointing import CheckpointPolicy
@@ -76,27 +77,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlockingContext": "context",
-    "CloseReason": "hooks",
-    "Counts": "hooks",
-    "EventProcessor": "processor",
-    "HookEvent": "hooks",
-    "Load": "settings",
-    "OnTrimmed": "settings",
-    "Options": "settings",
-    "PartitionClient": "pull",
-    "PartitionContext": "context",
-    "PartitionStatus": "status",
-    "PumpState": "status",
-    "blocking": "processor",
+    "BlockingContext": "leasehold.processor.context",
+    "CheckpointPolicy": "leasehold.core.checkpointing",
+    "CloseReason": "leasehold.processor.hooks",
+    "Counts": "leasehold.processor.hooks",
+    "EventProcessor": "leasehold.processor.processor",
+    "HookEvent": "leasehold.processor.hooks",
+    "Load": "leasehold.processor.settings",
+    "OnTrimmed": "leasehold.processor.settings",
+    "Options": "leasehold.processor.settings",
+    "PartitionClient": "leasehold.processor.pull",
+    "PartitionContext": "leasehold.processor.context",
+    "PartitionStatus": "leasehold.processor.status",
+    "PoisonPolicy": "leasehold.core.poison",
+    "PumpState": "leasehold.processor.status",
+    "blocking": "leasehold.processor.processor",
 }
-_CORE = {"CheckpointPolicy": "checkpointing", "PoisonPolicy": "poison"}
 
-
-def __getattr__(name: str) -> object:
-    """Load a name when it is asked for: a member alone needs no Arrow, which takes its time."""
-    if name in _HOMES:
-        return getattr(import_module(f"leasehold.processor.{_HOMES[name]}"), name)
-    if name in _CORE:
-        return getattr(import_module(f"leasehold.core.{_CORE[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -22,7 +22,7 @@ from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.streams import stream_directory
 from leasehold.sources.bell import Bell
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources.port import PartitionEnds, partition_number
 from leasehold.sources.receiver import LogReceiver, shielded
 from leasehold.sources.watch import Watcher
 
@@ -216,16 +216,3 @@ class LogSource:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError(f"the source of {self.name!r} is closed: open another one")
-
-
-def partition_number(partition: str) -> int:
-    """The number of a partition of the log.
-
-    Raises:
-        UsageError: it is none that a log can have.
-    """
-    if not (partition.isascii() and partition.isdigit()) or str(int(partition)) != partition:
-        raise UsageError(
-            f"there is no partition {partition!r}: those of a log are numbers, such as '0' or '12'"
-        )
-    return int(partition)

@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from leasehold.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
@@ -91,3 +93,16 @@ class EventSource(Protocol):
     async def close(self) -> None:
         """Close all receivers, and what belongs to the source."""
         ...
+
+
+def partition_number(partition: str) -> int:
+    """The number of a partition of the log.
+
+    Raises:
+        UsageError: it is none that a log can have.
+    """
+    if not (partition.isascii() and partition.isdigit()) or str(int(partition)) != partition:
+        raise UsageError(
+            f"there is no partition {partition!r}: those of a log are numbers, such as '0' or '12'"
+        )
+    return int(partition)

@@ -14,9 +14,8 @@ from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.start import Start
 from leasehold.sources.eventhubs.address import is_address
-from leasehold.sources.log import partition_number
 from leasehold.sources.opening import stream_of
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources.port import PartitionEnds, partition_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -28,6 +28,7 @@ from leasehold.testing.clock import ManualClock
 from leasehold.testing.contract import ManualTime, RealTime, StoreContract
 from leasehold.testing.contract.races import RaceContract
 
+pytestmark = pytest.mark.server
 SHORTEST_S, LONGEST_S = 15.0, 60.0
 # A lease that is kept alive is renewed at least so often.
 SLICE_S = 45.0

@@ -20,15 +20,13 @@ from azure.eventhub.aio import CheckpointStore as Contract
 from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManager
 from tests.support.job_scene import FaultyStore, LoopClock
 
+from leasehold import Member, MemberOptions, Timing
 from leasehold.adapters import azure
 from leasehold.adapters.azure import aio
 from leasehold.adapters.azure.layout import Place
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
 from leasehold.errors import FencedWrite, InvalidDuration, StoreUnavailable, UsageError
 from leasehold.model import Ownership
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.loop import run_simulated
 
 NAMESPACE, HUB, CONSUMERS = "NS.servicebus.windows.net", "Orders", "$Default"

@@ -65,6 +65,7 @@ def test_all_leases_are_ended_even_if_one_of_them_can_not_be(
     asyncio.run(story())
 
 
+@pytest.mark.process
 def test_a_forked_process_is_told_to_make_a_blocking_store_of_its_own(tmp_path: Path) -> None:
     """Its thread is not there any more, so every answer would be waited for in vain."""
     store = azure.CheckpointStore(f"sqlite:///{tmp_path}/leases.db")

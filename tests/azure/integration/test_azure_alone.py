@@ -12,10 +12,10 @@ import pytest
 from azure.eventhub import LoadBalancingStrategy
 from tests.support.azure_sim import EXPIRY_S, NAMESPACE, THEIR_CYCLE_S, Group, TheirStore, play
 
+from leasehold import Member
 from leasehold.adapters.azure import MixedStore, RecordsStore
 from leasehold.errors import UsageError
 from leasehold.model import Mark, Position
-from leasehold.processor.member import Member
 
 pytestmark = pytest.mark.spec("B8")
 

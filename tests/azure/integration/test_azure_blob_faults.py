@@ -28,7 +28,7 @@ from leasehold.stores.azure_blob.container import OK
 from leasehold.stores.azure_blob.naming import Home, lease_id
 from leasehold.stores.azure_blob.wire import Answer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 
 @pytest.fixture

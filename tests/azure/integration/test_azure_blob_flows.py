@@ -18,7 +18,7 @@ from leasehold.model import State
 from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs, open_blobs
 from leasehold.testing.clock import ManualClock
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 LEASE = timedelta(seconds=30)
 

@@ -20,7 +20,7 @@ from leasehold.model import State
 from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs, open_blobs
 from leasehold.testing.clock import ManualClock
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 A, B, C = (f"{letter * 8}-1111-4111-8111-111111111111" for letter in "abc")
 LEASE, LONG = timedelta(seconds=15), timedelta(seconds=60)

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from tests.support.azure_blob_scene import GROUP, granted, keys, opened, owned
-from tests.support.azurite import Azurite, azurite_with_tokens, shared_azurite
+from tests.support.azurite import Azurite, shared_azurite, shared_azurite_with_tokens
 from tests.support.hub import certificate
 
 from leasehold.clock import Clock, SystemClock
@@ -31,7 +31,7 @@ from leasehold.stores import open_store
 from leasehold.stores.azure_blob import AzureBlobStore
 from leasehold.testing.clock import ManualClock
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 HOUR_S = 3600
 STORAGE = "https://storage.azure.com"
@@ -165,10 +165,9 @@ class World:
         self.service.set_clock(self.clock.utc_now())
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    with azurite_with_tokens(*certificate(tmp_path_factory.mktemp("tls"))) as made:
-        yield made
+@pytest.fixture
+def service() -> Azurite:
+    return shared_azurite_with_tokens()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ from leasehold.stores.azure_blob.container import Container
 from leasehold.stores.azure_blob.naming import Home
 from leasehold.stores.azure_blob.slips import Slips
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 HOME = Home(GROUP)
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from tests.support.azure_blob_scene import LEASE, ByHand, granted, opened, sent
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 
 @pytest.mark.spec("B4", "P3")

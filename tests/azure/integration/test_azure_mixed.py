@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,27 +25,53 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from tests.support.azure_group import CONSUMERS, HUB, LEFT_OPEN, Client, Hub, hub, until
 from tests.support.azurite import Azurite, shared_azurite
 
+from leasehold import Timing
 from leasehold.adapters.azure import MixedStore, RecordsStore, SharedSource
 from leasehold.adapters.azure.aio import BlobRecords
-from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.core.timing import Timing
 from leasehold.errors import StoreUnusable
-from leasehold.log.events import EventBatch
+from leasehold.log import EventBatch
 from leasehold.model import EndReason
 from leasehold.names import partition_key
-from leasehold.processor import CloseReason, EventProcessor, PartitionContext
-from leasehold.processor.hooks import HookEvent, Overtaken
-from leasehold.processor.settings import Options
+from leasehold.processor import (
+    CheckpointPolicy,
+    CloseReason,
+    EventProcessor,
+    HookEvent,
+    Options,
+    PartitionContext,
+)
+from leasehold.processor.hooks import Overtaken
 from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.stores import open_store
 from leasehold.testing.source import MemorySource
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.server,
+    pytest.mark.timeout(300),
+    pytest.mark.spec("B8"),
+    *LEFT_OPEN,
+]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "azure_mixed_group.py"
 BATCH = 10  # events for each partition
-INTERVAL_S = 0.6
-EXPIRY_S = 30.0
+INTERVAL_S = 0.2
+EXPIRY_S = 180.0  # their default; nobody is ever taken for dead here
+
+
+class Eager:
+    """Looks at the records in each cycle, instead of 36 times within the expiry: that is long."""
+
+    def _is_due(self, _: object) -> bool:
+        return True
+
+
+class EagerMixed(Eager, MixedStore):
+    pass
+
+
+class EagerAlone(Eager, RecordsStore):
+    pass
 
 
 @dataclass(kw_only=True)
@@ -55,11 +82,11 @@ class Scene:
     azurite: Azurite
     container: str
     url: str
-    expiry_s: float
     stack: AsyncExitStack
     hosts: dict[str, EventProcessor] = field(default_factory=dict)
     clients: dict[str, Client] = field(default_factory=dict)
     records: dict[str, BlobRecords] = field(default_factory=dict)
+    looks: Counter[str] = field(default_factory=Counter)
 
     async def host(self, name: str, **more: Any) -> EventProcessor:
         """One of ours, started; ``more`` is for the processor."""
@@ -67,7 +94,8 @@ class Scene:
             self.azurite.connection_string, self.container
         )
         self.stack.push_async_callback(records.close)
-        store = MixedStore(self.url, records, **self._group())
+        self._count(name, records)
+        store = EagerMixed(self.url, records, **self._group())
         return await self._started(name, store, **more)
 
     async def lone_host(self, name: str) -> EventProcessor:
@@ -76,11 +104,22 @@ class Scene:
             self.azurite.connection_string, self.container
         )
         self.stack.push_async_callback(theirs._container_client.close)
-        return await self._started(name, RecordsStore(theirs, **self._group()))
+        self._count(name, theirs)
+        return await self._started(name, EagerAlone(theirs, **self._group()))
 
     def _group(self) -> dict[str, Any]:
-        expiry = timedelta(seconds=self.expiry_s)
+        expiry = timedelta(seconds=EXPIRY_S)
         return {"namespace": self.hub.namespace, "hub": HUB, "expiry": expiry}
+
+    def _count(self, name: str, store: Any) -> None:
+        """Count how often it looks at the records: with that each cycle of anybody begins."""
+        look = store.list_ownership
+
+        async def counted(*names: Any, **more: Any) -> Any:
+            self.looks[name] += 1
+            return await look(*names, **more)
+
+        store.list_ownership = counted
 
     async def _started(self, name: str, store: MixedStore, **more: Any) -> EventProcessor:
 
@@ -96,7 +135,7 @@ class Scene:
             name=name,
             **more,
             options=Options(
-                timing=Timing(lease_s=15.0, renew_s=0.6, margin_s=1.0, call_s=5.0),
+                timing=Timing(lease_s=55.0, renew_s=INTERVAL_S, margin_s=3.0, call_s=20.0),
                 checkpoint=CheckpointPolicy.every(interval=timedelta(seconds=0.2)),
             ),
         )
@@ -115,11 +154,12 @@ class Scene:
             self.azurite.connection_string, self.container
         )
         self.stack.push_async_callback(store._container_client.close)
+        self._count(name, store)
         made = self.hub.client(
             name,
             store,
             load_balancing_interval=INTERVAL_S,
-            partition_ownership_expiration_interval=self.expiry_s,
+            partition_ownership_expiration_interval=EXPIRY_S,
             load_balancing_strategy=strategy,
         )
         self.clients[name] = made.start()
@@ -132,20 +172,20 @@ class Scene:
         return sorted(ours + [len(each.owned) for each in self.clients.values()])
 
     async def settled(self, *shares: int) -> None:
-        """Wait until the partitions are shared out so, and stay so for three of their cycles.
+        """Wait until the partitions are shared out so, and stay so for three cycles of everybody.
 
-        A client of theirs that looked before the last move may still rob somebody after it.
+        One that looked before the last move may still rob somebody after it, and who was robbed
+        hears of it in the next cycle.
         """
-        steady_since_s: float | None = None
+        since: Counter[str] | None = None
 
         def steady() -> bool:
-            nonlocal steady_since_s
-            now_s = asyncio.get_running_loop().time()
+            nonlocal since
             if self.shares() != list(shares):
-                steady_since_s = None
-            elif steady_since_s is None:
-                steady_since_s = now_s
-            return steady_since_s is not None and now_s - steady_since_s >= 3 * INTERVAL_S
+                since = None
+                return False
+            since = since or self.looks.copy()
+            return all(self.looks[n] >= since[n] + 3 for n in (*self.hosts, *self.clients))
 
         await until(steady)
 
@@ -165,7 +205,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    place: Path, *, partitions: int = 8, on_blobs: bool = False, expiry_s: float = EXPIRY_S
+    place: Path, *, partitions: int = 8, on_blobs: bool = False
 ) -> AsyncIterator[Scene]:
     azurite = await asyncio.to_thread(shared_azurite)
     container = await asyncio.to_thread(azurite.new_container, "mixed")
@@ -175,7 +215,6 @@ async def scene(
             azurite=azurite,
             container=container,
             url=azurite.new_store_url() if on_blobs else f"sqlite:///{place}/leases.db",
-            expiry_s=expiry_s,
             stack=stack,
         )
 
@@ -304,6 +343,7 @@ async def _nothing(context: PartitionContext, batch: EventBatch) -> None:
     raise AssertionError
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("store", ["", "sqlite"])
 async def test_the_example_is_a_host_of_the_group(tmp_path: Path, store: str) -> None:
     async with scene(tmp_path, partitions=1) as s:
@@ -321,12 +361,17 @@ async def test_the_example_is_a_host_of_the_group(tmp_path: Path, store: str) ->
             },
             stdout=asyncio.subprocess.PIPE,
         )
-        assert process.stdout is not None
-        assert await process.stdout.readline() == b"mine: partition 0\n"
-        assert await process.stdout.readline() == b"0: 5 events up to 4\n"
-        process.send_signal(signal.SIGINT)
-        assert await process.stdout.read() == b"gone: partition 0 (shutdown)\n"
-        assert await process.wait() == 0
+        try:
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"mine: partition 0\n"
+            assert await process.stdout.readline() == b"0: 5 events up to 4\n"
+            process.send_signal(signal.SIGINT)
+            assert await process.stdout.read() == b"gone: partition 0 (shutdown)\n"
+            assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         stock = BlobCheckpointStore.from_connection_string(s.azurite.connection_string, s.container)
         s.stack.push_async_callback(stock._container_client.close)
         (found,) = await stock.list_checkpoints(s.hub.namespace, HUB, CONSUMERS)
@@ -355,7 +400,7 @@ async def test_they_share_at_the_default_expiry_with_our_leases_in_blobs_too(
     tmp_path: Path,
 ) -> None:
     """Blob leases last 60 s at most, and theirs look dead after 180 s."""
-    async with scene(tmp_path, partitions=4, on_blobs=True, expiry_s=180.0) as s:
+    async with scene(tmp_path, partitions=4, on_blobs=True) as s:
         await s.client("theirs")
         await until(lambda: s.shares() == [4])
         await s.host("ours")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.support.azure_sim import CONSUMERS, EXPIRY_S, GROUP, HUB, Group, play
 
+from leasehold import Member
 from leasehold.model import EndReason, Mark, Ownership, Position, Wanted
 from leasehold.names import partition_key
-from leasehold.processor.member import Member
 
 pytestmark = pytest.mark.spec("B8")
 

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 from tests.support.azure_sim import CONSUMERS, GROUP, HUB, Group, play
 
+from leasehold import Member
 from leasehold.adapters.azure import MixedStore
 from leasehold.adapters.azure.records import owner_of_ours
 from leasehold.model import EndReason, Mark, Ownership, Position
 from leasehold.names import partition_key
-from leasehold.processor.member import Member
 
 pytestmark = pytest.mark.spec("B8")
 

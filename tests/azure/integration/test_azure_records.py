@@ -22,7 +22,7 @@ from leasehold.model import Position
 from leasehold.names import group_of, partition_key
 from leasehold.stores import open_store
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8")]
+pytestmark = [pytest.mark.anyio, pytest.mark.server, pytest.mark.spec("B8")]
 
 ODD_OWNERS: dict[str, dict[str, str]] = {
     "0": {"ownerid": "abc"},

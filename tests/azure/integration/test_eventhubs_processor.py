@@ -107,6 +107,7 @@ def commands(store: str) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", ["example", "command"])
 def test_a_process_reads_a_hub_by_its_address_and_leaves_in_good_order(
     tmp_path: Path, way: str
@@ -125,16 +126,20 @@ def test_a_process_reads_a_hub_by_its_address_and_leaves_in_good_order(
             cwd=tmp_path,
             env={**os.environ, "EVENTHUB_CONNECTION_STRING": hub.url()},
         ) as process:
-            assert process.stdout is not None
-            assert any(line.startswith("0: 7 events") for line in process.stdout)
-            process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=60)
+            try:
+                assert process.stdout is not None
+                assert any(line.startswith("0: 7 events") for line in process.stdout)
+                process.send_signal(signal.SIGINT)
+                _, told = process.communicate(timeout=90)
+            finally:
+                process.kill()
         assert process.returncode == 0
         assert "Traceback" not in told
         assert "Warning" not in told
         until(lambda: not hub.server.connections)
 
 
+@pytest.mark.process
 def test_the_example_says_how_it_is_used() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "eventhubs:///hub"],

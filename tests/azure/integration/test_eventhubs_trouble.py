@@ -16,8 +16,7 @@ from tests.support.hub import running_hub, until
 
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.log import Start
-from leasehold.sources.eventhubs import EventHubsSource
-from leasehold.sources.eventhubs.address import parse
+from leasehold.sources.eventhubs import EventHubsSource, parse
 from leasehold.sources.eventhubs.ranges import EventHubsRanges
 from leasehold.sources.eventhubs.refusals import NOT_FOUND, UNAUTHORIZED, Asked, Refusal, error_of
 from leasehold.sources.eventhubs.tokens import Token

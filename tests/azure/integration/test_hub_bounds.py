@@ -29,7 +29,7 @@ from leasehold.amqp.types import UInt, ULong
 from leasehold.amqp.values import Char, Described, Symbol, encode
 from leasehold.hub.management import ManagementNode
 from leasehold.hub.reading import ReaderLink
-from leasehold.log.reader import PartitionReader
+from leasehold.log import PartitionReader
 
 MIB = 1 << 20
 

@@ -65,7 +65,7 @@ def _receiving(
         yield client
     finally:
         client.close()
-        thread.join(30)
+        thread.join(90)
         assert not thread.is_alive()
 
 
@@ -167,6 +167,7 @@ def test_a_consumer_hears_of_the_end_and_of_what_comes(hub: RunningHub) -> None:
     assert end["sequence_number"] == receipt.first_sequence
 
 
+@pytest.mark.soak  # the asynchronous client does the same: this one spins while it waits
 def test_an_owner_of_a_higher_level_takes_a_partition_over(hub: RunningHub) -> None:
     errors: dict[str, list[Any]] = {"low": [], "high": [], "late": []}
     place = ("hub", "$default", "3")
@@ -251,7 +252,7 @@ def test_the_asynchronous_clients_send_and_receive(hub: RunningHub) -> None:
             receiving = asyncio.create_task(
                 consumer.receive_batch(take, partition_id="0", starting_position="-1")
             )
-            await asyncio.wait_for(over.wait(), 30)
+            await asyncio.wait_for(over.wait(), 90)
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)
         return [body for body in found if body.startswith("async")]

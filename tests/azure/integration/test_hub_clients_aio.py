@@ -20,7 +20,7 @@ from tests.support.hub import RunningHub, running_hub, tls_of, until
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 GROUP = "$Default"
 TLS_PORT = 5671  # the clients take no other
-_PATIENCE_S = 60.0
+_PATIENCE_S = 90.0
 
 
 @pytest.fixture(autouse=True)

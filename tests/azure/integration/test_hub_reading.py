@@ -284,7 +284,7 @@ def test_damaged_sections_in_the_log_do_not_stop_a_reader(hub: RunningHub) -> No
     with hub.log.producer("hub") as producer:
         odd = [{"$amqp": "%%%"}, {"$amqp": "AAAA", "a": "b"}, {"$amqp": "AFN1oAAAAA=="}]
         events = [Event(body=b"x", properties=each) for each in odd]
-        producer.send(events, partition=5).result(30)
+        producer.send(events, partition=5).result(90)
     with _ready(hub) as client:
         handle = client.reader("hub/ConsumerGroups/$Default/Partitions/5").handle
         found = _read(client, handle, 3)

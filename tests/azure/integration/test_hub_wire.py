@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -111,8 +110,9 @@ def test_a_token_for_one_thing_does_not_open_another(hub: RunningHub) -> None:
 
 def test_an_expired_token_ends_its_links(hub: RunningHub) -> None:
     with RawClient(hub.port) as client:
-        client.open().put_token(sas(lasts=timedelta(seconds=2)))
+        client.open().put_token(sas(lasts=timedelta(seconds=100)))
         client.reader()
+        hub.pass_time(101)
         detach, _ = client.wait(Detach)
         assert detach.error is not None
         assert "ExpiredToken" in (detach.error.description or "")
@@ -276,31 +276,33 @@ def test_whoever_brings_no_token_in_time_is_sent_away(tmp_path: Path) -> None:
 
 
 def test_a_silent_client_is_closed_and_one_that_beats_is_not(tmp_path: Path) -> None:
+    limit_s = 2 * 100.0
     with (
-        running_hub(tmp_path, idle_limit=timedelta(milliseconds=300)) as hub,
+        running_hub(tmp_path, idle_limit=timedelta(seconds=100)) as hub,
         RawClient(hub.port) as silent,
         RawClient(hub.port) as beating,
     ):
         for each in (silent, beating):
             each.open(idle_time_out=400).put_token()
-        over = threading.Event()
 
-        def beat() -> None:
-            while not over.wait(0.1):
-                beating.raw(EMPTY)
+        def heard() -> list[float]:
+            return sorted(each._heard_at for each in hub.call(lambda: [*hub.server._connections]))
 
-        thread = threading.Thread(target=beat)
-        thread.start()
-        try:
-            close, _ = silent.wait(Close)
-            assert close.error is not None
-            assert "inactive" in (close.error.description or "")
-            found = beating.next()
-            assert found is not None
-            assert not len(found.body)  # a beat of the hub
-        finally:
-            over.set()
-            thread.join()
+        before = heard()
+        beating.raw(EMPTY)
+        until(lambda: heard()[1] > before[1])
+        between_s = sum(heard()) / 2
+        hub.call(
+            lambda: hub.server._for_each(
+                lambda each: each.tick(between_s + limit_s, each.clock.utc_now())
+            )
+        )
+        close, _ = silent.wait(Close)
+        assert close.error is not None
+        assert "inactive" in (close.error.description or "")
+        found = beating.next()
+        assert found is not None
+        assert not len(found.body)  # a beat of the hub
 
 
 @pytest.fixture

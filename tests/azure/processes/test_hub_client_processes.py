@@ -9,7 +9,7 @@ import pytest
 from tests.support.hub_js.child import python_child
 from tests.support.hub_js.group import group, share_and_part
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("member", ["member.py", "member_blocking.py"])

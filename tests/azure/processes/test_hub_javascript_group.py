@@ -19,15 +19,14 @@ from tests.support.azure_group import until
 from tests.support.hub_js.child import node_child
 from tests.support.hub_js.group import PARTITIONS, Group, group, owned, share_and_part
 
+from leasehold import Timing
 from leasehold.adapters.azure import MixedStore, SharedSource
 from leasehold.adapters.azure.aio import BlobRecords
-from leasehold.core.timing import Timing
-from leasehold.log.events import EventBatch
-from leasehold.processor import EventProcessor
-from leasehold.processor.settings import Options
+from leasehold.log import EventBatch
+from leasehold.processor import EventProcessor, Options
 from leasehold.sources.eventhubs import EventHubsSource
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 MEMBER = partial(node_child, "member.js")
 
 

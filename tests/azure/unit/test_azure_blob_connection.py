@@ -28,7 +28,7 @@ def answering(answer: bytes) -> Iterator[Connection]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        made = Connection("127.0.0.1", server.getsockname()[1], tls=None, answer_s=5.0)
+        made = Connection("127.0.0.1", server.getsockname()[1], tls=None, answer_s=90.0)
         try:
             yield made
         finally:

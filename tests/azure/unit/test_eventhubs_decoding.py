@@ -25,7 +25,7 @@ from leasehold.amqp.messages import (
 )
 from leasehold.amqp.performatives import Transfer
 from leasehold.amqp.values import Float, Int, Long, Symbol, Timestamp, UInt, ULong, UShort
-from leasehold.log.events import Event
+from leasehold.log import Event
 from leasehold.sources.eventhubs import original
 from leasehold.sources.eventhubs.refusals import DAMAGED
 

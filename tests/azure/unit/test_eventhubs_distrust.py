@@ -13,7 +13,7 @@ from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.messages import ARROW_FORMAT, Message
 from leasehold.amqp.performatives import Transfer
 from leasehold.amqp.values import Symbol, Timestamp
-from leasehold.log.events import STORED_SCHEMA
+from leasehold.log import STORED_SCHEMA
 from leasehold.sources.eventhubs.refusals import DAMAGED, TOO_MANY
 
 

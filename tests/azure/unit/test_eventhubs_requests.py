@@ -74,7 +74,7 @@ class Node:
         link.on_transfer(head, made.encode())
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while len(self.requests) < count:
                 self._came.clear()
                 await self._came.wait()
@@ -82,7 +82,7 @@ class Node:
 
 def in_loop(test: Callable[[Node], Awaitable[None]]) -> None:
     async def run() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await test(Node())
 
     asyncio.run(run())

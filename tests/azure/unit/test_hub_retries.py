@@ -10,7 +10,8 @@ import pytest
 
 from leasehold.hub import retries as module
 from leasehold.hub.retries import Numbered, Retries, contents_of
-from leasehold.log.events import Event, sent_batch
+from leasehold.log import Event
+from leasehold.log.events import sent_batch
 
 WHO = ("hub", "now", 0, 7)
 

@@ -13,9 +13,8 @@ from tests.support.stored_jobs import LONG, Jobs, jobs_in
 
 from leasehold import open_store
 from leasehold.clock import SystemClock
-from leasehold.jobs import occurrence, orders, try_reserve
-from leasehold.jobs.entry import Outcome, Said
-from leasehold.jobs.reservation import Reservation
+from leasehold.jobs import Outcome, Reservation, occurrence, orders, try_reserve
+from leasehold.jobs.entry import Said
 from leasehold.model import HandOver, Lease, Note, Position, Wanted
 
 TWO = datetime(2026, 3, 1, 2, tzinfo=UTC)

@@ -11,8 +11,8 @@ from tests.support.command import CommandLine
 from tests.support.stored_jobs import Jobs, jobs_in
 
 from leasehold.cli.jobs import run_row
-from leasehold.jobs import occurrence
-from leasehold.jobs.entry import Entry, Outcome, Said
+from leasehold.jobs import Outcome, occurrence
+from leasehold.jobs.entry import Entry, Said
 from leasehold.model import EndReason, Term
 from leasehold.names import job_key
 

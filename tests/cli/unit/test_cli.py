@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
-import re
-import subprocess
-import sys
-import termios
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.support.command import CommandLine
 
 from leasehold.cli.app import exit_code
 from leasehold.errors import (
@@ -37,18 +30,14 @@ NUMBERS = {
     "seed",
 }
 
-
-COMMAND = Path(sys.executable).with_name("leasehold")
 SMALL = ("simulate", "--hosts", "3", "--partitions", "10")
 
 
-def leasehold(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [COMMAND, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def leasehold(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> CommandLine:
+    return CommandLine(monkeypatch, capfdbinary, "")
 
 
 @pytest.mark.parametrize(
@@ -69,15 +58,15 @@ def test_every_error_has_its_exit_code(error: LeaseholdError, code: int) -> None
     assert exit_code(error) == code
 
 
-def test_a_scenario_as_json_is_one_object_on_stdout() -> None:
+def test_a_scenario_as_json_is_one_object_on_stdout(leasehold: CommandLine) -> None:
     done = leasehold(
         "simulate", "--hosts", "3", "--partitions", "10", "--scenario", "join", "-ojson"
     )
-    assert done.returncode == 0
-    assert set(json.loads(done.stdout)) >= NUMBERS
+    assert done.code == 0
+    assert set(done.json) >= NUMBERS
 
 
-def test_a_comparison_has_every_strategy() -> None:
+def test_a_comparison_has_every_strategy(leasehold: CommandLine) -> None:
     done = leasehold(
         "simulate",
         "--hosts",
@@ -89,7 +78,7 @@ def test_a_comparison_has_every_strategy() -> None:
         "--compare",
         "-ojson",
     )
-    runs = json.loads(done.stdout)["runs"]
+    runs = done.json["runs"]
     assert [run["strategy"] for run in runs] == [
         "even",
         "balanced",
@@ -100,25 +89,21 @@ def test_a_comparison_has_every_strategy() -> None:
     ]
 
 
-def test_the_table_fits_80_columns_and_the_picture_is_there(tmp_path: Path) -> None:
+def test_the_table_fits_80_columns_and_the_picture_is_there(
+    leasehold: CommandLine, tmp_path: Path
+) -> None:
     drawing = tmp_path / "join.svg"
     done = leasehold(*SMALL, "--compare", "--svg", str(drawing))
-    assert done.returncode == 0
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    assert "biggest_owner" in done.stdout
-    assert "no owner" in done.stdout
+    assert done.code == 0
+    assert done.widest <= 80
+    assert "biggest_owner" in done.out
+    assert "no owner" in done.out
     assert drawing.read_text(encoding="utf-8").startswith("<svg ")
 
 
-def test_bad_days() -> None:
-    done = leasehold("simulate", "--seeds", "3", "-o", "json")
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["violations"] == []
-
-
-def test_one_seed_alone_repeats_that_day() -> None:
+def test_one_seed_alone_repeats_that_day(leasehold: CommandLine) -> None:
     done = leasehold("simulate", "--seed", "780", "-o", "json")
-    assert (json.loads(done.stdout)["seeds"], json.loads(done.stdout)["first_seed"]) == (1, 780)
+    assert (done.json["seeds"], done.json["first_seed"]) == (1, 780)
 
 
 @pytest.mark.parametrize(
@@ -139,67 +124,45 @@ def test_one_seed_alone_repeats_that_day() -> None:
     ],
 )
 def test_a_wrong_command_says_what_to_write_and_exits_with_2(
-    words: tuple[str, ...], hint: str
+    leasehold: CommandLine, words: tuple[str, ...], hint: str
 ) -> None:
     done = leasehold(*words)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert hint in done.stderr
+    assert done.code == 2
+    assert done.out == ""
+    assert hint in done.err
 
 
-def test_an_svg_that_can_not_be_written_is_said_before_the_work() -> None:
+def test_an_svg_that_can_not_be_written_is_said_before_the_work(leasehold: CommandLine) -> None:
     done = leasehold(
         "simulate", "--hosts", "2", "--partitions", "2", "--svg", "/nowhere/at/all.svg"
     )
-    assert done.returncode == 2
-    assert "/nowhere/at" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 2
+    assert "/nowhere/at" in done.err
+    assert "Traceback" not in done.err
 
 
-def test_version_and_help() -> None:
-    assert leasehold("--version").stdout.strip().count(".") == 2
-    words = leasehold("--help").stdout
+def test_version_and_help(leasehold: CommandLine) -> None:
+    assert leasehold("--version").out.strip().count(".") == 2
+    words = leasehold("--help").out
     assert "One owner at a time for partitions, jobs, files and event logs." in words
     assert all(command in words for command in ("simulate", "files", "log"))
 
 
-def test_the_help_of_a_store_names_all_that_the_command_can_use() -> None:
+def test_the_help_of_a_store_names_all_that_the_command_can_use(leasehold: CommandLine) -> None:
     for words in (("groups", "ls"), ("jobs", "ls"), ("run",), ("process",)):
-        assert "azure-blob://ACCOUNT" in leasehold(*words, "--help").stdout
+        assert "azure-blob://ACCOUNT" in leasehold(*words, "--help").out
     for words in (("log", "ls"), ("files", "ls"), ("hub",)):
-        assert "azure-blob" not in leasehold(*words, "--help").stdout
+        assert "azure-blob" not in leasehold(*words, "--help").out
 
 
-def test_a_log_in_azure_blob_is_refused_with_what_to_use() -> None:
+def test_a_log_in_azure_blob_is_refused_with_what_to_use(leasehold: CommandLine) -> None:
     for words in (
         ("hub", "--log", "azure-blob://acme/c01"),
         ("log", "ls", "--store", "azure-blob://acme/c01"),
         ("files", "ls", "--store", "azure-blob://acme/c01"),
     ):
         done = leasehold(*words)
-        assert done.returncode == 2
-        assert "can not be kept in Azure Blob" in done.stderr
-        assert "write sqlite:///path/to/leases.db or postgresql://user@host" in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("columns", [40, 60])
-def test_an_error_on_a_terminal_is_broken_between_words(columns: int) -> None:
-    words = ("groups", "ls", "--store", "nothing://at-all")
-    (line,) = leasehold(*words).stderr.splitlines()
-    assert len(line) > 80
-    mine, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
-    environment = {**os.environ, "TERM": "xterm"}
-    environment.pop("COLUMNS", None)
-    with subprocess.Popen([COMMAND, *words], stderr=theirs, stdin=theirs, env=environment) as typed:
-        os.close(theirs)
-        seen = b""
-        with suppress(OSError):  # nobody has the terminal any more
-            while more := os.read(mine, 4096):
-                seen += more
-        assert typed.wait(60) == 2
-    os.close(mine)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.decode()).splitlines()
-    assert max(map(len, shown)) <= columns
-    assert " ".join(each.strip() for each in shown) == line
+        assert done.code == 2
+        assert "can not be kept in Azure Blob" in done.err
+        assert "write sqlite:///path/to/leases.db or postgresql://user@host" in done.err
+        assert done.err.count("\n") == 1

@@ -13,7 +13,8 @@ from tests.support.command import CommandLine
 from tests.support.publishing import make_log
 
 from leasehold.cli.audit import _print
-from leasehold.cli.common import Output, err
+from leasehold.cli.common import Output
+from leasehold.cli.tables import err
 from leasehold.names import partition_key
 from leasehold.spark.audit import Audit, Check, Finding, claims
 from leasehold.spark.audit.targets import target

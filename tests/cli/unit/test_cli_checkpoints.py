@@ -160,6 +160,7 @@ def test_without_a_log_a_number_still_works(leasehold: CommandLine, tmp_path: Pa
     assert (done.code, "use seq:N" in done.err) == (2, True)
 
 
+@pytest.mark.server
 def test_the_same_on_postgresql(leasehold: CommandLine) -> None:
     with database() as url:
         scene = Scene(url=url)

@@ -12,7 +12,7 @@ from tests.support.groups import Scene, living_members
 from tests.support.postgres import database
 
 from leasehold import open_store
-from leasehold.cli import common
+from leasehold.cli import tables
 from leasehold.log import Event, Log, LogOptions
 from leasehold.model import Lease
 
@@ -129,7 +129,7 @@ def test_describe_fits_into_80_columns_and_has_more_where_there_is_room(
     assert narrow.widest <= 80
     titles = [*PART_TITLES[:3], *PART_TITLES[4:5], *PART_TITLES[7:]]
     assert titles in [line.split() for line in narrow.out.splitlines()]
-    monkeypatch.setattr(common.out, "width", 240)
+    monkeypatch.setattr(tables.out, "width", 240)
     wide = leasehold("groups", "describe", "orders", "billing")
     assert PART_TITLES in [line.split() for line in wide.out.splitlines()]
     assert LONG_HOLDER in wide.out
@@ -305,12 +305,13 @@ def test_drain_waits_until_the_member_has_left(leasehold: CommandLine, scene: Sc
 @pytest.mark.spec("B3")
 def test_drain_empties_a_living_member(leasehold: CommandLine, scene: Scene) -> None:
     with living_members(scene, "one", "two") as (one, two):
-        done = leasehold("members", "drain", one, "--execute", "--timeout", "30s")
+        done = leasehold("members", "drain", one, "--execute", "--timeout", "10m")
         assert done.code == 0, done.err
         left = leasehold("members", "ls", "orders", "billing", "-ojsonl").jsonl
         assert [each["holder"] for each in left] == [two]
 
 
+@pytest.mark.server
 def test_the_same_on_postgresql(leasehold: CommandLine) -> None:
     with database() as url:
         scene = Scene(url=url)

@@ -264,7 +264,7 @@ def test_move_waits_until_the_other_member_has_it(leasehold: CommandLine, scene:
         rich = max(owners, key=owners.count)
         poor = min(owners, key=owners.count)
         partition = str(owners.index(rich))
-        words = ("--to", poor, "--execute", "--timeout", "30s")
+        words = ("--to", poor, "--execute", "--timeout", "10m")
         done = leasehold("partitions", "move", *ORDERS, partition, *words)
         assert done.code == 0, done.err
         assert f"{poor} has partition {partition}" in done.err

@@ -41,7 +41,7 @@ async def checkpointed(store: str, stream: str, group: str, partitions: int) -> 
             holder=f"member of {group}",
             token="t" * 32,
             group=partition_group(stream, group),
-            duration=timedelta(seconds=15),
+            duration=timedelta(minutes=10),
             info=MemberInfo(),
         )
         owned = await opened.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys])

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.unit.test_group_model import NAMES, Group, key
 
-from leasehold.core.balance import Strategy, plan
+from leasehold import Strategy
+from leasehold.core.balance import plan
 from leasehold.core.balance.by_load import DAMPING, DEAD_BAND, plan_by_load
 from leasehold.core.balance.even import plan_even
 from leasehold.model import MemberInfo, Resource
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Loads = dict[str, list[float | None]]
 LEAVING = MemberInfo(draining=True)
-some = settings(max_examples=100)
+some = settings(max_examples=60)
 seeds = st.integers(0, 2**32)
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.unit.test_group_model import DEAD, Group, group, groups, key
 
-from leasehold.core.balance import Plan, Snapshot, Strategy, plan
+from leasehold import Strategy
+from leasehold.core.balance import Plan, Snapshot, plan
 from leasehold.model import MemberInfo, State
 
 CLASSIC = [each for each in Strategy if each.steals]

@@ -1,4 +1,4 @@
-"""Schedules beside a model that looks at each quarter of an hour of two years, in eight zones."""
+"""Schedules beside a model that looks at each quarter of an hour of a year, in eight zones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.core.unit.cron_model import EPOCH, LINES, ZONES, Model
 
 from leasehold.core.cron import Schedule, parse_schedule
 
-FIRST, LAST = date(2025, 1, 1), date(2027, 1, 1)
+FIRST, LAST = date(2026, 1, 1), date(2027, 1, 1)
 SECOND = timedelta(seconds=1)
 
 
@@ -25,7 +25,7 @@ def _between(schedule: Schedule, tz: ZoneInfo) -> list[datetime]:
 
 @pytest.mark.spec("J6")
 @pytest.mark.parametrize("zone", ZONES)
-def test_each_moment_of_two_years_is_that_of_the_model(zone: str) -> None:
+def test_each_moment_of_a_year_is_that_of_the_model(zone: str) -> None:
     tz = ZoneInfo(zone)
     model = Model(tz, first=FIRST, last=LAST)
     for line in LINES:
@@ -57,27 +57,28 @@ _CHANGES = {
 
 
 @pytest.mark.spec("J6")
-@pytest.mark.parametrize("text", _BY_SECOND)
 @pytest.mark.parametrize(
     ("zone", "change"),
     [(zone, each) for zone, changes in _CHANGES.items() for each in changes],
 )
-def test_wildcards_follow_each_second_around_a_change(text: str, zone: str, change: str) -> None:
+def test_wildcards_follow_each_second_around_a_change(zone: str, change: str) -> None:
     tz = ZoneInfo(zone)
     middle = datetime.fromisoformat(f"{change}+00:00")
     before, after = (middle - SECOND).astimezone(tz), middle.astimezone(tz)
     assert before.utcoffset() != after.utcoffset()
     begin, end = middle - timedelta(minutes=100), middle + timedelta(minutes=100)
-    seconds = (begin + timedelta(seconds=each) for each in range(1, 200 * 60 + 1))
-    wanted = [each for each in seconds if _BY_SECOND[text](each.astimezone(tz))]
-    schedule = parse_schedule(text, tz=zone)
-    assert list(schedule.occurrences(begin, end)) == wanted
-    backwards = []
-    found = schedule.previous(end + SECOND)
-    while found is not None and found > begin:
-        backwards.append(found)
-        found = schedule.previous(found)
-    assert backwards == wanted[::-1]
+    seconds = [begin + timedelta(seconds=each) for each in range(1, 200 * 60 + 1)]
+    shown = [each.astimezone(tz) for each in seconds]
+    for text, is_due in _BY_SECOND.items():
+        wanted = [each for each, wall in zip(seconds, shown, strict=True) if is_due(wall)]
+        schedule = parse_schedule(text, tz=zone)
+        assert (text, list(schedule.occurrences(begin, end))) == (text, wanted)
+        backwards = []
+        found = schedule.previous(end + SECOND)
+        while found is not None and found > begin:
+            backwards.append(found)
+            found = schedule.previous(found)
+        assert (text, backwards) == (text, wanted[::-1])
 
 
 @pytest.mark.parametrize("zone", _CHANGES)

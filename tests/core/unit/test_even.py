@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.core.unit.test_group_model import DEAD, Group, group, groups, key
 from tests.core.unit.test_quota import shares
 
-from leasehold.core.balance import Snapshot, Strategy, least_moves, plan, spread
+from leasehold import Strategy
+from leasehold.core.balance import Snapshot, least_moves, plan, spread
 from leasehold.core.balance.even import plan_even
 from leasehold.core.balance.quota import Claimant
 from leasehold.model import MemberInfo, State
@@ -22,7 +23,7 @@ WEIGHTS = (1.0, 1.0, 2.0, 0.5)
 LIMITS = (None, None, 0, 1, 3)
 seeds = st.integers(0, 2**32)
 LEAVING = MemberInfo(draining=True)
-many = settings(max_examples=120)
+many = settings(max_examples=60)
 
 
 def two_cycles(world: Group, seed: int) -> Group:

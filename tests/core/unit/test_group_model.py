@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from leasehold.core.balance import Plan, Snapshot, Strategy, plan
+from leasehold import Strategy
+from leasehold.core.balance import Plan, Snapshot, plan
 from leasehold.model import MemberInfo, Resource, State, Wanted
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.balance import Plan, Strategy
+from leasehold import Strategy
+from leasehold.core.balance import Plan
 from leasehold.core.pace import early_s, pause_s
 from leasehold.model import Wanted
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from leasehold.core.timing import CLOCK_RATE_ERROR, LEAST_LEASE_S, MOST_LEASE_S, Timing
+from leasehold import Timing
+from leasehold.core.timing import CLOCK_RATE_ERROR, LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidOptions
 
 GOOD = Timing()

@@ -21,7 +21,7 @@ from leasehold.sources.watch import Changes, Watcher
 
 pytestmark = pytest.mark.anyio
 
-SOON_S = 30
+SOON_S = 120
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 

@@ -8,8 +8,7 @@ import pytest
 from tests.support.namespaces import OPTIONS, SOON, World
 
 from leasehold.errors import FencedWrite
-from leasehold.files.aio import AsyncNamespace
-from leasehold.files.recovery import Progress
+from leasehold.files import AsyncNamespace, Progress
 
 
 @pytest.mark.anyio

@@ -25,12 +25,11 @@ from tests.support.blocks import (
 )
 
 from leasehold.errors import DataDamaged, LeaseLost, UsageError, VolumeUnusable
-from leasehold.files import block_reader
+from leasehold.files import Block, block_reader
 from leasehold.files.block import SYNC_EVERY_BYTES, BlockWriter
 from leasehold.files.disk import SystemDisk
 from leasehold.files.fence import fence
 from leasehold.files.meta import PIECE_BYTES, parse
-from leasehold.files.model import Block
 from leasehold.files.seal import remove
 from leasehold.files.volume import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk, RecordingDisk

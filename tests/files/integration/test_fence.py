@@ -29,10 +29,10 @@ from tests.support.blocks import (
 
 from leasehold.core.replicas import Condition
 from leasehold.errors import LeaseLost, VolumeUnusable
+from leasehold.files import Block
 from leasehold.files.block import BlockWriter
 from leasehold.files.disk import Disk
 from leasehold.files.fence import Evidence, Superseded, fence
-from leasehold.files.model import Block
 from leasehold.files.seal import remove, tidy
 from leasehold.files.tail import examine
 from leasehold.files.volume import Volume

@@ -18,11 +18,10 @@ from leasehold.errors import (
     StoreUnavailable,
     VolumeUnusable,
 )
-from leasehold.files.aio import AsyncNamespace
-from leasehold.files.namespace import Namespace
+from leasehold.files import AsyncNamespace, Namespace
 from leasehold.testing.disk import PassingDisk
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 # ------------------------------------------------------------- opening

@@ -34,12 +34,9 @@ from leasehold.errors import (
     UnknownFile,
     VolumeUnusable,
 )
+from leasehold.files import FileOptions, FileState, FileStatus, FileWriter, Namespace
 from leasehold.files.journal import Journal
-from leasehold.files.model import FileState, FileStatus
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
 from leasehold.files.volume import Volume
-from leasehold.files.writer import FileWriter
 from leasehold.testing.clock import ManualClock
 from leasehold.testing.disk import FailingDisk
 
@@ -457,7 +454,7 @@ class Life(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=50,
     stateful_step_count=40,
     derandomize=True,
     phases=(Phase.generate,),  # to make a failing life shorter would take longer than a test may

@@ -17,7 +17,16 @@ import anyio
 import psycopg
 import pytest
 from tests.files.integration import test_journal as shared
-from tests.files.integration.test_journal import ANN, BOB, LIMITS, World, begun, closed, create, seal
+from tests.files.integration.test_journal import (
+    ANN,
+    BOB,
+    LIMITS,
+    World,
+    begun,
+    closed,
+    create,
+    seal,
+)
 from tests.support.postgres import execute, fresh_database
 
 from leasehold.errors import (
@@ -31,9 +40,10 @@ from leasehold.errors import (
     UnknownStore,
     UsageError,
 )
+from leasehold.files import FileState
 from leasehold.files.journal import Journal
 from leasehold.files.journal import journal as journal_module
-from leasehold.files.model import FileState, Limits, Why
+from leasehold.files.model import Limits, Why
 from leasehold.stores.blocking import Params, Tx, Value
 from leasehold.stores.blocking_postgres import translated
 from leasehold.testing.clock import ManualClock
@@ -55,7 +65,7 @@ class Gate:
         self.calls.append((step, moment))
         if len(self.calls) == 1:
             self.reached.set()
-            assert self.go.wait(30)
+            assert self.go.wait(120)
 
     def commits(self) -> int:
         """How often it went from "before" to "after"."""
@@ -76,13 +86,13 @@ def together(
 
     with ThreadPoolExecutor(len(calls) + 1) as threads:
         first = threads.submit(journal.enlist, BOB)
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(120)
         answers = [threads.submit(outcome, call) for call in calls]
         while len(journal._group._queue) < len(calls):
             threading.Event().wait(0.001)
         gate.go.set()
-        first.result(30)
-        return [answer.result(30) for answer in answers]
+        first.result(120)
+        return [answer.result(120) for answer in answers]
 
 
 @pytest.mark.spec("F8")
@@ -332,6 +342,7 @@ print(won)
 """
 
 
+@pytest.mark.process
 def test_two_processes_share_one_namespace(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/leases.db"
     workers = [
@@ -340,7 +351,11 @@ def test_two_processes_share_one_namespace(tmp_path: Path) -> None:
         )
         for name in ("one", "two")
     ]
-    won = [int(worker.communicate(timeout=60)[0]) for worker in workers]
+    try:
+        won = [int(worker.communicate(timeout=120)[0]) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0]
     with closing(Journal.open(url, limits=LIMITS)) as journal:
         assert sum(won) == len(journal.list()) == 30
@@ -349,7 +364,7 @@ def test_two_processes_share_one_namespace(tmp_path: Path) -> None:
         assert journal.holders() == []
 
 
-@pytest.mark.parametrize("world", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("world", ["postgres"], indirect=True)
 def test_a_broken_connection_is_replaced(world: World, journal: Journal) -> None:
     opened = create(journal)
     execute(

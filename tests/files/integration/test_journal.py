@@ -21,18 +21,10 @@ from leasehold.errors import (
     UnknownFile,
     UsageError,
 )
+from leasehold.files import BlockState, FileState
 from leasehold.files.journal import Journal
 from leasehold.files.journal import books as books_module
-from leasehold.files.model import (
-    BlockState,
-    FileState,
-    Holder,
-    Limits,
-    Opened,
-    Recovery,
-    Sealed,
-    Why,
-)
+from leasehold.files.model import Holder, Limits, Opened, Recovery, Sealed, Why
 from leasehold.testing.clock import ManualClock
 
 ANN = Holder(id="ann", token="ta", host="north", pid=11, address="north:1")
@@ -59,7 +51,7 @@ class World:
         self.tell(self.clock)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
     if request.param == "sqlite":
@@ -486,6 +478,7 @@ create(Journal.open(sys.argv[1], limits=LIMITS, clock=ManualClock(), hook=kill))
 
 @pytest.mark.spec("F8")
 @pytest.mark.parametrize(("moment", "found"), [("before", []), ("after", ["/f"])])
+@pytest.mark.process
 def test_a_step_is_there_after_a_kill_if_it_was_committed(
     world: World, moment: str, found: list[str]
 ) -> None:

@@ -19,9 +19,8 @@ from leasehold.errors import (
     UnknownFile,
     VolumeUnusable,
 )
-from leasehold.files.model import FileState, FileStatus, Sealed, Ticket
-from leasehold.files.namespace import Namespace
-from leasehold.files.writer import FileWriter
+from leasehold.files import FileState, FileStatus, FileWriter, Namespace
+from leasehold.files.model import Sealed, Ticket
 
 
 def _flushed(files: Namespace, path: str, data: bytes) -> FileWriter:
@@ -68,10 +67,10 @@ def test_slow_writers_while_a_volume_is_away_leave_prefixes_without_gaps(one: Wo
 
 
 @pytest.mark.scenario("S18")
-def test_the_client_dies_and_the_file_can_be_read(both: World) -> None:
-    _flushed(both.open("dead"), "/a", b"all that was flushed")
-    both.pass_s(5 * SOFT_S)
-    reader = both.open("reader").read("/a")
+def test_the_client_dies_and_the_file_can_be_read(one: World) -> None:
+    _flushed(one.open("dead"), "/a", b"all that was flushed")
+    one.pass_s(5 * SOFT_S)
+    reader = one.open("reader").read("/a")
     assert (reader.read(), reader.status.state) == (b"all that was flushed", FileState.OPEN)
 
 
@@ -99,8 +98,8 @@ def test_open_files_survive_restarts_of_the_journal_renamed_ones_too(both: World
 
 
 @pytest.mark.scenario("S22")
-def test_closing_the_client_releases_what_it_has_closed(both: World) -> None:
-    files, others = both.open(), both.open("other")
+def test_closing_the_client_releases_what_it_has_closed(one: World) -> None:
+    files, others = one.open(), one.open("other")
     _flushed(files, "/a", b"x").close()
     files.close()
     assert others.holders() == []
@@ -110,8 +109,8 @@ def test_closing_the_client_releases_what_it_has_closed(both: World) -> None:
 
 
 @pytest.mark.scenario("S23")
-def test_two_files_are_written_in_turns(both: World) -> None:
-    files = both.open()
+def test_two_files_are_written_in_turns(one: World) -> None:
+    files = one.open()
     with files.create("/a", block_size=4096) as first, files.create("/b") as second:
         for number in range(200):
             first.write(b"a%04d|" % number * 5)
@@ -126,8 +125,8 @@ def test_two_files_are_written_in_turns(both: World) -> None:
 
 
 @pytest.mark.scenario("S32")
-def test_an_empty_file_is_abandoned_then_recovered_then_appended_to(both: World) -> None:
-    dead, others = both.open("dead"), both.open("other")
+def test_an_empty_file_is_abandoned_then_recovered_then_appended_to(one: World) -> None:
+    dead, others = one.open("dead"), one.open("other")
     dead.create("/a")
     with pytest.raises(FileHeld, match=r"^/a is being written by dead"):
         others.append("/a")
@@ -138,9 +137,9 @@ def test_an_empty_file_is_abandoned_then_recovered_then_appended_to(both: World)
 
 
 @pytest.mark.scenario("S37")
-def test_recovery_on_request_leaves_the_other_files_of_the_holder_alone(both: World) -> None:
+def test_recovery_on_request_leaves_the_other_files_of_the_holder_alone(one: World) -> None:
     # HDFS-1204: a take-over of one file killed all files of its holder.
-    files, others = both.open(), both.open("other")
+    files, others = one.open(), one.open("other")
     first, second, third = (_flushed(files, path, b"123") for path in ("/a", "/b", "/c"))
     assert others.recover("/a", timeout=SOON).length == 3  # asked by another, long before any limit
     assert files.recover("/b", timeout=SOON).length == 3  # and by the same client
@@ -154,10 +153,10 @@ def test_recovery_on_request_leaves_the_other_files_of_the_holder_alone(both: Wo
 
 
 @pytest.mark.scenario("S37")
-def test_a_take_over_after_the_soft_limit_takes_one_file_only(both: World) -> None:
-    files, others = both.open(), both.open("other")
+def test_a_take_over_after_the_soft_limit_takes_one_file_only(one: World) -> None:
+    files, others = one.open(), one.open("other")
     first, second = _flushed(files, "/a", b"123"), _flushed(files, "/b", b"123")
-    both.pass_s(SOFT_S + 1)
+    one.pass_s(SOFT_S + 1)
     with others.append("/a") as heir:
         heir.write(b"-heir")
     renew(files)  # it was only slow
@@ -171,9 +170,9 @@ def test_a_take_over_after_the_soft_limit_takes_one_file_only(both: World) -> No
 
 
 @pytest.mark.scenario("S38")
-def test_a_close_during_recovery_is_refused_and_nothing_is_missing(both: World) -> None:
+def test_a_close_during_recovery_is_refused_and_nothing_is_missing(one: World) -> None:
     # HDFS-10240: a close that raced with a recovery left a file without its block.
-    files, others = both.open(), both.open("other")
+    files, others = one.open(), one.open("other")
     writer = _flushed(files, "/a", b"123")
     refusals: list[str] = []
 
@@ -195,11 +194,11 @@ def test_a_close_during_recovery_is_refused_and_nothing_is_missing(both: World) 
 
 
 @pytest.mark.scenario("S39")
-def test_a_client_with_other_files_open_takes_one_over(both: World) -> None:
-    dead, others = both.open("dead"), both.open("other")
+def test_a_client_with_other_files_open_takes_one_over(one: World) -> None:
+    dead, others = one.open("dead"), one.open("other")
     _flushed(dead, "/a", b"left ")
     own = _flushed(others, "/own", b"mine")
-    both.pass_s(SOFT_S + 1)
+    one.pass_s(SOFT_S + 1)
     with others.append("/a") as heir:
         heir.write(b"and found")
         own.write(b"!")
@@ -209,15 +208,15 @@ def test_a_client_with_other_files_open_takes_one_over(both: World) -> None:
 
 
 @pytest.mark.scenario("S41")
-def test_create_is_refused_until_the_soft_limit_and_then_finds_the_file(both: World) -> None:
-    dead, others = both.open("dead"), both.open("other")
+def test_create_is_refused_until_the_soft_limit_and_then_finds_the_file(one: World) -> None:
+    dead, others = one.open("dead"), one.open("other")
     _flushed(dead, "/a", b"x" * 777)
     for _ in range(4):
         with pytest.raises(FileHeld) as caught:
             others.create("/a")
         assert caught.value.retry_after_s > 0
-        both.pass_s(caught.value.retry_after_s / 2)
-    both.pass_s(SOFT_S)
+        one.pass_s(caught.value.retry_after_s / 2)
+    one.pass_s(SOFT_S)
     with pytest.raises(FileExists):
         others.create("/a")
     assert others.status("/a").length == 777
@@ -227,13 +226,13 @@ def test_create_is_refused_until_the_soft_limit_and_then_finds_the_file(both: Wo
 
 
 @pytest.mark.scenario("S45")
-def test_a_reader_sees_what_was_flushed_while_another_takes_over_and_appends(both: World) -> None:
-    dead, others, third = both.open("dead"), both.open("other"), both.open("reader")
+def test_a_reader_sees_what_was_flushed_while_another_takes_over_and_appends(one: World) -> None:
+    dead, others, third = one.open("dead"), one.open("other"), one.open("reader")
     _flushed(dead, "/a", b"half a block")
     before = third.read("/a")
     unread = third.read("/a")
     assert before.read_at(0, 4) == b"half"
-    both.pass_s(SOFT_S + 1)
+    one.pass_s(SOFT_S + 1)
     heir = others.append("/a")
     # Opened before the take-over, and it goes on after it: the names on the volumes have changed.
     assert before.read() == b"half a block"
@@ -247,8 +246,8 @@ def test_a_reader_sees_what_was_flushed_while_another_takes_over_and_appends(bot
 
 
 @pytest.mark.scenario("S46")
-def test_recover_and_is_closed_of_a_closed_file_of_none_and_of_a_directory(both: World) -> None:
-    files = both.open()
+def test_recover_and_is_closed_of_a_closed_file_of_none_and_of_a_directory(one: World) -> None:
+    files = one.open()
     _flushed(files, "/d/a", b"x").close()
     before = files.status("/d/a")
     assert files.is_closed("/d/a")
@@ -262,9 +261,9 @@ def test_recover_and_is_closed_of_a_closed_file_of_none_and_of_a_directory(both:
 
 @pytest.mark.scenario("S47")
 def test_a_late_close_after_a_recovery_is_refused(
-    both: World, monkeypatch: pytest.MonkeyPatch
+    one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, others = both.open(), both.open("other")
+    files, others = one.open(), one.open("other")
     writer = _flushed(files, "/a", b"sealed on the volumes")
     _before(monkeypatch, files, lambda: others.recover("/a", timeout=SOON))
     with pytest.raises(
@@ -278,14 +277,14 @@ def test_a_late_close_after_a_recovery_is_refused(
 
 @pytest.mark.scenario("S48")
 def test_a_late_close_while_another_appends_is_refused_and_disturbs_nobody(
-    both: World, monkeypatch: pytest.MonkeyPatch
+    one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, others = both.open(), both.open("other")
+    files, others = one.open(), one.open("other")
     writer = _flushed(files, "/a", b"first")
     heirs: list[FileWriter] = []
 
     def take_over() -> None:
-        both.pass_s(SOFT_S + 1)
+        one.pass_s(SOFT_S + 1)
         heirs.append(others.append("/a"))
 
     _before(monkeypatch, files, take_over)
@@ -300,11 +299,11 @@ def test_a_late_close_while_another_appends_is_refused_and_disturbs_nobody(
 
 
 @pytest.mark.scenario("S49")
-def test_bytes_that_never_left_the_writer_are_absent_after_a_take_over(both: World) -> None:
-    dead, others = both.open("dead"), both.open("other")
+def test_bytes_that_never_left_the_writer_are_absent_after_a_take_over(one: World) -> None:
+    dead, others = one.open("dead"), one.open("other")
     writer = dead.create("/a")
     writer.write(b"x" * 1000)
-    both.pass_s(SOFT_S + 1)
+    one.pass_s(SOFT_S + 1)
     with others.append("/a") as heir:
         heir.write(b"y" * 32)
     assert content(others, "/a") == b"y" * 32
@@ -314,9 +313,9 @@ def test_bytes_that_never_left_the_writer_are_absent_after_a_take_over(both: Wor
 
 
 @pytest.mark.scenario("S50")
-def test_of_several_appends_at_once_one_wins_and_the_others_learn_who(both: World) -> None:
-    both.open().create("/a").close()
-    clients = [both.open(f"client-{number}") for number in range(6)]
+def test_of_several_appends_at_once_one_wins_and_the_others_learn_who(one: World) -> None:
+    one.open().create("/a").close()
+    clients = [one.open(f"client-{number}") for number in range(6)]
     start = threading.Barrier(len(clients))
     won: list[tuple[Namespace, FileWriter]] = []
     lost: list[FileHeld] = []
@@ -442,8 +441,8 @@ def test_a_refusal_is_said_in_every_call_that_follows(one: World) -> None:
     assert blocks(others, "/a")[0].length == 1
 
 
-def test_a_broken_writer_does_not_rob_a_later_one_of_the_same_client(both: World) -> None:
-    files = both.open()
+def test_a_broken_writer_does_not_rob_a_later_one_of_the_same_client(one: World) -> None:
+    files = one.open()
     broken = files.create("/a")
     broken.write(b"one")
     broken.flush()

@@ -21,9 +21,8 @@ from tests.support.namespaces import (
 )
 
 from leasehold.errors import FencedWrite, StoreUnavailable
-from leasehold.files.model import FileState
+from leasehold.files import FileState, Namespace
 from leasehold.files.monitor import PAUSES, Pass
-from leasehold.files.namespace import Namespace
 from leasehold.testing.disk import KillingDisk
 
 
@@ -358,7 +357,7 @@ def test_the_thread_looks_by_itself_and_survives_trouble_with_the_store(one: Wor
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "due", failing)
         watcher.monitor.start()
-        assert recovered.wait(timeout=20)
+        assert recovered.wait(timeout=120)
         watcher.monitor.close()
     assert content(watcher, "/a") == b"/a"
 

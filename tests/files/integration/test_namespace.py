@@ -28,9 +28,7 @@ from leasehold.errors import (
     UnknownFile,
     UsageError,
 )
-from leasehold.files.model import BlockState, FileState
-from leasehold.files.options import FileOptions
-from leasehold.files.recovery import Progress
+from leasehold.files import BlockState, FileOptions, FileState, Progress
 
 # ---------------------------------------------------------------- write and read
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.namespaces import AT_ONCE, HARD_S, OPTIONS, SOFT_S, World, content
 
 from leasehold.errors import FileHeld, LeaseLost, StoreUnavailable
-from leasehold.files.namespace import Namespace
+from leasehold.files import Namespace
 
 OFTEN = replace(OPTIONS, look_every=timedelta(milliseconds=10))
 
@@ -95,7 +95,7 @@ def test_its_thread_begins_with_the_first_file_and_ends_after_the_last(one: Worl
     first.close()
     assert thread.is_alive()
     second.close()
-    thread.join(timeout=20)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     files.create("/c")
     (another,) = set(_renewers()) - set(before)
@@ -113,7 +113,7 @@ def test_its_thread_renews_by_itself(one: World) -> None:
     files = one.open(options=OFTEN, hook=hook)
     files.create("/a")
     one.pass_s(SOFT_S / 2)
-    assert renewed.wait(timeout=20)
+    assert renewed.wait(timeout=120)
     assert files.status("/a").silent_s == 0.0
 
 
@@ -209,7 +209,7 @@ def test_a_close_that_races_with_a_renewal_that_hangs_ends(one: World) -> None:
         assert not looked
         assert not closed
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=120)
         assert not thread.is_alive()
     assert len(closed) == len(looked) == 1
     assert files.is_closed("/a")

@@ -29,9 +29,9 @@ from tests.support.blocks import (
 
 from leasehold.core.replicas import Condition
 from leasehold.errors import TailUncertain, UsageError, VolumeUnusable
+from leasehold.files import Block
 from leasehold.files.fence import Superseded, fence
 from leasehold.files.meta import HEADER_BYTES, RECORD_BYTES
-from leasehold.files.model import Block
 from leasehold.files.seal import remove, seal, tidy
 from leasehold.files.volume import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk

@@ -24,9 +24,8 @@ from tests.support.namespaces import (
 )
 
 from leasehold.errors import DataDamaged, FileHeld, TailUncertain, VolumeUnusable
+from leasehold.files import FileState, Namespace
 from leasehold.files.disk import SystemDisk
-from leasehold.files.model import FileState
-from leasehold.files.namespace import Namespace
 from leasehold.testing.clock import ManualClock
 
 
@@ -66,14 +65,14 @@ def _files(files: Namespace, path: str, *, data: bool) -> dict[str, Path]:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 def test_one_volume_fails_and_is_dropped_before_anything_more_is_acknowledged(
-    both: World, number: int
+    one: World, number: int
 ) -> None:
-    files = both.open()
+    files = one.open()
     writer = files.create("/a")
     writer.write(b"one ")
     writer.flush()
-    both.disk.fail(both.roots[1], number)
-    lost = _id_at(files, both.roots[1])
+    one.disk.fail(one.roots[1], number)
+    lost = _id_at(files, one.roots[1])
     writer.write(b"two ")
     assert writer.flush() == 8
     assert lost not in writer.volumes
@@ -84,21 +83,21 @@ def test_one_volume_fails_and_is_dropped_before_anything_more_is_acknowledged(
     writer.write(b"three")
     writer.close()
     assert content(files, "/a") == b"one two three"
-    both.disk.heal(both.roots[1])
+    one.disk.heal(one.roots[1])
     assert [fault.what for fault in files.verify("/a")] == [
         f"block {blocks(files, '/a')[0].id:#x} is on 2 of 3 volumes"
     ]
     files.monitor.look()  # what it had is of no use to anybody
-    assert list(both.roots[1].glob("blocks/*/*")) == []
+    assert list(one.roots[1].glob("blocks/*/*")) == []
 
 
-def test_all_volumes_are_full_and_what_was_acknowledged_is_kept(both: World) -> None:
-    files = both.open()
+def test_all_volumes_are_full_and_what_was_acknowledged_is_kept(one: World) -> None:
+    files = one.open()
     writer = files.create("/a")
     writer.write(b"kept")
     assert writer.flush() == 4
-    for root in both.roots:
-        both.disk.fail(root, errno.ENOSPC)
+    for root in one.roots:
+        one.disk.fail(root, errno.ENOSPC)
     writer.write(b" lost")
     with pytest.raises(VolumeUnusable) as caught:
         writer.flush()
@@ -114,8 +113,8 @@ def test_all_volumes_are_full_and_what_was_acknowledged_is_kept(both: World) -> 
     assert content(files, "/a") == b"kept"  # reading needs no room
     with pytest.raises(TailUncertain):  # to seal needs a little room too
         writer.close()
-    for root in both.roots:
-        both.disk.heal(root)
+    for root in one.roots:
+        one.disk.heal(root)
     with files.append("/a") as more:
         more.write(b" and more")
     found = content(files, "/a")
@@ -124,18 +123,18 @@ def test_all_volumes_are_full_and_what_was_acknowledged_is_kept(both: World) -> 
     assert files.verify("/a") == []
 
 
-def test_close_seals_what_was_acknowledged_after_a_failure_that_has_passed(both: World) -> None:
-    files = both.open()
+def test_close_seals_what_was_acknowledged_after_a_failure_that_has_passed(one: World) -> None:
+    files = one.open()
     writer = files.create("/a")
     writer.write(b"kept")
     writer.flush()
-    for root in both.roots:
-        both.disk.fail(root, errno.ENOSPC)
+    for root in one.roots:
+        one.disk.fail(root, errno.ENOSPC)
     writer.write(b" lost")
     with pytest.raises(VolumeUnusable):
         writer.flush()
-    for root in both.roots:
-        both.disk.heal(root)
+    for root in one.roots:
+        one.disk.heal(root)
     status = writer.close()  # the caller was told: this is no news
     assert status is not None
     assert (status.state, status.length) == (FileState.CLOSED, 4)
@@ -143,13 +142,13 @@ def test_close_seals_what_was_acknowledged_after_a_failure_that_has_passed(both:
     assert steps(files, "/a")[-1] == "recovered"
 
 
-def test_a_close_that_can_not_write_the_rest_says_so(both: World) -> None:
-    files = both.open()
+def test_a_close_that_can_not_write_the_rest_says_so(one: World) -> None:
+    files = one.open()
     writer = files.create("/a")
     writer.write(b"kept")
     writer.flush()
     writer.write(b" never written")
-    write_at = both.disk.write_at
+    write_at = one.disk.write_at
 
     def full(fd: int, data: bytes, offset: int, *, what: str) -> None:
         if what == "data":
@@ -157,7 +156,7 @@ def test_a_close_that_can_not_write_the_rest_says_so(both: World) -> None:
         write_at(fd, data, offset, what=what)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(both.disk, "write_at", full)
+        patch.setattr(one.disk, "write_at", full)
         with pytest.raises(VolumeUnusable, match="what was acknowledged is kept; make room"):
             writer.close()
     assert files.is_closed("/a")
@@ -230,12 +229,12 @@ def test_fewer_volumes_than_asked_for_stop_the_writer(one: World) -> None:
 # ---------------------------------------------------------------- gone or foreign
 
 
-def test_a_volume_directory_is_removed_while_it_is_written(both: World) -> None:
-    files = both.open()
+def test_a_volume_directory_is_removed_while_it_is_written(one: World) -> None:
+    files = one.open()
     writer = files.create("/a")
     writer.write(b"one ")
     writer.flush()
-    _away(both.roots[2])
+    _away(one.roots[2])
     writer.write(b"two")
     writer.close()
     assert content(files, "/a") == b"one two"
@@ -244,22 +243,22 @@ def test_a_volume_directory_is_removed_while_it_is_written(both: World) -> None:
         assert len(second.volumes) == 2
 
 
-def test_a_volume_that_is_away_at_the_opening_is_not_made_anew(both: World) -> None:
-    files = both.open()
+def test_a_volume_that_is_away_at_the_opening_is_not_made_anew(one: World) -> None:
+    files = one.open()
     with files.create("/a") as writer:
         writer.write(b"before")
-    kept = _away(both.roots[0])
-    both.roots[0].mkdir()  # the mount point of the disk that is away
-    again = both.open("again")  # names all three
+    kept = _away(one.roots[0])
+    one.roots[0].mkdir()  # the mount point of the disk that is away
+    again = one.open("again")  # names all three
     assert content(again, "/a") == b"before"
     with again.create("/b") as writer:
         writer.write(b"on two")
         assert len(writer.volumes) == 2
-    assert list(both.roots[0].iterdir()) == []
-    lost = _id_at(again, both.roots[0])
+    assert list(one.roots[0].iterdir()) == []
+    lost = _id_at(again, one.roots[0])
     assert [fault.volume for fault in again.verify("/a")] == [lost]
-    both.roots[0].rmdir()
-    kept.rename(both.roots[0])
+    one.roots[0].rmdir()
+    kept.rename(one.roots[0])
     assert again.verify("/a") == []
 
 
@@ -347,15 +346,15 @@ def test_a_directory_with_something_else_in_it_is_never_touched(one: World, tmp_
 
 
 @pytest.mark.parametrize("data", [True, False])
-def test_a_file_cut_by_hand_before_recovery_is_left_out(both: World, data: bool) -> None:
-    files, others = both.open(), both.open("other")
+def test_a_file_cut_by_hand_before_recovery_is_left_out(one: World, data: bool) -> None:
+    files, others = one.open(), one.open("other")
     writer = files.create("/a")
     for part in (b"first ", b"second"):
         writer.write(part)
         writer.flush()
     lost, path = next(iter(_files(files, "/a", data=data).items()))
     os.truncate(path, path.stat().st_size - 5)
-    both.pass_s(SOFT_S + 1)
+    one.pass_s(SOFT_S + 1)
     assert others.recover("/a", timeout=AT_ONCE).length == 12
     assert content(others, "/a") == b"first second"
     assert lost not in blocks(others, "/a")[0].volumes
@@ -364,9 +363,9 @@ def test_a_file_cut_by_hand_before_recovery_is_left_out(both: World, data: bool)
 
 @pytest.mark.parametrize("data", [True, False])
 def test_a_file_cut_by_hand_after_closing_is_read_from_another_volume(
-    both: World, data: bool
+    one: World, data: bool
 ) -> None:
-    files = both.open()
+    files = one.open()
     with files.create("/a") as writer:
         writer.write(b"x" * 1000)
     (block,) = blocks(files, "/a")

@@ -17,11 +17,12 @@ import pytest
 from tests.support.file_process import Order, check_replicas, in_memory, options, pattern
 
 from leasehold.errors import UnknownFile
-from leasehold.files.model import FileState
-from leasehold.files.namespace import Namespace
+from leasehold.files import FileState, Namespace
 
-CHUNKS = 6
-PATIENCE = timedelta(seconds=20)
+# The last come first: one killed amid a check of a volume leaves a file that others find there.
+# Each point is one step of a program; every third one is in make test, the others are in the soak.
+SHARES = [0, *(pytest.param(each, marks=pytest.mark.soak) for each in (1, 2))]
+PATIENCE = timedelta(seconds=120)
 NEXT = b"the next writer's bytes"
 # A writer that died here leaves replicas that differ: each is one more thing to recover from.
 DIED_AT = (
@@ -81,7 +82,10 @@ class Server:
         return found
 
     def end(self) -> None:
-        self._popen.communicate(timeout=20)
+        try:
+            self._popen.communicate(timeout=120)
+        finally:
+            self._popen.kill()
 
 
 @contextmanager
@@ -127,15 +131,15 @@ def check_recovered(files: Namespace, path: str, least: int) -> None:
 
 
 @pytest.mark.spec("F8")
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nothing_acknowledged_is_lost_wherever_a_writer_is_killed(chunk: int) -> None:
+@pytest.mark.parametrize("share", SHARES)
+def test_nothing_acknowledged_is_lost_wherever_a_writer_is_killed(share: int) -> None:
     with scene() as (server, files):
         points = server.points("write", "/whole")
         check_recovered(files, "/whole", 10_692)
         assert {"after commit create", "before commit next block", "before commit close"} <= {
             point for point, _ in points
         }
-        for number, point in enumerate(points[chunk::CHUNKS]):
+        for number, point in enumerate(reversed(points[share :: len(SHARES)])):
             path = f"/killed/{number}"
             said = server.killed("write", path, point)
             if points.index(point) <= points.index(("before commit create", 1)):
@@ -150,16 +154,19 @@ def test_nothing_acknowledged_is_lost_wherever_a_writer_is_killed(chunk: int) ->
 
 
 @pytest.mark.spec("F7", "F8")
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("died_at", DIED_AT, ids=lambda point: "-".join(map(str, point)))
 def test_a_recovery_that_is_killed_anywhere_is_done_again_with_the_same_end(
-    died_at: tuple[str, int],
+    died_at: tuple[str, int], share: int
 ) -> None:
     with scene() as (server, files):
         before = acknowledged(server.killed("write", "/whole", died_at))
         points = server.points("recover", "/whole")
         length = files.status("/whole").length
         assert length >= before
-        for number, point in enumerate(points):
+        # Each way to die begins with another step, so that together they see nearly all of them.
+        begin = (share + DIED_AT.index(died_at)) % len(SHARES)
+        for number, point in enumerate(points[begin :: len(SHARES)]):
             path = f"/killed/{number}"
             server.killed("write", path, died_at)
             server.killed("recover", path, point)
@@ -172,13 +179,13 @@ def test_a_recovery_that_is_killed_anywhere_is_done_again_with_the_same_end(
 
 
 @pytest.mark.spec("F8")
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_what_was_recovered_stays_wherever_the_next_writer_is_killed(chunk: int) -> None:
+@pytest.mark.parametrize("share", SHARES)
+def test_what_was_recovered_stays_wherever_the_next_writer_is_killed(share: int) -> None:
     with scene() as (server, files):
         server.killed("write", "/whole", RECOVERED)
         points = server.points("append", "/whole") if recovered(files, "/whole") else []
         check_recovered(files, "/whole", 1000 + 600 + 8192 + 200)
-        for number, point in enumerate(points[chunk::CHUNKS]):
+        for number, point in enumerate(reversed(points[share :: len(SHARES)])):
             path = f"/killed/{number}"
             server.killed("write", path, RECOVERED)
             length = recovered(files, path)

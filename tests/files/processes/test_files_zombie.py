@@ -18,13 +18,12 @@ import pytest
 from tests.support.file_process import Order, check_replicas, in_memory, options
 
 from leasehold.errors import FileHeld, LeaseholdError
+from leasehold.files import FileWriter, Namespace
 from leasehold.files.disk import SystemDisk
-from leasehold.files.namespace import Namespace
-from leasehold.files.writer import FileWriter
 from leasehold.testing.disk import KillingDisk
 
 SOFT_S = 0.2
-PATIENCE = timedelta(seconds=20)
+PATIENCE = timedelta(seconds=120)
 PATH = "/logs/asleep"
 A, B, C, OURS = b"a" * 500, b"b" * 500, b"c" * 500, b"N" * 700
 
@@ -87,7 +86,7 @@ class Zombie:
             self._rest()
 
     def _rest(self) -> str:
-        said, _ = self._popen.communicate(timeout=60)
+        said, _ = self._popen.communicate(timeout=120)
         return said
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from leasehold.errors import InvalidDuration, InvalidOptions
+from leasehold.files import FileOptions
 from leasehold.files.model import Limits
-from leasehold.files.options import FileOptions
 
 GOOD = FileOptions()
 DURATIONS = (

@@ -20,6 +20,7 @@ from leasehold.model import Checkpoint, HandOver, Position, State
 from leasehold.names import in_order
 from leasehold.ports import Store
 from leasehold.sources import PartitionEnds
+from leasehold.testing.clock import ManualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -154,12 +155,14 @@ def test_the_lag_of_a_group_is_known_only_if_that_of_each_partition_is(scene: Sc
 def test_a_lease_that_has_ended_leaves_its_owner_with_no_time(scene: Scene) -> None:
     scene.declare(range(1))
 
+    clock = ManualClock()
+    scene.join("a", 0, lease=timedelta(seconds=10), clock=clock)
+    clock.advance(11.0)
+
     async def step(store: Store) -> GroupView:
-        await anyio.sleep(0.06)
         return await group_view(store, scene.stream, scene.group, now=NOW)
 
-    scene.join("a", 0, lease=timedelta(milliseconds=50))
-    view = scene.run(step)
+    view = scene.run(step, clock=clock)
     part = view.partition("0")
     assert (part.state, part.owner, part.time_left_s) == (State.EXPIRED, "a", 0.0)
     assert (part.keeper, part.host, view.members, view.owned) == (None, None, (), 0)

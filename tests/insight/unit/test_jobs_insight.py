@@ -9,8 +9,8 @@ import pytest
 from leasehold.clock import SystemClock
 from leasehold.errors import BadSchedule, InvalidName, UnknownResource
 from leasehold.insight.jobs import JobState, JobView, job_log, job_view, job_views, schedule_of
-from leasehold.jobs import occurrence, orders
-from leasehold.jobs.entry import Outcome, Said
+from leasehold.jobs import Outcome, occurrence, orders
+from leasehold.jobs.entry import Said
 from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
 from leasehold.stores.memory import MemoryStore
 

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.support import run_place
 from tests.support.forked import Steps, ended, forked
 
 from leasehold.errors import DataDamaged, FencedWrite, JobHeld, UsageError
@@ -37,7 +38,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def write(path: Path, token: int, content: bytes) -> None:
-    with FencedPath(path).replace(token) as file:
+    # A disk that is busy keeps a lock for long.
+    with FencedPath(path, patience=timedelta(seconds=100)).replace(token) as file:
         file.write(content)
 
 
@@ -130,6 +132,7 @@ def killed_at(step: int, target: Path) -> int:
     return ended(forked(work))
 
 
+@pytest.mark.process
 def test_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(target: Path) -> None:
     contents: list[bytes] = []
     seen: list[int] = []
@@ -223,6 +226,7 @@ def test_a_second_writer_is_told_who_is_replacing_the_file(target: Path) -> None
     write(target, 2, NEW)
 
 
+@pytest.mark.process
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(target: Path) -> None:
     """Another thread forks while the file is replaced; the child lives on, and runs nothing new."""
     read_end, write_end = os.pipe()
@@ -302,9 +306,11 @@ def test_a_directory_that_can_not_be_written_to_says_so(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.process
 def test_a_read_only_directory_is_refused_before_the_block() -> None:
     """Root may write anywhere, so another user tries it where the tests run as root."""
-    place = Path(tempfile.mkdtemp(prefix="leasehold-fence-"))  # all may look into its parents
+    place = Path(tempfile.mkdtemp(dir=run_place.begun().parent))  # all may look into its parents
+    place.chmod(0o755)
     report = place / "report.csv"
 
     def work() -> None:

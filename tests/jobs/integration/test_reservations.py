@@ -1,23 +1,16 @@
-"""Reservations on real stores, in this process and in others, with real signals."""
+"""Reservations on real stores, in this process."""
 
 from __future__ import annotations
 
-import json
 import queue
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-from tests.support.pausing import pause
-from tests.support.postgres import database
+from tests.support.postgres import empty_store
 
 from leasehold.clock import SystemClock
 from leasehold.errors import (
@@ -29,72 +22,27 @@ from leasehold.errors import (
     UnknownStore,
     UsageError,
 )
-from leasehold.jobs import Done, Held, OnCrash, Reservation, reserve, try_reserve
-from leasehold.jobs.entry import Outcome, entries
+from leasehold.jobs import Done, Held, OnCrash, Outcome, Reservation, reserve, try_reserve
+from leasehold.jobs.entry import entries
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import Wish
-from leasehold.model import Lease, Mark, MarkRefusal, Ownership, Term, Wanted
+from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership, Term, Wanted
 from leasehold.names import job_key
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
-LEASE_S = 2.0
+LEASE_S = 60.0
 LEASE = timedelta(seconds=LEASE_S)
+BRISK = timedelta(seconds=6)  # what others have done is heard four times in each lease
 TWO = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/leases.db"
-    else:
-        with database() as made:
-            yield made
-
-
-class Worker:
-    """See ``job_process``."""
-
-    def __init__(self, url: str) -> None:
-        command = [sys.executable, "-m", "tests.support.job_process", url, str(LEASE_S)]
-        self._popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-    def says(self, event: str) -> dict[str, Any]:
-        """Read on until it says this."""
-        assert self._popen.stdout is not None
-        heard: list[dict[str, Any]] = []
-        for line in self._popen.stdout:
-            heard.append(json.loads(line))
-            if heard[-1]["event"] == event:
-                return heard[-1]
-        pytest.fail(f"it never says {event}: {heard}", pytrace=False)
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def send(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
-
-    def end(self) -> None:
-        self._popen.kill()
-        self._popen.communicate()
 
 
 @pytest.fixture
-def pair(url: str) -> Iterator[tuple[Worker, Worker]]:
-    """One that works, and one that waits for the same job."""
-    with ExitStack() as undo:
-        first = Worker(url)
-        undo.callback(first.end)
-        assert first.says("reserved")["epoch"] == 1
-        second = Worker(url)
-        undo.callback(second.end)
-        second.says("ready")
-        yield first, second
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    given = getattr(request, "param", "sqlite")
+    return f"sqlite:///{tmp_path}/leases.db" if given == "sqlite" else empty_store()
 
 
 def history(url: str) -> list[Term]:
@@ -105,16 +53,13 @@ def history(url: str) -> list[Term]:
     return anyio.run(read)
 
 
-def reasons(url: str) -> list[str | None]:
-    return [term.reason.value if term.reason else None for term in history(url)]
-
-
 def had(answer: Reservation | Held | Done) -> Reservation:
     assert isinstance(answer, Reservation), str(answer)
     return answer
 
 
 @pytest.mark.spec("B5")
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 def test_one_has_it_at_a_time_and_everybody_hears_who(url: str) -> None:
     with reserve("nightly", store=url, lease=LEASE) as job:
         assert (job.name, job.epoch, job.key) == ("nightly", 1, job_key("nightly"))
@@ -144,6 +89,7 @@ def test_one_has_it_at_a_time_and_everybody_hears_who(url: str) -> None:
 
 
 @pytest.mark.spec("J3")
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 def test_the_log_tells_of_each_run_how_far_it_was_and_how_it_ended(url: str) -> None:
     with reserve("nightly", store=url, lease=LEASE) as job:
         job.progress("half of it")
@@ -191,6 +137,7 @@ def test_the_run_of_a_moment_is_had_once_over_all(url: str) -> None:
     assert (run.said.occurrence, run.said.schedule) == (TWO, "0 2 * * *")
 
 
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 def test_a_release_wakes_the_one_that_waits(url: str) -> None:
     first = had(try_reserve("nightly", store=url, lease=LEASE))
     found: queue.SimpleQueue[Held] = queue.SimpleQueue()
@@ -199,13 +146,13 @@ def test_a_release_wakes_the_one_that_waits(url: str) -> None:
     answers: list[object] = []
     waiting = threading.Thread(target=lambda: answers.append(request.ask(wait=None)))
     waiting.start()
-    assert found.get(timeout=30).holder == first.holder
+    assert found.get(timeout=100).holder == first.holder
     first.release()
-    waiting.join(30)
+    waiting.join(100)
     assert answers
     assert answers[0] is not None
     request.release()
-    assert reasons(url) == ["released", "released"]
+    assert [term.reason for term in history(url)] == [EndReason.RELEASED] * 2
 
 
 def test_waiting_can_be_given_up(url: str) -> None:
@@ -216,9 +163,9 @@ def test_waiting_can_be_given_up(url: str) -> None:
         answers: list[object] = []
         waiting = threading.Thread(target=lambda: answers.append(request.ask(wait=None)))
         waiting.start()
-        assert told.wait(30)
+        assert told.wait(100)
         request.cancel()
-        waiting.join(30)
+        waiting.join(100)
         assert answers == [None]
     early = Request(wish, store=url)
     early.cancel()
@@ -230,14 +177,14 @@ def test_a_listener_that_fails_does_no_harm_and_the_loss_is_told(url: str) -> No
     def fail(reason: str) -> None:
         raise RuntimeError(reason)
 
-    job = had(try_reserve("nightly", store=url, lease=LEASE, on_lost=fail))
+    job = had(try_reserve("nightly", store=url, lease=BRISK, on_lost=fail))
 
     async def break_it() -> None:
         async with open_store(url) as store:
             await store.break_(job.key, epoch=1, after=timedelta(0))
 
     anyio.run(break_it)
-    assert job.lost.wait(30)
+    assert job.lost.wait(100)
     assert job.why_lost == "broken"
     with pytest.raises(LeaseLost, match="broken"):
         job.check()
@@ -262,7 +209,7 @@ def test_a_release_returns_though_the_store_hangs() -> None:
     releasing = threading.Thread(target=job.release, daemon=True)
     releasing.start()
     try:
-        releasing.join(30)
+        releasing.join(100)
         assert not releasing.is_alive()
     finally:
         free.set()
@@ -307,43 +254,3 @@ def test_a_store_that_can_not_be_asked_is_an_error(tmp_path: Path) -> None:
         try_reserve("nightly", store="nowhere://")
     with pytest.raises(StoreError):
         try_reserve("nightly", store=f"sqlite:///{tmp_path}/no/such/place/leases.db")
-
-
-@pytest.mark.spec("B5")
-def test_after_kill_9_the_next_one_has_it_when_the_lease_has_ended(
-    pair: tuple[Worker, Worker], url: str
-) -> None:
-    first, second = pair
-    first.send(signal.SIGKILL)
-    assert second.says("reserved")["epoch"] == 2
-    assert reasons(url) == [None, "expired"]
-
-
-def test_after_a_stop_in_good_order_the_next_one_has_it(
-    pair: tuple[Worker, Worker], url: str
-) -> None:
-    first, second = pair
-    first.send(signal.SIGTERM)
-    released = first.says("released")
-    reserved = second.says("reserved")
-    assert reserved["when_s"] >= released["when_s"] - LEASE_S
-    assert reasons(url) == [None, "released"]
-
-
-@pytest.mark.spec("B5")
-def test_one_that_was_paused_past_its_lease_is_told_and_can_write_nothing(
-    pair: tuple[Worker, Worker], url: str
-) -> None:
-    first, second = pair
-    pause(first.pid, url)
-    assert second.says("reserved")["epoch"] == 2
-    first.send(signal.SIGCONT)
-    refused = first.says("refused")
-    assert refused["kind"] in {"LeaseLost", "FencedWrite"}
-    assert refused["lost"]  # the event was set as well
-    first.says("released")
-    # Neither did it sign its run: it left the block without an error, which would be "ok".
-    runs = entries(history(url))
-    assert [run.outcome for run in runs] == [None, Outcome.EXPIRED]
-    assert runs[1].said.outcome is None
-    assert runs[1].ended_at is not None

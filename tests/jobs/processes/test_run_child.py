@@ -23,13 +23,14 @@ from tests.support.command_runs import (
     until,
 )
 
+from leasehold.jobs.command import run
 from leasehold.jobs.command.child import Child, Deadline
 from leasehold.jobs.command.guard import processes
 from leasehold.jobs.command.run import Limits, LossKind, OnLoss
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
-LONG = Limits(lease_s=60.0, belief_s=12.0, grace_s=30.0)
+LONG = Limits(lease_s=600.0, belief_s=120.0, grace_s=300.0)
 NEVER = Deadline(term_at_s=math.inf, kill_at_s=math.inf)
 
 Start = Callable[..., Under]
@@ -42,7 +43,7 @@ def start() -> Iterator[Start]:
         bell = undo.enter_context(belled())
 
         def started(*command: str, tenure: ByClock | None = None, limits: Limits = LONG) -> Under:
-            held = tenure or ByClock.lasting(50.0)
+            held = tenure or ByClock.lasting(500.0)
             made = Under(command=list(command), tenure=held, limits=limits, bell=bell)
             undo.callback(made.end)
             undo.callback(_broken, held)
@@ -105,12 +106,13 @@ def test_all_of_a_family_are_killed_and_only_then_it_is_gone(start: Start, tmp_p
 
 
 def test_the_guard_kills_at_the_deadline_though_nobody_asks_it(tmp_path: Path) -> None:
-    now_s = CLOCK.boottime_s()
-    deadline = Deadline(term_at_s=now_s + 0.8, kill_at_s=now_s + 1.0)
-    child = Child([*TREE, str(tmp_path / "family")], environment=os.environ, deadline=deadline)
+    child = Child([*TREE, str(tmp_path / "family")], environment=os.environ, deadline=NEVER)
     try:
         everyone = family(tmp_path / "family")
         assert alive(everyone) == everyone
+        now_s = CLOCK.boottime_s()
+        deadline = Deadline(term_at_s=now_s + 0.1, kill_at_s=now_s + 0.3)
+        child.extend(deadline)
         while not child.gone:
             child.read()
         assert alive(everyone) == []
@@ -133,11 +135,16 @@ def test_nothing_is_started_after_the_deadline(tmp_path: Path) -> None:
 
 
 def test_a_deadline_that_moves_is_kept_where_it_has_moved_to(tmp_path: Path) -> None:
-    now_s = CLOCK.boottime_s()
-    near = Deadline(term_at_s=math.inf, kill_at_s=now_s + 0.5)
-    child = Child(["sleep", "0.9"], environment=os.environ, deadline=near)
-    child.extend(Deadline(term_at_s=math.inf, kill_at_s=now_s + 30))
+    ready, go_on = tmp_path / "ready", tmp_path / "go_on"
+    script = f"touch {ready}; while [ ! -e {go_on} ]; do sleep 0.05; done"
+    child = Child(shell(script), environment=os.environ, deadline=NEVER)
     try:
+        until(ready.exists)
+        near_s = CLOCK.boottime_s() + 1.5
+        child.extend(Deadline(term_at_s=math.inf, kill_at_s=near_s))
+        child.extend(Deadline(term_at_s=math.inf, kill_at_s=near_s + 300))
+        until(lambda: CLOCK.boottime_s() > near_s + 0.1)
+        go_on.touch()
         while not child.gone:
             child.read()
         assert child.exit_code == 0
@@ -172,7 +179,7 @@ def test_when_the_guard_is_killed_the_session_is_killed(tmp_path: Path) -> None:
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(
     start: Start, tmp_path: Path
 ) -> None:
-    limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.3)
+    limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.1)
     under = start(*TREE, str(tmp_path / "family"), limits=limits)
     family(tmp_path / "family")
     under.signalled(signal.SIGTERM)
@@ -193,10 +200,13 @@ def test_a_second_sigterm_kills_at_once(start: Start, tmp_path: Path) -> None:
     assert alive(everyone) == []
 
 
-def test_a_sigterm_that_comes_doubled_is_one(start: Start, tmp_path: Path) -> None:
+def test_a_sigterm_that_comes_doubled_is_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """timeout(1) signals a process, and then its group."""
+    monkeypatch.setattr(run, "_SAME_WISH_S", 60.0)
     ready = tmp_path / "ready"
-    script = f"trap 'sleep 0.4; exit 5' TERM; touch {ready}; while :; do sleep 0.05; done"
+    script = f"trap 'sleep 0.1; exit 5' TERM; touch {ready}; while :; do sleep 0.05; done"
     under = start(*shell(script))
     until(ready.exists)
     under.signalled(signal.SIGTERM)
@@ -236,16 +246,22 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
 
 
-def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(start: Start) -> None:
+def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_SETTLE_S", 0.1)
     limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.2)
-    under = start(*shell("trap '' TERM; sleep 60 & exit 5"), limits=limits)
+    under = start(*shell("trap '' TERM; sleep 600 & exit 5"), limits=limits)
     ended = under.end()
     assert (ended.exit_code, ended.killed, ended.left_behind) == (5, False, True)
     left = [pid for pid, each in processes().items() if each.session == under.pids[0]]
     assert left == []
 
 
-def test_what_ends_soon_after_the_command_was_not_left_behind(start: Start) -> None:
+def test_what_ends_soon_after_the_command_was_not_left_behind(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_SETTLE_S", 60.0)
     ended = start(*shell("sleep 0.2 & exit 5")).end()
     assert (ended.exit_code, ended.left_behind) == (5, False)
 
@@ -292,7 +308,7 @@ def test_a_command_that_lives_through_sigint_can_still_be_asked_to_stop(
 
 def test_one_that_takes_too_long_is_stopped(start: Start) -> None:
     limits = Limits(lease_s=60.0, belief_s=12.0).within(0.2)
-    ended = start("sleep", "60", limits=limits).end()
+    ended = start("sleep", "600", limits=limits).end()
     assert (ended.timed_out, ended.exit_code, ended.lost) == (True, 143, None)
 
 
@@ -337,7 +353,7 @@ def test_a_command_of_the_users_runs_at_a_loss(start: Start, tmp_path: Path) -> 
     ready, told = tmp_path / "ready", tmp_path / "told"
     loss = OnLoss(kind=LossKind.COMMAND, command=f"echo $LEASEHOLD_CHILD_PID > {told}")
     limits = Limits(lease_s=60.0, belief_s=12.0, on_loss=loss)
-    under = start(*shell(f"touch {ready}; exec sleep 60"), limits=limits)
+    under = start(*shell(f"touch {ready}; exec sleep 600"), limits=limits)
     until(ready.exists)
     until(lambda: bool(under.pids))
     under.tenure.lose()

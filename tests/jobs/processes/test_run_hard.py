@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from tests.support.command_runs import alive
-from tests.support.command_wrappers import LEASE_S, Alone, log_of, witness, written
+from tests.support.command_wrappers import SHORT_S, Alone, log_of, witness, written
 from tests.support.postgres import database
 from tests.support.postgres_proxy import proxy
 from tests.support.twin_process import HOST, PID
 
-from leasehold.jobs.entry import Outcome
+from leasehold.jobs import Outcome
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 TWIN = (sys.executable, "-m", "tests.support.twin_process")
 
@@ -32,7 +32,8 @@ def test_two_nodes_with_the_same_host_name_and_process_id_are_two(
     undo: ExitStack, tmp_path: Path
 ) -> None:
     url, book = f"sqlite:///{tmp_path}/leases.db", tmp_path / "book"
-    first = Alone(url, tmp_path, "--standby", command=witness(book), program=TWIN)
+    command = witness(book)
+    first = Alone(url, tmp_path, "--standby", command=command, lease_s=SHORT_S, program=TWIN)
     undo.callback(first.end)
     written(book, 1)
     second = Alone(url, tmp_path, "--standby", command=witness(book), program=TWIN)
@@ -49,20 +50,25 @@ def test_two_nodes_with_the_same_host_name_and_process_id_are_two(
 
 
 @pytest.mark.spec("J2")
-@pytest.mark.parametrize("leases", [0.5, 0.9, 2.0])
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "leases",
+    [pytest.param(0.5, marks=pytest.mark.soak), pytest.param(0.9, marks=pytest.mark.soak), 2.0],
+)
 def test_a_store_that_is_slow_for_one_node_lets_no_two_run(
     undo: ExitStack, tmp_path: Path, leases: float
 ) -> None:
     book = tmp_path / "book"
     url = undo.enter_context(database())
     slow = undo.enter_context(proxy(url))
-    first = Alone(slow.url, tmp_path, "--if-held", "fail", command=witness(book))
+    command = witness(book)
+    first = Alone(slow.url, tmp_path, "--if-held", "fail", command=command, lease_s=SHORT_S)
     undo.callback(first.end)
     ((_, pid),) = written(book, 1)
     second = Alone(url, tmp_path, "--standby", command=witness(book))
     undo.callback(second.end)
     second.says("waiting")
-    slow.late_s = leases * LEASE_S
+    slow.late_s = leases * SHORT_S
     # An answer that comes later than a call may take is none: the lease is lost, and told in time.
     assert [token for token, _ in written(book, 2)] == ["1", "2"]  # and not TWO
     assert alive([pid]) == []

@@ -6,53 +6,53 @@ import os
 import signal
 import sqlite3
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 from tests.support.command_runs import CLOCK, ROOT, TREE, alive, family, kill, until
-from tests.support.command_wrappers import JOB, LEASE_S, LEASEHOLD, Alone, log_of, witness, written
+from tests.support.command_wrappers import (
+    JOB,
+    LEASE_S,
+    LEASEHOLD,
+    SHORT_S,
+    Alone,
+    log_of,
+    witness,
+    written,
+)
 from tests.support.pausing import pause
-from tests.support.postgres import database
 
+from leasehold.jobs import Outcome
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.entry import Outcome
 from leasehold.jobs.orders import want
 from leasehold.stores import open_store
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 Start = Callable[..., Alone]
 
 
-ON_BOTH_STORES = pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
-
-
 @pytest.fixture
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if getattr(request, "param", "sqlite") == "sqlite":
-        yield f"sqlite:///{tmp_path}/leases.db"
-        return
-    with database() as made:
-        yield made
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/leases.db"
 
 
 @pytest.fixture
 def start(url: str, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as undo:
 
-        def started(*options: str, command: list[str]) -> Alone:
-            made = Alone(url, tmp_path, *options, command=command)
+        def started(*options: str, command: list[str], lease_s: float = LEASE_S) -> Alone:
+            made = Alone(url, tmp_path, *options, command=command, lease_s=lease_s)
             undo.callback(made.end)
             return made
 
         yield started
 
 
-@ON_BOTH_STORES
 @pytest.mark.spec("J2", "B10")
 def test_a_wrapper_that_is_stopped_for_longer_than_its_lease(
     url: str, start: Start, tmp_path: Path
@@ -60,7 +60,7 @@ def test_a_wrapper_that_is_stopped_for_longer_than_its_lease(
     book = tmp_path / "book"
     # The command does not stop on SIGTERM: the guard has to kill it, in time for the next one.
     stubborn = witness(book, "trap '' TERM; while :; do sleep 0.1; done")
-    first = start("--if-held", "fail", command=stubborn)
+    first = start("--if-held", "fail", command=stubborn, lease_s=SHORT_S)
     written(book, 1)
     second = start("--standby", command=witness(book))
     second.says("waiting")
@@ -73,28 +73,22 @@ def test_a_wrapper_that_is_stopped_for_longer_than_its_lease(
     assert [each.outcome for each in log_of(url)] == [None, Outcome.EXPIRED]
 
 
-def test_kill_9_of_the_wrapper_ends_the_command_within_a_second(
-    start: Start, tmp_path: Path
+def test_kill_9_of_the_wrapper_ends_the_command_long_before_its_lease_ends(
+    url: str, start: Start, tmp_path: Path
 ) -> None:
-    def gone_after_s(number: int) -> float:
-        wrapper = start("--if-held", "wait", command=[*TREE, str(tmp_path / f"family{number}")])
-        everyone = family(tmp_path / f"family{number}")
-        wrapper.popen.kill()
-        wrapper.popen.wait()
-        killed_s = CLOCK.boottime_s()
-        until(lambda: not alive(everyone))
-        return CLOCK.boottime_s() - killed_s
-
-    # Other tests may have the processors meanwhile: one try of three is enough.
-    assert any(gone_after_s(number) < 1.0 for number in range(3))
+    wrapper = start(command=[*TREE, str(tmp_path / "family")], lease_s=3600.0)
+    everyone = family(tmp_path / "family")
+    wrapper.popen.kill()
+    until(lambda: not alive(everyone))
+    with left_of_leases(url) as left_s:
+        assert left_s() > 3000.0
 
 
-@ON_BOTH_STORES
 def test_kill_9_of_the_wrapper_ends_the_whole_family_and_a_standby_takes_over(
     start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    first = start("--standby", command=[*TREE, str(tmp_path / "family")])
+    first = start("--standby", command=[*TREE, str(tmp_path / "family")], lease_s=SHORT_S)
     everyone = family(tmp_path / "family")
     second = start("--standby", command=witness(book))
     second.says("waiting")
@@ -131,16 +125,22 @@ def test_a_command_that_stops_its_guard_is_gone_when_others_are_let_in(
     url: str, start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    loop = "for each in $(seq 200); do kill -STOP $PPID; sleep 0.05; done"
-    wrapper = start(command=witness(book, f"trap '' TERM; {loop}"))
+    loop = "for each in $(seq 2000); do kill -STOP $PPID; sleep 0.05; done"
+    wrapper = start(command=witness(book, f"trap '' TERM; {loop}"), lease_s=SHORT_S)
     ((_, pid),) = written(book, 1)
-    until(lambda: _left_s(url) > 0.9 * LEASE_S)
-    with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        threading.Event().wait(LEASE_S)
-        assert alive([pid]) == []
-        other.execute("ROLLBACK")
+    with left_of_leases(url) as left_s, away(tmp_path / "leases.db"):
+        until(lambda: not alive([pid]))
+        assert left_s() > 0  # nobody can have been let in
     assert wrapper.code() == 79
+
+
+@contextmanager
+def away(database: Path) -> Iterator[None]:
+    """Nobody can write meanwhile, and all can read."""
+    with closing(sqlite3.connect(database, isolation_level=None, timeout=100)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
@@ -149,10 +149,10 @@ def test_descriptors_that_are_closed_stay_closed_and_do_no_harm(
 ) -> None:
     told = tmp_path / "told"
     # Longer than a renewal takes to come: then the guard moves its deadline.
-    script = "sleep 0.8; for each in 0 1 2; do test -e /proc/$$/fd/$each || echo $each; done"
-    words = f"{LEASEHOLD} run --job j --store {url} --lease 2s"
+    script = "sleep 1.3; for each in 0 1 2; do test -e /proc/$$/fd/$each || echo $each; done"
+    words = f"{LEASEHOLD} run --job j --store {url} --lease {SHORT_S}s"
     line = f"exec {words} -- sh -c '({script}) 9> {told} >&9' {closed}"
-    assert subprocess.run(["sh", "-c", line], cwd=ROOT, check=False, timeout=60).returncode == 0
+    assert subprocess.run(["sh", "-c", line], cwd=ROOT, check=False, timeout=100).returncode == 0
     assert len(told.read_text().splitlines()) == closed.count("-")
 
 
@@ -161,9 +161,9 @@ def test_errors_that_nobody_can_hear_change_nothing(
     url: str, tmp_path: Path, where: str, more: str
 ) -> None:
     book = tmp_path / "book"
-    words = f"{LEASEHOLD} run --job j --store {url} --lease 2s --retry 1:10ms {more}"
+    words = f"{LEASEHOLD} run --job j --store {url} --lease 60s --retry 1:10ms {more}"
     line = f"exec {words} -- sh -c 'echo >> {book}; exit 7' {where}"
-    assert subprocess.run(["sh", "-c", line], cwd=ROOT, check=False, timeout=60).returncode == 7
+    assert subprocess.run(["sh", "-c", line], cwd=ROOT, check=False, timeout=100).returncode == 7
     assert book.read_text() == "\n\n"
 
 
@@ -171,9 +171,9 @@ def test_errors_that_nobody_can_hear_change_nothing(
 def test_the_command_has_the_locale_that_was_given_and_no_other(
     url: str, given: dict[str, str]
 ) -> None:
-    words = ["run", "--job", "j", "--store", url, "--lease", "2s", "--", "/usr/bin/env"]
+    words = ["run", "--job", "j", "--store", url, "--lease", "60s", "--", "/usr/bin/env"]
     ran = subprocess.run(
-        [LEASEHOLD, *words], env=given, cwd=ROOT, check=True, timeout=60, capture_output=True
+        [LEASEHOLD, *words], env=given, cwd=ROOT, check=True, timeout=100, capture_output=True
     )
     names = {line.partition("=")[0] for line in ran.stdout.decode().splitlines()}
     assert {name for name in names if not name.startswith("LEASEHOLD_")} == set(given)
@@ -210,37 +210,42 @@ def test_sigterm_ends_one_that_waits(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("J2", "J7")
-@pytest.mark.parametrize(
-    ("leases", "code"),
-    # SIGTERM is due 0.7 leases after the last renewal, so that SIGKILL still comes in time.
-    [(0.5, 3), (0.9, 79), (2.0, 79)],
-)
+@pytest.mark.parametrize(("lease_s", "code"), [(10.0, 3), (SHORT_S, 79)])
 def test_a_store_that_is_away_for_a_while(
-    url: str, start: Start, tmp_path: Path, leases: float, code: int
+    url: str, start: Start, tmp_path: Path, lease_s: float, code: int
 ) -> None:
     book, go_on = tmp_path / "book", tmp_path / "go_on"
     loop = f"while [ ! -e {go_on} ]; do sleep 0.05; done; exit 3"
-    wrapper = start(command=witness(book, loop))
+    wrapper = start(command=witness(book, loop), lease_s=lease_s)
     ((_, pid),) = written(book, 1)
-    until(lambda: _left_s(url) > 0.9 * LEASE_S)  # a renewal has just come
-    with closing(sqlite3.connect(tmp_path / "leases.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        lost = threading.Event().wait(leases * LEASE_S)
-        other.execute("ROLLBACK")
-    assert not lost
-    assert bool(alive([pid])) == (code == 3)  # gone before anybody could have had it
+    with left_of_leases(url) as left_s:
+        with away(tmp_path / "leases.db"):
+            if code == 3:  # a renewal is due at three quarters of the lease, and does not come
+                until(lambda: left_s() < 0.7 * lease_s)
+            else:
+                until(lambda: not alive([pid]))
+                assert left_s() > 0  # gone before anybody could have had it
+        if code == 3:
+            until(lambda: left_s() > 0.7 * lease_s)
+            assert alive([pid])
     go_on.touch()
     assert wrapper.code() == code
     assert (log_of(url)[0].outcome is Outcome.FAILED) == (code == 3)
 
 
-def _left_s(url: str) -> float:
-    async def read() -> float:
-        async with open_store(url) as store:
-            (peer,) = (await store.peers("job")).values()
-            return peer.remaining_s
+@contextmanager
+def left_of_leases(url: str) -> Iterator[Callable[[], float]]:
+    """Asks how many seconds are left of the lease that ends last, also while nobody can write."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(open_store(url)) as store,
+    ):
 
-    return anyio.run(read)
+        def left_s() -> float:
+            found = portal.call(store.peers, "job").values()
+            return max((each.remaining_s for each in found), default=0.0)
+
+        yield left_s
 
 
 def test_real_signals_reach_the_command(start: Start, tmp_path: Path) -> None:
@@ -263,9 +268,9 @@ def _then(book: Path) -> str:
 
 def test_what_was_ignored_stays_ignored_and_nothing_else(url: str, tmp_path: Path) -> None:
     told = tmp_path / "told"
-    words = f"{LEASEHOLD} run --job j --store {url} --lease 2s"
+    words = f"{LEASEHOLD} run --job j --store {url} --lease 60s"
     script = f"trap '' HUP; exec {words} -- cp /proc/self/status {told}"
-    subprocess.run(["sh", "-c", script], cwd=ROOT, check=True, timeout=60)
+    subprocess.run(["sh", "-c", script], cwd=ROOT, check=True, timeout=100)
     assert _signals(told.read_text(), "SigIgn") & _ASKED == {signal.SIGHUP}
     assert _signals(told.read_text(), "SigBlk") == set()
 
@@ -302,10 +307,10 @@ def test_a_schedule_is_run_once_over_two_nodes(start: Start, tmp_path: Path) -> 
     def occurrences() -> list[str]:
         return [line.split()[0] for line in book.read_text().splitlines()] if book.exists() else []
 
-    until(lambda: len(occurrences()) >= 3)
+    until(lambda: len(occurrences()) >= 2)
     nodes[0].send(signal.SIGTERM)
     assert nodes[0].code() == 0
-    more = len(occurrences()) + 2
+    more = len(occurrences()) + 1
     until(lambda: len(occurrences()) >= more)
     nodes[1].send(signal.SIGTERM)
     assert nodes[1].code() == 0
@@ -316,7 +321,7 @@ def test_a_scheduled_run_that_is_stopped_is_run_by_the_next_node(
     url: str, start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    script = f'echo "$LEASEHOLD_OCCURRENCE $LEASEHOLD_ATTEMPT" >> {book}; exec sleep 60'
+    script = f'echo "$LEASEHOLD_OCCURRENCE $LEASEHOLD_ATTEMPT" >> {book}; exec sleep 600'
     first = start("--every", "1s", "--standby", command=["sh", "-c", script])
     until(lambda: book.exists() and book.read_text().endswith("\n"))
     start("--every", "1s", "--standby", command=["sh", "-c", script]).says("standing by")
@@ -352,7 +357,7 @@ def test_a_scheduled_run_that_can_not_be_executed_is_run_by_a_node_that_can(
     assert f"interpreter of '{broken}'" in first.said
     (left,) = [each for each in log_of(url) if each.said.exit_code == 127]
     assert left.outcome is Outcome.HANDED_OVER
-    script = f'echo "$LEASEHOLD_OCCURRENCE" >> {book}; exec sleep 60'
+    script = f'echo "$LEASEHOLD_OCCURRENCE" >> {book}; exec sleep 600'
     start("--every", "1s", "--standby", command=["sh", "-c", script])
     until(lambda: book.exists() and book.read_text().endswith("\n"))
     assert left.said.occurrence is not None

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.job_scene import LEASE_S, FaultyStore, Heard, Ring, Scene, now, play, until
+from tests.support.seeds import seeded
 from tests.support.worker_sim import Ran, World
 
 from leasehold.errors import LeaseLost, StoreUnavailable
@@ -129,7 +130,7 @@ async def working(job: Claimant, heard: Heard, book: Book, long_s: float) -> Non
 
 
 @pytest.mark.spec("J2", "J7")
-@pytest.mark.parametrize("seed", range(5))
+@seeded(5)
 def test_a_reservation_on_a_store_that_flaps(seed: int) -> None:
     async def story(scene: Scene) -> None:
         book, rng = Book(scene.store), random.Random(seed)
@@ -182,7 +183,7 @@ async def holding(ring: Ring, key: str, book: Book, long_s: float) -> None:
 
 
 @pytest.mark.spec("J2", "J7")
-@pytest.mark.parametrize("seed", range(5))
+@seeded(5)
 def test_a_keyring_on_a_store_that_flaps(seed: int) -> None:
     async def story(scene: Scene) -> None:
         book, rng = Book(scene.store), random.Random(seed)
@@ -244,7 +245,7 @@ def one_cut_off(world: World, rng: random.Random) -> Callable[[bool], None]:
 
 @pytest.mark.spec("J2", "J7")
 @pytest.mark.parametrize("trouble", [store_away, one_cut_off])
-@pytest.mark.parametrize("seed", range(2))
+@seeded(2)
 def test_workers_on_a_store_that_flaps(
     seed: int, trouble: Callable[[World, random.Random], Callable[[bool], None]]
 ) -> None:

@@ -14,13 +14,12 @@ from leasehold.cli.run import _if_held, _limits, _occurrence, _on_loss, _retry
 from leasehold.clock import SystemClock
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import UsageError
-from leasehold.jobs import reserve
+from leasehold.jobs import Outcome, reserve
 from leasehold.jobs.command.judgement import ended_run, what_happened
 from leasehold.jobs.command.plan import IfHeld
 from leasehold.jobs.command.program import code_of, why_not
 from leasehold.jobs.command.run import Ended, LossKind, OnLoss
 from leasehold.jobs.command.verdict import Reason, Verdict
-from leasehold.jobs.entry import Outcome
 from leasehold.jobs.wish import Done as NothingToDo
 
 
@@ -105,6 +104,7 @@ def test_one_that_is_skipped_says_nothing_but_to_programs(
     assert (line["job"], line["reason"], line["exit_code"], line["token"]) == ("j", "held", 0, None)
 
 
+@pytest.mark.process
 def test_a_store_that_is_made_is_told_once_and_where(
     leasehold: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.jobs.entry import Entry, Outcome, Said, entries, reservers
+from leasehold.jobs import Outcome
+from leasehold.jobs.entry import Entry, Said, entries, reservers
 from leasehold.model import LONGEST_NOTE, EndReason, Note, Ownership, Term
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

@@ -10,8 +10,7 @@ import pytest
 
 from leasehold.core import timetable
 from leasehold.errors import InvalidDuration, InvalidOptions
-from leasehold.jobs import policy
-from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
+from leasehold.jobs import CatchUp, OnCrash, Overlap, Policy, policy
 
 LONGEST = timedelta(days=366)
 A_MOMENT = timedelta(microseconds=1)

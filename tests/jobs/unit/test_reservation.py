@@ -19,9 +19,9 @@ from leasehold.errors import (
     StoreUnusable,
     UsageError,
 )
+from leasehold.jobs import Held, Outcome
 from leasehold.jobs.claimant import Parting
-from leasehold.jobs.entry import Outcome
-from leasehold.jobs.wish import GROUP, Held, Wish
+from leasehold.jobs.wish import GROUP, Wish
 from leasehold.model import EndReason, Position
 from leasehold.names import job_key
 

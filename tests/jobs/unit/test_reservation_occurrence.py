@@ -10,11 +10,10 @@ import pytest
 from tests.support.job_scene import LEASE, LEASE_S, Scene, play
 
 from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
-from leasehold.jobs import occurrence
+from leasehold.jobs import Done, Held, OnCrash, Outcome, occurrence
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.entry import Entry, Outcome, entries
-from leasehold.jobs.policy import OnCrash
-from leasehold.jobs.wish import GROUP, Done, Held, Wish
+from leasehold.jobs.entry import Entry, entries
+from leasehold.jobs.wish import GROUP, Wish
 from leasehold.model import Position
 from leasehold.names import job_key
 

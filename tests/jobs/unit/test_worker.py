@@ -12,10 +12,8 @@ import pytest
 from tests.support.worker_sim import Node, World
 
 from leasehold.errors import LeaseLost
-from leasehold.jobs import orders
-from leasehold.jobs.entry import Entry, Outcome, entries
-from leasehold.jobs.policy import CatchUp, Overlap
-from leasehold.jobs.worker.run import Run
+from leasehold.jobs import CatchUp, Outcome, Overlap, Run, orders
+from leasehold.jobs.entry import Entry, entries
 from leasehold.model import Position
 from leasehold.names import job_key
 from leasehold.testing.sim.host import START, HostClock

@@ -8,7 +8,7 @@ import logging
 import pytest
 from tests.support.worker_sim import World
 
-from leasehold.jobs.policy import CatchUp, Overlap
+from leasehold.jobs import CatchUp, Overlap
 from leasehold.testing.sim.host import START
 from leasehold.testing.sim.loop import run_simulated
 

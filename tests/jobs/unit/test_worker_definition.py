@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from leasehold.errors import BadSchedule, InvalidDuration, InvalidName, InvalidOptions, UsageError
-from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
-from leasehold.jobs.worker.definition import checked, job
-from leasehold.jobs.worker.worker import Worker
+from leasehold.jobs import CatchUp, OnCrash, Overlap, Policy, Worker, job
+from leasehold.jobs.worker.definition import checked
 
 
 def nothing() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tests.support.worker_sim import World
 
-from leasehold.jobs import orders
-from leasehold.jobs.entry import Entry, Outcome, entries
+from leasehold.jobs import Outcome, orders
+from leasehold.jobs.entry import Entry, entries
 from leasehold.model import EndReason
 from leasehold.names import job_key
 from leasehold.testing.sim.host import HostClock

@@ -10,7 +10,8 @@ from datetime import timedelta
 import pytest
 from tests.support.worker_sim import World
 
-from leasehold.jobs.entry import Outcome, entries
+from leasehold.jobs import Outcome
+from leasehold.jobs.entry import entries
 from leasehold.names import job_key
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import START

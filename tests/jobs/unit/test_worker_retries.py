@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from tests.support.worker_sim import World
 
-from leasehold.jobs.entry import Outcome, entries
-from leasehold.jobs.worker.run import Run
+from leasehold.jobs import Outcome, Run
+from leasehold.jobs.entry import entries
 from leasehold.names import job_key
 from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.loop import run_simulated

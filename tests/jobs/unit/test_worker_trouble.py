@@ -14,13 +14,10 @@ from tests.support.worker_sim import Node, World
 
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
-from leasehold.jobs import orders
-from leasehold.jobs.entry import Entry, Outcome, entries
+from leasehold.jobs import Job, Outcome, Run, Worker, job, orders
+from leasehold.jobs.entry import Entry, entries
 from leasehold.jobs.worker import worker as worker_module
-from leasehold.jobs.worker.definition import Job, job
 from leasehold.jobs.worker.launch import Launcher
-from leasehold.jobs.worker.run import Run
-from leasehold.jobs.worker.worker import Worker
 from leasehold.model import MemberInfo, Ownership, Wanted
 from leasehold.names import job_key
 from leasehold.ports import Store

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,27 @@ from typing import Any
 import anyio
 import pytest
 from tests.support.pausing import pause
-from tests.support.postgres import fresh_database
+from tests.support.postgres import database
 
 from leasehold.model import EndReason, Resource
 from leasehold.names import partition_group, partition_key
 from leasehold.stores import open_store
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.anyio
 
 GROUP = partition_group("orders", "billing")
 KEYS = [partition_key("orders", "billing", str(number)) for number in range(6)]
-LEASE_S = 2.0
-Start = Callable[[str], "Process"]
+# Whoever is killed or sleeps has a lease that ends soon; nobody else may lose one.
+SHORT_S, LONG_S = 4.0, 60.0
+Start = Callable[..., "Process"]
 
 
 class Process:
     """A member in a process; its words can be waited for."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, lease_s: float) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.member_process", url, GROUP, name, str(LEASE_S)],
+            [sys.executable, "-m", "tests.support.member_process", url, GROUP, name, str(lease_s)],
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[3],
@@ -75,9 +76,14 @@ class Process:
             self._popen.stdout.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/leases.db" if request.param == "sqlite" else fresh_database()
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """SQLite, unless a test asks for PostgreSQL by its parameter."""
+    if getattr(request, "param", "sqlite") == "sqlite":
+        yield f"sqlite:///{tmp_path}/leases.db"
+    else:
+        with database() as made:
+            yield made
 
 
 @pytest.fixture
@@ -86,8 +92,8 @@ async def start(url: str) -> Any:
         await store.declare(KEYS)
     with ExitStack() as processes:
 
-        def begin(name: str) -> Process:
-            process = Process(url, name)
+        def begin(name: str, lease_s: float = LONG_S) -> Process:
+            process = Process(url, name, lease_s)
             processes.callback(process.end)
             return process
 
@@ -118,7 +124,7 @@ async def test_three_processes_share_evenly(url: str, start: Start) -> None:
 async def test_a_killed_process_is_replaced_when_its_lease_has_ended(
     url: str, start: Start
 ) -> None:
-    victim = start("victim")
+    victim = start("victim", SHORT_S)
     await victim.says("opened", times=6)
     heir = start("heir")
     await heir.says("opened", times=3)
@@ -133,11 +139,12 @@ async def test_a_killed_process_is_replaced_when_its_lease_has_ended(
 
 
 @pytest.mark.spec("L7", "L4", "P5", "B9")
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
 async def test_a_process_that_slept_through_its_lease_writes_nothing_any_more(
     url: str, start: Start
 ) -> None:
     """SIGSTOP, take-over, SIGCONT: it notices by its own clock, and comes back as a new holder."""
-    sleeper = start("sleeper")
+    sleeper = start("sleeper", SHORT_S)
     await sleeper.says("opened", times=6)
     pause(sleeper.pid, url)
     heir = start("heir")

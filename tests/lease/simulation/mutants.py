@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from leasehold import Member
 from leasehold.core.balance import Plan, Snapshot
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import Changes, EndReason, MemberInfo, Ownership, Resource
 from leasehold.processor.holdings import Holdings
-from leasehold.processor.member import Member
 from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.store import SimStore

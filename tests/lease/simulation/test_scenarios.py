@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from leasehold import Strategy
 from leasehold.cli.picture import sparklines, svg
-from leasehold.core.balance import Strategy
 from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
 
 
@@ -14,7 +14,7 @@ def _measured(scenario: Scenario, strategy: Strategy = Strategy.EVEN, *, seed: i
 
 
 @pytest.mark.spec("B1", "B2")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("scenario", list(Scenario))
 def test_even_keeps_its_promises(scenario: Scenario, seed: int) -> None:
     numbers = _measured(scenario, seed=seed)
@@ -23,12 +23,8 @@ def test_even_keeps_its_promises(scenario: Scenario, seed: int) -> None:
     assert numbers.spread <= 1
     assert numbers.calls_per_host_cycle == 1.0
     assert numbers.double_s == 0.0
-
-
-@pytest.mark.spec("B2")
-@pytest.mark.parametrize("seed", range(5))
-def test_after_a_crash_all_is_owned_one_cycle_after_the_lease_ended(seed: int) -> None:
-    assert _measured(Scenario.CRASH, seed=seed).cycles == 1
+    if scenario is Scenario.CRASH:  # all is owned one cycle after the lease has ended
+        assert numbers.cycles == 1
 
 
 @pytest.mark.spec("B1")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.seeds import seeded
 
 from leasehold.testing.sim.storm import run_day
 
@@ -16,30 +17,25 @@ CHUNK = 25
 
 
 @pytest.mark.spec("B9", "B1", "B2", "P5", "P9")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@seeded(SEEDS, name="first", step=CHUNK)
 def test_no_invariant_is_broken(first: int) -> None:
     days = [run_day(seed) for seed in range(first, first + CHUNK)]
     assert sum(day.changes for day in days) > CHUNK
+    if first == 0:  # without refused writes the simulator would not show that fencing works
+        assert sum(day.writes_refused for day in days) > 0
 
 
 @pytest.mark.spec("B9")
-def test_zombies_do_write_and_are_refused() -> None:
-    """Without refused writes the simulator would not show that fencing works."""
-    assert sum(run_day(seed).writes_refused for seed in range(20)) > 0
-
-
-@pytest.mark.spec("B9")
+@pytest.mark.process
 def test_a_seed_repeats_itself_exactly_in_another_process() -> None:
-    here = [run_day(seed).story for seed in (1, 2, 3)]
-    for hash_seed in ("1", "2"):
-        assert _stories_elsewhere(hash_seed) == here
+    here = [run_day(seed).story for seed in (1, 2)]
+    assert _stories_elsewhere("1") == here
 
 
 def _stories_elsewhere(hash_seed: str) -> list[str]:
     program = (
         "import json; from leasehold.testing.sim.storm import run_day;"
-        "print(json.dumps([run_day(seed).story for seed in (1, 2, 3)]))"
+        "print(json.dumps([run_day(seed).story for seed in (1, 2)]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.balance import Strategy
-from leasehold.core.timing import Timing
+from leasehold import Member, MemberOptions, Strategy, Timing
 from leasehold.errors import (
     CheckpointBehind,
     FencedWrite,
@@ -21,8 +20,6 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Ownership, Position, Wanted
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.faults import CALM
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from leasehold import Member
 from leasehold.model import Lease, MemberInfo
-from leasehold.processor.member import Member
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.world import Setting, World

@@ -9,13 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
+from leasehold import Member, MemberOptions, Timing
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
 from leasehold.errors import StoreUnusable
 from leasehold.model import Lease, MemberInfo, Ownership, Wanted
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.world import Setting, World

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.balance import Strategy
-from leasehold.core.timing import Timing
+from leasehold import MemberOptions, Strategy, Timing
 from leasehold.errors import InvalidDuration, InvalidName, InvalidOptions
-from leasehold.processor.options import MemberOptions
 
 GOOD = MemberOptions(group="partition/orders/billing")
 

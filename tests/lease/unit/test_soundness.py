@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.balance import Snapshot, Strategy, plan
+from leasehold import Strategy
+from leasehold.core.balance import Snapshot, plan
 from leasehold.core.soundness import LARGEST_MOST, LARGEST_WEIGHT, sound
 from leasehold.core.view import View
 from leasehold.model import Changes, MemberInfo, Peer, Resource, State

@@ -12,14 +12,14 @@ from tests.support.postgres import fresh_database
 
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidName, InvalidOptions, Stolen, UnknownStream
+from leasehold.log import StreamSettings
 from leasehold.log.catalog import Catalog
-from leasehold.log.streams import StreamSettings
 from leasehold.model import Mark, MemberInfo, Position, Wanted
 from leasehold.names import partition_key
 from leasehold.stores import open_store
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/log.db" if request.param == "sqlite" else fresh_database()
 

@@ -25,9 +25,7 @@ from leasehold.log.parcel import Parcel, Partition, Stored
 from leasehold.log.streams import segment_path
 from leasehold.log.wire import Garbled, Request, receive_reply, receive_request, send_request
 
-pytestmark = pytest.mark.timeout(60)
-
-SOON_S = 20
+SOON_S = 120
 HEAD = struct.Struct("<8sIQ")
 ID = b"0123456789abcdef"
 LOAD = bytes(sent_batch([Event(body=b"a")]).serialize().to_pybytes())

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 from tests.support.log_segments import Place, number_in, opened_place
 
-from leasehold.log import follow
+from leasehold.log import PartitionReader, Start, follow
 from leasehold.log.follow import Watch
-from leasehold.log.reader import PartitionReader
-from leasehold.log.start import Start
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=120)
 ROOT = Path(__file__).parents[3]
 
 
@@ -96,6 +94,7 @@ def next_of(reader: PartitionReader, count: int) -> list[int]:
     return found
 
 
+@pytest.mark.process
 def test_events_of_another_process_wake_the_reader(
     place: Place, owner: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +111,7 @@ def test_events_of_another_process_wake_the_reader(
         owner.answer()
 
 
+@pytest.mark.process
 def test_a_follower_gets_everything_over_the_borders_of_segments(
     place: Place, owner: Process
 ) -> None:
@@ -130,12 +130,13 @@ def test_a_follower_gets_everything_over_the_borders_of_segments(
         for _ in range(3):
             owner.do("add 2")
         owner.do("roll")
-    following.join(timeout=20)
+    following.join(timeout=120)
 
     assert got == list(range(30))
 
 
 @pytest.mark.spec("F8")
+@pytest.mark.process
 def test_a_follower_goes_on_after_the_owner_was_killed(
     place: Place, owner: Process, processes: list[Process]
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_follower_goes_on_after_the_owner_was_killed(
 
 
 @pytest.mark.spec("F8", "B5")
+@pytest.mark.process
 def test_bytes_of_an_owner_that_was_stopped_and_robbed_are_never_seen(
     place: Place, owner: Process, processes: list[Process]
 ) -> None:
@@ -179,6 +181,7 @@ def test_bytes_of_an_owner_that_was_stopped_and_robbed_are_never_seen(
     assert all(len(event.body) < 100 for event in whole)  # the zombie's are longer
 
 
+@pytest.mark.process
 def test_a_reader_that_began_before_the_first_event_gets_it(place: Place, owner: Process) -> None:
     reader = place.reader(Start.latest())
     assert not reader.wait(timedelta(0))
@@ -212,6 +215,7 @@ def test_an_idle_second_costs_a_handful_of_looks(place: Place, state: str) -> No
     assert 2 <= reader.looks - before <= 9
 
 
+@pytest.mark.process
 def test_without_watches_of_the_kernel_the_reader_looks_now_and_then(
     place: Place, owner: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:

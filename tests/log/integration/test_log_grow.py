@@ -12,15 +12,22 @@ import pytest
 from tests.support.postgres import database
 
 from leasehold.errors import InvalidOptions, StoreUnavailable, UnknownStream, UsageError
-from leasehold.log import Event, Log, LogOptions, ProducerOptions, partition_of
+from leasehold.log import (
+    Event,
+    Log,
+    LogOptions,
+    ProducerOptions,
+    StreamInfo,
+    StreamSettings,
+    partition_of,
+)
 from leasehold.log import growth as growth_module
 from leasehold.log.catalog import Catalog
 from leasehold.log.growth import Growth
-from leasehold.log.streams import StreamInfo, StreamSettings
 from leasehold.sources import LogSource, Start
 from leasehold.testing.clock import ManualClock
 
-SOON_S = 30
+SOON_S = 120
 QUICK = ProducerOptions(linger=timedelta(0), durable=False)
 LIMITED = LogOptions(run_monitor=False)
 

@@ -17,7 +17,7 @@ from leasehold.files.disk import SystemDisk
 from leasehold.log import Event, EventBatch, Log, ProducerOptions, Receipt, partition_of
 from leasehold.log.streams import segments
 
-SOON_S = 30
+SOON_S = 120
 SOON = timedelta(seconds=SOON_S)
 PATIENT = ProducerOptions(linger=timedelta(seconds=20))  # nothing goes out before it is told to
 

@@ -14,15 +14,11 @@ from tests.support.log_segments import Owner, Place, number_in, numbered, opened
 
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged
+from leasehold.files import FileOptions, Namespace
 from leasehold.files import namespace as namespace_module
-from leasehold.files.namespace import Namespace
-from leasehold.files.options import FileOptions
+from leasehold.log import PartitionReader, Start
 from leasehold.log import ahead as ahead_module
 from leasehold.log.frame import FrameHeader, View, read_body
-from leasehold.log.reader import PartitionReader
-from leasehold.log.start import Start
-
-pytestmark = pytest.mark.timeout(60)
 
 FRAME_BYTES = 300 << 10
 FRAMES = 60
@@ -85,7 +81,7 @@ def read_on(reader: PartitionReader, compared: Compared | None = None) -> Iterat
     """The numbers of all events; before the late ones the thread gets the time it needs."""
     while True:
         if compared is not None and reader.position == LATE - 20:
-            assert compared.late.wait(20)
+            assert compared.late.wait(120)
         batch = reader.read()
         if batch is None:
             return

@@ -13,14 +13,12 @@ import pytest
 from tests.support.log_segments import Owner, Place, number_in, numbered, opened_place
 
 from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
+from leasehold.log import Event, PartitionReader, Start, StreamSettings
 from leasehold.log import segment as segments_module
-from leasehold.log.events import Event
 from leasehold.log.frame import FRAME_HEADER_BYTES, FrameHeader, View, parse_header
-from leasehold.log.reader import PartitionReader
-from leasehold.log.start import Start
-from leasehold.log.streams import StreamSettings, segment_path
+from leasehold.log.streams import segment_path
 
-SOON = timedelta(seconds=20)
+SOON = timedelta(seconds=120)
 
 
 @pytest.fixture
@@ -431,7 +429,7 @@ def test_a_closed_reader_says_so_and_wakes_who_waits_in_it(place: Place) -> None
         pass
 
     reader.close()
-    waiting.join(timeout=10)
+    waiting.join(timeout=120)
 
     assert answers == [False]
     with pytest.raises(UsageError, match="is closed"):

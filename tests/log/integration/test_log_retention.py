@@ -11,10 +11,9 @@ import pytest
 from tests.support.log_segments import Owner, Place, number_in, opened_place
 
 from leasehold.errors import Trimmed
-from leasehold.log import Event, EventBatch, Log, PartitionReader
-from leasehold.log.retention import TrimPlan, trim
-from leasehold.log.start import Start
-from leasehold.log.streams import StreamSettings, segments
+from leasehold.log import Event, EventBatch, Log, PartitionReader, Start, StreamSettings, TrimPlan
+from leasehold.log.retention import trim
+from leasehold.log.streams import segments
 from leasehold.model import Mark, MemberInfo, Position, Wanted
 from leasehold.names import partition_group, partition_key
 from leasehold.stores import open_store

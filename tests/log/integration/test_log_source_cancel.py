@@ -15,15 +15,22 @@ import anyio
 import pytest
 
 from leasehold.errors import Stolen, UsageError
-from leasehold.log import Event, EventBatch, Log, LogOptions, Producer, ProducerOptions
-from leasehold.log.reader import PartitionReader
+from leasehold.log import (
+    Event,
+    EventBatch,
+    Log,
+    LogOptions,
+    PartitionReader,
+    Producer,
+    ProducerOptions,
+)
 from leasehold.sources import LogSource, Start
 from leasehold.sources import watch as watch_module
 from leasehold.sources.receiver import LogReceiver
 
 pytestmark = pytest.mark.anyio
 
-SOON_S = 20
+SOON_S = 120
 MOST = {"most_events": 100, "most_bytes": 1 << 20}
 
 

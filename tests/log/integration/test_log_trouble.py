@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 
 from leasehold.errors import InvalidDuration, UsageError
-from leasehold.files.model import FileState
+from leasehold.files import FileState
 from leasehold.log import Event, Log, ProducerOptions
 from leasehold.log import producer as producer_module
 from leasehold.log.seat import Seat
 from leasehold.log.streams import segment_path
 
-pytestmark = pytest.mark.timeout(60)
-
-SOON_S = 20
+SOON_S = 120
 DIES_IN_RECOVERY = """
 import os, signal, sys
 from datetime import timedelta
@@ -35,7 +33,7 @@ options = LogOptions(files=FileOptions(attempt_limit=timedelta(seconds=0.5)))
 owner, other = Log.open(url, options=options), Log.open(url, options=options)
 owner.producer("one").send(Event(body=b"a")).result()
 recovery.fence = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-other.files.recover(path, timeout=timedelta(seconds=9))
+other.files.recover(path, timeout=timedelta(seconds=120))
 """
 
 
@@ -52,6 +50,7 @@ def bodies(log: Log, stream: str, partition: int) -> list[bytes]:
         return [event.body for batch in reader.batches() for event in batch]
 
 
+@pytest.mark.process
 def test_one_that_dies_while_it_recovers_a_segment_is_waited_for_and_replaced(log: Log) -> None:
     path = segment_path("one", 0, 0)
     arguments = [sys.executable, "-c", DIES_IN_RECOVERY, log.files.url, path]
@@ -132,6 +131,7 @@ def test_a_number_is_no_timeout(log: Log) -> None:
         producer.flush(5)  # type: ignore[arg-type]
 
 
+@pytest.mark.process
 def test_after_a_fork_the_child_is_told_to_open_its_own(log: Log) -> None:
     with log.producer("one") as producer:
         producer.send(Event(body=b"a")).result(SOON_S)

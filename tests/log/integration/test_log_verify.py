@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.log_segments import Owner, Place, opened_place
 
+from leasehold.log import StreamSettings
 from leasehold.log.inspection import verify
-from leasehold.log.streams import StreamSettings
 
 
 @pytest.fixture

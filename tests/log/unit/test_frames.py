@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import DataDamaged, StoreUnusable, UsageError
-from leasehold.log.events import Event, sent_batch
+from leasehold.log import Event
+from leasehold.log.events import sent_batch
 from leasehold.log.frame import (
     FRAME_HEADER_BYTES,
     MAX_EPOCH,

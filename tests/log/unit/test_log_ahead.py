@@ -13,13 +13,11 @@ from typing import NoReturn
 import pytest
 from tests.support.segment_bytes import Assembly
 
+from leasehold.log import Event
 from leasehold.log import ahead as ahead_module
 from leasehold.log.ahead import Ahead
-from leasehold.log.events import Event
 from leasehold.log.frame import FrameHeader
 from leasehold.log.segment import Segment
-
-pytestmark = pytest.mark.timeout(60)
 
 FRAME_BYTES = 4096
 FRAMES = 40
@@ -65,7 +63,7 @@ def answers(ahead: Ahead, view: memoryview) -> list[bool]:
 
 def settle(ahead: Ahead) -> None:
     if ahead._helper is not None:
-        ahead._helper.submit(int).result(timeout=20)
+        ahead._helper.submit(int).result(timeout=120)
 
 
 def test_the_second_half_of_each_span_is_compared_for_the_reader(ahead: Ahead) -> None:
@@ -80,7 +78,7 @@ def test_a_reader_that_never_finds_the_thread_done_is_told_nothing(
     ahead: Ahead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
-    monkeypatch.setattr(ahead_module, "read_body", lambda *_: free.wait(20))
+    monkeypatch.setattr(ahead_module, "read_body", lambda *_: free.wait(120))
     view = memoryview(segment())
 
     said = [ahead.is_sound(view, header) for header in frames(view)]
@@ -140,13 +138,13 @@ def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
     def slow(_: memoryview, header: FrameHeader) -> None:
         compared.append(header)
         begun.set()
-        free.wait(20)
+        free.wait(120)
 
     monkeypatch.setattr(ahead_module, "read_body", slow)
     view = memoryview(segment())
     for header in frames(view)[:8]:
         ahead.is_sound(view, header)
-    assert begun.wait(20)
+    assert begun.wait(120)
 
     ahead.jump()
     free.set()
@@ -191,7 +189,7 @@ def test_one_that_is_forgotten_ends_its_thread() -> None:
 
     del ahead
     gc.collect()
-    helper.join(timeout=20)
+    helper.join(timeout=120)
 
     assert not helper.is_alive()
 
@@ -208,6 +206,7 @@ def test_where_no_thread_can_begin_the_reader_goes_on_alone(
     assert not any(ahead.is_sound(view, header) for header in frames(view))
 
 
+@pytest.mark.process
 def test_after_a_fork_the_child_goes_on_alone(ahead: Ahead) -> None:
     view = memoryview(segment())
     headers = frames(view)
@@ -215,7 +214,7 @@ def test_after_a_fork_the_child_goes_on_alone(ahead: Ahead) -> None:
         ahead.is_sound(view, header)
     child = os.fork()
     if not child:
-        signal.alarm(20)  # it must end, whatever it does
+        signal.alarm(120)  # it must end, whatever it does
         for header in headers[10:]:
             ahead.is_sound(view, header)
         ahead.close()

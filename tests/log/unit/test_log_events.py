@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import UsageError
-from leasehold.log.events import (
-    SENT_SCHEMA,
-    STORED_SCHEMA,
-    Event,
-    EventBatch,
-    partition_of,
-    sent_batch,
-    split_by_key,
-)
+from leasehold.log import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
+from leasehold.log.events import sent_batch, split_by_key
 from leasehold.log.keys import key_hash, sorted_hashes
 from leasehold.log.segment import Segment
 

@@ -7,8 +7,9 @@ import pytest
 from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import UsageError
+from leasehold.log import Event
 from leasehold.log import segment as segment_module
-from leasehold.log.events import Event, sent_batch
+from leasehold.log.events import sent_batch
 from leasehold.log.frame import FrameHeader, View, parse_header
 from leasehold.log.index import Index, IndexBuilder
 from leasehold.log.segment import Segment

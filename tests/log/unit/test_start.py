@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
-from leasehold.log.start import Kind, Start
+from leasehold.log import Start
+from leasehold.log.start import Kind
 
 
 @pytest.mark.parametrize(

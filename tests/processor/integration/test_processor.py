@@ -18,17 +18,14 @@ from tests.support.processors import (
     scene,
 )
 
-from leasehold.core.balance import Strategy
-from leasehold.core.checkpointing import CheckpointPolicy
+from leasehold import Strategy
 from leasehold.errors import UsageError
-from leasehold.log.events import Event
-from leasehold.log.start import Start
+from leasehold.log import Event, Start
 from leasehold.model import EndReason
-from leasehold.processor import CloseReason, EventProcessor
+from leasehold.processor import CheckpointPolicy, CloseReason, EventProcessor, HookEvent
 from leasehold.processor.hooks import (
     CheckpointWritten,
     CycleDone,
-    HookEvent,
     MayRepeat,
     PartitionClosed,
     PartitionDrains,
@@ -36,7 +33,7 @@ from leasehold.processor.hooks import (
 )
 from leasehold.stores import open_store
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.spec("P1", "P2")
@@ -47,9 +44,7 @@ async def test_ten_hosts_started_at_once_share_all_partitions_and_handle_each_ev
     async with scene(partitions=10, store=url) as s:
         total = s.fill(20)
         names = [f"host{number}" for number in range(10)]
-        hosts = await asyncio.gather(
-            *(s.host(name, setting=options(lease_s=3.0)) for name in names)
-        )
+        hosts = await asyncio.gather(*(s.host(name) for name in names))
         await s.seen.count(total)
         await s.watch.until(lambda: all(len(host.held()) == 1 for host in hosts))
         await asyncio.gather(*(host.stop() for host in hosts))
@@ -219,6 +214,7 @@ async def test_after_a_crash_the_events_that_may_come_again_are_counted() -> Non
         await s.host("a", store=link.store, on_event=on_event, setting=manual)
         await s.seen.count(10)
         link.cut = True
+        s.clock.pass_lease()
         b = await s.host("b")
         told = await s.watch.sees(MayRepeat)
         assert (told.events, told.epoch) == (6, 2)

@@ -21,25 +21,29 @@ from tests.support.processors import (
 )
 
 from leasehold.clock import SystemClock
-from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.core.poison import PoisonPolicy
 from leasehold.errors import CheckpointBehind, UsageError
-from leasehold.log.events import Event, EventBatch
+from leasehold.log import Event, EventBatch
 from leasehold.model import Mark, MarkRefusal, Position
-from leasehold.processor import BlockingContext, CloseReason, PartitionContext
+from leasehold.processor import (
+    BlockingContext,
+    CheckpointPolicy,
+    CloseReason,
+    HookEvent,
+    PartitionContext,
+    PumpState,
+)
 from leasehold.processor.hooks import (
     CheckpointWritten,
     CycleDone,
     HandlerFailed,
-    HookEvent,
     PartitionOpened,
     Poisoned,
 )
-from leasehold.processor.status import PumpState
-from leasehold.sources.dead_letters import DeadLetter
+from leasehold.sources import DeadLetter
+from leasehold.spark import PoisonPolicy
 from leasehold.stores.memory import MemoryStore
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 MANUAL = CheckpointPolicy.manual()
 SKIP = PoisonPolicy.skip(retries=1, pauses=AT_ONCE)

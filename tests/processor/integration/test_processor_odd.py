@@ -16,23 +16,27 @@ import anyio
 import pytest
 from tests.support.processors import AT_ONCE, PATIENCE_S, lease_threads, options, scene
 
-from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.core.poison import PoisonPolicy
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageError
-from leasehold.log.events import Event
-from leasehold.log.start import Start
+from leasehold.log import Event, Start
 from leasehold.model import Position
-from leasehold.processor import BlockingContext, EventProcessor, PartitionContext, blocking
+from leasehold.processor import (
+    BlockingContext,
+    CheckpointPolicy,
+    EventProcessor,
+    HookEvent,
+    PartitionContext,
+    blocking,
+)
 from leasehold.processor.hooks import (
     CheckpointWritten,
     HandlerFailed,
-    HookEvent,
     PartitionClosed,
     PartitionOpened,
 )
+from leasehold.spark import PoisonPolicy
 from leasehold.testing.source import MemoryReceiver, MemorySource
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 SOON = timedelta(seconds=0.2)
 
@@ -415,7 +419,7 @@ async def test_a_store_that_is_away_makes_no_event_a_poison() -> None:
 @pytest.mark.spec("P14")
 async def test_in_the_pull_style_the_context_is_at_the_batch_in_hand() -> None:
     async with scene(events=3) as s:
-        setting = options(batch_events=2, checkpoint=CheckpointPolicy.manual())
+        setting = options(batch_events=2, checkpoint=CheckpointPolicy.manual(), drain_limit=SOON)
         puller = await s.host(on_batch=None, setting=setting)
         async for client in puller.partitions():
             batch = await anext(client)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,10 @@ from tests.support.processors import (
 from leasehold.errors import (
     StoreUnusable,
 )
-from leasehold.log.events import Event
+from leasehold.log import Event
 from leasehold.processor import EventProcessor, blocking
 from leasehold.stores import open_store
 from leasehold.testing.source import MemorySource
-
-pytestmark = pytest.mark.timeout(60)
-
 
 PROGRAM = """
 import json, sys
@@ -65,7 +64,7 @@ def hook(event):
     if type(event).__name__ in ("CheckpointWritten", "PartitionDrains"):
         say(event=type(event).__name__, partition=event.partition)
 
-options = Options(timing=Timing.of(lease=timedelta(seconds=60 if stuck else 2)))
+options = Options(timing=Timing.of(lease=timedelta(seconds=60), renew_every=timedelta(seconds=0.3)))
 processor = EventProcessor(
     source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook], clock=clock
 )
@@ -94,17 +93,34 @@ class Program:
         self._popen.send_signal(number)
 
     def end(self) -> int:
-        code = self._popen.wait(PATIENCE_S)
-        assert self._popen.stdout is not None
-        self._popen.stdout.close()
-        return code
+        return self._popen.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        self._popen.kill()
+        self._popen.communicate()
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[[str], Program]]:
+    """Starts programs over one store; they are killed at the end of the test."""
+    with ExitStack() as stack:
+
+        def begun(how: str) -> Program:
+            program = Program(f"sqlite:///{tmp_path}/leases.db", how)
+            stack.callback(program.kill)
+            return program
+
+        yield begun
 
 
 @pytest.mark.spec("P14")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_run_leaves_in_good_order_when_it_is_told_to(tmp_path: Path, number: int) -> None:
+@pytest.mark.process
+def test_run_leaves_in_good_order_when_it_is_told_to(
+    begin: Callable[[str], Program], tmp_path: Path, number: int
+) -> None:
     url = f"sqlite:///{tmp_path}/leases.db"
-    program = Program(url, "normal")
+    program = begin("normal")
     program.until("CheckpointWritten", 3)
     program.signal(number)
     program.until("end", 1)
@@ -122,8 +138,9 @@ def test_run_leaves_in_good_order_when_it_is_told_to(tmp_path: Path, number: int
 
 
 @pytest.mark.spec("P14")
-def test_signals_at_one_moment_are_one_request(tmp_path: Path) -> None:
-    program = Program(f"sqlite:///{tmp_path}/leases.db", "normal")
+@pytest.mark.process
+def test_signals_at_one_moment_are_one_request(begin: Callable[[str], Program]) -> None:
+    program = begin("normal")
     program.until("CheckpointWritten", 3)
     program.signal(signal.SIGTERM)
     program.signal(signal.SIGINT)
@@ -132,8 +149,9 @@ def test_signals_at_one_moment_are_one_request(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("P14")
-def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
-    program = Program(f"sqlite:///{tmp_path}/leases.db", "stuck")
+@pytest.mark.process
+def test_a_second_signal_leaves_at_once(begin: Callable[[str], Program]) -> None:
+    program = begin("stuck")
     program.until("stuck", 1)
     program.signal(signal.SIGTERM)
     program.until("PartitionDrains", 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support.processors import (
+    CALM_S,
     PATIENCE_S,
     Cuttable,
     Scene,
@@ -29,11 +30,11 @@ from leasehold.errors import (
     StoreUnusable,
     UnknownStream,
 )
-from leasehold.log.events import Event
-from leasehold.log.start import Start
-from leasehold.processor import CloseReason, OnTrimmed
+from leasehold.log import Event, Start
+from leasehold.processor import CloseReason, OnTrimmed, PumpState
 from leasehold.processor.hooks import (
     CheckpointRefused,
+    CheckpointWritten,
     CycleDone,
     PartitionClosed,
     PartitionOpened,
@@ -42,12 +43,11 @@ from leasehold.processor.hooks import (
     ReceiverDisplaced,
     Stalled,
 )
-from leasehold.processor.status import PumpState
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources import PartitionEnds
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.source import MemoryReceiver, MemorySource
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 SOON = timedelta(seconds=0.2)
 
@@ -241,6 +241,7 @@ async def test_a_source_that_can_not_be_asked_for_its_end_ends_no_pump() -> None
         link = Cuttable(s.store)  # type: ignore[arg-type]
         await s.owns("a", store=link.store)
         link.cut = True
+        s.clock.pass_lease()
         await s.owns("b", setting=options(stall_after=SOON))
         await s.errors.bell.until(
             lambda: any(isinstance(error, OSError) for _, error in s.errors.told)
@@ -270,7 +271,9 @@ async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None
         assert {each.epoch for each in s.seen.all} == {1}
         assert s.watch.of(PartitionClosed) == []
         assert any(isinstance(error, StoreUnavailable) for _, error in s.errors.told)
+        await s.watch.sees(CheckpointWritten, times=2, sequence_number=1)
         link.cut = True
+        s.clock.pass_lease()
         await s.watch.sees(PartitionClosed, times=2)
         assert {e.reason for e in s.watch.of(PartitionClosed)} == {CloseReason.LOST}
         assert host.held() == []
@@ -325,6 +328,7 @@ async def test_a_handler_that_outlived_its_lease_finds_every_call_refused() -> N
     async def on_event(context: Any, event: Event) -> None:
         found["left_s"] = context.remaining_s
         link.cut = True
+        s.clock.pass_lease()
         try:
             await go_on.wait()
         finally:
@@ -340,7 +344,7 @@ async def test_a_handler_that_outlived_its_lease_finds_every_call_refused() -> N
         async with s.make(store=link.store, on_event=on_event):
             await s.watch.sees(CheckpointRefused)
             link.cut = False
-        assert 0 < found["left_s"] < 2.0
+        assert 0 < found["left_s"] < CALM_S
         assert (found["lost"], found["after_s"]) == (True, 0.0)
         assert found["reason"] == "trust window over"
 
@@ -354,8 +358,10 @@ async def test_stop_ends_in_bounded_time_when_the_store_does_not_answer() -> Non
         await s.seen.count(2)
         link.cut = True
         s.fill(1)
+        stopping = asyncio.create_task(host.stop())
+        s.clock.pass_lease()
         async with asyncio.timeout(PATIENCE_S):
-            await host.stop()
+            await stopping
         assert lease_threads() == []
         assert host.status() == []
 

@@ -1,4 +1,4 @@
-"""Both stores, each with a log in it."""
+"""A store with a log in it: SQLite, unless a test asks for PostgreSQL by its parameter."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import pytest
 from tests.support.postgres import database
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
+    if getattr(request, "param", "sqlite") == "sqlite":
         yield f"sqlite:///{tmp_path}/log.db"
     else:
         with database() as made:
             yield made
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["postgres"])
+def empty_url() -> Iterator[str]:
     """A place for leases that nobody has ever opened."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/leases.db"
-    else:
-        with database(migrated=False) as made:
-            yield made
+    with database(migrated=False) as made:
+        yield made

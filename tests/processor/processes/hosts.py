@@ -33,7 +33,7 @@ from leasehold.stores import open_store
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 AT_ONCE = 5
 STREAM = "orders"
 GROUP = "billing"

@@ -12,7 +12,7 @@ import pytest
 from tests.processor.processes.hosts import Crowd, Host, crowd
 from tests.support import postgres
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.server
 
 PARTITIONS = 4
 # One that stands still in the middle of a block must not hold its rows for ever.
@@ -76,16 +76,17 @@ def stand_still(c: Crowd, victim: Host, others: list[Host], number: int) -> Host
 
 
 @pytest.mark.spec("B5", "C5")
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("strike", [kill, stand_still])
 def test_effects_are_there_exactly_once_whatever_is_struck_at_random_moments(
-    url: str, tmp_path: Path, strike: Callable[[Crowd, Host, list[Host], int], Host]
+    url: str, tmp_path: Path, strike: Callable[[Crowd, Host, list[Host], int], Host], rounds: int
 ) -> None:
     rng = random.Random(2)
     pause = threading.Event()
     with crowd(url, tmp_path, partitions=PARTITIONS) as c:
-        alive = [c.begin(f"host{number}", **SETTINGS) for number in range(3)]
+        alive = [c.begin(f"host{number}", **SETTINGS) for number in range(2)]
         with c.producing():
-            for number in range(3, 6):
+            for number in range(2, 2 + rounds):
                 c.until(
                     lambda: sum(len(host.held()) for host in alive) == PARTITIONS, "all is owned"
                 )
@@ -93,6 +94,9 @@ def test_effects_are_there_exactly_once_whatever_is_struck_at_random_moments(
                 pause.wait(rng.random() * 0.3)
                 alive.remove(victim)
                 alive.append(strike(c, victim, alive, number))
+            c.until(
+                lambda: sum(len(host.held()) for host in alive) == PARTITIONS, "all is taken over"
+            )
         exactly_once(c)
 
 

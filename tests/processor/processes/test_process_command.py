@@ -16,7 +16,7 @@ from tests.support.command import CommandLine
 from leasehold.log import Event, Log, LogOptions
 
 COMMAND = str(Path(sys.executable).with_name("leasehold"))
-PATIENCE_S = 60
+PATIENCE_S = 120
 HANDLERS = """
 import os
 import threading

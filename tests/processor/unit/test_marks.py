@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.support.processors import Watch, timing
 
+from leasehold import Member, MemberOptions
 from leasehold.clock import SystemClock
 from leasehold.errors import (
     CheckpointBehind,
@@ -27,8 +28,6 @@ from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
 from leasehold.processor.hooks import Board, CheckpointRefused, CheckpointWritten
 from leasehold.processor.marks import Marks, Written
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import LosingStore, Lost
 
@@ -60,7 +59,7 @@ class Answers:
         self._loop.call_soon_threadsafe(self._told.set)
 
     async def count(self, number: int) -> list[LeaseholdError | None]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while len(self.errors) < number:
                 self._told.clear()
                 await self._told.wait()

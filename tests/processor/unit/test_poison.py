@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from leasehold.core.ladder import Ladder
-from leasehold.core.poison import PoisonPolicy, Then
+from leasehold.core.poison import Then
 from leasehold.errors import InvalidOptions
+from leasehold.spark import PoisonPolicy
 
 PAUSES = Ladder(base_s=1.0, most_s=2.0)
 

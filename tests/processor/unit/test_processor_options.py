@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.balance import Strategy
-from leasehold.core.poison import PoisonPolicy
-from leasehold.core.timing import Timing
+from leasehold import Strategy, Timing
 from leasehold.errors import InvalidDuration, InvalidName, InvalidOptions, UsageError
-from leasehold.log.start import Start
+from leasehold.log import Start
 from leasehold.processor import EventProcessor, Load, OnTrimmed, Options
+from leasehold.spark import PoisonPolicy
 from leasehold.testing.source import MemorySource
 
 SECOND = timedelta(seconds=1)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import json
-import struct
-import threading
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import pytest
-from azure.eventhub import EventHubConsumerClient
 from bench import (
     amqp_codec,
     balance,
     planning,
     processor,
-    processor_cost,
-    processor_group,
-    processor_host,
     report,
     stores,
 )
-from bench.__main__ import PARTS, part, run
-from bench.amqp_peer import peer_server
+from bench.__main__ import run
 from bench.peer import peer_group
 from bench.processor_scene import Notes
 from bench.report import Bar, Job, Part, Row, at_most, cost, exactly, rate
@@ -96,12 +88,6 @@ def test_the_table_fits_a_terminal() -> None:
     assert "123,456,789" in out.getvalue()
 
 
-def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["nonsense"]) == 2
-    assert "balance, stores" in capsys.readouterr().err
-    assert [part(name).name for name in PARTS] == list(PARTS)
-
-
 @pytest.mark.parametrize("name", ["balance", "stores"])
 def test_json_is_one_object_per_part(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -126,17 +112,6 @@ def test_json_is_one_object_per_part(
         assert isinstance(row["ours"], int | float | str)
         assert isinstance(row["ratio"], float | None)
         assert isinstance(row["met"], bool)
-
-
-def test_postgres_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.databases import GIVEN_SERVER
-    from tests.support.postgres import url_of
-
-    monkeypatch.setenv(GIVEN_SERVER, url_of("postgres"))
-    (_, job) = stores.jobs(stores.SMALL, ["postgres"])
-    rows = job.run()
-    assert len(rows) == 10
-    assert all(row.what.startswith("postgres: ") for row in rows)
 
 
 # ------------------------------------------------------------------ peer
@@ -231,38 +206,6 @@ def test_what_the_server_writes_can_be_read(written: bytes, read: object) -> Non
     assert not decoder.left
 
 
-@pytest.mark.parametrize("every_ms", [0.0, 2.0])
-def test_the_unmodified_client_of_the_peer_receives_from_the_server(every_ms: float) -> None:
-    events: list[Any] = []
-    over = threading.Event()
-
-    def on_event(_: object, event: object) -> None:
-        events.append(event)
-        if len(events) == 5:
-            over.set()
-
-    with peer_server(partitions=2, body_bytes=200, every_ms=every_ms) as url:
-        client = EventHubConsumerClient.from_connection_string(
-            url, consumer_group="$Default", prefetch=2
-        )
-        thread = threading.Thread(
-            target=client.receive,
-            args=(on_event,),
-            kwargs={"partition_id": "0", "starting_position": "-1"},
-        )
-        thread.start()
-        assert over.wait(30)
-        assert client.get_partition_ids() == ["0", "1"]
-        client.close()
-        thread.join()
-    assert [event.sequence_number for event in events[:5]] == list(range(5))
-    bodies = [b"".join(event.body) for event in events]
-    assert {len(body) for body in bodies} == {200}
-    if every_ms:
-        sent = [struct.unpack_from(">q", body)[0] for body in bodies]
-        assert sent == sorted(set(sent))
-
-
 # ------------------------------------------------------------------ ours
 
 
@@ -288,39 +231,6 @@ def test_a_host_tells_by_its_notes_what_it_has_and_what_it_did(tmp_path: Path) -
     assert notes.opened() == {(0, 1): 5.5, (3, 2): 6.5}
     assert notes.held() == {0}
     assert notes.handled() == {(0, 0): 1, (0, 1): 1, (0, 2): 2}
-
-
-def test_what_an_event_costs_is_measured_on_both_sides() -> None:
-    rows = processor_cost.per_event(partitions=1, batches=1, events=100, peer_events=600, rounds=1)
-    assert len(rows) == 2
-    for row in rows:
-        assert isinstance(row.peer, float)
-        assert isinstance(row.ours, float)
-        assert row.ratio == pytest.approx(row.peer / row.ours, rel=0.02)
-
-
-def test_killed_hosts_are_measured_and_nothing_is_lost() -> None:
-    longest, middle, twice, lost = processor_group.killed(
-        hosts=2, partitions=2, lease_s=0.5, kills=1
-    )
-    assert isinstance(longest.ours, float)
-    assert isinstance(middle.ours, float)
-    assert longest.ours >= middle.ours > 0
-    assert isinstance(twice.ours, int)
-    assert lost.ours == 0
-
-
-def test_an_idle_host_is_measured() -> None:
-    (share,) = processor_host.idle(partitions=2, settle_s=0.0, window_s=0.1)
-    assert isinstance(share.ours, float)
-
-
-def test_the_memory_of_a_slow_host_is_measured() -> None:
-    grown, *_, waiting, before, mapped = processor_host.memory(partitions=8, seconds=0.1)
-    assert grown.bar == "<= 3 (queues)"
-    for row in (waiting, before, mapped):
-        assert isinstance(row.ours, int | float)
-        assert row.ours > 0
 
 
 def test_full_sizes_are_those_that_are_promised() -> None:

@@ -8,29 +8,32 @@ import pytest
 
 import leasehold
 import leasehold.files
+import leasehold.hub
+import leasehold.insight
 import leasehold.jobs
 import leasehold.log
 import leasehold.processor
 import leasehold.sources
 import leasehold.spark
 
+MODULES = [
+    leasehold,
+    leasehold.files,
+    leasehold.hub,
+    leasehold.insight,
+    leasehold.jobs,
+    leasehold.log,
+    leasehold.processor,
+    leasehold.sources,
+    leasehold.spark,
+]
+
 
 def test_there_are_twenty_names_at_most() -> None:
     assert len(leasehold.__all__) <= 20
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        leasehold,
-        leasehold.files,
-        leasehold.jobs,
-        leasehold.log,
-        leasehold.processor,
-        leasehold.sources,
-        leasehold.spark,
-    ],
-)
+@pytest.mark.parametrize("module", MODULES)
 def test_every_one_is_there_and_has_a_docstring(module: ModuleType) -> None:
     undocumented = [name for name in module.__all__ if not getattr(module, name).__doc__]
     assert undocumented == []
@@ -42,9 +45,15 @@ def test_tokens_are_never_shown() -> None:
     assert "very-secret" not in f"{lease!r} {ownership!r} {lease} {ownership}"
 
 
-def test_no_name_of_spark_is_hidden_by_a_module() -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_no_name_is_hidden_by_a_module(module: ModuleType) -> None:
     """A module that was imported is an attribute of its package, before any lazy name."""
-    for name in leasehold.spark.__all__:
+    for name in module.__all__:
         for _ in range(2):
-            found = getattr(leasehold.spark, name)
-            assert not isinstance(found, ModuleType), name
+            assert not isinstance(getattr(module, name), ModuleType), name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_not_there_is_refused_by_its_name(module: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"{module.__name__}.*nothing"):
+        module.nothing  # noqa: B018

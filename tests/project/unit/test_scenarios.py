@@ -21,7 +21,10 @@ def scenario_ids(tree: ast.Module) -> list[str]:
         if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
         else f"{ast.unparse(argument)} (not a literal)"
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.scenario")
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "scenario"
+        and ast.unparse(node.func).endswith("mark.scenario")
         for argument in node.args
     ]
 
@@ -31,10 +34,12 @@ def _rows() -> list[tuple[str, str, str, str]]:
 
 
 def _played() -> Counter[str]:
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     return Counter(
         scenario
-        for path in sorted((ROOT / "tests").rglob("test_*.py"))
-        for scenario in scenario_ids(ast.parse(path.read_text(encoding="utf-8")))
+        for text in texts
+        if "scenario" in text
+        for scenario in scenario_ids(ast.parse(text))
     )
 
 

@@ -9,6 +9,7 @@ from bench.chaos import KINDS, Plan, campaign
 from tests.support.spark_cluster import Cluster
 
 
+@pytest.mark.soak
 @pytest.mark.spec("S3", "S4", "B5")
 def test_ten_random_kills_and_pauses_lose_no_row_and_double_none(
     standalone: Cluster, tmp_path: Path

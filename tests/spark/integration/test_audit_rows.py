@@ -18,10 +18,10 @@ from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, Trimmed, UnknownResource
 from leasehold.log import Event, Log
+from leasehold.spark import PostgresSink
 from leasehold.spark.audit.gather import _sunk
 from leasehold.spark.audit.stream_rows import stream_moment, tells_its_event
 from leasehold.spark.audit.table_rows import TableMoment, table_moment
-from leasehold.spark.sinks.postgres.sink import PostgresSink
 from leasehold.stores.postgres.address import Address
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def read(moment: TableMoment, shares: list[tuple[str, str] | None]) -> list[tupl
     return [(row["partition"], row["sequence_number"]) for b in batches for row in b.to_pylist()]
 
 
+@pytest.mark.server
 @pytest.mark.spec("S4")
 def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
     url: str, held: ExitStack
@@ -73,6 +74,7 @@ def test_tasks_read_every_row_once_as_it_was_when_the_driver_looked(
     assert moment.count() == 1000
 
 
+@pytest.mark.server
 @pytest.mark.spec("S4")
 def test_an_empty_table_and_a_view_are_read_too(url: str, held: ExitStack) -> None:
     address = table(url, "narrow", "partition text, sequence_number int")
@@ -86,6 +88,7 @@ def test_an_empty_table_and_a_view_are_read_too(url: str, held: ExitStack) -> No
     assert read(moment, moment.shares()) == [("0", 1), ("0", 1)]
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("columns", "replaced"),
     [
@@ -106,6 +109,7 @@ def test_a_key_by_which_rows_are_replaced_is_noticed(
     assert not words or "(carrier)" in words
 
 
+@pytest.mark.server
 @pytest.mark.spec("S4")
 def test_a_table_that_may_not_be_read_whole_is_told_without_secrets(
     url: str, held: ExitStack
@@ -124,6 +128,7 @@ def test_a_table_that_may_not_be_read_whole_is_told_without_secrets(
     table_moment(reader, "public", "private", until=held)
 
 
+@pytest.mark.server
 @pytest.mark.spec("S4")
 def test_rows_that_a_policy_hides_are_not_taken_for_lost_ones(url: str, held: ExitStack) -> None:
     table(url, "hidden", "partition text, sequence_number bigint")
@@ -138,6 +143,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_lost_ones(url: str, held: Ex
         table_moment(reader, "public", "hidden", until=held)
 
 
+@pytest.mark.server
 @pytest.mark.spec("S4")
 def test_a_table_that_is_gone_leaves_its_commits_and_the_reason(url: str, held: ExitStack) -> None:
     sink = PostgresSink(url, "gone", create=True)

@@ -14,7 +14,7 @@ from tests.support.sink_contract import CASES, Case, Row, batch_of
 
 from leasehold.errors import SinkUnfit
 from leasehold.log import Log
-from leasehold.spark.sinks.log import LogSink
+from leasehold.spark import LogSink
 from leasehold.spark.source.write import batch_writer, stream_writer
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
 from tests.support.sink_worlds import ParquetWorld
 
 from leasehold.errors import BatchFailed, SinkChanged, SinkUnfit, UnknownStore, UsageError
+from leasehold.spark import ParquetSink, committed_files
 from leasehold.spark.sinks.parquet.files import batch_of as batch_in
 from leasehold.spark.sinks.parquet.files import split, write_files
-from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files
 from leasehold.spark.sinks.port import Sunk
 from leasehold.stores.postgres.migrate import migrations as postgres_migrations
 from leasehold.stores.postgres.migrate import queries as postgres_queries
@@ -213,6 +213,7 @@ def test_a_store_that_does_not_know_the_directory_is_refused(
         world.sink()
 
 
+@pytest.mark.server
 def test_the_pointer_names_the_store_without_secrets_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +265,7 @@ def test_a_sqlite_file_of_the_last_version_is_taken_on(world: ParquetWorld) -> N
         assert connection.execute("SELECT name FROM log_stream").fetchall() == [("orders",)]
 
 
+@pytest.mark.server
 def test_a_postgres_database_of_the_last_version_is_taken_on(tmp_path: Path) -> None:
     with database(migrated=False) as url:
         with psycopg.connect(url, autocommit=True) as connection:

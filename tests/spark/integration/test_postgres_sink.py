@@ -24,9 +24,11 @@ from leasehold.errors import (
     StoreUnavailable,
     UsageError,
 )
+from leasehold.spark import PostgresSink
 from leasehold.spark.sinks.port import Sunk
 from leasehold.spark.sinks.postgres.copy import to_hex
-from leasehold.spark.sinks.postgres.sink import PostgresSink
+
+pytestmark = pytest.mark.server
 
 _NUMBERS = count(1)
 Open = Callable[..., PostgresSink]

@@ -35,7 +35,7 @@ from leasehold.spark.sinks.port import Sunk
 from leasehold.stores import open_store
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         made = f"sqlite:///{tmp_path}/store.db"

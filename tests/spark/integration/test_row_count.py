@@ -1,9 +1,7 @@
-"""The count at the end of a campaign finds what is wrong, and whole sessions can be hurt."""
+"""The count at the end of a campaign finds what is wrong, and its events are as promised."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,16 +10,7 @@ import pytest
 from bench import spark, spark_scene
 from bench.report import Bar
 from deltalake import write_deltalake
-from tests.support import sessions
 from tests.support.drivers import Crew, crew
-
-# A child in a process group of its own, which still belongs to the session.
-FAMILY = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
-print(child.pid, flush=True)
-time.sleep(600)
-"""
 
 
 def put(group: Crew, *rows: tuple[str, int]) -> None:
@@ -42,25 +31,6 @@ def test_the_count_finds_lost_doubled_and_unknown_rows(tmp_path: Path) -> None:
         assert group.faults() == Counter(doubled=1)
         put(group, ("0", 3), ("7", 0))
         assert group.faults() == Counter(doubled=1, unknown=2)
-
-
-def test_a_session_is_stopped_resumed_and_killed_with_all_its_children() -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert parent.stdout is not None
-    with parent.stdout:
-        child = int(parent.stdout.readline())
-    session = parent.pid
-    found = sessions.processes(session)
-    assert {each.pid for each in found} == {session, child}
-    assert [each.pid for each in sessions.below(session, found)] == [session, child]
-    sessions.stop(session)
-    assert {each.state for each in sessions.processes(session)} == {"T"}
-    sessions.go_on(session)
-    sessions.kill(session)
-    assert parent.wait() == -9
-    assert not sessions.processes(session)
 
 
 def test_events_have_the_size_that_is_promised_and_no_two_are_alike() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.postgres import database
 from tests.support.sink_contract import CASES, Case, World
-from tests.support.sink_worlds import WORLDS
+from tests.support.sink_worlds import WORLDS, served
 from tests.support.sink_worlds import world as made
 
 
@@ -18,8 +18,11 @@ def url() -> Iterator[str]:
         yield made_url
 
 
-@pytest.fixture(params=WORLDS)
-def world(request: pytest.FixtureRequest, tmp_path: Path, url: str) -> Iterator[World]:
+@pytest.fixture(
+    params=[pytest.param(each, marks=pytest.mark.server if served(each) else ()) for each in WORLDS]
+)
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    url = request.getfixturevalue("url") if served(request.param) else ""
     opened = made(request.param, tmp_path, url)
     yield opened
     opened.close()

@@ -12,11 +12,10 @@ from pyarrow import fs
 from tests.support.delta_tables import GROUP, NO_SPARK, opened, put
 
 from leasehold.errors import SinkUnfit, StoreUnavailable, VolumeUnusable
+from leasehold.spark import DeltaSink, ParquetSink
 from leasehold.spark.sinks.delta.files import TaskWriter
-from leasehold.spark.sinks.delta.sink import DeltaSink
 from leasehold.spark.sinks.delta.storage import Storage, storage
 from leasehold.spark.sinks.parquet.files import write_files
-from leasehold.spark.sinks.parquet.sink import ParquetSink
 
 Opening = Callable[[Path], None]
 DISK = fs.LocalFileSystem()

@@ -14,12 +14,10 @@ from tests.support.publishing import STREAM, counted, left_over, make_log
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, UnknownResource
+from leasehold.spark import ForeachSink, LogSink, PostgresSink
 from leasehold.spark.audit.targets import open_to_read, rows_of
 from leasehold.spark.publishing.publisher import Publisher
-from leasehold.spark.sinks.foreach import ForeachSink
-from leasehold.spark.sinks.log import LogSink
 from leasehold.spark.sinks.port import Sink
-from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 NO_SPARK = cast("SparkSession", None)
 SCHEMAS = "SELECT count(*) FROM pg_namespace WHERE nspname = 'leasehold_sink'"
@@ -35,6 +33,7 @@ def seen(sink: Sink) -> list[str]:
         sink.close()
 
 
+@pytest.mark.server
 def test_a_database_is_left_as_it_is() -> None:
     rows, batch = local_frame("id bigint", [(1,)]), batch_of(("0", 0, 1, 1))
     with database(migrated=False) as url:

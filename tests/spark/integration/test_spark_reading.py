@@ -126,6 +126,7 @@ def test_short_cuts_of_large_frames_are_joined_by_what_they_are_and_not_by_their
     assert batch.num_rows == 100
 
 
+@pytest.mark.process
 def test_a_stream_is_opened_once_for_a_process_and_anew_after_a_fork(stream: Stream) -> None:
     first = opened(STREAM, stream.url)
 
@@ -199,6 +200,7 @@ def test_a_stream_that_was_deleted_is_told(stream: Stream) -> None:
         list(events(STREAM, stream.url, whole(("0", 0, 5)), ["key"]))
 
 
+@pytest.mark.process
 def test_reading_does_not_load_pandas(stream: Stream) -> None:
     # It takes a second of each worker, and Arrow loads it wherever it can.
     stream.send(1, numbered(0, 4))
@@ -217,6 +219,7 @@ def test_reading_does_not_load_pandas(stream: Stream) -> None:
     assert said.stdout.split() == ["4", "False"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("module", "frozen"), [("pyspark.daemon", "True"), ("my_program", "False")]
 )

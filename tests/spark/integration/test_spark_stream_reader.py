@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
 from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed, UsageError
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources import PartitionEnds
 from leasehold.sources.ranges import LogRanges
 from leasehold.spark.reading import closed
 from leasehold.spark.schema import EVENTS

@@ -33,7 +33,7 @@ child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True); input(
                          stdin=subprocess.PIPE, process_group=0)
 input()
 """
-PATIENCE_S = 30
+PATIENCE_S = 100
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Driver:
         return found
 
     def wait(self) -> int:
-        return self._popen.wait(60)
+        return self._popen.wait(100)
 
     def end(self) -> None:
         if self._popen.poll() is None:

@@ -20,9 +20,10 @@ from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
 from tests.support.sink_worlds import ParquetWorld, PostgresWorld, world
 
 from leasehold.errors import FencedWrite, SinkChanged, StoreUnavailable
-from leasehold.spark.sinks.parquet.sink import ParquetSink
-from leasehold.spark.sinks.postgres.sink import PostgresSink
+from leasehold.spark import ParquetSink, PostgresSink
 from leasehold.stores.sqlite.database import Transaction
+
+pytestmark = pytest.mark.server
 
 PLACES = {
     "parquet, sqlite": [

@@ -7,7 +7,6 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import cast
 
@@ -20,13 +19,13 @@ from tests.support.command import CommandLine
 from tests.support.local_frames import local_frame
 from tests.support.postgres import database, execute
 from tests.support.sink_contract import GROUP, batch_of
-from tests.support.spark_logs import made
+from tests.support.spark_logs import QUICK, made
 
-from leasehold.core.timing import Timing
 from leasehold.errors import UnknownResource
 from leasehold.log import Event, Log
 from leasehold.model import EndReason
-from leasehold.sources.port import PartitionEnds
+from leasehold.sources import PartitionEnds
+from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink
 from leasehold.spark.audit import Material, Verdict, audit, checkpoints, commits, judge, logs, terms
 from leasehold.spark.audit import rows as sink_rows
 from leasehold.spark.audit.findings import fetched
@@ -34,12 +33,7 @@ from leasehold.spark.audit.gather import _sunk
 from leasehold.spark.audit.judge import _of_the_rows, _quick
 from leasehold.spark.audit.record import Level
 from leasehold.spark.audit.tables import Tables, tables
-from leasehold.spark.pipeline.pipeline import Pipeline
-from leasehold.spark.pipeline.settings import PipelineOptions
-from leasehold.spark.sinks.delta.sink import DeltaSink
-from leasehold.spark.sinks.log import LogSink
 from leasehold.spark.sinks.port import Sink
-from leasehold.spark.sinks.postgres.sink import PostgresSink
 
 Pairs = Sequence[tuple[str, int]]
 
@@ -259,7 +253,7 @@ def test_a_real_pipeline_into_delta_is_proved_until_somebody_meddles(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     url, place = made(tmp_path, events=400, partitions=2), tmp_path / "table"
-    options = PipelineOptions(batch_events=150, timing=Timing.of(lease=timedelta(seconds=2)))
+    options = PipelineOptions(batch_events=150, timing=QUICK)
     line = Pipeline(spark, "log:orders", url, "copies", options=options)
     line.transform(lambda events: events.select("partition", "sequence_number", "body"))
     line.write_to(DeltaSink(place)).run(until_caught_up=True)
@@ -306,6 +300,7 @@ def put(sink: Sink, frame: DataFrame, until: ExitStack) -> None:
 WRITTEN = (0, 1, 2, 3, 4, 5, 6, 6, 8, 9)
 
 
+@pytest.mark.server
 @pytest.mark.spec("S1", "S4")
 def test_missing_doubled_and_stray_rows_of_a_table_and_of_a_stream_are_found(
     spark: SparkSession, tmp_path: Path

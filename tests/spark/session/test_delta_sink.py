@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.delta_tables import GROUP, batch, data_files
 
 from leasehold.errors import FencedWrite, SinkUnfit, UsageError
-from leasehold.spark.sinks.delta.reading import read_delta
-from leasehold.spark.sinks.delta.sink import DeltaSink
+from leasehold.spark import DeltaSink, read_delta
 from leasehold.spark.sinks.port import Sunk
 
 

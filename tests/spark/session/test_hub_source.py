@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,10 +11,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.support.hub import KEY, RunningHub, running_hub
 from tests.support.memory_sink import MemorySink
+from tests.support.spark_logs import QUICK
 
-from leasehold.core.timing import Timing
 from leasehold.log import Event
 from leasehold.spark import Pipeline, PipelineOptions
+from leasehold.spark.reading import closed
 
 EACH = 120
 
@@ -38,7 +38,7 @@ def send(hub: RunningHub, first: int) -> None:
                 )
                 for number in range(first, first + EACH)
             ]
-            producer.send(events, partition=partition).result(30)
+            producer.send(events, partition=partition).result(60)
 
 
 def address(hub: RunningHub, consumers: str = "$Default") -> str:
@@ -100,17 +100,15 @@ def test_a_stream_of_a_hub_goes_on_where_it_was(
 def test_a_pipeline_takes_each_event_of_a_hub_once(
     spark: SparkSession, hub: RunningHub, tmp_path: Path
 ) -> None:
-    sink = MemorySink()
+    sink, store = MemorySink(), f"sqlite:///{tmp_path / 'leases.db'}"
 
     def run() -> int:
         line = Pipeline(
             spark,
             address(hub),
-            f"sqlite:///{tmp_path / 'leases.db'}",
+            store,
             "sums",
-            options=PipelineOptions(
-                batch_events=200, timing=Timing.of(lease=timedelta(seconds=10))
-            ),
+            options=PipelineOptions(batch_events=200, timing=QUICK),
         )
         return line.write_to(sink).run(until_caught_up=True).rows
 
@@ -119,3 +117,4 @@ def test_a_pipeline_takes_each_event_of_a_hub_once(
     assert run() == 3 * EACH
     bodies = [bytes(row["body"]) for row in sink.rows]
     assert len(bodies) == len(set(bodies)) == 6 * EACH
+    closed(address(hub), store)  # the process keeps it open for the next batch

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.support.sink_contract import GROUP, batch_of, known
 
 from leasehold.errors import SinkUnfit, UsageError
-from leasehold.spark.sinks.parquet.sink import ParquetSink, read_committed
+from leasehold.spark import ParquetSink, read_committed
 
 ALL_TYPES = """
     id, cast(id as int) as whole, id / 3 as part, cast(id / 3 as decimal(12, 4)) as price,

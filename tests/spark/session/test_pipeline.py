@@ -14,12 +14,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from tests.support.memory_sink import MemorySink
-from tests.support.spark_logs import made, sent
+from tests.support.spark_logs import QUICK, made, sent
 
-from leasehold.core.timing import Timing
 from leasehold.errors import StoreUnavailable
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.hooks import HookEvent
+from leasehold.processor import HookEvent
 from leasehold.spark import Pipeline, PipelineOptions
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
@@ -31,8 +30,6 @@ from leasehold.spark.pipeline.happenings import (
 )
 from leasehold.spark.sinks.port import Sunk
 from leasehold.stores import open_store
-
-QUICK = Timing.of(lease=timedelta(seconds=2))
 
 
 def bodies(sink: MemorySink) -> list[int]:
@@ -117,7 +114,7 @@ def test_an_empty_round_costs_no_job(spark: SparkSession, tmp_path: Path) -> Non
     opened, told = threading.Event(), list[HookEvent]()
     line = pipeline(spark, url, sink, told.append, when(ShareOpened, opened))
     with in_background(line):
-        assert opened.wait(30)
+        assert opened.wait(60)
         before = spark.sparkContext._jsc.sc().dagScheduler().nextJobId()
         threading.Event().wait(0.5)
         after = spark.sparkContext._jsc.sc().dagScheduler().nextJobId()
@@ -130,26 +127,25 @@ def test_a_second_driver_takes_its_share_and_nothing_comes_twice(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     url, sink = made(tmp_path, events=400), MemorySink()
-    first_works, second_works, both = threading.Event(), threading.Event(), threading.Event()
+    first_works, second_works, shared = threading.Event(), threading.Event(), threading.Event()
     closed: list[ShareClosed] = []
 
     def note(event: HookEvent) -> None:
         if isinstance(event, ShareClosed):
             closed.append(event)
+            if len(closed) == 2:
+                shared.set()
 
     first = pipeline(spark, url, sink, when(BatchCommitted, first_works), note, batch_events=20)
     second = pipeline(spark, url, sink, when(BatchCommitted, second_works), batch_events=20)
     with in_background(first):
         assert first_works.wait(60)
         with in_background(second):
-            for start in range(400, 4000, 200):
-                sent(url, range(start, start + 200))
-                if second_works.is_set():
-                    both.set()
-                    break
-            assert second_works.wait(60)
+            assert shared.wait(60)
             assert [each.reason for each in closed] == ["handed over"] * 2
-    count = start + 200
+            sent(url, range(400, 600))
+            assert second_works.wait(60)
+    count = 600
     pipeline(spark, url, sink, batch_events=1000).run(until_caught_up=True)
     assert bodies(sink) == list(range(count))
     assert len({each.holder for each in sink.history}) >= 2
@@ -214,7 +210,7 @@ def test_a_commit_that_could_not_be_sent_is_sent_again(spark: SparkSession, tmp_
 @pytest.mark.spec("S4")
 def test_a_job_is_cancelled_when_its_partition_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
-    released, tries = threading.Event(), []
+    begun, tries, threads = tmp_path / "begun", [], list[threading.Thread]()
 
     def slow(events: DataFrame) -> DataFrame:
         tries.append(1)
@@ -222,19 +218,23 @@ def test_a_job_is_cancelled_when_its_partition_is_lost(spark: SparkSession, tmp_
             return events
 
         def endless(batches):  # type: ignore[no-untyped-def]
-            threading.Event().wait(60)
+            begun.touch()
+            threading.Event().wait()
             yield from batches
 
         def take_away() -> None:
+            while not begun.exists():
+                threading.Event().wait(0.02)
             _break(url)
-            released.set()
 
-        threading.Timer(1.0, take_away).start()
+        taking = threading.Thread(target=take_away)
+        taking.start()
+        threads.append(taking)
         return events.mapInArrow(endless, events.schema)
 
     line = pipeline(spark, url, sink, local_events=0).transform(slow)
     line.run(until_caught_up=True)
-    assert released.is_set()
+    threads[0].join(60)
     assert bodies(sink) == list(range(100))
     assert line.totals.refused == 1
 

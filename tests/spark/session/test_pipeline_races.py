@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.spark.session.test_pipeline import _break, _checkpoints, bodies, in_background, pipeline, when
+from tests.spark.session.test_pipeline import (
+    _break,
+    _checkpoints,
+    bodies,
+    in_background,
+    pipeline,
+    when,
+)
 from tests.spark.session.test_pipeline_trouble import AT_ONCE, fails_at_42, resets
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_logs import made, sent
 
-from leasehold.core.poison import PoisonPolicy
 from leasehold.errors import (
     FencedWrite,
     LeaseholdError,
@@ -25,9 +31,8 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.log import Event, Log, Start
-from leasehold.processor.hooks import HookEvent
-from leasehold.processor.settings import OnTrimmed
-from leasehold.spark import Pipeline
+from leasehold.processor import HookEvent, OnTrimmed
+from leasehold.spark import Pipeline, PoisonPolicy
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchPlanned,
@@ -54,7 +59,7 @@ def test_the_rest_of_a_batch_that_was_cut_does_not_outlive_the_loss_of_its_parti
             raise ValueError("a bad batch")
         if calls[-1] == 50 and calls.count(50) == 1:
             _break(url)
-            assert closed.wait(20)
+            assert closed.wait(60)
             shares = lines[0]._shares
             assert shares is not None
             while not shares._fresh:  # this driver has it back before the staging returns
@@ -120,12 +125,12 @@ def test_a_stream_that_was_made_anew_under_its_name_is_not_taken_for_the_old_one
     line = pipeline(spark, url, sink, when(BatchCommitted, caught))
     thread = threading.Thread(target=run)
     thread.start()
-    assert caught.wait(30)
+    assert caught.wait(60)
     with Log.open(url) as log:
         log.delete("orders")
         log.create("orders", partitions=1)
     sent(url, range(1000, 1150), partitions=1)
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert isinstance(errors[0], UnknownStream | PositionLost)
     assert bodies(sink) == list(range(100))
@@ -179,9 +184,9 @@ def test_a_stop_does_not_wait_for_ever_for_a_sink_that_is_away(
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert waits.wait(30)
+    assert waits.wait(60)
     line.stop()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     assert "the sink is away" in str(errors[0])
     assert not sink.rows
@@ -267,7 +272,7 @@ def test_a_driver_that_waits_for_another_ones_checkpoint_gets_it_later(
     monkeypatch.setattr(Shares, "mark", fails_once)
     committed = threading.Event()
     with in_background(pipeline(spark, url, sink, when(BatchCommitted, committed))):
-        assert committed.wait(30)
+        assert committed.wait(60)
         pipeline(spark, url, sink, most_partitions=1).run(until_caught_up=True)
     assert failed
     assert _checkpoints(url) == {"0": 49, "1": 49}

@@ -15,15 +15,13 @@ from tests.support.memory_sink import MemorySink
 from tests.support.spark_logs import made, sent
 
 from leasehold.core.ladder import Ladder
-from leasehold.core.poison import PoisonPolicy
 from leasehold.errors import BatchFailed, PositionLost, SinkChanged, StoreUnavailable, UsageError
 from leasehold.log import Event, Log, Start
 from leasehold.model import Position
 from leasehold.names import partition_key
-from leasehold.processor.hooks import HookEvent
-from leasehold.processor.settings import OnTrimmed
-from leasehold.sources.dead_letters import LogDeadLetters
-from leasehold.spark import Pipeline, PipelineOptions
+from leasehold.processor import HookEvent, OnTrimmed
+from leasehold.sources import LogDeadLetters
+from leasehold.spark import Pipeline, PipelineOptions, PoisonPolicy
 from leasehold.spark.pipeline.happenings import BatchCommitted, Waiting
 from leasehold.spark.sinks.port import Batch, Sunk
 from leasehold.stores import open_store

@@ -8,9 +8,10 @@ from tests.support.postgres import database, execute
 from tests.support.sink_contract import GROUP, batch_of, known
 
 from leasehold.errors import SinkUnfit
-from leasehold.spark.sinks.postgres.sink import PostgresSink
+from leasehold.spark import PostgresSink
 
 
+@pytest.mark.server
 @pytest.mark.spec("S4")
 def test_rows_of_spark_come_into_the_table_with_their_position(spark: SparkSession) -> None:
     with database(migrated=False) as url:

@@ -113,12 +113,12 @@ def test_filters_leave_the_right_rows_with_and_without_push_down(
 
 
 @pytest.mark.spec("S2")
-@pytest.mark.parametrize("pushdown", ["true", "false", None])
+@pytest.mark.parametrize("pushdown", ["true", "false"])
 def test_the_filters_of_one_query_do_not_reach_another_query(
-    spark: SparkSession, stream: Stream, pushdown: str | None
+    spark: SparkSession, stream: Stream, pushdown: str
 ) -> None:
     """Spark shares the data source between the queries of one DataFrame."""
-    with setting(spark, PUSHDOWN, pushdown or spark.conf.get(PUSHDOWN) or ""):
+    with setting(spark, PUSHDOWN, pushdown):
         frame = reader(spark, stream).load(STREAM)
         zero, one = frame.where("partition = '0'"), frame.where("partition = '1'")
         late = frame.where("sequence_number >= 20")

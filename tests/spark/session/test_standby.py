@@ -20,13 +20,11 @@ from leasehold.errors import StoreError, StoreUnavailable, UsageError
 from leasehold.jobs import Reservation, reserve, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
-from leasehold.spark.queries.events import StandbyEvent, What
-from leasehold.spark.queries.fence import Fence
+from leasehold.spark import Fence, StandbyEvent
+from leasehold.spark.queries.events import What
 from leasehold.spark.queries.location import canonical, job_name
 from leasehold.spark.queries.standby import Standby
 from leasehold.stores import open_store
-
-pytestmark = pytest.mark.timeout(300)  # a session may have to be started first
 
 Function = Callable[[DataFrame, int, Fence], None]
 
@@ -51,7 +49,7 @@ class Scene:
 
     def until(self, what: What) -> StandbyEvent:
         with self.change:
-            assert self.change.wait_for(lambda: what in self.told(), timeout=60), self.events
+            assert self.change.wait_for(lambda: what in self.told(), timeout=100), self.events
             return next(each for each in self.events if each.what is what)
 
     def told(self) -> list[What]:
@@ -77,7 +75,7 @@ class Scene:
         return build
 
     def standby(self, build: Callable[..., Any], **options: Any) -> Standby:
-        given = {"name": "rows", "lease": timedelta(seconds=20), "spark": self.spark, **options}
+        given = {"name": "rows", "lease": timedelta(seconds=60), "spark": self.spark, **options}
         return Standby(
             build,
             checkpoint_location=self.checkpoint,
@@ -180,7 +178,7 @@ def test_two_names_on_one_location_exclude_each_other(scene: Scene) -> None:
 
 def test_an_operator_can_send_a_driver_home(scene: Scene) -> None:
     with running(
-        scene.standby(scene.query(lambda *_: None, once=False), lease=timedelta(seconds=4))
+        scene.standby(scene.query(lambda *_: None, once=False), lease=timedelta(seconds=12))
     ):
         scene.until(What.BATCH)
         (holder,) = scene.ask(lambda store: store.peers("job"))
@@ -248,7 +246,7 @@ def test_a_stop_does_not_wait_for_a_function_that_hangs(scene: Scene, by_an_oper
 
     driver = scene.standby(
         scene.query(hang, once=False),
-        lease=timedelta(seconds=2),
+        lease=timedelta(seconds=6),
         drain=timedelta(seconds=0.2),
         exit_when_stuck=False,
     )

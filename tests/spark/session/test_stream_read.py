@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
-SOON_S = 60
+SOON_S = 300
 Batches = dict[int, list[tuple[str, int]]]
 
 

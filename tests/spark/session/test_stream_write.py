@@ -17,7 +17,7 @@ from tests.support.publishing import STREAM, counted, left_over, make_log
 from leasehold.clock import new_token
 from leasehold.model import MemberInfo, Wanted
 from leasehold.names import job_key
-from leasehold.spark.source import register
+from leasehold.spark import register
 from leasehold.stores import open_store
 
 
@@ -57,7 +57,7 @@ def start(spark: SparkSession, directory: Path, url: str, **options: str) -> Str
 def run(spark: SparkSession, directory: Path, url: str, **options: str) -> None:
     query = start(spark, directory, url, **options)
     try:
-        assert query.awaitTermination(100)
+        assert query.awaitTermination(300)
     finally:
         query.stop()
     assert query.exception() is None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leasehold.core.asking import Asked, StopRequests
-from leasehold.spark.pipeline.pipeline import Pipeline
+from leasehold.spark import Pipeline
 from leasehold.spark.queries import leaving
 from leasehold.testing.clock import ManualClock
 
@@ -58,7 +58,7 @@ def test_a_standby_leaves_at_once_only_if_it_is_asked_later(
     clock, stopped = ManualClock(), queue.SimpleQueue[bool]()
     with leaving.stopped_by_signals(lambda: stopped.put(True), clock=clock):
         hear_a_sigterm()
-        assert stopped.get(timeout=10)
+        assert stopped.get(timeout=60)
         clock.advance(later_s)
         hear_a_sigterm()
     assert codes == left

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import logging
+import os
 import shlex
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -422,3 +426,28 @@ def test_the_exit_code_is_1_if_the_audit_fails(
     done = played(monkeypatch, tmp_path / "kept", bad)
     assert done.exit_code == 1
     assert "commits-tile, partition 3: a gap" in done.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_in_good_order_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    handlers: list[object] = []
+
+    def interrupted(*_given: object, **_named: object) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            handlers.extend(map(signal.getsignal, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
+
+    monkeypatch.setattr("leasehold.spark.demo.running.run_demo", interrupted)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(logging, "disable", lambda _level: None)
+    before = signal.getsignal(number)
+    app = typer.Typer()
+    app.command()(command.demo)
+    done = CliRunner().invoke(app, ["--keep", str(tmp_path / "kept")])
+    assert done.exit_code == 130
+    assert done.output.startswith("stopped; no process is left")
+    assert handlers == [signal.SIG_IGN] * 3  # no second one leaves half done what was begun
+    assert signal.getsignal(number) is before

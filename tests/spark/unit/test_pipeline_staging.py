@@ -14,7 +14,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from leasehold.core.ladder import Ladder
-from leasehold.core.poison import PoisonPolicy
 from leasehold.errors import (
     BatchFailed,
     DataDamaged,
@@ -24,12 +23,12 @@ from leasehold.errors import (
     StoreUnusable,
     VolumeUnusable,
 )
-from leasehold.processor.hooks import HookEvent
+from leasehold.processor import HookEvent
+from leasehold.spark import PipelineOptions, PoisonPolicy
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import Surroundings
 from leasehold.spark.pipeline.happenings import BatchCommitted, BatchTried, EventDropped, Waiting
 from leasehold.spark.pipeline.progress import pace
-from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.pipeline.trouble import trouble_of
 from leasehold.spark.ranges import Range

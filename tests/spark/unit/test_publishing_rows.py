@@ -120,6 +120,10 @@ def test_only_the_columns_of_events_are_taken() -> None:
         ([("body", pa.int64())], "column body is int64"),
         ([("body", pa.utf8()), ("a", pa.utf8()), ("b", pa.utf8())], "columns a, b"),
         ([("body", pa.utf8()), ("key", pa.int32())], "column key is int32"),
+        (
+            [("body", pa.utf8()), ("properties", pa.map_(pa.utf8(), pa.int32()))],
+            "column properties is map",
+        ),
     ):
         with pytest.raises(SinkUnfit, match=words):
             check_columns(pa.schema(columns))

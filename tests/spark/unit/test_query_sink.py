@@ -19,7 +19,7 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.jobs import Reservation, try_reserve
-from leasehold.spark.queries.fence import Fence
+from leasehold.spark import Fence
 from leasehold.spark.queries.location import canonical, job_name
 from leasehold.spark.queries.sink import QuerySink
 from leasehold.spark.sinks.port import Batch, Commit, Staged, Sunk, Written
@@ -214,7 +214,7 @@ def test_the_waiting_for_a_sink_that_is_away_ends_when_the_driver_gives_up(
 
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         assert not fence.idle(within_s=0)
         fence.give_up()
         assert fence.idle(within_s=10)
@@ -290,12 +290,12 @@ def test_a_function_under_way_can_be_waited_for(store: MemoryStore) -> None:
 
         def work(*_: object) -> None:
             begun.set()
-            go_on.wait(30)
+            go_on.wait(60)
 
         function = fence.call(work)
         thread = threading.Thread(target=function, args=("rows", 0))
         thread.start()
-        assert begun.wait(30)
+        assert begun.wait(60)
         assert not fence.idle(within_s=0.01)
         go_on.set()
         assert fence.idle(within_s=30)

@@ -67,6 +67,7 @@ STEPS = st.builds(
 )
 LIVES = st.lists(STEPS, min_size=8, max_size=50)
 MANY = settings(max_examples=40, derandomize=True, database=None)
+FEW = settings(MANY, max_examples=20)
 
 
 async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[int, int]) -> Any:
@@ -173,8 +174,9 @@ def url() -> Iterator[str]:
         yield url
 
 
+@pytest.mark.server
 @pytest.mark.spec("B7")
-@MANY
+@FEW
 @given(steps=LIVES)
 def test_postgres_and_memory_answer_alike(url: str, steps: list[Step]) -> None:
     @asynccontextmanager

@@ -21,7 +21,7 @@ from leasehold.stores.sqlite.database import Database
 from leasehold.stores.sqlite.store import SqliteStore
 from leasehold.stores.sqlite.turns import Turns
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 KEYS = [f"job/{number}" for number in range(5)]
 
@@ -72,7 +72,7 @@ def writes(store: SqliteStore) -> int:
 async def under_way(store: SqliteStore) -> None:
     """The first transaction waits for the lock."""
     assert isinstance(store._database, Counted)
-    assert await anyio.to_thread.run_sync(store._database.begun.wait, 30)
+    assert await anyio.to_thread.run_sync(store._database.begun.wait, 100)
 
 
 async def test_calls_that_wait_together_are_one_transaction(path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_who_is_given_up_while_it_waits_for_the_file_keeps_nobody_waiting(
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             # Reading needs no lock, but the connection.
-            assert await asyncio.wait_for(store.resources("job"), 30) == {}
+            assert await asyncio.wait_for(store.resources("job"), 100) == {}
 
 
 async def test_a_file_that_others_lock_is_locked_for_all_who_wait(path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.support.transactions import (
     run,
     stored,
     take_over,
+    with_sink,
 )
 
 from leasehold.clock import SystemClock
@@ -30,23 +31,21 @@ from leasehold.model import Mark, Position, Wanted
 from leasehold.stores.postgres import PostgresStore, open_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from tests.support.transactions import Begin
 
     from leasehold.stores.postgres.transactions import Transactions
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SNAPSHOTS = ["repeatable read", "serializable"]
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    with postgres.database() as url:
-        postgres.execute(url, "create table sink (n integer primary key)")
-        yield url
+def url() -> str:
+    return with_sink()
 
 
 @pytest.fixture

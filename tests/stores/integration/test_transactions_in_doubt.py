@@ -7,13 +7,13 @@ under way for as long as the test likes, and no timer of anybody ends it.
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
 import psycopg
 import pytest
 from tests.support import postgres
+from tests.support.impatient import Impatient
 from tests.support.postgres_proxy import proxy
 from tests.support.transactions import (
     KEYS,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from leasehold.model import Ownership
     from leasehold.stores.postgres.transactions import Transactions
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 APPLY = "insert into tally values (5)"
 WAITS_FOR_STANDBY = "set local synchronous_commit = on"
@@ -94,7 +94,7 @@ def tally(url: str) -> list[tuple[object, ...]]:
 
 async def until(url: str, question: str) -> None:
     """Until the server itself says that it is so."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(100):
         while not await in_thread(postgres.execute, url, question):
             pass
 
@@ -161,9 +161,12 @@ async def test_a_block_that_waits_in_vain_for_a_commit_in_doubt_has_committed_no
 ) -> None:
     _, owned = await owner(store)
     await leave_a_commit_under_way(url, awaited, owned[0])
-    async with opened(url, patience=timedelta(seconds=0.2)) as transactions:
+    clock = Impatient()
+    async with opened(url, clock=clock) as transactions:
+        clock.over = lambda: bool(postgres.execute(url, IN_LINE))
         with pytest.raises(StoreUnavailable, match="nothing of this transaction was committed"):
             await run(awaited(transactions, owned[0], 5), APPLY)
+        clock.over = lambda: False
         # Another partition of the same owner is not held up.
         await run(awaited(transactions, owned[1], 5))
     assert await stored(store) == {KEYS[1]: 5}

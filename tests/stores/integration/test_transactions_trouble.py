@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 from tests.support import postgres
+from tests.support.impatient import Impatient
 from tests.support.postgres_proxy import Proxy, proxy
 from tests.support.transactions import (
     GROUP,
@@ -28,6 +29,7 @@ from tests.support.transactions import (
     sessions,
     stored,
     take_over,
+    with_sink,
 )
 
 from leasehold.clock import SystemClock
@@ -43,17 +45,15 @@ if TYPE_CHECKING:
 
     from leasehold.stores.postgres.transactions import Transactions
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MY_PID = "select pg_backend_pid()"
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    with postgres.database() as url:
-        postgres.execute(url, "create table sink (n integer primary key)")
-        yield url
+def url() -> str:
+    return with_sink()
 
 
 @pytest.fixture
@@ -88,7 +88,8 @@ async def until_a_claim_waits(url: str) -> None:
         blocked = await in_thread(
             postgres.execute,
             url,
-            "select 1 from pg_stat_activity where query like '%%leasehold.claim_%%' "
+            "select 1 from pg_stat_activity where datname = current_database() "
+            "and query like '%%leasehold.claim_%%' "
             "and cardinality(pg_blocking_pids(pid)) > %s",
             0,
         )
@@ -114,7 +115,7 @@ async def test_a_steal_between_check_and_commit_waits_and_sees_the_checkpoint(
     async with opened(door.url) as transactions, anyio.create_task_group() as tasks:
         block = begin(transactions, owned[0], 5)
         tasks.start_soon(run, block, f"set transaction isolation level {level}", INSERT_5)
-        assert await in_thread(door.seen.wait, 20)
+        assert await in_thread(door.seen.wait, 120)
         tasks.start_soon(steal)
         await until_a_claim_waits(url)
         assert (rows(url), await stored(store), taken) == ([], {}, [])
@@ -140,7 +141,7 @@ async def test_a_lease_that_runs_out_between_check_and_commit_is_claimed_after_i
         _, owned = await owner(store)
         async with opened(door.url) as transactions, anyio.create_task_group() as tasks:
             tasks.start_soon(run, begin(transactions, owned[0], 5), INSERT_5)
-            assert await in_thread(door.seen.wait, 20)
+            assert await in_thread(door.seen.wait, 120)
             set_clock(NOON + 2 * MINUTE)
             tasks.start_soon(claim)
             await until_a_claim_waits(url)
@@ -166,9 +167,9 @@ async def test_a_host_that_stands_still_between_check_and_commit_holds_nobody_up
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stand_still)
-            assert await in_thread(door.seen.wait, 20)
+            assert await in_thread(door.seen.wait, 120)
             taken = await take_over(store)  # when the server has ended the other's session
-            assert await in_thread(door.over.wait, 20)
+            assert await in_thread(door.over.wait, 120)
             door.go.set()
     assert taken.epoch == 2
     assert ["nothing of this transaction was committed" in str(each) for each in failed] == [True]
@@ -204,7 +205,9 @@ async def test_a_commit_that_the_server_never_answers_is_given_up_as_unknown(
 ) -> None:
     _, owned = await owner(store)
     door.at_commit = "hold"
-    async with opened(door.url, patience=timedelta(seconds=0.5)) as transactions:
+    clock = Impatient()
+    clock.over = door.seen.is_set
+    async with opened(door.url, clock=clock) as transactions:
         with pytest.raises(StoreUnavailable, match="unknown: read the checkpoint"):
             await run(awaited(transactions, owned[0], 5), INSERT_5)
 
@@ -281,7 +284,7 @@ async def test_two_blocks_at_once_on_two_partitions_do_not_wait_for_each_other(
 
     async def work(part: int) -> None:
         block = begin(transactions, owned[part], 5)
-        await run(block, f"insert into sink values ({part})", lambda: in_thread(both.wait, 20))
+        await run(block, f"insert into sink values ({part})", lambda: in_thread(both.wait, 120))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(work, 0)

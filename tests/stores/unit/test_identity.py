@@ -79,13 +79,13 @@ def test_it_is_quiet_until_the_last_of_several_has_its_token(
     class Slow:
         def get_token(self, scope: str) -> str:
             entered.set()
-            assert leave.wait(30)
+            assert leave.wait(100)
             ITS_LOG.warning("late")
             return scope
 
     asking = threading.Thread(target=token_of, args=(Slow(), "scope"))
     asking.start()
-    assert entered.wait(30)
+    assert entered.wait(100)
     with pytest.raises(RuntimeError):
         token_of(Refusing(NOTHING_SET_UP), "scope")
     leave.set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.timing import Timing
+from leasehold import Timing
 from leasehold.errors import InvalidDuration, InvalidName, UnknownStore
 from leasehold.model import MemberInfo
 from leasehold.names import partition_key

@@ -7,9 +7,10 @@ that they have ``seen``, and the one that they have ``marked``: a checkpoint was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,9 +32,9 @@ class Group:
     azurite: Azurite
     container: str
     make: Callable[[], AbstractContextManager[Child]]
-    interval_s: float = 0.3
-    # The service dates records to the second, and a slow member must not seem dead.
-    expiry_s: float = 6.0
+    interval_s: float = 0.2
+    # A slow member must never seem dead: who was killed is made to.
+    expiry_s: float = 600.0
     members: list[Child] = field(default_factory=list)
     sent: int = 0  # events, to each partition
 
@@ -100,6 +101,11 @@ class Group:
             self.until(partial(_has, given, self.sent - 1))
             assert sorted(set(given())) == list(range(mark + 1, self.sent))
 
+    def make_old(self, partitions: Iterable[str]) -> None:
+        """Let the records that say whose these are look as if nobody had renewed them for long."""
+        ends = [f"/ownership/{each}" for each in partitions]
+        self.azurite.make_old(self.container, ends, age=2 * timedelta(seconds=self.expiry_s))
+
     def until(self, is_so: Callable[[], object]) -> None:
         """Wait until something holds; fail with what all have told."""
         try:
@@ -154,6 +160,8 @@ def share_and_part(them: Group, *, ends: Sequence[Literal["left", "killed"]]) ->
                 marks, since = {each: them.mark(each) for each in owned(goes)}, len(stays.told)
                 if end == "killed":
                     goes.process.kill()
+                    goes.process.wait()
+                    them.make_old(marks)
                 else:
                     goes.do("leave")
                     goes.wait(left=True)

@@ -1,16 +1,21 @@
-// Loaded before Azurite (node -r shim.js): its clock is in the hands of the test, and it never
-// outlives the test. A blob lease lasts 15 seconds at least, and no test should wait for that.
+// Loaded before Azurite (node -r shim.js): it has clocks that tests set, and never outlives them.
+// A blob lease lasts 15 seconds at least, and no test should wait for that.
 //
-// Lines on stdin: "clock MILLISECONDS" stops the clock at that moment since 1970, "clock" lets it
-// go again. Each is answered by a line on the file descriptor LEASEHOLD_ANSWERS. The end of stdin
-// is the end of the process. Timers stay real: only what says the date is replaced.
+// Each clock is that of the containers whose names begin with its own name and a hyphen. A request
+// for /:clock/NAME/MILLISECONDS stops it at that moment since 1970, one without the milliseconds
+// lets it go again. All other containers have the time of the machine. A request with a header
+// x-test-now is handled as if it came at that moment. Timers stay real: only what says the date is
+// replaced.
+//
+// The end of stdin, which is a pipe that those who use the service hold, is the end of the process.
 "use strict";
-const fs = require("fs");
+const { AsyncLocalStorage } = require("async_hooks");
 const http = require("http");
-const readline = require("readline");
+const https = require("https");
 
 const RealDate = Date;
-let stopped = null;
+const clocks = new Map();
+const asking = new AsyncLocalStorage();
 
 class HandDate extends RealDate {
   constructor(...given) {
@@ -22,29 +27,49 @@ class HandDate extends RealDate {
   }
 
   static now() {
-    return stopped === null ? RealDate.now() : stopped;
+    const { name, now } = asking.getStore() ?? {};
+    return now ?? clocks.get(name) ?? RealDate.now();
   }
 }
+globalThis.Date = HandDate;
 
-const answers = Number(process.env.LEASEHOLD_ANSWERS || 0);
-if (answers) {
-  globalThis.Date = HandDate;
-  // Node writes a Date of its own into answers that have none: those of refusals.
-  const writeHead = http.ServerResponse.prototype.writeHead;
-  http.ServerResponse.prototype.writeHead = function (...given) {
-    if (!this.headersSent && !this.hasHeader("date")) {
-      this.setHeader("Date", new HandDate().toUTCString());
+const timeOf = ({ url, headers }) => ({
+  name: url.split(/[/?]/, 3)[2]?.split("-", 1)[0],
+  now: headers["x-test-now"] && Number(headers["x-test-now"]),
+});
+
+const set = (request, response) => {
+  const [, , name, moment] = request.url.split("/");
+  if (moment === undefined) {
+    clocks.delete(name);
+  } else {
+    clocks.set(name, Number(moment));
+  }
+  response.end("ok");
+};
+
+for (const { prototype } of [http.Server, https.Server]) {
+  const emit = prototype.emit;
+  prototype.emit = function (event, ...given) {
+    if (event !== "request") {
+      return emit.call(this, event, ...given);
     }
-    return writeHead.apply(this, given);
+    if (given[0].url.startsWith("/:clock/")) {
+      return set(...given);
+    }
+    return asking.run(timeOf(given[0]), () => emit.call(this, event, ...given));
   };
 }
 
-const lines = readline.createInterface({ input: process.stdin });
-lines.on("line", (line) => {
-  const [word, moment] = line.trim().split(/\s+/);
-  if (word === "clock") {
-    stopped = moment === undefined ? null : Number(moment);
-    fs.writeSync(answers, "ok\n");
+// Node writes a Date of its own into answers that have none: those of refusals.
+const writeHead = http.ServerResponse.prototype.writeHead;
+http.ServerResponse.prototype.writeHead = function (...given) {
+  if (!this.headersSent && !this.hasHeader("date")) {
+    const date = asking.run(timeOf(this.req), () => new HandDate());
+    this.setHeader("Date", date.toUTCString());
   }
-});
-lines.on("close", () => process.exit(0));
+  return writeHead.apply(this, given);
+};
+
+process.stdin.on("end", () => process.exit(0));
+process.stdin.resume();

@@ -76,7 +76,7 @@ class EventReader(DataSourceReader):
 
 
 class FilteringReader(EventReader):
-    """An ``EventReader`` that applies filters itself. Spark does not get it: see ``batch_reader``."""
+    """A reader that applies filters itself. Spark does not get it: see ``batch_reader``."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Keep those we apply; give the others back."""

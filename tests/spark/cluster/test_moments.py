@@ -8,9 +8,10 @@ import pytest
 from tests.support.drivers import crew
 
 PARTITIONS = 2
-LEASE_S = 3.0
+LEASE_S = 6.0
 
 
+@pytest.mark.soak
 @pytest.mark.spec("S4", "B5")
 def test_a_driver_paused_or_killed_between_two_steps_of_a_commit_costs_no_row(
     tmp_path: Path,

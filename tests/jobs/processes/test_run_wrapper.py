@@ -11,15 +11,19 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from tests.support.command_runs import CLOCK, until
 from tests.support.command_wrappers import (
+    BRISK_S,
     JOB,
     LEASE,
+    LEASE_S,
     LIMITS,
     Threaded,
+    limits_of,
     log_of,
     once,
     plan,
@@ -28,21 +32,19 @@ from tests.support.command_wrappers import (
 )
 
 from leasehold.core.cron import parse_schedule
-from leasehold.jobs import reserve
+from leasehold.jobs import OnCrash, Outcome, Policy, reserve
 from leasehold.jobs.command import scheduled
 from leasehold.jobs.command.bell import Bell
 from leasehold.jobs.command.plan import IfHeld
 from leasehold.jobs.command.run import LossKind, OnLoss
 from leasehold.jobs.command.verdict import Reason
-from leasehold.jobs.entry import Outcome
 from leasehold.jobs.orders import pause, resume
-from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.model import Resource
 from leasehold.names import job_key
 from leasehold.ports import Store
 from leasehold.stores import open_store
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 Start = Callable[..., Threaded]
 AT_TWO = datetime(2026, 1, 31, 2, tzinfo=UTC)
@@ -58,8 +60,8 @@ def start(url: str) -> Iterator[Start]:
     """Start wrappers in threads; at the end of the test none is left."""
     with ExitStack() as undo:
 
-        def started(*command: str, **rest: object) -> Threaded:
-            made = Threaded(plan=plan(url, *command, **rest))
+        def started(*command: str, lease_s: float = LEASE_S, **rest: Any) -> Threaded:
+            made = Threaded(plan=plan(url, *command, lease_s=lease_s, **rest))
             undo.callback(made.bell.close)
             undo.callback(made.end)
             for _ in range(2):
@@ -132,7 +134,7 @@ def test_what_somebody_else_has_is_not_run(
             str(ran),
             if_held=if_held,
             held_exit=held_exit,
-            wait=timedelta(seconds=0.3),
+            wait=timedelta(seconds=0.1),
         )
         assert f"held by {job.holder}" in verdict.message
     assert (verdict.code, verdict.reason) == (code, Reason.HELD)
@@ -149,7 +151,7 @@ def test_one_that_waits_runs_when_it_is_free(url: str, start: Start, tmp_path: P
 
 def test_a_store_that_is_away_lets_nothing_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    verdict = once("postgresql://127.0.0.1:1/nowhere", "touch", str(ran))
+    verdict = once("postgresql://127.0.0.1:1/nowhere", "touch", str(ran), lease_s=1.0)
     assert (verdict.code, verdict.reason) == (69, Reason.UNREACHABLE)
     assert "not run without its reservation" in verdict.message
     assert not ran.exists()
@@ -162,8 +164,8 @@ def test_one_that_waits_waits_for_the_store_as_well(url: str, start: Start, tmp_
     path = tmp_path / "leases.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        waiting = start("true", if_held=IfHeld.WAIT, wait=timedelta(seconds=30))
-        at_once = once(url, "true")
+        waiting = start("true", if_held=IfHeld.WAIT, wait=timedelta(seconds=300))
+        at_once = once(url, "true", lease_s=1.0)
         other.execute("ROLLBACK")
     assert (at_once.code, at_once.reason) == (69, Reason.UNREACHABLE)
     assert waiting.end().code == 0
@@ -178,7 +180,7 @@ def test_an_occurrence_that_is_done_is_not_run_again(
 ) -> None:
     book = tmp_path / "book"
     command = witness(book, "exit 0")
-    how = {"if_held": if_held, "held_exit": held_exit}
+    how: dict[str, Any] = {"if_held": if_held, "held_exit": held_exit}
     first = once(url, *command, occurrence=AT_TWO, **how)
     again = once(url, *command, occurrence=AT_TWO, **how)
     later = once(url, *command, occurrence=AT_TWO + timedelta(days=1), **how)
@@ -261,7 +263,7 @@ def test_an_occurrence_that_could_not_be_executed_is_still_open(
 )
 def test_one_that_takes_too_long_has_failed(url: str, script: str, code: int) -> None:
     loop = script.replace("wait_", "while :; do sleep 0.05; done")
-    verdict = once(url, "sh", "-c", loop, limits=LIMITS.within(0.5))
+    verdict = once(url, "sh", "-c", loop, limits=LIMITS.within(0.2))
     assert (verdict.code, verdict.reason) == (code, Reason.TIMED_OUT)
     assert log_of(url)[0].outcome is Outcome.FAILED
 
@@ -291,7 +293,7 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
         running = pool.submit(wrapper.run)
         until(lambda: ready.exists() and ready.read_text().endswith("\n"))
         bell._hear(signal.SIGTERM, None)
-        verdict = running.result(30)
+        verdict = running.result(100)
     bell._hear(signal.SIGTERM, None)  # a second one kills at once
     until(lambda: any("run ended" in words for words in said))
     bell.close()
@@ -305,7 +307,7 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
     ids=["wait", "standby"],
 )
 def test_a_signal_before_it_waits_is_not_forgotten(
-    url: str, start: Start, tmp_path: Path, rest: dict[str, object], code: int
+    url: str, start: Start, tmp_path: Path, rest: dict[str, Any], code: int
 ) -> None:
     book = tmp_path / "book"
     start(*witness(book))
@@ -332,7 +334,7 @@ def test_a_signal_before_a_scheduled_one_stands_by_is_not_forgotten(
     )
     bell._hear(signal.SIGTERM, None)
     with ThreadPoolExecutor() as pool:
-        verdict = pool.submit(wrapper.run).result(30)
+        verdict = pool.submit(wrapper.run).result(100)
     bell.close()
     assert (verdict.code, verdict.reason) == (0, Reason.STOPPED)
     assert not book.exists()
@@ -354,7 +356,7 @@ def test_a_standby_takes_over_from_one_that_is_told_to_stop(
 
 def test_a_standby_that_loses_it_waits_for_it_again(url: str, start: Start, tmp_path: Path) -> None:
     book = tmp_path / "book"
-    service = start(*witness(book), standby=True)
+    service = start(*witness(book), standby=True, lease_s=BRISK_S)
     written(book, 1)
 
     async def broken(store: Store) -> Resource | None:
@@ -370,8 +372,8 @@ def test_one_that_loses_it_stops_the_command_and_says_so(
     url: str, start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    kill = replace(LIMITS, on_loss=OnLoss(kind=LossKind.KILL))
-    service = start(*witness(book), limits=kill)
+    kill = replace(limits_of(BRISK_S), on_loss=OnLoss(kind=LossKind.KILL))
+    service = start(*witness(book), limits=kill, lease_s=BRISK_S)
     written(book, 1)
     with_store(url, lambda store: store.break_(job_key(JOB), epoch=1, after=timedelta(0)))
     verdict = service.end()
@@ -383,9 +385,9 @@ def test_an_operator_gives_it_to_a_standby_and_sends_one_home(
     url: str, start: Start, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
-    first = start(*witness(book), standby=True)
+    first = start(*witness(book), standby=True, lease_s=BRISK_S)
     written(book, 1)
-    second = start(*witness(book), standby=True)
+    second = start(*witness(book), standby=True, lease_s=BRISK_S)
     until(lambda: any("waiting" in words for words in second.said))
 
     async def suggested(store: Store) -> None:

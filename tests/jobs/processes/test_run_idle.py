@@ -6,33 +6,31 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import pytest
 from tests.support.command_runs import CLOCK, until
-from tests.support.command_wrappers import JOB, Threaded, log_of, once, plan
+from tests.support.command_wrappers import JOB, LEASE_S, Threaded, log_of, once, plan
 
 from leasehold.errors import LeaseLost
-from leasehold.jobs import reserve
+from leasehold.jobs import OnCrash, Outcome, Policy, Reservation, reserve
 from leasehold.jobs.claimant import Claimant
+from leasehold.jobs.command import service
 from leasehold.jobs.command.bell import Bell
 from leasehold.jobs.command.plan import IfHeld
 from leasehold.jobs.command.service import Wrapper
 from leasehold.jobs.command.verdict import Reason
-from leasehold.jobs.entry import Outcome
 from leasehold.jobs.orders import pause, resume
-from leasehold.jobs.policy import OnCrash, Policy
-from leasehold.jobs.reservation import Reservation
 from leasehold.model import Ownership
 from leasehold.ports import Store
 from leasehold.stores import open_store
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 T = TypeVar("T")
 AT_TWO = datetime(2026, 1, 31, 2, tzinfo=UTC)
-AT_MOST_ONCE = {"occurrence": AT_TWO, "policy": Policy(on_crash=OnCrash.LEAVE)}
+AT_MOST_ONCE: dict[str, Any] = {"occurrence": AT_TWO, "policy": Policy(on_crash=OnCrash.LEAVE)}
 
 
 @pytest.fixture
@@ -58,7 +56,8 @@ def with_store(url: str, act: Callable[[Store], Awaitable[T]]) -> T:
 def test_a_pause_that_comes_while_it_waits_costs_no_run(
     url: str, bell: Bell, tmp_path: Path
 ) -> None:
-    ran, wait = tmp_path / "ran", {"if_held": IfHeld.WAIT, **AT_MOST_ONCE}
+    ran = tmp_path / "ran"
+    wait: dict[str, Any] = {"if_held": IfHeld.WAIT, **AT_MOST_ONCE}
     with reserve(JOB, store=url):
         patient = Threaded(plan=plan(url, "touch", str(ran), wait=None, **wait), bell=bell)
         until(lambda: len(with_store(url, lambda store: store.peers("job"))) == 2)
@@ -106,7 +105,8 @@ def test_a_lease_that_is_lost_while_reserving_is_trouble_of_the_store(
         return await take(claimant, wait_s=wait_s)
 
     monkeypatch.setattr(Claimant, "take", slept)
-    verdict = once(url, "true", **AT_MOST_ONCE)
+    monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.05)
+    verdict = once(url, "true", lease_s=1.0 if code else LEASE_S, **AT_MOST_ONCE)
     assert verdict.code == code
     assert verdict.reason is (Reason.UNREACHABLE if code else Reason.ENDED)
 

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.support.processors import Cuttable, scene
+from tests.support.processors import Cuttable, options, scene
 
 from leasehold.processor import CloseReason
 from leasehold.processor.hooks import PartitionClosed
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.spec("P2", "P14")
@@ -27,7 +27,7 @@ async def test_a_partition_whose_receiver_is_slow_to_close_is_told_closed_after_
 
     async with scene(events=3) as s:
         link = Cuttable(s.store)  # type: ignore[arg-type]
-        host = s.make(store=link.store, on_partition_close=on_close)
+        host = s.make(store=link.store, on_partition_close=on_close, setting=options(lease_s=2.0))
         await host.start()
         await s.seen.count(3)
         receiver = s.source.receivers[0]

@@ -1,0 +1,158 @@
+"""Tables, records and progress, as rich draws them: what the commands print.
+
+A table fits into the terminal as far as its columns may fold; away from a terminal no line is
+broken. Commands that print no table leave this module alone: rich takes its time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import typer
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.cli.common import Column, Output, cell, seconds_cell, size_cell, time_cell
+
+# What is printed are names and bytes of other people: nothing in them is markup.
+out = Console(markup=False, highlight=False, emoji=False)
+err = Console(markup=False, highlight=False, emoji=False, stderr=True, soft_wrap=True)
+
+_NO_LIMIT = 100_000  # columns, for whoever is no terminal
+_GAP = 2  # between two columns
+
+
+def print_rows(
+    rows: Iterable[Mapping[str, object]], form: Output, columns: Iterable[Column], title: str = ""
+) -> None:
+    """Print rows; as JSON with all they have, as a table only its ``columns``."""
+    if form is Output.JSONL:
+        for row in rows:
+            typer.echo(json.dumps(row))
+    elif form is Output.JSON:
+        typer.echo(json.dumps(list(rows), indent=2))
+    else:
+        print_table(table_of(rows, columns, title))
+
+
+def line_width() -> int:
+    """How many columns a line may have: what is no terminal has no end, unless COLUMNS says so."""
+    return out.width if out.is_terminal or "COLUMNS" in os.environ else _NO_LIMIT
+
+
+def print_table(table: Table) -> None:
+    """Print a table: what must not be broken may be wider than the terminal."""
+    width = line_width() if _fits(table) else _NO_LIMIT
+    # One of its own, since no console prints anything wider than itself.
+    _PipeConsole(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+class _PipeConsole(Console):
+    """A console that leaves it to the command what the end of its pipe means."""
+
+    def on_broken_pipe(self) -> None:
+        raise  # noqa: PLE0704 - called while the error is being handled
+
+
+def fitting_table(
+    rows: Iterable[Mapping[str, object]], layouts: Sequence[Sequence[Column]], title: str = ""
+) -> Table:
+    """The table with the first of the layouts that needs no folding, or else with the last."""
+    rows, endless = list(rows), Console(width=_NO_LIMIT)
+    tables = [table_of(rows, each, title) for each in layouts]
+    width = line_width()
+    return next((each for each in tables if endless.measure(each).maximum <= width), tables[-1])
+
+
+def _fits(table: Table) -> bool:
+    needed = sum((column.min_width or 0) + _GAP for column in table.columns)
+    return needed <= line_width()
+
+
+def table_of(
+    rows: Iterable[Mapping[str, object]], columns: Iterable[Column], title: str = ""
+) -> Table:
+    """A table in which nothing is hidden, and nothing is broken but in columns that fold."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    columns = list(columns)
+    cells = [[cell(row[column.name], column) for column in columns] for row in rows]
+    for at, column in enumerate(columns):
+        title = column.title or column.name
+        width = max((cell_len(row[at]) for row in cells), default=0)
+        table.add_column(
+            title,
+            justify=column.justify,
+            overflow="fold",
+            no_wrap=not column.fold,
+            min_width=max(min(width, column.least) if column.fold else width, len(title)),
+        )
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def print_record(record: Mapping[str, object], form: Output) -> None:
+    """Print one thing: a line for each of its values, or one JSON object."""
+    if form is not Output.TABLE:
+        typer.echo(json.dumps(record, indent=2 if form is Output.JSON else None))
+        return
+    print_table(record_table(record))
+
+
+def record_table(record: Mapping[str, object], columns: Iterable[Column] = ()) -> Table:
+    """One thing, a line for each of its values; ``columns`` say how some of them are shown."""
+    known = {column.name: column for column in columns}
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in record.items():
+        column = known.get(name)
+        if column is None:
+            table.add_row(*_named(name, value))
+        else:
+            table.add_row(column.title or column.name, cell(value, column))
+    return table
+
+
+def _named(name: str, value: object) -> tuple[str, str]:
+    """A name and its value for people: the unit is in the name, and goes to the value."""
+    for unit, shown in _UNITS.items():
+        if name.endswith(unit):
+            plain = name.removesuffix(unit).replace("_", " ")
+            return plain, cell(value, Column(name=name, shown=shown))
+    return name.replace("_", " "), cell(value, Column(name=name))
+
+
+_UNITS = {"_bytes": size_cell, "_s": seconds_cell, "_at": time_cell}
+
+
+@contextmanager
+def byte_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr that counts bytes, if somebody looks at it."""
+    if not err.is_terminal:
+        yield lambda _count: None
+        return
+    from rich.progress import (  # noqa: PLC0415 - it takes its time
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    parts = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*parts, TimeRemainingColumn(), console=err, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)

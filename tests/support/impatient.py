@@ -1,0 +1,38 @@
+"""A clock that ends every wait at the moment the test wants, and not by time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from leasehold.clock import SystemClock
+
+T = TypeVar("T")
+
+
+class Impatient(SystemClock):
+    """Gives up what it waits for when ``over`` says so, and never before.
+
+    ``pauses`` counts how often somebody has slept, as those do who try again.
+    """
+
+    def __init__(self) -> None:
+        self.over: Callable[[], bool] = lambda: False
+        self.pauses = 0
+
+    async def sleep(self, seconds: float) -> None:
+        self.pauses += 1
+        await super().sleep(seconds)
+
+    async def bounded(self, answer: Awaitable[T], *, seconds: float) -> T:
+        task = asyncio.ensure_future(answer)
+        try:
+            while not task.done():
+                if self.over():
+                    raise TimeoutError
+                await asyncio.wait([task], timeout=0.01)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+        return task.result()
