@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MAX_FILE_LINES = 500
+MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 70
 MAX_FILE_BYTES = 500_000
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,11 @@ from typing import Any
 import pytest
 from tests.support import run_place
 
+from leasehold.clock import SystemClock
+
 KEY = "leaks"
-LIMIT_S = 60.0
+LIMIT_S = 20.0
+CLOCK = SystemClock()
 SOCKETS = f"leasehold-{os.getuid()}"  # where owners of partitions listen: it stays, for all of them
 
 
@@ -74,7 +78,7 @@ class LeakReport:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self._place = run_place.begin()
+        self.place = run_place.begin()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -86,12 +90,15 @@ class LeakReport:
         self.found += _processes()
         left = [each.name for each in run_place.shared().iterdir()]
         self.found += [f"shared {each}" for each in left if not each.startswith(".")]
-        shutil.rmtree(self._place, ignore_errors=True)
         if self.found and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if not session.exitstatus:
+            shutil.rmtree(self.place, ignore_errors=True)
         return result
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.place.exists():
+            terminalreporter.write_line(f"what the tests wrote is in {self.place}")
         if self.found:
             terminalreporter.section("leaks")
             for each in self.found:
@@ -99,8 +106,17 @@ class LeakReport:
 
 
 def _processes() -> list[str]:
-    """Processes of this run that have not ended; they are killed."""
-    found = []
+    """Processes of this run that do not end, with the tests that started them; they are killed."""
+    end_s = CLOCK.boottime_s() + LIMIT_S
+    while (left := dict(_living())) and CLOCK.boottime_s() < end_s:
+        threading.Event().wait(0.1)  # what a worker has started may end a little after it
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return list(left.values())
+
+
+def _living() -> Iterator[tuple[int, str]]:
     for each in Path("/proc").iterdir():
         if not each.name.isdigit() or int(each.name) == os.getpid():
             continue
@@ -110,9 +126,7 @@ def _processes() -> list[str]:
             words = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:100]
             # Without a test it is a worker of xdist, without words it is just ending.
             if by and words and run_place.belongs(env):
-                found.append(f"process {words}: {by[0]}")
-                os.kill(int(each.name), signal.SIGKILL)
-    return found
+                yield int(each.name), f"process {words}: {by[0]}"
 
 
 def _named(thread: threading.Thread) -> str:

@@ -25,6 +25,7 @@ SETTINGS = {
     "autovacuum": "off",
     "checkpoint_timeout": "1h",
     "full_page_writes": "off",
+    "dynamic_shared_memory_type": "mmap",  # in its directory, which goes with it
     "fsync": "off",
     "io_method": "sync",
     "jit": "off",

@@ -1,8 +1,13 @@
-"""The directory of a test run: what all its workers share lies in it, and goes with it."""
+"""The directory of a test run: all that tests write, and the servers that its workers share.
+
+It is in memory where there is plenty, since tests sync some ten thousand times. It is removed at
+the end of a green run; that of a failed run stays until the next run begins.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,19 +19,12 @@ _PLENTY = 4 << 30
 def begin() -> Path:
     """Make the directory. The process that reports calls it, before it starts workers."""
     root = _root()
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", root)  # so tmp_path is not in ours
-    made = Path(tempfile.mkdtemp(prefix="lh-", dir=root))
+    for each in root.glob("lh-*-*"):
+        if not Path(f"/proc/{each.name.split('-')[1]}").exists():
+            shutil.rmtree(each, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f"lh-{os.getpid()}-", dir=root))
     os.environ[_VARIABLE] = str(made)
     return made
-
-
-def _root() -> str:
-    """Return memory where there is plenty, else the disk: tests sync some ten thousand times."""
-    if "TMPDIR" not in os.environ and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):
-        free = os.statvfs(_MEMORY)
-        if free.f_bavail * free.f_frsize > _PLENTY:
-            return str(_MEMORY)
-    return tempfile.gettempdir()
 
 
 def begun() -> Path:
@@ -44,3 +42,11 @@ def shared() -> Path:
 def belongs(environ: list[str]) -> bool:
     """Whether a process with these variables was started by this run."""
     return f"{_VARIABLE}={os.environ.get(_VARIABLE)}" in environ
+
+
+def _root() -> Path:
+    if "TMPDIR" not in os.environ and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):
+        free = os.statvfs(_MEMORY)
+        if free.f_bavail * free.f_frsize > _PLENTY:
+            return _MEMORY
+    return Path(tempfile.gettempdir())
