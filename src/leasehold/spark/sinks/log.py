@@ -8,7 +8,6 @@ partition's owner. While a batch is published, readers of the stream see a part 
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from leasehold.spark.publishing.entry import Claim
 from leasehold.spark.publishing.publisher import Publisher
 from leasehold.spark.publishing.rows import Plan, StagedFile, check_columns, stage
 from leasehold.spark.ranges import Range
+from leasehold.spark.reading import settle
 from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import Commit, Staged, Written
 
@@ -195,9 +195,7 @@ def _task(plan: Plan) -> Task:
     """What a task runs: it takes rows, and gives its file, if it had rows."""
 
     def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if gc.get_freeze_count() == 0:  # Spark collects after each task
-            gc.collect()
-            gc.freeze()
+        settle()
         task = TaskContext.get()
         number = task.partitionId() if task else 0
         file = stage(batches, plan, task=number, token=new_token())

@@ -7,7 +7,6 @@ What is handed back is complete and on the disk.
 
 from __future__ import annotations
 
-import gc
 import json
 import struct
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from leasehold.errors import StoreUnavailable
+from leasehold.spark.reading import settle
 from leasehold.spark.sinks.delta.stats import stats_of
 from leasehold.spark.sinks.directory import written_here
 
@@ -65,7 +65,7 @@ class TaskWriter:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write all rows of the task."""
-        _freeze()
+        settle()
         task = TaskContext.get()
         number, attempt = (task.partitionId(), task.taskAttemptId()) if task else (0, 0)
         name = f"{PREFIX}{number:05d}-{self.token}-{attempt}"
@@ -253,10 +253,3 @@ def _text(value: Any) -> str | None:
 
 def _escaped(value: str | None) -> str:
     return _NO_VALUE if value is None else quote(value, safe="")
-
-
-def _freeze() -> None:
-    """A worker collects garbage after each task: what it has imported need not be looked at."""
-    if gc.get_freeze_count() == 0:
-        gc.collect()
-        gc.freeze()

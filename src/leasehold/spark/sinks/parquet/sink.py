@@ -7,7 +7,6 @@ names the files, moves the positions and remembers the commit. Those who read wi
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from leasehold.clock import SystemClock, new_suffix, new_token
 from leasehold.errors import BatchFailed, LeaseholdError, SinkUnfit, UsageError
+from leasehold.spark import reading
 from leasehold.spark.sinks.directory import DELTA, refuse_taken
 from leasehold.spark.sinks.ledger import Ledger
 from leasehold.spark.sinks.parquet.columns import (
@@ -286,7 +286,7 @@ def _task(directory: str, batch: str, partition_by: tuple[str, ...]) -> Task:
     """What runs on the executors. It holds only what can be sent there."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle_down()
+        reading.settle()
         files = write_files(
             batches,
             directory=directory,
@@ -309,13 +309,6 @@ def _changed_s(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return float("inf")  # it is gone
-
-
-def settle_down() -> None:
-    """Once for each Python worker: else Spark collects all of its objects after each task."""
-    if gc.get_freeze_count() == 0:
-        gc.collect()
-        gc.freeze()
 
 
 def read_committed(

@@ -24,8 +24,8 @@ from leasehold.errors import (
     UnknownResource,
     UsageError,
 )
+from leasehold.spark.reading import settle
 from leasehold.spark.sinks.ledger import Ledger
-from leasehold.spark.sinks.parquet.sink import settle_down
 from leasehold.spark.sinks.port import Staged, Written
 from leasehold.spark.sinks.postgres.columns import check_known
 from leasehold.spark.sinks.postgres.copy import Copied, copy_rows
@@ -264,7 +264,7 @@ def _task(url: str, batch: str) -> Task:
     """What runs on the executors. It holds only what can be sent there."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle_down()
+        settle()
         copied = copy_rows(batches, url=url, batch=batch, attempt=new_suffix())
         arrays = [
             pa.array([value], field.type)
