@@ -6,9 +6,9 @@ PART   ?=
 ARGS   ?=
 HOURS  ?=
 
-# One worker for the shared Spark session, one for drivers and clusters, two for all the rest;
-# two cores can carry four, because much of the time tests wait for leases and processes.
-WORKERS := -n 4
+# One worker for the shared Spark session, one for drivers and clusters, three for all the rest;
+# two cores can carry five, because much of the time tests wait for leases and processes.
+WORKERS := -n 5
 ROOMS   := $(filter-out __pycache__ support typing,$(patsubst tests/%/,%,$(sort $(wildcard tests/*/))))
 TESTS    = $(if $(PART),$(or $(wildcard tests/$(PART)),$(error \
              there is no tests/$(PART): PART is one of $(ROOMS), or a folder in one)))

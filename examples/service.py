@@ -27,7 +27,8 @@ def handle(context: BlockingContext, batch: EventBatch) -> None:
         order = json.loads(body)
         bought[order["customer"]] += order["total"]
     for customer, total in sorted(bought.items()):
-        print(f"partition {context.partition}: {customer} bought for {total}", flush=True)
+        line = f"partition {context.partition}: {customer} bought for {total}\n"
+        print(line, end="", flush=True)  # whole: other partitions print at the same time
 
 
 def place_of(url: str) -> Path:
