@@ -42,9 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell that runs the tests in the background has them ignore these, and children inherit it.
+    # What a shell or nohup lets us ignore, our children would ignore too. They get the default
+    # instead of a handler.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda _number, _frame: None)
     # NumPy starts a thread for each core where it is imported, which is in most child processes.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     plugins = config.pluginmanager

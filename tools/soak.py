@@ -32,8 +32,8 @@ FAULTS = 100
 SIMULATIONS = (
     ("members", "tests/lease/simulation/test_storm.py", 500),
     ("pumps", "tests/processor/simulation/test_pumps.py", 500),
-    ("jobs on a bad store", "tests/jobs/simulation", 250),
-    ("requests to Azure Blob", "tests/azure/unit/test_azure_blob_schedules.py", 250),
+    ("jobs on a bad store", "tests/jobs/simulation", 50),
+    ("requests to Azure Blob", "tests/azure/unit/test_azure_blob_schedules.py", 100),
 )
 
 
@@ -122,7 +122,8 @@ def soak(*, hours: float | None, seeds: int, faults: int, workers: int) -> tuple
         names = {each.name for each in done}
         left = [each for each in steps(round_, seeds, faults) if each.name not in names]
         for batch in ([s for s in left if not s.alone], *([s] for s in left if s.alone)):
-            with ThreadPoolExecutor(workers) as pool:
+            pool = ThreadPoolExecutor(workers)
+            try:
                 began = [pool.submit(_unless_late, each, end_s) for each in batch]
                 for each in as_completed(began):
                     if (ended := each.result()) is not None:
@@ -130,6 +131,8 @@ def soak(*, hours: float | None, seeds: int, faults: int, workers: int) -> tuple
                         _note(done)
                         word = "FAILED" if ended.failed else "passed"
                         print(f"{ended.name:40} {word} {ended.took_s:8.1f} s", flush=True)
+            finally:
+                pool.shutdown(cancel_futures=True)  # after Ctrl-C no other step begins
         round_ += 1
     expected = {each.name for number in range(round_) for each in steps(number, seeds, faults)}
     return done, expected <= {each.name for each in done}

@@ -48,6 +48,8 @@ log = logging.getLogger("leasehold.jobs")
 LEFT = "left"
 _NOBODY_RENEWS = "the renewals have ended"
 
+_MOMENT_S = 1e-6  # no clock tells less: a sleep this short may not move it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Take:
@@ -246,7 +248,7 @@ class Keyring:
                 failures += 1
                 log.info("%s: no answer to the release: %s", self.holder, error)
                 left_s = until_s - self._clock.boottime_s()
-                if left_s <= 0 or self._left:
+                if left_s <= _MOMENT_S or self._left:
                     return
                 pause_s = self._ground.pauses.pause_s(failures, self._ground.rng)
                 await self._clock.sleep(min(pause_s, left_s))

@@ -146,6 +146,10 @@ class ScheduledWrapper:
             return
         if not ended.executed:
             self._give_up(run, ended)
+        elif ended.stopped_by in _ALWAYS:
+            # The worker learns of the signal in its event loop, perhaps after the command has
+            # ended. A run that ends before that would count as failed, and not as stopped.
+            run.lost.wait(_SPARE_S)
         words = what_happened(ended)
         if ended.lost is not None:
             words = f"{words} ({ended.lost})"

@@ -1,0 +1,44 @@
+"""How the end of a scheduled command is judged."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from leasehold.jobs.command.run import Ended
+from leasehold.jobs.command.scheduled import CommandFailed, ScheduledWrapper
+
+
+class Told(threading.Event):
+    """Is set by the worker at last: when somebody waits for it."""
+
+    waited = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        del timeout
+        self.waited = True
+        self.set()
+        return True
+
+
+@pytest.mark.spec("J7")
+@pytest.mark.parametrize(
+    ("ended", "waits"),
+    [
+        (Ended(exit_code=143, stopped_by=signal.SIGTERM), True),
+        (Ended(exit_code=130, stopped_by=signal.SIGINT), True),
+        (Ended(exit_code=1), False),
+    ],
+)
+def test_a_command_that_a_signal_ended_is_judged_when_the_worker_knows_of_the_signal(
+    ended: Ended, waits: bool
+) -> None:
+    wrapper = object.__new__(ScheduledWrapper)
+    wrapper._say = lambda _words: None
+    run = SimpleNamespace(lost=Told(), exit_code=None, words="")
+    with pytest.raises(CommandFailed):
+        wrapper._judge(run, ended)  # type: ignore[arg-type]
+    assert run.lost.waited == waits
