@@ -37,7 +37,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Literal
 
-from tests.support import run_place
+from tests.support import kinds, run_place
 
 from leasehold.clock import SystemClock, new_suffix
 
@@ -132,12 +132,14 @@ class Azurite:
 @cache
 def shared_azurite() -> Azurite:
     """One for the whole test run, with the machine's clock: use containers of your own."""
+    kinds.uses("Azurite")
     return Azurite(port=_shared("blobs")[0])
 
 
 @cache
 def shared_azurite_by_hand() -> Azurite:
     """The same, with a clock for all tests of this process that set it, one after the other."""
+    kinds.uses("Azurite")
     return Azurite(port=_shared("blobs")[0], clock=f"hand{os.getpid()}")
 
 

@@ -11,9 +11,10 @@
 ``cluster``    a standalone Spark cluster
 =============  ===================================================================
 
-Three marks say what a test needs: ``server`` (PostgreSQL or Azurite), ``process`` (a child process)
-and ``spark``. Folders and parameters give most of them, a test can carry one itself, and the guard
-fails a test that starts a process without one. ``make fast`` runs the tests that have none.
+Three marks say what a test needs: ``server`` (PostgreSQL, Azurite, or our hub with the clients of
+Azure), ``process`` (a child process) and ``spark``. Folders and parameters give most of them, a
+test can carry one itself, and the guard fails a test that starts a process without one. ``make
+fast`` runs the tests that have none.
 """
 
 from __future__ import annotations
@@ -65,17 +66,25 @@ class ByKind(LoadScopeScheduling):  # type: ignore[misc]
 
 
 class Guard:
-    """Fails a test that starts a process and has no mark that allows it."""
+    """Fails a test that starts a process or uses a server and has no mark that allows it."""
+
+    active: Guard | None = None
 
     def __init__(self) -> None:
         self._watches = False
         self._started: list[str] = []
+        Guard.active = self
         sys.addaudithook(self._hear)
+
+    def note(self, what: str) -> None:
+        """Something is used that needs a mark."""
+        if self._watches:
+            self._started.append(what)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         # The first inotify of a process looks for its library with ldconfig.
-        if self._watches and event in STARTS and "ldconfig" not in str(args):
-            self._started.append(f"{event} {args[1] if len(args) > 1 else ''}")
+        if event in STARTS and "ldconfig" not in str(args):
+            self.note(f"{event} {args[1] if len(args) > 1 else ''}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
@@ -90,7 +99,13 @@ class Guard:
     def pytest_runtest_teardown(self) -> None:
         if self._started:
             pytest.fail(
-                f"started a process ({self._started[0]}): mark the test with one of "
+                f"needs more than this process ({self._started[0]}): mark the test with one of "
                 f"{', '.join(NEEDS)}, or move it to a folder 'processes'",
                 pytrace=False,
             )
+
+
+def uses(server: str) -> None:
+    """Say that the test that runs now uses a server."""
+    if Guard.active is not None:
+        Guard.active.note(server)

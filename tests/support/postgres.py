@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
-from tests.support import run_place
+from tests.support import kinds, run_place
 from tests.support.postgres_server import Server
 
 from leasehold.stores.postgres.migrate import migrations, queries
@@ -53,6 +53,7 @@ _TEST_CLOCK = (
 
 def fresh_database(*, migrated: bool = True) -> str:
     """The URL of a new database, with our schema in it or entirely empty."""
+    kinds.uses("PostgreSQL")
     name = f"leasehold_{os.getpid()}_{next(_NUMBERS)}"
     create(name, template=_joined().template if migrated else "template1")
     return url_of(name)
@@ -73,6 +74,7 @@ def empty_store() -> str:
 
     For tests that change nothing of the database itself, and need no second one beside it.
     """
+    kinds.uses("PostgreSQL")
     url = _reused()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_LEAVE_ALL)

@@ -25,7 +25,13 @@ from tests.support.azure_group import (
 from leasehold.adapters import azure
 from leasehold.adapters.azure import aio
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300), pytest.mark.spec("B8"), *LEFT_OPEN]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.anyio,
+    pytest.mark.timeout(300),
+    pytest.mark.spec("B8"),
+    *LEFT_OPEN,
+]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "azure_checkpoint_store.py"
 LEASE = timedelta(minutes=5)  # nobody ever loses one here

@@ -22,7 +22,7 @@ from tests.support.hub import RunningHub, running_hub, until
 from leasehold.log import partition_of
 
 # The clients leave sockets open when they are closed: they are collected while that is allowed.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 GROUP = "$Default"
 
 

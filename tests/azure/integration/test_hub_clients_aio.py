@@ -17,7 +17,7 @@ from azure.eventhub.exceptions import ConnectError
 from tests.support.hub import RunningHub, running_hub, tls_of, until
 
 # The clients leave sockets open when they are closed: they are collected while that is allowed.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 GROUP = "$Default"
 TLS_PORT = 5671  # the clients take no other
 _PATIENCE_S = 90.0

@@ -386,6 +386,7 @@ def test_files_need_a_store_that_lasts() -> None:
             Journal.open(url, limits=LIMITS)
 
 
+@pytest.mark.server
 def test_a_journal_opens_inside_an_event_loop_and_makes_its_tables() -> None:
     async def main(url: str) -> list[object]:
         with closing(Journal.open(url, limits=LIMITS)) as journal:

@@ -380,6 +380,7 @@ def test_nothing_is_left_behind_when_a_log_is_closed(
     assert not [thread.name for thread in left if thread.name.startswith("leasehold-")]
 
 
+@pytest.mark.server
 def test_the_log_lives_in_postgresql_too(tmp_path: Path) -> None:
     url = fresh_database()
     with (
