@@ -14,11 +14,11 @@ from bench.report import Bar, Row
 from bench.spark_scene import JSON_COLUMNS, STREAM, Scene, cpu_s, faster, load, scene
 from pyspark.sql import functions as sf
 
+from leasehold.spark import Commit, Staged, Sunk, Written
 from leasehold.spark.pipeline.happenings import BatchCommitted
 from leasehold.spark.pipeline.pipeline import Pipeline
 from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.sinks.delta.sink import DeltaSink
-from leasehold.spark.sinks.port import Commit, Staged, Sunk, Written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.processor.hooks import HookEvent
-    from leasehold.spark.sinks.port import Batch, Sink
+    from leasehold.spark import Batch, Sink
 
 _SMALL_BATCH = 1_000
 _COLD = 5  # batches at the beginning that are not counted

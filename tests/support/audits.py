@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from leasehold.model import Checkpoint, EndReason, Position, Term
 from leasehold.names import partition_key
 from leasehold.sources import PartitionEnds
+from leasehold.spark import Commit
 from leasehold.spark.audit import Material
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Commit
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -13,12 +13,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
-from leasehold.spark import DeltaSink
+from leasehold.spark import Batch, DeltaSink, Share, Staged
 from leasehold.spark.ranges import Range
 from leasehold.spark.sinks.delta.files import TaskWriter, answers
 from leasehold.spark.sinks.delta.sink import StagedFiles
 from leasehold.spark.sinks.delta.storage import storage
-from leasehold.spark.sinks.port import Batch, Share, Staged
 
 GROUP = "partition/flights/delays"
 BEGAN_AT = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)

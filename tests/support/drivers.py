@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from tests.support import sessions
 from tests.support.jvm import quick_jvm
+from tests.support.pausing import no_transaction
 from tests.support.spark_cluster import CLOCK, environment
 
 from leasehold.log import Log, LogOptions, ProducerOptions
@@ -104,7 +105,8 @@ class Driver:
     def pause(self) -> None:
         """SIGSTOP to all of it."""
         self.paused = True
-        sessions.stop(self.session)
+        with no_transaction(self._crew.url):
+            sessions.stop(self.session)
 
     def go_on(self) -> None:
         """SIGCONT to all of it."""

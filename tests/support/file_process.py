@@ -25,6 +25,8 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
+from tests.support.pausing import pause_me
+
 from leasehold.errors import LeaseholdError, LeaseLost
 from leasehold.files import FileOptions, FileWriter, Namespace
 from leasehold.files.disk import SystemDisk
@@ -205,7 +207,10 @@ class Program:
         self.disk.passed(f"{when} commit {step}")
 
     def _act(self) -> None:
-        os.kill(os.getpid(), signal.Signals[self.order.act])
+        if self.order.act == "SIGSTOP":
+            pause_me(self.order.url)
+        else:
+            os.kill(os.getpid(), signal.Signals[self.order.act])
 
 
 def carry_out(order: Order) -> int:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Impatient(SystemClock):
     """Gives up what it waits for when ``over`` says so, and never before.
 
-    ``pauses`` counts how often somebody has slept, as those do who try again.
+    ``pauses`` counts the calls of ``sleep``, which retries make.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from leasehold.errors import FencedWrite, SinkChanged
-from leasehold.spark.sinks.port import Batch, Commit, Staged, Sunk, Written
+from leasehold.spark import Batch, Commit, Staged, Sunk, Written
 
 
 class MemorySink:

@@ -45,7 +45,7 @@ from leasehold.spark.pipeline.happenings import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark.sinks.port import Batch, Commit, Sink, Staged, Sunk, Written
+    from leasehold.spark import Batch, Commit, Sink, Staged, Sunk, Written
 
 CLOCK = SystemClock()
 STDOUT = 1

@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import anyio
+from tests.support.pausing import pause_me
 
 from leasehold import Timing
 from leasehold.cli.quick import leave_pandas_out
@@ -189,8 +188,7 @@ class Work:
         if self._may_stop and here:
             self._may_stop = False
             say("stops", partition=partition, number=number)
-            # To this thread, which so does not get a step further; the others stop with it.
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            pause_me(given.url)
 
 
 class Speaking:

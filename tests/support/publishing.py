@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from leasehold.clock import new_token
 from leasehold.log import Log, Start
+from leasehold.spark import Share
 from leasehold.spark.publishing.entry import Claim
 from leasehold.spark.publishing.publisher import Publisher
 from leasehold.spark.publishing.rows import Plan, StagedFile, stage
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Share
 
 STREAM = "orders"
 PARTITIONS = 3

@@ -15,6 +15,7 @@ import sys
 import threading
 from typing import Any
 
+from tests.support.pausing import pause_me
 from tests.support.publishing import publisher, query, staged
 
 from leasehold.cli.quick import leave_pandas_out
@@ -37,7 +38,10 @@ def main(told: dict[str, Any]) -> None:
             calls += 1
             if calls == told["times"]:
                 say(at=name)
-                os.kill(os.getpid(), getattr(signal, f"SIG{told['signal']}"))
+                if told["signal"] == "STOP":
+                    pause_me(told["url"])
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     # So that a batch is sent in many deliveries.
     publishing_sending._MOST_PARCELS = 1

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit
+from leasehold.spark import Batch, Share, Sink, Sunk
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Batch, Share, Sink, Sunk
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

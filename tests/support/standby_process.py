@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.jvm import UNCOMPILED, quick_jvm
+from tests.support.pausing import pause_me
 
 from leasehold.clock import SystemClock
 from leasehold.core.asking import SAME_S
@@ -60,21 +60,22 @@ def say(event: str, **what: object) -> None:
         os.write(_STDOUT, (json.dumps({"event": event, **what}) + "\n").encode())
 
 
-def pause(batch_id: int) -> None:
+def pause(batch_id: int, store: str) -> None:
     """Stop this process and Spark's, until somebody sends SIGCONT to both."""
     say("paused", batch=batch_id)
-    os.killpg(os.getpgid(0), signal.SIGSTOP)
+    pause_me(store, group=True)
 
 
 class PausingSink(DeltaSink):
     """Stops the process between stage and commit of the next batch, once that is wanted."""
 
     wanted = threading.Event()
+    store = ""
 
     def commit(self, staged: Any, batch: Any) -> Any:
         if self.wanted.is_set():
             self.wanted.clear()
-            pause(batch.number)
+            pause(batch.number, self.store)
         try:
             written = super().commit(staged, batch)
         except LeaseholdError as error:
@@ -99,7 +100,7 @@ def plain(task: Task, spark: SparkSession) -> None:
     def append(frame: DataFrame, batch_id: int) -> None:
         values = [row.value for row in frame.collect()]
         if batch_id == task.pauses_at:
-            pause(batch_id)
+            pause(batch_id, task.store)
         with Path(task.output).open("a", encoding="utf-8") as file:
             file.writelines(f"{value}\n" for value in values)
         say("written", batch=batch_id)
@@ -113,7 +114,9 @@ def plain(task: Task, spark: SparkSession) -> None:
 
 def build(task: Task) -> Callable[[SparkSession, Fence], StreamingQuery]:
     def fenced(spark: SparkSession, fence: Fence) -> StreamingQuery:
-        return started(task, spark, fence.to(PausingSink(task.output)))
+        sink = PausingSink(task.output)
+        sink.store = task.store
+        return started(task, spark, fence.to(sink))
 
     def stuck(spark: SparkSession, fence: Fence) -> StreamingQuery:
         def forever(frame: DataFrame, batch_id: int, fence: Fence) -> None:

@@ -1,9 +1,9 @@
-"""A quicker start of commands: Arrow is told that there is no pandas, and NumPy not to spread.
+"""Start commands faster: Arrow does not import pandas, and NumPy starts no threads.
 
 At the first array that is made of Python values Arrow looks for pandas, and imports it if it is
 installed, which takes more than a second. NumPy, which Arrow imports, starts a thread on each core
-for its linear algebra. No command needs them but those that run Spark or handlers. Both hold for
-the whole process, so this is nothing for a library.
+for its linear algebra. Only commands that run Spark or handlers need them. Both changes affect the
+whole process, so only the command line makes them, never the library.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _NoPandas:
 
 
 class _Watcher:
-    """Waits until somebody wants Arrow, and sees to it that Arrow wants no pandas."""
+    """Replaces the loader of Arrow at its import, so that Arrow finds no pandas."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -68,7 +68,7 @@ class _Loader(Loader):
 
 
 def keep_numpy_small() -> None:
-    """Let NumPy, if it is loaded later, start no threads of its own, unless somebody said more."""
+    """Make NumPy start no threads when it is imported, unless the environment says how many."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

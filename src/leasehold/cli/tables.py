@@ -23,7 +23,7 @@ from leasehold.cli.common import Column, Output, cell, seconds_cell, size_cell, 
 out = Console(markup=False, highlight=False, emoji=False)
 err = Console(markup=False, highlight=False, emoji=False, stderr=True, soft_wrap=True)
 
-_NO_LIMIT = 100_000  # columns, for whoever is no terminal
+_NO_LIMIT = 100_000  # columns, where the output is not a terminal
 _GAP = 2  # between two columns
 
 
@@ -41,14 +41,14 @@ def print_rows(
 
 
 def line_width() -> int:
-    """How many columns a line may have: what is no terminal has no end, unless COLUMNS says so."""
+    """Return the columns of a line: without limit off a terminal, unless COLUMNS is set."""
     return out.width if out.is_terminal or "COLUMNS" in os.environ else _NO_LIMIT
 
 
 def print_table(table: Table) -> None:
     """Print a table: what must not be broken may be wider than the terminal."""
     width = line_width() if _fits(table) else _NO_LIMIT
-    # One of its own, since no console prints anything wider than itself.
+    # A new console, because a console prints nothing that is wider than itself.
     _PipeConsole(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
@@ -140,7 +140,7 @@ _UNITS = {"_bytes": size_cell, "_s": seconds_cell, "_at": time_cell}
 
 @contextmanager
 def byte_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that counts bytes, if somebody looks at it."""
+    """Show a bar on stderr that counts bytes, if stderr is a terminal."""
     if not err.is_terminal:
         yield lambda _count: None
         return

@@ -66,10 +66,13 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.foreach import ForeachSink, noop_sink
     from leasehold.spark.sinks.log import LogSink
     from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files, read_committed
+    from leasehold.spark.sinks.port import Batch, Commit, Share, Sink, Staged, Sunk, Written
     from leasehold.spark.sinks.postgres.sink import PostgresSink
     from leasehold.spark.source import register
 
 __all__ = [
+    "Batch",
+    "Commit",
     "DeltaSink",
     "Fence",
     "ForeachSink",
@@ -80,8 +83,13 @@ __all__ = [
     "PipelineOptions",
     "PoisonPolicy",
     "PostgresSink",
+    "Share",
+    "Sink",
+    "Staged",
     "StandbyEvent",
+    "Sunk",
     "Totals",
+    "Written",
     "committed_files",
     "noop_sink",
     "read_committed",
@@ -92,6 +100,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Batch": "leasehold.spark.sinks.port",
+    "Commit": "leasehold.spark.sinks.port",
     "DeltaSink": "leasehold.spark.sinks.delta.sink",
     "Fence": "leasehold.spark.queries.fence",
     "ForeachSink": "leasehold.spark.sinks.foreach",
@@ -102,8 +112,13 @@ _HOMES = {
     "PipelineOptions": "leasehold.spark.pipeline.settings",
     "PoisonPolicy": "leasehold.core.poison",
     "PostgresSink": "leasehold.spark.sinks.postgres.sink",
+    "Share": "leasehold.spark.sinks.port",
+    "Sink": "leasehold.spark.sinks.port",
+    "Staged": "leasehold.spark.sinks.port",
     "StandbyEvent": "leasehold.spark.queries.events",
+    "Sunk": "leasehold.spark.sinks.port",
     "Totals": "leasehold.spark.pipeline.progress",
+    "Written": "leasehold.spark.sinks.port",
     "committed_files": "leasehold.spark.sinks.parquet.sink",
     "noop_sink": "leasehold.spark.sinks.foreach",
     "read_committed": "leasehold.spark.sinks.parquet.sink",

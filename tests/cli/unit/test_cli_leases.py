@@ -294,7 +294,7 @@ def test_a_move_that_went_another_way_exits_with_4(
     scene.join("a", 0)
     scene.join("b")
     scene.join("c")
-    from leasehold.stores.sqlite.store import SqliteStore
+    from leasehold.stores.sqlite import SqliteStore
 
     suggest = SqliteStore.suggest
 

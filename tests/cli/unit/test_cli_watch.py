@@ -74,7 +74,7 @@ def test_a_store_that_goes_away_is_said_and_looked_at_again(
 ) -> None:
     from leasehold.clock import SystemClock
     from leasehold.errors import StoreUnavailable
-    from leasehold.stores.sqlite.store import SqliteStore
+    from leasehold.stores.sqlite import SqliteStore
 
     groups, looks = SqliteStore.groups, 0
 

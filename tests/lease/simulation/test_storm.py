@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+from tests.support.golden import changed_stories
 from tests.support.seeds import seeded
 
 from leasehold.testing.sim.storm import run_day
@@ -20,32 +16,10 @@ CHUNK = 25
 @seeded(SEEDS, name="first", step=CHUNK)
 def test_no_invariant_is_broken(first: int) -> None:
     days = [run_day(seed) for seed in range(first, first + CHUNK)]
+    assert changed_stories("members", ((day.seed, day.story) for day in days)) == []
     assert sum(day.changes for day in days) > CHUNK
     if first == 0:  # without refused writes the simulator would not show that fencing works
         assert sum(day.writes_refused for day in days) > 0
-
-
-@pytest.mark.spec("B9")
-@pytest.mark.process
-def test_a_seed_repeats_itself_exactly_in_another_process() -> None:
-    here = [run_day(seed).story for seed in (1, 2)]
-    assert _stories_elsewhere("1") == here
-
-
-def _stories_elsewhere(hash_seed: str) -> list[str]:
-    program = (
-        "import json; from leasehold.testing.sim.storm import run_day;"
-        "print(json.dumps([run_day(seed).story for seed in (1, 2)]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-    )
-    stories: list[str] = json.loads(done.stdout)
-    return stories
 
 
 def test_a_day_can_be_told_step_by_step() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.log_segments import Place, number_in, opened_place
+from tests.support.pausing import pause
 
 from leasehold.log import PartitionReader, Start, follow
 from leasehold.log.follow import Watch
@@ -33,6 +33,7 @@ class Process:
     """An owner in a process of its own."""
 
     def __init__(self, place: Place) -> None:
+        self._url = place.url
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.log_segments", place.url, "orders", "0"],
             stdin=subprocess.PIPE,
@@ -56,9 +57,10 @@ class Process:
         return self.answer()
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
         if number is signal.SIGSTOP:
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+            pause(self._process.pid, self._url)
+        else:
+            self._process.send_signal(number)
 
     def end(self) -> None:
         self._process.kill()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.pausing import pause
 from tests.support.postgres import fresh_database
 
 from leasehold.errors import FileHeld
@@ -39,6 +40,7 @@ class Process:
     def __init__(self, url: str, name: str) -> None:
         arguments = [url, "orders", name, str(ANSWER_LIMIT_S)]
         self.name = name
+        self._url = url
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "tests.support.producer_process", *arguments],
             stdin=subprocess.PIPE,
@@ -65,7 +67,10 @@ class Process:
         pytest.fail(f"{self.name} ended without the expected words: {self.heard[-5:]}")
 
     def signal(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
+        if number is signal.SIGSTOP:
+            pause(self._popen.pid, self._url)
+        else:
+            self._popen.send_signal(number)
 
     def end(self) -> None:
         """Close it in good order and hear the rest."""

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import anyio
 import pytest
+from tests.support.pausing import no_transaction
 
 from leasehold.log import Event, Log, LogOptions, ProducerOptions
 from leasehold.model import Checkpoint
@@ -113,8 +114,9 @@ class Host:
 
     def stop(self) -> None:
         """SIGSTOP; returns when it stands still."""
-        self.send(signal.SIGSTOP)
-        self.stopped()
+        with no_transaction(self._crowd.url):
+            self.send(signal.SIGSTOP)
+            self.stopped()
 
     def stopped(self) -> None:
         """Wait until it stands still."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+from tests.support.golden import changed_stories
 from tests.support.seeds import seeded
 
 from leasehold.testing.sim.pump_day import PumpDay, run_pump_day
@@ -32,6 +28,7 @@ def day(seed: int) -> PumpDay:
 @seeded(SEEDS, name="first", step=CHUNK)
 def test_no_event_is_lost_or_handled_by_a_zombie(first: int) -> None:
     days = [day(seed) for seed in range(first, first + CHUNK)]
+    assert changed_stories("pumps", ((each.seed, each.story) for each in days)) == []
     assert all(each.calls > 0 for each in days)
     assert sum(each.orderly for each in days) > 0
 
@@ -52,29 +49,6 @@ def test_zombies_do_write_and_are_refused(some_days: list[PumpDay]) -> None:
 def test_events_come_again_after_a_crash_and_the_days_show_it(some_days: list[PumpDay]) -> None:
     assert sum(each.repeated for each in some_days) > 0
     assert sum(each.orderly for each in some_days) > len(some_days)
-
-
-@pytest.mark.spec("B9")
-@pytest.mark.process
-def test_a_day_of_work_repeats_itself_exactly_in_another_process() -> None:
-    here = [day(seed).story for seed in (1, 2)]
-    assert _stories_elsewhere("1") == here
-
-
-def _stories_elsewhere(hash_seed: str) -> list[str]:
-    program = (
-        "import json; from leasehold.testing.sim.pump_day import run_pump_day;"
-        "print(json.dumps([run_pump_day(seed).story for seed in (1, 2)]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed},
-    )
-    stories: list[str] = json.loads(done.stdout)
-    return stories
 
 
 def test_a_day_of_work_can_be_told_step_by_step() -> None:

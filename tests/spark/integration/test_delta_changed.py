@@ -26,7 +26,7 @@ from tests.support.delta_tables import (
 
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark import Sunk
 
 RETENTION = {"delta.setTransactionRetentionDuration": "interval 1 days"}
 

@@ -23,9 +23,8 @@ from tests.support.local_frames import local_frame
 
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark import DeltaSink
+from leasehold.spark import DeltaSink, Sunk
 from leasehold.spark.sinks.delta.log import DeltaLog
-from leasehold.spark.sinks.port import Sunk
 
 
 @pytest.fixture

@@ -20,10 +20,9 @@ from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
 from tests.support.sink_worlds import ParquetWorld
 
 from leasehold.errors import BatchFailed, SinkChanged, SinkUnfit, UnknownStore, UsageError
-from leasehold.spark import ParquetSink, committed_files
+from leasehold.spark import ParquetSink, Sunk, committed_files
 from leasehold.spark.sinks.parquet.files import batch_of as batch_in
 from leasehold.spark.sinks.parquet.files import split, write_files
-from leasehold.spark.sinks.port import Sunk
 from leasehold.stores.postgres.migrate import migrations as postgres_migrations
 from leasehold.stores.postgres.migrate import queries as postgres_queries
 from leasehold.stores.sqlite.migrate import APPLICATION_ID

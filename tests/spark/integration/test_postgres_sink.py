@@ -24,8 +24,7 @@ from leasehold.errors import (
     StoreUnavailable,
     UsageError,
 )
-from leasehold.spark import PostgresSink
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark import PostgresSink, Sunk
 from leasehold.spark.sinks.postgres.copy import to_hex
 
 pytestmark = pytest.mark.server

@@ -30,8 +30,8 @@ from leasehold.errors import DataDamaged, FencedWrite, SinkChanged, UnknownStrea
 from leasehold.log import Log
 from leasehold.model import MemberInfo, Wanted
 from leasehold.names import job_key
+from leasehold.spark import Sunk
 from leasehold.spark.publishing.publisher import Publisher
-from leasehold.spark.sinks.port import Sunk
 from leasehold.stores import open_store
 
 

@@ -14,10 +14,9 @@ from tests.support.publishing import STREAM, counted, left_over, make_log
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, UnknownResource
-from leasehold.spark import ForeachSink, LogSink, PostgresSink
+from leasehold.spark import ForeachSink, LogSink, PostgresSink, Sink
 from leasehold.spark.audit.targets import open_to_read, rows_of
 from leasehold.spark.publishing.publisher import Publisher
-from leasehold.spark.sinks.port import Sink
 
 NO_SPARK = cast("SparkSession", None)
 SCHEMAS = "SELECT count(*) FROM pg_namespace WHERE nspname = 'leasehold_sink'"

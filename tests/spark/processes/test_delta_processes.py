@@ -13,7 +13,7 @@ import pytest
 from tests.support.delta_process import die, fight, race
 from tests.support.delta_tables import GROUP, numbers, opened, put
 
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark import Sunk
 
 LIMIT_S = 200
 Run = Callable[..., list[int | None]]

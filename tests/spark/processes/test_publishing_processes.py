@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -48,6 +49,11 @@ class Driver:
         self._popen.wait()
         if self._popen.stdout is not None:
             self._popen.stdout.close()
+
+    def until_stopped(self) -> None:
+        seen = os.waitid(os.P_PID, self._popen.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert seen is not None
+        assert seen.si_code == os.CLD_STOPPED
 
     def resume(self) -> None:
         self._popen.send_signal(signal.SIGCONT)
@@ -106,6 +112,7 @@ def test_a_driver_that_was_paused_adds_nothing_when_it_wakes_up(
     monkeypatch.setattr(publishing_sending, "_ANSWER_LIMIT_S", 0.5)  # of an owner that is paused
     old = drive(signal="STOP", at=at, times=times, epoch=1, count=2)
     assert old.line() == {"at": at}
+    old.until_stopped()
     new = publisher(url)
     for number in range(4):  # it took over, and replays the batch that was under way
         new.commit(query(number, epoch=2), staged(new.plan(), f"b{number}", 200))

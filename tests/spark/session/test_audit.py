@@ -25,7 +25,7 @@ from leasehold.errors import UnknownResource
 from leasehold.log import Event, Log
 from leasehold.model import EndReason
 from leasehold.sources import PartitionEnds
-from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink
+from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink, Sink
 from leasehold.spark.audit import Material, Verdict, audit, checkpoints, commits, judge, logs, terms
 from leasehold.spark.audit import rows as sink_rows
 from leasehold.spark.audit.findings import fetched
@@ -33,7 +33,6 @@ from leasehold.spark.audit.gather import _sunk
 from leasehold.spark.audit.judge import _of_the_rows, _quick
 from leasehold.spark.audit.record import Level
 from leasehold.spark.audit.tables import Tables, tables
-from leasehold.spark.sinks.port import Sink
 
 Pairs = Sequence[tuple[str, int]]
 

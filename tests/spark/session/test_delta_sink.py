@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.delta_tables import GROUP, batch, data_files
 
 from leasehold.errors import FencedWrite, SinkUnfit, UsageError
-from leasehold.spark import DeltaSink, read_delta
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark import DeltaSink, Sunk, read_delta
 
 
 def opened(spark: SparkSession, path: Path, **options: list[str]) -> DeltaSink:

@@ -12,8 +12,7 @@ from pyspark.sql import functions as f
 from tests.support.publishing import GROUP, STREAM, bodies, counted, left_over, make_log, share
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, UnknownStream, UsageError
-from leasehold.spark import LogSink
-from leasehold.spark.sinks.port import Batch, Share, Sunk
+from leasehold.spark import Batch, LogSink, Share, Sunk
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -19,7 +19,7 @@ from tests.support.spark_logs import QUICK, made, sent
 from leasehold.errors import StoreUnavailable
 from leasehold.names import partition_group, partition_key
 from leasehold.processor import HookEvent
-from leasehold.spark import Pipeline, PipelineOptions
+from leasehold.spark import Pipeline, PipelineOptions, Sunk
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchPlanned,
@@ -28,7 +28,6 @@ from leasehold.spark.pipeline.happenings import (
     ShareClosed,
     ShareOpened,
 )
-from leasehold.spark.sinks.port import Sunk
 from leasehold.stores import open_store
 
 

@@ -32,7 +32,7 @@ from leasehold.errors import (
 )
 from leasehold.log import Event, Log, Start
 from leasehold.processor import HookEvent, OnTrimmed
-from leasehold.spark import Pipeline, PoisonPolicy
+from leasehold.spark import Pipeline, PoisonPolicy, Sunk
 from leasehold.spark.pipeline.happenings import (
     BatchCommitted,
     BatchPlanned,
@@ -43,7 +43,6 @@ from leasehold.spark.pipeline.happenings import (
     Waiting,
 )
 from leasehold.spark.pipeline.shares import Shares
-from leasehold.spark.sinks.port import Sunk
 
 
 @pytest.mark.spec("S4")

@@ -21,9 +21,8 @@ from leasehold.model import Position
 from leasehold.names import partition_key
 from leasehold.processor import HookEvent, OnTrimmed
 from leasehold.sources import LogDeadLetters
-from leasehold.spark import Pipeline, PipelineOptions, PoisonPolicy
+from leasehold.spark import Batch, Pipeline, PipelineOptions, PoisonPolicy, Sunk
 from leasehold.spark.pipeline.happenings import BatchCommitted, Waiting
-from leasehold.spark.sinks.port import Batch, Sunk
 from leasehold.stores import open_store
 
 AT_ONCE = Ladder(base_s=0.0, most_s=0.0)

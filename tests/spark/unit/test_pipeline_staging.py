@@ -24,7 +24,7 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.processor import HookEvent
-from leasehold.spark import PipelineOptions, PoisonPolicy
+from leasehold.spark import Batch, PipelineOptions, PoisonPolicy, Share, Staged, Written
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import Surroundings
 from leasehold.spark.pipeline.happenings import BatchCommitted, BatchTried, EventDropped, Waiting
@@ -32,7 +32,6 @@ from leasehold.spark.pipeline.progress import pace
 from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.pipeline.trouble import trouble_of
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Batch, Share, Staged, Written
 from leasehold.testing.clock import ManualClock
 
 AT_ONCE = Ladder(base_s=0.0, most_s=0.0)

@@ -19,10 +19,9 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.jobs import Reservation, try_reserve
-from leasehold.spark import Fence
+from leasehold.spark import Batch, Commit, Fence, Staged, Sunk, Written
 from leasehold.spark.queries.location import canonical, job_name
 from leasehold.spark.queries.sink import QuerySink
-from leasehold.spark.sinks.port import Batch, Commit, Staged, Sunk, Written
 from leasehold.stores.memory import MemoryStore
 
 LEASE = timedelta(seconds=30)

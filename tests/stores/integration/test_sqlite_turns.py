@@ -17,8 +17,8 @@ import pytest
 
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, UnknownResource, UsageError
+from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.store import SqliteStore
 from leasehold.stores.sqlite.turns import Turns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
