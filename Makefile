@@ -40,7 +40,7 @@ test: $(READY) ## all tests (PART=jobs picks those of a folder, ARGS="-k lease" 
 	@$(BIN)/pytest -q $(WORKERS) $(TESTS) $(ARGS)
 
 fast: $(READY) ## the tests without a server, Spark or a child process (PART and ARGS as above)
-	@LEASEHOLD_MAX_SEEDS=50 $(BIN)/pytest -q -n 4 -m "not server and not process and not spark" $(TESTS) $(ARGS)
+	@LEASEHOLD_MAX_SEEDS=25 $(BIN)/pytest -q $(WORKERS) -m "not server and not process and not spark" $(TESTS) $(ARGS)
 
 soak: $(READY) ## the long proof: 10,000 seeds, random kills, 100 faults on Spark (HOURS=n goes on)
 	@$(BIN)/python -m tests.support.azurite
