@@ -75,7 +75,6 @@ class Floor:
         clock: Clock,
         rng: random.Random,
         transactions: Transacting | None = None,
-        pump: type[Pump] = Pump,
     ) -> None:
         """Nothing is owned yet. ``run`` has to be running before anything is."""
         self.source = source
@@ -93,7 +92,6 @@ class Floor:
         )
         self._lease_side = lease_side
         self._bridge = bridge
-        self._pump = pump
         self._pumps: dict[tuple[str, int], Pump] = {}
         self._abandoned: list[Call] = []
         self._capped_at_s: float | None = None
@@ -133,7 +131,7 @@ class Floor:
         """Begin to work on a partition."""
         if tenure.ended is not None or self._tasks is None:
             return  # it was lost before it was begun
-        pump = self._pump(tenure, self)
+        pump = Pump(tenure, self)
         self._pumps[tenure.ownership.key, tenure.ownership.epoch] = pump
         self._tasks.start_soon(self._run_pump, pump)
 

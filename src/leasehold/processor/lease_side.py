@@ -57,8 +57,6 @@ class LeaseSide:
         clock: Clock,
         rng: random.Random,
         identity: Callable[[], tuple[str, str]] | None = None,
-        member: type[Member] = Member,
-        marks: type[Marks] = Marks,
     ) -> None:
         """Not joined yet."""
         self.store = store
@@ -72,7 +70,7 @@ class LeaseSide:
         self._silent_s = 0.0
         self._unanswered = False
         self._deaf = False
-        self.member = member(
+        self.member = Member(
             store,
             options.member(group=self.keys_group, name=name),
             keeper=self,
@@ -81,7 +79,7 @@ class LeaseSide:
             identity=identity,
             told=self._cycle_done,
         )
-        self.marks = marks(self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease)
+        self.marks = Marks(self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease)
 
     async def run(self) -> None:
         """Keep the lease until ``Member.drain`` was carried out. Cancelling closes all at once.

@@ -1,128 +1,239 @@
-"""Known bugs of known systems, each put into the real code by one small override.
+"""Known bugs of known systems, each put into the real code by replacing one part of it.
 
 The simulator must find every one of them: that is how we know that it could find ours.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from random import Random
+from typing import Any
 
-from leasehold import Member
-from leasehold.core.balance import Plan, Snapshot
+from tests.support.replaced import Replacement, replaces
+
+from leasehold.core.balance import Plan, Snapshot, Strategy
+from leasehold.core.timing import Timing
 from leasehold.errors import LeaseLost, StoreUnavailable
-from leasehold.model import Changes, EndReason, MemberInfo, Ownership, Resource
-from leasehold.processor.holdings import Holdings
+from leasehold.model import (
+    Changes,
+    EndReason,
+    HandOver,
+    Lease,
+    Mark,
+    MarkRefusal,
+    MemberInfo,
+    Ownership,
+    Wanted,
+)
+from leasehold.names import group_of
 from leasehold.testing.sim.checks import CheckedRegistry
-from leasehold.testing.sim.host import HostClock
+from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeeper
 from leasehold.testing.sim.store import SimStore
-from leasehold.testing.sim.world import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-
-    from leasehold.model import HandOver, Lease, Mark, MarkRefusal, Wanted
-    from leasehold.stores.rows import ResourceRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A bug: where it was seen, and the part of a world that has it."""
+    """A bug: where it was seen, and the parts that have it."""
 
     name: str
     source: str
-    parts: Parts
+    parts: tuple[Replacement, ...]
 
 
 # ------------------------------------------------------------------ the trust window
 
+TRUST = "leasehold.core.timing:Timing.trusted_until"
 
-class TrustFromAnswer(Member):
+
+@replaces(TRUST)
+def trust_from_answer(original: Any) -> Any:
     """The lease clock starts when the answer arrives."""
 
-    def _trust(self, sent_s: float) -> float:
-        return super()._trust(max(sent_s, self._clock.boottime_s()))
+    def trusted_until(self: Timing, sent_at_s: float) -> float:
+        until_s: float = original(self, max(sent_at_s, HostClock(HOST.get()).boottime_s()))
+        return until_s
+
+    return trusted_until
 
 
-class NoMargin(Member):
+@replaces(TRUST)
+def no_margin(_original: Any) -> Any:
     """Belief lasts exactly as long as the lease, by a clock that may run slow."""
 
-    def _trust(self, sent_s: float) -> float:
-        return sent_s + self.options.timing.lease_s
+    def trusted_until(self: Timing, sent_at_s: float) -> float:
+        return sent_at_s + self.lease_s
+
+    return trusted_until
 
 
-class EternalBelief(Member):
+@replaces(TRUST)
+def eternal_belief(_original: Any) -> Any:
     """Once a leader, a leader until told otherwise."""
 
-    def _trusts(self) -> bool:
-        return self._lease is not None
+    def trusted_until(self: Timing, sent_at_s: float) -> float:
+        del sent_at_s
+        return math.inf
+
+    return trusted_until
 
 
-class SuspendBlindClock(HostClock):
+@replaces("leasehold.testing.sim.host:HostClock.boottime_s")
+def suspend_blind_clock(original: Any) -> Any:
     """CLOCK_MONOTONIC: it stands still while the machine is suspended."""
 
-    def boottime_s(self) -> float:
-        return super().boottime_s() - self.host.stood_still_s * self.host.clock_rate
+    def boottime_s(self: HostClock) -> float:
+        now_s: float = original(self)
+        return now_s - self.host.stood_still_s * self.host.clock_rate
+
+    return boottime_s
 
 
 # --------------------------------------------------------------- losing and claiming
 
+RENEW = "leasehold.testing.sim.store:SimStore.renew"
+CLAIM = "leasehold.testing.sim.store:SimStore.claim"
 
-class IgnoresLoss(Member):
+
+@replaces("leasehold.processor.cycle:Cycle._renew")
+def ignores_loss(original: Any) -> Any:
     """The renewal says nothing about loss, so nobody looks."""
 
-    async def _renew(self, lease: Lease) -> tuple[Changes, float]:
+    async def renew(self: Any, lease: Lease) -> tuple[Changes, float]:
         sent_s = self._clock.boottime_s()
         try:
-            return await super()._renew(lease)
+            answer: tuple[Changes, float] = await original(self, lease)
         except LeaseLost:
-            self._trusted_until_s = self._trust(sent_s)
+            self._trusted_until_s = self.options.timing.trusted_until(sent_s)
             return Changes(version=self._view.version), sent_s
+        return answer
+
+    return renew
 
 
-class IgnoresBreak(Member):
+@replaces(RENEW)
+def ignores_break(original: Any) -> Any:
     """Lost ownership is logged, and the work goes on."""
 
-    def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
-        kept = tuple(r for r in changes.resources if r.key not in self._holdings.held)
-        return super()._take_in(lease, replace(changes, resources=kept, ended=()), sent_s)
+    async def renew(
+        self: SimStore, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        changes: Changes = await original(self, lease, since=since, info=info)
+        held = {each.key for each in self.host.believed()}
+        kept = tuple(each for each in changes.resources if each.key not in held)
+        return replace(changes, resources=kept, ended=())
+
+    return renew
 
 
-class TimeoutIsWon(Member):
+@replaces(CLAIM)
+def timeout_is_won(original: Any) -> Any:
     """A claim that got no answer counts as won."""
 
-    async def _claim(self, lease: Lease, wanted: Sequence[Wanted], *, force: bool) -> None:
+    async def claim(
+        self: SimStore, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        answer = original(self, lease, wanted, force=force)
         try:
-            await super()._claim(lease, wanted, force=force)
-        except StoreUnavailable:
-            for want in wanted:
-                self._holdings.open(_hoped_for(lease, want))
+            # Shorter than the member waits, who would take no answer for none.
+            return await HostClock(self.host).bounded(answer, seconds=0.2 * lease.duration_s)
+        except (StoreUnavailable, TimeoutError):
+            return [_hoped_for(lease, want) for want in wanted]
+
+    return claim
 
 
-class StartsBeforeAgreement(Member):
+@replaces(CLAIM)
+def starts_before_agreement(original: Any) -> Any:
     """The work starts while the claim is still on its way."""
 
-    async def _claim(self, lease: Lease, wanted: Sequence[Wanted], *, force: bool) -> None:
-        for want in wanted:
-            self._holdings.open(_hoped_for(lease, want))
-        await super()._claim(lease, wanted, force=force)
+    async def claim(
+        self: SimStore, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        keeper = self.host.keeper
+        assert keeper is not None
+        begun = _begun(keeper)
+        hoped = [each for want in wanted if (each := _hoped_for(lease, want)) not in begun]
+        for each in hoped:
+            keeper.opened(each)
+        won: Sequence[Ownership] = ()
+        try:
+            won = await original(self, lease, wanted, force=force)
+        finally:
+            for each in hoped:
+                if each not in won and self.host.running:
+                    begun[each] = False
+                    keeper.closed(each, "not granted")
+        return won
+
+    return claim
 
 
-class ClaimsBlindly(CheckedRegistry):
+@replaces("leasehold.testing.sim.host:HostKeeper.opened")
+def begins_once(original: Any) -> Any:
+    """What has begun with the claim does not begin again with the answer."""
+
+    def opened(self: HostKeeper, ownership: Ownership) -> None:
+        begun = _begun(self)
+        if not begun.get(ownership, False):
+            begun[ownership] = True
+            original(self, ownership)
+
+    return opened
+
+
+def _begun(keeper: HostKeeper) -> dict[Ownership, bool]:
+    """What was begun with a claim, and whether it goes on."""
+    begun: dict[Ownership, bool] = keeper.__dict__.setdefault("begun", {})
+    return begun
+
+
+@replaces("leasehold.stores.registry:Registry.claim")
+def claims_blindly(original: Any) -> Any:
     """Compare-and-set without the compare: the epoch that was seen is not looked at."""
 
-    def claim(self, lease: Lease, wanted: Sequence[Wanted], **how: Any) -> Sequence[Ownership]:
-        current = [replace(w, seen_epoch=self._resources[w.key].epoch) for w in wanted]
-        return super().claim(lease, current, **{**how, "force": True})
+    def claim(
+        self: CheckedRegistry,
+        lease: Lease,
+        wanted: Sequence[Wanted],
+        *,
+        force: bool,
+        now: float,
+        wall: datetime,
+    ) -> Sequence[Ownership]:
+        del force
+        known = self.resources(lease.group, now)
+        current = [replace(want, seen_epoch=known[want.key].epoch) for want in wanted]
+        won: Sequence[Ownership] = original(self, lease, current, force=True, now=now, wall=wall)
+        return won
+
+    return claim
 
 
-class SharedName(Member):
+@replaces("leasehold.testing.sim.host:Host.new_identity")
+def shared_identity(_original: Any) -> Any:
+    """Every incarnation draws the same suffix and token."""
+
+    def new_identity(self: Host) -> tuple[str, str]:
+        del self
+        return "same", "same"
+
+    return new_identity
+
+
+@replaces("leasehold.processor.cycle:holder_id")
+def shared_name(original: Any) -> Any:
     """The holder is known by a name that a second incarnation has too."""
 
-    def __init__(self, *args: Any, **parts: Any) -> None:
-        super().__init__(*args, **{**parts, "identity": lambda: ("same", "same")})
-        self.options = replace(self.options, name="worker")
+    def holder_id(name: str, *, host: str, suffix: str) -> str:
+        del name
+        holder: str = original("worker", host=host, suffix=suffix)
+        return holder
+
+    return holder_id
 
 
 def _hoped_for(lease: Lease, want: Wanted) -> Ownership:
@@ -133,261 +244,324 @@ def _hoped_for(lease: Lease, want: Wanted) -> Ownership:
 # ------------------------------------------------------------------------ giving up
 
 
-class TakesUpAgain(Member):
+@replaces(RENEW)
+def hears_all_again(original: Any) -> Any:
+    """A member that has forgotten asks for everything, not for the changes."""
+
+    async def renew(
+        self: SimStore, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        del since
+        changes: Changes = await original(self, lease, since=0, info=info)
+        return changes
+
+    return renew
+
+
+@replaces("leasehold.processor.holdings:Holdings.open")
+def takes_up_again(original: Any) -> Any:
     """A release without an answer is forgotten, and the key taken up again."""
 
-    def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
-        different = super()._take_in(lease, changes, sent_s)
-        for resource in self._view.resources.values():
-            if resource.holder == lease.holder:
-                self._holdings.settled(resource.key, epoch=resource.epoch)
-                self._take_in_resource(lease, resource, sent_s)
-        return different
+    def open_(self: Any, ownership: Ownership) -> None:
+        self.settled(ownership.key, epoch=ownership.epoch)
+        original(self, ownership)
+
+    return open_
 
 
-class StopsAfterwards(Holdings):
-    """The message that gives the key up is sent first; the work stops when it is answered."""
+@replaces("leasehold.testing.sim.host:HostKeeper.drain")
+def says_stopped(_original: Any) -> Any:
+    """The message that gives the key up is sent first ..."""
 
-    def drained(self, ownership: Ownership, *, reason: str | None = None) -> None:
-        del reason
-        drain = self._drains.get(ownership.key)
-        if drain is not None and ownership.key in self._held:
-            self.give_up(ownership, to=drain.to)
+    def drain(self: HostKeeper, ownership: Ownership) -> bool:
+        del self, ownership
+        return True
 
-    def settled(self, key: str, *, epoch: int) -> None:
-        super().settled(key, epoch=epoch)
-        if key not in self._leaving and key in self._drains:
-            self.close(key, reason="released")
+    return drain
 
 
-def _with_holdings(kind: type[Holdings]) -> type[Member]:
-    class Mutated(Member):
-        def __init__(self, *args: Any, **parts: Any) -> None:
-            super().__init__(*args, **parts)
-            self._holdings = kind(parts["keeper"])
+@replaces("leasehold.testing.sim.host:HostKeeper.closed")
+def stops_afterwards(original: Any) -> Any:
+    """... and the work stops some time later."""
 
-    return Mutated
+    def closed(self: HostKeeper, ownership: Ownership, reason: str) -> None:
+        if reason in ("released", "handed over"):
+            asyncio.get_running_loop().call_later(2.0, original, self, ownership, reason)
+        else:
+            original(self, ownership, reason)
+
+    return closed
 
 
-class TellsNobody(Holdings):
+@replaces("leasehold.testing.sim.host:HostKeeper.closed")
+def tells_nobody(original: Any) -> Any:
     """Belief ends in time, and the work goes on: nobody tells it to stop."""
 
-    def close(self, key: str, *, reason: str) -> None:
-        if reason == "trust window over":
-            self._held.pop(key, None)
-            self._drains.pop(key, None)
-        else:
-            super().close(key, reason=reason)
+    def closed(self: HostKeeper, ownership: Ownership, reason: str) -> None:
+        if reason != "trust window over":
+            original(self, ownership, reason)
+
+    return closed
 
 
-class WaitsForEver(Holdings):
+@replaces("leasehold.processor.holdings:Holdings.force_overdue")
+def waits_for_ever(_original: Any) -> Any:
     """Work that does not stop is waited for, whatever the deadline."""
 
-    def force_overdue(self, now_s: float) -> None:
-        del now_s
+    def force_overdue(self: Any, now_s: float) -> None:
+        del self, now_s
+
+    return force_overdue
 
 
-class ReleasesBlindly(CheckedRegistry):
+@replaces("leasehold.stores.registry:Registry.release")
+def releases_blindly(original: Any) -> Any:
     """Release names no epoch and no token: whoever has the key loses it."""
 
-    def release(self, ownerships: Sequence[Ownership], *rest: Any) -> Sequence[str]:
-        return super().release([self._as_owner(each) for each in ownerships], *rest)
+    def release(
+        self: CheckedRegistry,
+        ownerships: Sequence[Ownership],
+        notes: Mapping[str, str],
+        now: float,
+        wall: datetime,
+    ) -> Sequence[str]:
+        blind = [_as_owner(self, each, now) for each in ownerships]
+        done: Sequence[str] = original(self, blind, notes, now, wall)
+        return done
+
+    return release
+
+
+@replaces("leasehold.stores.registry:Registry.hand_over")
+def hands_over_blindly(original: Any) -> Any:
+    """The same, for what goes to somebody."""
 
     def hand_over(
-        self, hand_overs: Sequence[HandOver], limit_s: float, now: float, wall: datetime
+        self: CheckedRegistry,
+        hand_overs: Sequence[HandOver],
+        limit_s: float,
+        now: float,
+        wall: datetime,
     ) -> Sequence[str]:
-        blind = [replace(each, ownership=self._as_owner(each.ownership)) for each in hand_overs]
-        return super().hand_over(blind, limit_s, now, wall)
+        blind = [
+            replace(each, ownership=_as_owner(self, each.ownership, now)) for each in hand_overs
+        ]
+        done: Sequence[str] = original(self, blind, limit_s, now, wall)
+        return done
 
-    def _as_owner(self, ownership: Ownership) -> Ownership:
-        row = self._resources[ownership.key]
-        if row.holder is None:
-            return ownership
-        token = self._leases[row.holder].lease.token
-        return replace(ownership, epoch=row.epoch, holder=row.holder, token=token)
+    return hand_over
 
 
-class KeepsForEver(CheckedRegistry):
+def _as_owner(registry: CheckedRegistry, ownership: Ownership, now: float) -> Ownership:
+    """The ownership of whoever has the key now."""
+    resource = registry.resources(group_of(ownership.key), now)[ownership.key]
+    lease = registry.lease_of(resource.holder or "")
+    if lease is None:
+        return ownership
+    return replace(ownership, epoch=resource.epoch, holder=lease.holder, token=lease.token)
+
+
+@replaces("leasehold.stores.ledger:Ledger._lapsed")
+def keeps_for_ever(_original: Any) -> Any:
     """A key handed over to somebody who never comes is kept for ever."""
 
-    def _lapsed(self, row: ResourceRow, now: float) -> bool:
-        del row, now
+    def lapsed(self: Any, row: Any, now: float) -> bool:
+        del self, row, now
         return False
+
+    return lapsed
 
 
 # ------------------------------------------------------------------------- the store
 
+CHECKPOINT = "leasehold.stores.registry:Registry.checkpoint"
 
-class CheckpointsGoBack(CheckedRegistry):
+
+@replaces(CHECKPOINT)
+def checkpoints_go_back(original: Any) -> Any:
     """The last checkpoint to arrive wins, not the furthest."""
 
     def checkpoint(
-        self, marks: Sequence[Mark], now: float, wall: datetime
+        self: CheckedRegistry, marks: Sequence[Mark], now: float, wall: datetime
     ) -> Mapping[str, MarkRefusal]:
         for mark in marks:
-            self._checkpoints.pop(mark.ownership.key, None)
-        return super().checkpoint(marks, now, wall)
+            self.forget_checkpoint(mark.ownership.key)
+        refused: Mapping[str, MarkRefusal] = original(self, marks, now, wall)
+        return refused
+
+    return checkpoint
 
 
-class UnfencedWrites(CheckedRegistry):
+@replaces(CHECKPOINT)
+def unfenced_writes(original: Any) -> Any:
     """A checkpoint is accepted from anybody."""
 
-    def _may_write(self, ownership: Ownership, now: float) -> bool:
-        del ownership, now
-        return True
+    def checkpoint(
+        self: CheckedRegistry, marks: Sequence[Mark], now: float, wall: datetime
+    ) -> Mapping[str, MarkRefusal]:
+        blind = [replace(mark, ownership=_as_owner(self, mark.ownership, now)) for mark in marks]
+        refused: Mapping[str, MarkRefusal] = original(self, blind, now, wall)
+        return refused
+
+    return checkpoint
 
 
-class ForgetsEpochs(CheckedRegistry):
+@replaces("leasehold.stores.ledger:Ledger.end_term")
+def forgets_epochs(original: Any) -> Any:
     """The record is deleted at release, and its epoch with it."""
 
-    def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
-        super().end_term(row, reason, wall)
+    def end_term(self: Any, row: Any, reason: EndReason, wall: datetime) -> None:
+        original(self, row, reason, wall)
         if reason is EndReason.RELEASED:
             row.epoch = 0
 
+    return end_term
 
-class ObserversDuration(CheckedRegistry):
+
+@replaces("leasehold.stores.registry:Registry.renew")
+def observers_duration(original: Any) -> Any:
     """Expiry is judged by the observer's own setting instead of the duration in the record."""
 
     def renew(
-        self, lease: Lease, since: int, info: MemberInfo | None, now: float, wall: datetime
+        self: CheckedRegistry,
+        lease: Lease,
+        since: int,
+        info: MemberInfo | None,
+        now: float,
+        wall: datetime,
     ) -> Changes:
-        early = now + 0.5 * lease.duration_s
-        changes = super().renew(lease, since, info, now, wall)
-        self._settle_group(self._group(lease.group), early, wall)
+        changes: Changes = original(self, lease, since, info, now, wall)
+        self.end_what_is_over(lease.group, now + 0.5 * lease.duration_s, wall)
         return changes
 
+    return renew
 
-class WallClockJudges(SimStore):
+
+@replaces(RENEW)
+def wall_clock_judges(original: Any) -> Any:
     """Whether a lease has ended is judged by the wall clock of whoever looks."""
 
     async def renew(
-        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+        self: SimStore, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        server, error_s = self._server, self._host.wall_error_s
+        def judged_by_me(registry: Any) -> None:
+            now = self.server.now() + self.host.wall_error_s
+            registry.end_what_is_over(lease.group, now, self.server.wall())
 
-        def judged_by_me(registry: Any) -> Changes:
-            registry._settle_group(
-                registry._group(lease.group),
-                server.now() + error_s,
-                server.wall(),
-            )
-            changes: Changes = registry.renew(lease, since, info, server.now(), server.wall())
-            return changes
+        await self.send(judged_by_me)
+        changes: Changes = await original(self, lease, since=since, info=info)
+        return changes
 
-        return await self._send(judged_by_me)
+    return renew
 
 
 # ----------------------------------------------------------------------- the balance
 
+PLAN = "leasehold.core.balance:plan"
 
-class CountsOnlyOwners(Member):
+
+@replaces(PLAN)
+def counts_only_owners(original: Any) -> Any:
     """A member that owns nothing is not seen."""
 
-    def _plan(self, lease: Lease) -> Plan:
-        owners = {r.holder or r.handed_to for r in self._view.resources.values()} | {lease.holder}
-        hidden = {h: p for h, p in self._view.peers.items() if h not in owners}
-        for holder in hidden:
-            self._view._peers.pop(holder)
-        try:
-            return super()._plan(lease)
-        finally:
-            self._view._peers.update(hidden)
+    def plan(strategy: Strategy, snapshot: Snapshot, me: str, rng: Random) -> Plan:
+        owners = {each.holder or each.handed_to for each in snapshot.resources.values()} | {me}
+        seen = {holder: info for holder, info in snapshot.members.items() if holder in owners}
+        found: Plan = original(strategy, replace(snapshot, members=seen), me, rng)
+        return found
+
+    return plan
 
 
-class KeepsTheRemainder(Member):
+@replaces(PLAN)
+def keeps_the_remainder(original: Any) -> Any:
     """The first comer keeps what does not divide evenly."""
 
-    def _plan(self, lease: Lease) -> Plan:
-        plan = super()._plan(lease)
-        if self._info.draining:
-            return plan
-        return replace(plan, hand_over=dict(list(plan.hand_over.items())[1:]))
+    def plan(strategy: Strategy, snapshot: Snapshot, me: str, rng: Random) -> Plan:
+        found: Plan = original(strategy, snapshot, me, rng)
+        if snapshot.members[me].draining:
+            return found
+        return replace(found, hand_over=dict(list(found.hand_over.items())[1:]))
+
+    return plan
 
 
-class SeesTheLeavingAsActive(Member):
+@replaces(PLAN)
+def sees_the_leaving_as_active(original: Any) -> Any:
     """A member that is leaving is still given keys."""
 
-    def _plan(self, lease: Lease) -> Plan:
-        peers = self._view._peers
-        saved = dict(peers)
-        own, self._info = self._info, replace(self._info, draining=False)
-        for holder, peer in saved.items():
-            peers[holder] = replace(peer, info=replace(peer.info, draining=False))
-        try:
-            return super()._plan(lease)
-        finally:
-            self._info = own
-            peers.update(saved)
+    def plan(strategy: Strategy, snapshot: Snapshot, me: str, rng: Random) -> Plan:
+        active = {h: replace(info, draining=False) for h, info in snapshot.members.items()}
+        found: Plan = original(strategy, replace(snapshot, members=active), me, rng)
+        return found
+
+    return plan
 
 
-class LeavesExpiredAlone(Member):
+@replaces(PLAN)
+def leaves_expired_alone(original: Any) -> Any:
     """What expired is not taken while the balance looks right."""
 
-    def _plan(self, lease: Lease) -> Plan:
-        plan = super()._plan(lease)
-        enough = len(self._view.resources) // max(1, len(self._view.peers))
-        if len(self._holdings.held) >= enough > 0:
-            return replace(plan, claim=())
-        return plan
+    def plan(strategy: Strategy, snapshot: Snapshot, me: str, rng: Random) -> Plan:
+        found: Plan = original(strategy, snapshot, me, rng)
+        enough = len(snapshot.resources) // max(1, len(snapshot.members))
+        held = sum(each.holder == me for each in snapshot.resources.values())
+        return replace(found, claim=()) if held >= enough > 0 else found
+
+    return plan
 
 
-class AssignsAnew(Member):
+@replaces(PLAN)
+def assigns_anew(_original: Any) -> Any:
     """Every change of membership deals all keys out again, whoever has them."""
 
-    def _plan(self, lease: Lease) -> Plan:
-        takers = sorted(h for h, p in self._view.peers.items() if not p.info.draining)
-        keys = sorted(self._view.resources)
+    def plan(strategy: Strategy, snapshot: Snapshot, me: str, rng: Random) -> Plan:
+        del strategy, rng
+        takers = sorted(h for h, info in snapshot.members.items() if not info.draining)
+        keys = sorted(snapshot.resources)
         target = {key: takers[n % len(takers)] for n, key in enumerate(keys)} if takers else {}
-        members = {holder: peer.info for holder, peer in self._view.peers.items()}
-        snapshot = Snapshot(members=members, resources=self._view.resources)
-
-        def mine(resource: Resource) -> bool:
-            return resource.holder == lease.holder
-
+        mine = [key for key in keys if snapshot.resources[key].holder == me]
         return Plan(
             claim=tuple(
                 snapshot.wanted(key)
                 for key, to in target.items()
-                if to == lease.holder and not self._view.resources[key].holder
+                if to == me and not snapshot.resources[key].holder
             ),
-            hand_over={
-                key: to
-                for key, to in target.items()
-                if mine(self._view.resources[key]) and to != lease.holder
-            },
-            release=() if takers else tuple(k for k in keys if mine(self._view.resources[k])),
+            hand_over={key: target[key] for key in mine if target.get(key, me) != me},
+            release=() if takers else tuple(mine),
         )
+
+    return plan
 
 
 MUTANTS = [
-    Mutant(name=name, source=source, parts=parts)
-    for name, source, parts in (
-        ("trust from the answer", "KCL DynamoDBLeaseRenewer", Parts(member=TrustFromAnswer)),
-        ("no margin", "Spark operator docs: 15 s / 14 s", Parts(member=NoMargin)),
-        ("eternal belief", "oban#1488: a leader for 19 days", Parts(member=EternalBelief)),
-        ("suspend-blind clock", "CLOCK_MONOTONIC on Linux", Parts(clock=SuspendBlindClock)),
-        ("ignores loss", "APScheduler 4 extend_acquired_*", Parts(member=IgnoresLoss)),
-        ("ignores break", "async-kinesis heartbeat", Parts(member=IgnoresBreak)),
-        ("time-out is won", "azure-eventhub 5.15.1", Parts(member=TimeoutIsWon)),
-        ("starts too early", "fabric8#7350", Parts(member=StartsBeforeAgreement)),
-        ("claims blindly", "@azure/event-hubs, jedis store", Parts(registry=ClaimsBlindly)),
-        ("shared name", "oban-py#32, rq#1531", Parts(member=SharedName)),
-        ("takes up again", "dynamodb-lock-client#116", Parts(member=TakesUpAgain)),
-        ("stops afterwards", "cilium#42920", Parts(member=_with_holdings(StopsAfterwards))),
-        ("tells nobody", "functions-host#2968", Parts(member=_with_holdings(TellsNobody))),
-        ("waits for ever", "js#31546", Parts(member=_with_holdings(WaitsForEver))),
-        ("releases blindly", "rq-scheduler, ShedLock JDBC", Parts(registry=ReleasesBlindly)),
-        ("keeps for ever", "KCL#1743, #1718, #1765", Parts(registry=KeepsForEver)),
-        ("checkpoints go back", "BlobCheckpointStore 1.2.0", Parts(registry=CheckpointsGoBack)),
-        ("unfenced writes", "all newer Event Hubs SDKs", Parts(registry=UnfencedWrites)),
-        ("forgets epochs", "async-kinesis item TTL, KCL#461", Parts(registry=ForgetsEpochs)),
-        ("observer's duration", "fabric8#7160", Parts(registry=ObserversDuration)),
-        ("wall clock judges", "Event Hubs SDKs, Quartz", Parts(store=WallClockJudges)),
-        ("counts only owners", "js#6945", Parts(member=CountsOnlyOwners)),
-        ("keeps the remainder", "azure-eventhub 5.15.1", Parts(member=KeepsTheRemainder)),
-        ("leaving seen as active", "KCL#1452", Parts(member=SeesTheLeavingAsActive)),
-        ("leaves expired alone", "zio-kinesis#1083", Parts(member=LeavesExpiredAlone)),
-        ("assigns anew", "Kafka eager rebalance", Parts(member=AssignsAnew)),
+    Mutant(name=name, source=source, parts=tuple(parts))
+    for name, source, *parts in (
+        ("trust from the answer", "KCL DynamoDBLeaseRenewer", trust_from_answer),
+        ("no margin", "Spark operator docs: 15 s / 14 s", no_margin),
+        ("eternal belief", "oban#1488: a leader for 19 days", eternal_belief),
+        ("suspend-blind clock", "CLOCK_MONOTONIC on Linux", suspend_blind_clock),
+        ("ignores loss", "APScheduler 4 extend_acquired_*", ignores_loss),
+        ("ignores break", "async-kinesis heartbeat", ignores_break),
+        ("time-out is won", "azure-eventhub 5.15.1", timeout_is_won),
+        ("starts too early", "fabric8#7350", starts_before_agreement, begins_once),
+        ("claims blindly", "@azure/event-hubs, jedis store", claims_blindly),
+        ("shared name", "oban-py#32, rq#1531", shared_identity, shared_name),
+        ("takes up again", "dynamodb-lock-client#116", takes_up_again, hears_all_again),
+        ("stops afterwards", "cilium#42920", says_stopped, stops_afterwards),
+        ("tells nobody", "functions-host#2968", tells_nobody),
+        ("waits for ever", "js#31546", waits_for_ever),
+        ("releases blindly", "rq-scheduler, ShedLock JDBC", releases_blindly, hands_over_blindly),
+        ("keeps for ever", "KCL#1743, #1718, #1765", keeps_for_ever),
+        ("checkpoints go back", "BlobCheckpointStore 1.2.0", checkpoints_go_back),
+        ("unfenced writes", "all newer Event Hubs SDKs", unfenced_writes),
+        ("forgets epochs", "async-kinesis item TTL, KCL#461", forgets_epochs),
+        ("observer's duration", "fabric8#7160", observers_duration),
+        ("wall clock judges", "Event Hubs SDKs, Quartz", wall_clock_judges),
+        ("counts only owners", "js#6945", counts_only_owners),
+        ("keeps the remainder", "azure-eventhub 5.15.1", keeps_the_remainder),
+        ("leaving seen as active", "KCL#1452", sees_the_leaving_as_active),
+        ("leaves expired alone", "zio-kinesis#1083", leaves_expired_alone),
+        ("assigns anew", "Kafka eager rebalance", assigns_anew),
     )
 ]

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from tests.lease.simulation.mutants import MUTANTS, Mutant
+from tests.support.replaced import Replacement, replaced
 
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.storm import run_day
@@ -43,9 +44,24 @@ def test_it_is_caught(mutant: Mutant) -> None:
     assert re.search(FOUND_AS.get(mutant.name, SAFETY), caught), caught
 
 
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("leasehold.core.timing:Timing.believed_until", "there is no leasehold.core.timing:Timing"),
+        ("leasehold.core.trust:trusted_until", "there is no leasehold.core.trust"),
+        ("leasehold.core.timing:Timing.check", r"takes \['self'\] by now"),
+    ],
+)
+def test_a_mutant_of_a_part_that_is_gone_fails_the_run(target: str, why: str) -> None:
+    mutant = Replacement(target=target, make=lambda _original: lambda self, sent_at_s: sent_at_s)
+    with pytest.raises(LookupError, match=why), replaced((mutant,)):
+        pass
+
+
 def _broken(mutant: Mutant, seed: int) -> str | None:
     try:
-        run_day(seed, parts=mutant.parts)
+        with replaced(mutant.parts):
+            run_day(seed)
     except InvariantBroken as broken:
         return str(broken)
     return None

@@ -16,7 +16,7 @@ from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.faults import FaultRates
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated
-from leasehold.testing.sim.world import Parts, Setting, World
+from leasehold.testing.sim.world import Setting, World
 
 LAN = FaultRates(latency_s=0.005)
 SLOW = FaultRates(latency_s=0.5)
@@ -77,9 +77,9 @@ def play(
                 strategy=strategy,
                 timing=timing or Timing(),
                 rates=rates,
-                parts=Parts(registry=registry),
                 writes=False,
-            )
+            ),
+            registry=registry,
         )
         try:
             await story(world)

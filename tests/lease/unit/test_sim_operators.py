@@ -9,6 +9,7 @@ import pytest
 from leasehold.errors import InvalidName, UsageError
 from leasehold.model import EndReason, Position
 from leasehold.testing.sim.loop import run_simulated
+from leasehold.testing.sim.store import SimStore
 from leasehold.testing.sim.world import Setting, World
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def test_a_suggestion_moves_a_key_to_the_member_it_names() -> None:
         await world.pass_time(5.0)
         assert first.member is not None
         assert second.member is not None
-        operator = world.setting.parts.store(world.server, first)
+        operator = SimStore(world.server, first)
         (key,) = world.keys
         assert list(await operator.groups()) == [world.group]
         seen = (await operator.resources(world.group))[key]
@@ -55,7 +56,7 @@ def test_a_suggestion_moves_a_key_to_the_member_it_names() -> None:
 def test_a_dismissal_and_a_reset_arrive() -> None:
     async def story(world: World) -> None:
         host = world.start()
-        operator = world.setting.parts.store(world.server, host)
+        operator = SimStore(world.server, host)
         free = f"{world.group}2/0"
         await operator.declare([free])
         await world.pass_time(5.0)
@@ -73,7 +74,7 @@ def test_a_dismissal_and_a_reset_arrive() -> None:
 
 def test_bad_input_is_refused_before_it_is_sent() -> None:
     async def story(world: World) -> None:
-        operator = world.setting.parts.store(world.server, world.start())
+        operator = SimStore(world.server, world.start())
         with pytest.raises(UsageError):
             await operator.suggest(world.keys[0], epoch=-1, to="x")
         with pytest.raises(InvalidName):

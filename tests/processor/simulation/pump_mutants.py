@@ -1,37 +1,32 @@
-"""Bugs in the work on a partition, each put into the real code by one small override.
+"""Bugs in the work on a partition, each put into the real code by replacing one part of it.
 
 The pump days must find every one of them, each for what it is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
 import anyio
-from tests.lease.simulation.mutants import UnfencedWrites
+from tests.lease.simulation.mutants import CHECKPOINT, unfenced_writes
+from tests.support.replaced import Replacement, replaces
 
-from leasehold.model import EndReason, Mark
-from leasehold.processor import CloseReason
-from leasehold.processor.delivery import Delivery
+from leasehold.log import EventBatch, Start
+from leasehold.model import Checkpoint, EndReason, Mark, MarkRefusal, Ownership, Position
+from leasehold.processor import CloseReason, PumpState
 from leasehold.processor.floor import Floor
 from leasehold.processor.intake import Intake
-from leasehold.processor.marks import Marks
+from leasehold.processor.marks import Marks, Told
 from leasehold.processor.pump import Pump
 from leasehold.processor.resuming import Resuming
 from leasehold.processor.tenure import Tenure
+from leasehold.sources import EventSource, Receiver
 from leasehold.testing.sim.checks import CheckedRegistry
-from leasehold.testing.sim.pump_world import PumpParts
 from leasehold.testing.sim.sinks import FencedSink
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from datetime import datetime
-
-    from leasehold.log.events import EventBatch
-    from leasehold.model import Checkpoint, MarkRefusal, Ownership
-    from leasehold.sources.port import Receiver
-    from leasehold.stores.rows import ResourceRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,107 +35,114 @@ class PumpMutant:
 
     name: str
     found_as: str
-    parts: PumpParts
+    part: Replacement
 
 
 # ------------------------------------------------------------------- the end of a term
 
 
-class DrainsWithoutCheckpoint(Pump):
+@replaces("leasehold.processor.progress:Progress.write")
+def drains_without_checkpoint(original: Any) -> Any:
     """The word *drained* is given before the position is stored."""
 
-    async def _stored_last(self) -> bool:
-        return True
+    def write(self: Pump, position: Position) -> Future[None]:
+        written: Future[None] = original(self, position)
+        if self.state is not PumpState.DRAINING:
+            return written
+        answered: Future[None] = Future()
+        answered.set_result(None)
+        return answered
+
+    return write
 
 
-class DrainsAtOnce(Floor):
+@replaces("leasehold.processor.floor:Floor.drain")
+def drains_at_once(original: Any) -> Any:
     """The member is told *drained* as soon as it asks, while the handler is still at it."""
 
-    def drain(self, ownership: Ownership) -> None:
-        super().drain(ownership)
+    def drain(self: Floor, ownership: Ownership) -> None:
+        original(self, ownership)
         self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
 
+    return drain
 
-class DrainedByForce(Floor):
+
+@replaces("leasehold.processor.floor:Floor.ended")
+def drained_by_force(original: Any) -> Any:
     """A pump that was ended by force says *drained* as if it had ended in good order."""
 
-    def ended(self, pump: Pump, *, in_order: bool) -> None:
-        super().ended(pump, in_order=True)
+    def ended(self: Floor, pump: Pump, *, in_order: bool) -> None:
+        del in_order
+        original(self, pump, in_order=True)
+
+    return ended
 
 
-class OutlivesItsDeadline(Pump):
+@replaces("leasehold.processor.pump:Pump.close")
+def outlives_its_deadline(original: Any) -> Any:
     """Told to stop at once, it goes on with what it has in hand."""
 
-    def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
+    def close(self: Pump, reason: CloseReason, *, given_up: bool = False) -> None:
         if reason is CloseReason.SHUTDOWN:
-            super().close(reason, given_up=given_up)
+            original(self, reason, given_up=given_up)
         else:
             self.drain()
 
+    return close
 
-class EndsWithItsReceiver(Pump):
+
+@replaces("leasehold.processor.pump:Pump._restart")
+def ends_with_its_receiver(original: Any) -> Any:
     """After trouble with the source the pump ends, and nobody begins another one."""
 
-    async def _restart(self, error: Exception, failures: int) -> None:
+    async def restart(self: Pump, error: Exception, failures: int) -> None:
         self.close(CloseReason.ERROR)
-        await super()._restart(error, failures)
+        await original(self, error, failures)
+
+    return restart
 
 
-class ForgetsAtHandOver(CheckedRegistry):
+@replaces("leasehold.stores.ledger:Ledger.end_term")
+def forgets_at_hand_over(original: Any) -> Any:
     """The checkpoint is part of the term, and goes with it."""
 
-    def end_term(self, row: ResourceRow, reason: EndReason, wall: datetime) -> None:
-        super().end_term(row, reason, wall)
+    def end_term(self: CheckedRegistry, row: Any, reason: EndReason, wall: datetime) -> None:
+        original(self, row, reason, wall)
         if reason is EndReason.HANDED_OVER:
-            self._checkpoints.pop(row.key, None)
+            self.forget_checkpoint(row.key)
+
+    return end_term
 
 
 # --------------------------------------------------------------------------- belief
 
 
-class CarelessTenure(Tenure):
-    """Owned once, owned for ever."""
-
-    @property
-    def valid(self) -> bool:
-        return True
+@replaces("leasehold.processor.tenure:Tenure.valid")
+def does_not_ask(_original: Any) -> Any:
+    """Nobody looks whether the ownership may still be acted upon: owned once, owned for ever."""
+    return property(lambda _self: True)
 
 
-class DoesNotAsk(Pump):
-    """Nobody looks whether the ownership may still be acted upon."""
-
-    def __init__(self, tenure: Tenure, floor: Floor) -> None:
-        super().__init__(CarelessTenure(ownership=tenure.ownership, member=tenure.member), floor)
-
-
-class RetriesAnyway(Delivery):
+@replaces("leasehold.processor.tenure:Tenure.check")
+def retries_after_loss(_original: Any) -> Any:
     """A batch that has failed is tried again, whoever owns the partition by now."""
 
-    async def _failed(self, turn: Any, batch: EventBatch, error: Exception) -> None:
-        await super()._failed(turn, batch, error)
-        again: Exception | None = None
-        while again is not None or (turn.failures and not self.stopped.is_set()):
-            again = await self._attempt(turn, batch.slice(turn.start, turn.size))
-            if again is None:
-                return
-            await super()._failed(turn, batch, again)
+    def check(self: Tenure) -> None:
+        del self
 
-
-class RetriesAfterLoss(Pump):
-    """A pump with such a delivery."""
-
-    def __init__(self, tenure: Tenure, floor: Floor) -> None:
-        super().__init__(tenure, floor)
-        self.delivery.__class__ = RetriesAnyway
+    return check
 
 
 # ------------------------------------------------------------------ where it goes on
 
+OPEN = "leasehold.processor.pump:open_receiver"
 
-class StoresTooEarly(Pump):
+
+@replaces("leasehold.processor.pump:Pump._handle")
+def stores_too_early(original: Any) -> Any:
     """The position is stored when events have come, not when they are handled."""
 
-    async def _handle(self, intake: Intake) -> None:
+    async def handle(self: Pump, intake: Intake) -> None:
         get = intake.get
 
         async def get_and_store() -> EventBatch | None:
@@ -150,161 +152,175 @@ class StoresTooEarly(Pump):
             return batch
 
         intake.get = get_and_store  # type: ignore[method-assign]
-        await super()._handle(intake)
+        await original(self, intake)
+
+    return handle
 
 
-class ReopensAtTheReceived(Pump):
+@replaces(OPEN)
+def reopens_at_the_received(original: Any) -> Any:
     """After trouble with the source it goes on after the last event that was received."""
+    last: dict[Ownership, Receiver] = {}
 
-    async def _open(self) -> Receiver:
-        received: Any = getattr(self, "receiver", None)
-        if received is not None and self.next is not None:
-            self.next = received.position
-        self.receiver = await super()._open()
-        return self.receiver
+    async def open_receiver(
+        source: EventSource, tenure: Tenure, *, group: str, start: Start, on_trimmed: Any
+    ) -> Receiver:
+        if tenure.ownership in last:
+            start = Start.sequence(last[tenure.ownership].position)
+        last[tenure.ownership] = await original(
+            source, tenure, group=group, start=start, on_trimmed=on_trimmed
+        )
+        return last[tenure.ownership]
+
+    return open_receiver
 
 
-class ReopensAtTheCheckpoint(Pump):
+@replaces(OPEN)
+def reopens_at_the_checkpoint(original: Any) -> Any:
     """After trouble with the source it goes on at the checkpoint, not after the last event."""
+    first: dict[Ownership, Start] = {}
 
-    async def _open(self) -> Receiver:
-        self.next = None
-        return await super()._open()
+    async def open_receiver(
+        source: EventSource, tenure: Tenure, *, group: str, start: Start, on_trimmed: Any
+    ) -> Receiver:
+        start = first.setdefault(tenure.ownership, start)
+        receiver: Receiver = await original(
+            source, tenure, group=group, start=start, on_trimmed=on_trimmed
+        )
+        return receiver
+
+    return open_receiver
 
 
-class KeepsTheIntake(Pump):
+@replaces("leasehold.processor.pump:Pump._receive")
+def keeps_the_intake(original: Any) -> Any:
     """What was received before the trouble is handed out, and then received again."""
+    left: dict[Pump, Sequence[EventBatch]] = {}
 
-    left: Sequence[EventBatch] = ()
-
-    async def _receive(self, receiver: Receiver, intake: Intake, errors: list[Exception]) -> None:
+    async def receive(
+        self: Pump, receiver: Receiver, intake: Intake, errors: list[Exception]
+    ) -> None:
         close = intake.close
 
         def keep_and_close() -> None:
-            self.left = [batch for batch, _ in intake._batches]
+            left[self] = [batch for batch, _ in intake._batches]
             close()
 
-        for batch in self.left:
+        for batch in left.pop(self, ()):
             intake.put(batch)
         intake.close = keep_and_close  # type: ignore[method-assign]
-        await super()._receive(receiver, intake, errors)
+        await original(self, receiver, intake, errors)
+
+    return receive
 
 
-class ReopensUnderTheHandler(Pump):
+@replaces("leasehold.processor.pump:Pump.reopen")
+def reopens_under_the_handler(_original: Any) -> Any:
     """A receiver that seems to be stuck is opened again while the handler is at work."""
 
-    def reopen(self) -> None:
+    def reopen(self: Pump) -> None:
         self._session.cancel()
 
+    return reopen
 
-class HandlesAllAtOnce(Pump):
+
+@replaces("leasehold.processor.pump:Pump._handle")
+def handles_all_at_once(_original: Any) -> Any:
     """The next batch is handed out while the handler has not returned from the last one."""
 
-    async def _handle(self, intake: Intake) -> None:
+    async def handle(self: Pump, intake: Intake) -> None:
         async with anyio.create_task_group() as tasks:
             while (batch := await intake.get()) is not None:
                 tasks.start_soon(self.delivery.deliver, batch)
 
-
-class Remembers(Resuming):
-    """The checkpoint is read once, and known from then on."""
-
-    known: Mapping[str, Checkpoint] | None = None
-
-    async def checkpoint(self, key: str) -> Checkpoint | None:
-        if self.known is None:
-            self.known = await self._loaded()
-        return self.known.get(key)
+    return handle
 
 
-class ReadsBeforeTheClaim(Floor):
-    """Checkpoints are read before the partition is claimed."""
+@replaces("leasehold.processor.resuming:Resuming.checkpoint")
+def reads_before_the_claim(original: Any) -> Any:
+    """Checkpoints are read once, before partitions are claimed, and known from then on."""
+    known: dict[Resuming, dict[str, Checkpoint | None]] = {}
 
-    def __init__(self, *args: Any, **parts: Any) -> None:
-        super().__init__(*args, **parts)
-        self.resuming.__class__ = Remembers
+    async def checkpoint(self: Resuming, key: str) -> Checkpoint | None:
+        seen = known.setdefault(self, {})
+        if key not in seen:
+            seen[key] = await original(self, key)
+        return seen[key]
+
+    return checkpoint
 
 
 # ---------------------------------------------------------------------- checkpoints
 
 
-class NewestOfAnyEpoch(Marks):
+@replaces("leasehold.processor.marks:Marks.put")
+def newest_of_any_epoch(original: Any) -> Any:
     """The furthest position of a partition is written, whichever epoch has reached it."""
+    furthest: dict[Marks, dict[str, Position]] = {}
 
-    furthest: dict[str, Any]
+    def put(
+        self: Marks,
+        ownership: Ownership,
+        position: Position,
+        *,
+        within_s: float = 0.0,
+        told: Told | None = None,
+    ) -> None:
+        known = furthest.setdefault(self, {})
+        position = known[ownership.key] = max(position, known.get(ownership.key, position))
+        original(self, ownership, position, within_s=within_s, told=told)
 
-    def _enqueue(self, new: Any) -> None:
-        if not hasattr(self, "furthest"):
-            self.furthest = {}
-        key = new.mark.ownership.key
-        known = self.furthest.get(key)
-        if known is not None and known > new.mark.position:
-            mark = Mark(ownership=new.mark.ownership, position=known)
-            new = replace(new, mark=mark)
-        self.furthest[key] = new.mark.position
-        super()._enqueue(new)
+    return put
 
 
-class LateCopiesWin(CheckedRegistry):
+@replaces(CHECKPOINT)
+def late_copies_win(original: Any) -> Any:
     """Of two checkpoints of one epoch the last to arrive is kept, not the furthest."""
 
     def checkpoint(
-        self, marks: Sequence[Mark], now: float, wall: datetime
+        self: CheckedRegistry, marks: Sequence[Mark], now: float, wall: datetime
     ) -> Mapping[str, MarkRefusal]:
         for mark in marks:
-            if self._may_write(mark.ownership, now):
-                self._checkpoints.pop(mark.ownership.key, None)
-        return super().checkpoint(marks, now, wall)
+            if self.backs(mark.ownership, now):
+                self.forget_checkpoint(mark.ownership.key)
+        refused: Mapping[str, MarkRefusal] = original(self, marks, now, wall)
+        return refused
+
+    return checkpoint
 
 
-class UnfencedSink(FencedSink):
+@replaces("leasehold.testing.sim.sinks:FencedSink._takes")
+def unfenced_sink(_original: Any) -> Any:
     """Whoever writes last is right."""
 
-    def _takes(self, key: str, epoch: int) -> bool:
+    def takes(self: FencedSink, key: str, epoch: int) -> bool:
+        del self, key, epoch
         return True
+
+    return takes
 
 
 MUTANTS = [
-    PumpMutant(name=name, found_as=found_as, parts=parts)
-    for name, found_as, parts in (
-        ("unfenced checkpoints", "a write of epoch", PumpParts(registry=UnfencedWrites)),
-        ("a late copy goes back", "went back", PumpParts(registry=LateCopiesWin)),
-        (
-            "drains without checkpoint",
-            "ended in good order",
-            PumpParts(pump=DrainsWithoutCheckpoint),
-        ),
-        ("drains at once", "ended in good order", PumpParts(floor=DrainsAtOnce)),
-        ("drained by force", "ended in good order", PumpParts(floor=DrainedByForce)),
-        (
-            "outlives its deadline",
-            "has a pump, and is not held",
-            PumpParts(pump=OutlivesItsDeadline),
-        ),
-        ("ends with its receiver", "and has no pump", PumpParts(pump=EndsWithItsReceiver)),
-        ("forgets at hand-over", "had ended in good order", PumpParts(registry=ForgetsAtHandOver)),
-        ("does not ask", "which it does not hold", PumpParts(pump=DoesNotAsk)),
-        ("retries after loss", "which it does not hold", PumpParts(pump=RetriesAfterLoss)),
-        ("stores too early", "passes events that", PumpParts(pump=StoresTooEarly)),
-        (
-            "re-opens at the received",
-            "a gap in epoch|began at event",
-            PumpParts(pump=ReopensAtTheReceived),
-        ),
-        (
-            "re-opens at the checkpoint",
-            "came twice in epoch",
-            PumpParts(pump=ReopensAtTheCheckpoint),
-        ),
-        ("keeps the intake", "came twice in epoch", PumpParts(pump=KeepsTheIntake)),
-        (
-            "re-opens under the handler",
-            "nothing had failed",
-            PumpParts(pump=ReopensUnderTheHandler),
-        ),
-        ("handles all at once", "two calls of the handler", PumpParts(pump=HandlesAllAtOnce)),
-        ("reads before the claim", "began at event", PumpParts(floor=ReadsBeforeTheClaim)),
-        ("newest of any epoch", "has not handled", PumpParts(marks=NewestOfAnyEpoch)),
-        ("unfenced sink", "an effect of epoch", PumpParts(sink=UnfencedSink)),
+    PumpMutant(name=name, found_as=found_as, part=part)
+    for name, found_as, part in (
+        ("unfenced checkpoints", "a write of epoch", unfenced_writes),
+        ("a late copy goes back", "went back", late_copies_win),
+        ("drains without checkpoint", "ended in good order", drains_without_checkpoint),
+        ("drains at once", "ended in good order", drains_at_once),
+        ("drained by force", "ended in good order", drained_by_force),
+        ("outlives its deadline", "has a pump, and is not held", outlives_its_deadline),
+        ("ends with its receiver", "and has no pump", ends_with_its_receiver),
+        ("forgets at hand-over", "had ended in good order", forgets_at_hand_over),
+        ("does not ask", "which it does not hold", does_not_ask),
+        ("retries after loss", "which it does not hold", retries_after_loss),
+        ("stores too early", "passes events that", stores_too_early),
+        ("re-opens at the received", "a gap in epoch|began at event", reopens_at_the_received),
+        ("re-opens at the checkpoint", "came twice in epoch", reopens_at_the_checkpoint),
+        ("keeps the intake", "came twice in epoch", keeps_the_intake),
+        ("re-opens under the handler", "nothing had failed", reopens_under_the_handler),
+        ("handles all at once", "two calls of the handler", handles_all_at_once),
+        ("reads before the claim", "began at event", reads_before_the_claim),
+        ("newest of any epoch", "has not handled", newest_of_any_epoch),
+        ("unfenced sink", "an effect of epoch", unfenced_sink),
     )
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
+HOST: ContextVar[Host] = ContextVar("the host that runs")
 
 
 class Host:
@@ -38,6 +40,7 @@ class Host:
         self.rng = rng
         self.running = True
         self.member: Member | None = None
+        self.keeper: HostKeeper | None = None
         self.task: asyncio.Task[None] | None = None
         self.clock_rate = 1.0 + rng.uniform(-error, error)
         # Nobody's clock shows the same time, and none is right.

@@ -21,7 +21,7 @@ from leasehold.core.timing import Timing
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import stormy, stormy_work
 from leasehold.testing.sim.loop import run_simulated
-from leasehold.testing.sim.pump_world import PumpParts, PumpSetting, PumpWorld
+from leasehold.testing.sim.pump_world import PumpSetting, PumpWorld
 from leasehold.testing.sim.storm import balanced_soon, calm, one_change, settled, storm
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ class PumpDay:
     story: str
 
 
-def run_pump_day(
-    seed: int, *, parts: PumpParts | None = None, tell: Callable[[str], None] | None = None
-) -> PumpDay:
+def run_pump_day(seed: int, *, tell: Callable[[str], None] | None = None) -> PumpDay:
     """Live through one seed; ``tell`` is told what happens, step by step.
 
     Raises:
@@ -65,12 +63,12 @@ def run_pump_day(
     """
     try:
         with _silent():
-            return run_simulated(_day(seed, parts or PumpParts(), tell))
+            return run_simulated(_day(seed, tell))
     except InvariantBroken as broken:
         raise InvariantBroken(f"seed {seed}: {broken}") from broken
 
 
-def drawn(seed: int, parts: PumpParts) -> PumpSetting:
+def drawn(seed: int) -> PumpSetting:
     """The setting of a day."""
     rng = random.Random(f"{seed}/pumps")
     lease_s = rng.choice((4.0, 6.0))
@@ -86,7 +84,6 @@ def drawn(seed: int, parts: PumpParts) -> PumpSetting:
             longest_delay_s=8.0,
             longest_pause_s=12.0,
         ),
-        parts=parts,
         work=stormy_work(rng, lease_s),
         checkpoint=rng.choice(
             (
@@ -102,8 +99,8 @@ def drawn(seed: int, parts: PumpParts) -> PumpSetting:
     )
 
 
-async def _day(seed: int, parts: PumpParts, tell: Callable[[str], None] | None) -> PumpDay:
-    setting = drawn(seed, parts)
+async def _day(seed: int, tell: Callable[[str], None] | None) -> PumpDay:
+    setting = drawn(seed)
     world = PumpWorld(setting, tell=tell)
     try:
         await storm(world, setting.timing.lease_s, most_hosts=3, most_steps=5)

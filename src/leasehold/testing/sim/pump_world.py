@@ -17,16 +17,16 @@ from leasehold.processor.bridge import OneLoop
 from leasehold.processor.floor import Floor
 from leasehold.processor.hooks import Board, HandlerFailed, HookEvent
 from leasehold.processor.lease_side import LeaseSide
-from leasehold.processor.marks import Marks
-from leasehold.processor.pump import Pump
 from leasehold.processor.settings import Options
 from leasehold.testing.sim.deliveries import Deliveries
 from leasehold.testing.sim.faults import CALM_WORK, WorkRates
+from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.sinks import FencedSink
 from leasehold.testing.sim.source import SimLog, SimSource
+from leasehold.testing.sim.store import SimStore
 from leasehold.testing.sim.work import SimHandler
-from leasehold.testing.sim.world import Parts, Setting, World
+from leasehold.testing.sim.world import Setting, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -39,21 +39,9 @@ _RETRIES = PoisonPolicy.retry(pauses=Ladder(base_s=0.3, most_s=3.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PumpParts(Parts):
-    """The classes of the work side, too."""
-
-    lease_side: type[LeaseSide] = LeaseSide
-    floor: type[Floor] = Floor
-    pump: type[Pump] = Pump
-    marks: type[Marks] = Marks
-    sink: type[FencedSink] = FencedSink
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PumpSetting(Setting):
     """How the work is done, beside what a world begins with."""
 
-    parts: PumpParts = field(default_factory=PumpParts)
     work: WorkRates = CALM_WORK
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy.after_each_batch)
     batch_events: int = 8
@@ -74,7 +62,7 @@ class PumpWorld(World):
         self.work = setting.work
         self.deliveries = Deliveries(self.checks)
         self.deliveries.tell = self.tell if tell is not None else None
-        self.sink = setting.parts.sink(self.deliveries)
+        self.sink = FencedSink(self.deliveries)
         self.log = SimLog("stream", [last_part(key) for key in self.keys])
         self.floors: dict[str, Floor] = {}
         self.producing = True
@@ -151,7 +139,7 @@ class PumpWorld(World):
         self, host: Host, *, weight: float, most: int | None, drain_limit_s: float
     ) -> Coroutine[Any, Any, None]:
         """Put a processor on the host, both of its sides in one loop."""
-        setting, parts = self._pumps, self._pumps.parts
+        setting = self._pumps
         give_up_s = setting.give_up_after_s
         options = Options(
             strategy=setting.strategy,
@@ -166,10 +154,12 @@ class PumpWorld(World):
             stall_after=timedelta(seconds=setting.stall_after_s),
             give_up_after=None if give_up_s is None else timedelta(seconds=give_up_s),
         )
-        clock, bridge = parts.clock(host), OneLoop()
+        clock, bridge = HostClock(host), OneLoop()
         board = Board([lambda event: self._told(host, event)])
-        lease_side = _watched(parts.lease_side, self, host)(
-            parts.store(self.server, host),
+        lease_side = _Watched(
+            self,
+            host,
+            SimStore(self.server, host),
             stream=self.log.name,
             group="group",
             name=host.name,
@@ -179,11 +169,9 @@ class PumpWorld(World):
             clock=clock,
             rng=host.rng,
             identity=host.new_identity,
-            member=parts.member,
-            marks=parts.marks,
         )
         handler = SimHandler(host, clock, self.sink, self.deliveries, lambda: self.work)
-        lease_side.floor = self.floors[host.name] = parts.floor(
+        lease_side.floor = self.floors[host.name] = Floor(
             SimSource(self.log, host, lambda: self.work),
             lease_side,
             group="group",
@@ -195,7 +183,6 @@ class PumpWorld(World):
             board=board,
             clock=clock,
             rng=host.rng,
-            pump=parts.pump,
         )
         host.member = lease_side.member
         return self._work(host, lease_side)
@@ -253,24 +240,25 @@ class PumpWorld(World):
         self.deliveries.drained(ownership, self.registry.stored(ownership.key))
 
 
-def _watched(kind: type[LeaseSide], world: PumpWorld, host: Host) -> type[LeaseSide]:
-    """The same lease side, with the world looking on."""
+class _Watched(LeaseSide):
+    """The real lease side, with the world looking on."""
 
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        def opened(self, ownership: Ownership) -> None:
-            world.notice(host, "opened", ownership, "")
-            super().opened(ownership)
+    def __init__(self, world: PumpWorld, host: Host, store: SimStore, **how: Any) -> None:
+        super().__init__(store, **how)
+        self._world, self._host = world, host
 
-        def drain(self, ownership: Ownership) -> bool:
-            world.notice(host, "drain", ownership, "")
-            return bool(super().drain(ownership))
+    def opened(self, ownership: Ownership) -> None:
+        self._world.notice(self._host, "opened", ownership, "")
+        super().opened(ownership)
 
-        def closed(self, ownership: Ownership, reason: str) -> None:
-            world.notice(host, "closed", ownership, reason)
-            super().closed(ownership, reason)
+    def drain(self, ownership: Ownership) -> bool:
+        self._world.notice(self._host, "drain", ownership, "")
+        return super().drain(ownership)
 
-        def drained(self, ownership: Ownership) -> None:
-            world.drained(ownership)
-            super().drained(ownership)
+    def closed(self, ownership: Ownership, reason: str) -> None:
+        self._world.notice(self._host, "closed", ownership, reason)
+        super().closed(ownership, reason)
 
-    return Watched
+    def drained(self, ownership: Ownership) -> None:
+        self._world.drained(ownership)
+        super().drained(ownership)

@@ -18,7 +18,7 @@ from leasehold.model import MemberInfo
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import FaultRates
 from leasehold.testing.sim.loop import run_simulated
-from leasehold.testing.sim.world import Parts, Setting, World
+from leasehold.testing.sim.world import Setting, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,7 +106,6 @@ def run_scenario(
         partitions=partitions,
         strategy=strategy,
         rates=_LAN,
-        parts=Parts(),
         writes=False,
     )
     return run_simulated(_Stage(setting, hosts, tick).play(scenario))

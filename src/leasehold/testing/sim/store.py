@@ -71,8 +71,8 @@ class SimStore:
 
     def __init__(self, server: SimServer, host: Host) -> None:
         """The connection of ``host``."""
-        self._server = server
-        self._host = host
+        self.server = server
+        self.host = host
 
     @property
     def url(self) -> str:
@@ -82,51 +82,51 @@ class SimStore:
     async def declare(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
         checked = checked_keys(keys)
-        return await self._send(lambda r: r.declare(checked))
+        return await self.send(lambda r: r.declare(checked))
 
     async def forget(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
-        checked, server = checked_keys(keys), self._server
-        return await self._send(lambda r: r.forget(checked, server.now(), server.wall()))
+        checked, server = checked_keys(keys), self.server
+        return await self.send(lambda r: r.forget(checked, server.now(), server.wall()))
 
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
         """See ``Store``."""
         lease = checked_lease(holder=holder, token=token, group=group, duration=duration)
-        server = self._server
-        return await self._send(lambda r: r.grant(lease, info, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.grant(lease, info, server.now(), server.wall()))
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
         """See ``Store``."""
-        server = self._server
-        return await self._send(lambda r: r.renew(lease, since, info, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.renew(lease, since, info, server.now(), server.wall()))
 
     async def revoke(self, lease: Lease) -> None:
         """See ``Store``."""
-        server = self._server
-        return await self._send(lambda r: r.revoke(lease, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.revoke(lease, server.now(), server.wall()))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
-        server = self._server
-        return await self._send(
+        server = self.server
+        return await self.send(
             lambda r: r.claim(lease, wanted, force=force, now=server.now(), wall=server.wall())
         )
 
     async def ask(self, lease: Lease, wanted: Wanted) -> bool:
         """See ``Store``."""
-        server = self._server
-        return await self._send(lambda r: r.ask(lease, wanted, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.ask(lease, wanted, server.now(), server.wall()))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
         """See ``Store``."""
-        kept_s, server = limit_s(limit, what="hand-over limit"), self._server
-        return await self._send(
+        kept_s, server = limit_s(limit, what="hand-over limit"), self.server
+        return await self.send(
             lambda r: r.hand_over(hand_overs, kept_s, server.now(), server.wall())
         )
 
@@ -134,77 +134,75 @@ class SimStore:
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
         """See ``Store``."""
-        checked, server = checked_notes(ownerships, notes), self._server
-        return await self._send(
+        checked, server = checked_notes(ownerships, notes), self.server
+        return await self.send(
             lambda r: r.release(ownerships, checked, server.now(), server.wall())
         )
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """See ``Store``."""
-        after_s, server = limit_s(after, what="break period"), self._server
-        return await self._send(
-            lambda r: r.break_(key, epoch, after_s, server.now(), server.wall())
-        )
+        after_s, server = limit_s(after, what="break period"), self.server
+        return await self.send(lambda r: r.break_(key, epoch, after_s, server.now(), server.wall()))
 
     async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
         """See ``Store``."""
-        server = self._server
-        return await self._send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
         """See ``Store``."""
-        return await self._send(lambda r: r.annotate(notes, self._server.now()))
+        return await self.send(lambda r: r.annotate(notes, self.server.now()))
 
     async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
-        server = self._server
-        return await self._send(lambda r: r.suggest(key, epoch, to, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.suggest(key, epoch, to, server.now(), server.wall()))
 
     async def dismiss(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
-        server = self._server
-        return await self._send(lambda r: r.dismiss(holder, server.now(), server.wall()))
+        server = self.server
+        return await self.send(lambda r: r.dismiss(holder, server.now(), server.wall()))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``."""
-        checked, server = checked_positions(positions), self._server
-        return await self._send(lambda r: r.reset(checked, server.now(), server.wall()))
+        checked, server = checked_positions(positions), self.server
+        return await self.send(lambda r: r.reset(checked, server.now(), server.wall()))
 
     async def groups(self) -> Sequence[str]:
         """See ``Store``."""
-        return await self._send(lambda r: r.groups())
+        return await self.send(lambda r: r.groups())
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""
-        return await self._send(lambda r: r.checkpoints(group))
+        return await self.send(lambda r: r.checkpoints(group))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
         """See ``Store``."""
-        return await self._send(lambda r: r.resources(group, self._server.now()))
+        return await self.send(lambda r: r.resources(group, self.server.now()))
 
     async def peers(self, group: str) -> Mapping[str, Peer]:
         """See ``Store``."""
-        return await self._send(lambda r: r.peers(group, self._server.now()))
+        return await self.send(lambda r: r.peers(group, self.server.now()))
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
-        return await self._send(lambda r: r.history(key, limit))
+        return await self.send(lambda r: r.history(key, limit))
 
     async def fenced_writes(self, group: str) -> int:
         """See ``Store``."""
-        return await self._send(lambda r: r.fenced_writes(group))
+        return await self.send(lambda r: r.fenced_writes(group))
 
     async def close(self) -> None:
         """See ``Store``."""
 
-    async def _send(self, step: Callable[[Registry], T]) -> T:
+    async def send(self, step: Callable[[Registry], T]) -> T:
         """Put a request on the wire and wait for what comes back, if anything does."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        fate = draw_fate(self._host.rates, self._host.rng)
-        self._server.in_flight += 1
+        fate = draw_fate(self.host.rates, self.host.rng)
+        self.server.in_flight += 1
         if fate.refused:
             refusal = StoreUnavailable("connection refused")
             loop.call_later(fate.answer_s or 0.0, _settle, answer, None, refusal)
@@ -215,22 +213,22 @@ class SimStore:
         try:
             result = await answer
         except LeaseholdError:
-            await self._host.gate()  # bad news, too, reach only a host that runs
+            await self.host.gate()  # bad news, too, reach only a host that runs
             raise
         finally:
-            self._server.in_flight -= 1
-        await self._host.gate()
+            self.server.in_flight -= 1
+        await self.host.gate()
         return result
 
     def _arrive(
         self, step: Callable[[Registry], T], answer: asyncio.Future[T], answer_s: float | None
     ) -> None:
-        if not self._server.up:
+        if not self.server.up:
             return
         result: T | None = None
         error: LeaseholdError | None = None
         try:
-            result = step(self._server.registry)
+            result = step(self.server.registry)
         except LeaseholdError as refusal:
             error = refusal
         if answer_s is not None:

@@ -24,7 +24,7 @@ from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import CALM, stormy
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.scenario import joining, leaving, moves_since
-from leasehold.testing.sim.world import Parts, Setting, World
+from leasehold.testing.sim.world import Setting, World
 
 if TYPE_CHECKING:
     import random
@@ -51,22 +51,20 @@ class Day:
     story: str
 
 
-def run_day(
-    seed: int, *, parts: Parts | None = None, tell: Callable[[str], None] | None = None
-) -> Day:
+def run_day(seed: int, *, tell: Callable[[str], None] | None = None) -> Day:
     """Live through one seed; ``tell`` is told what happens, step by step.
 
     Raises:
         InvariantBroken: with the seed, which repeats it exactly.
     """
     try:
-        return run_simulated(_day(seed, parts or Parts(), tell))
+        return run_simulated(_day(seed, tell))
     except InvariantBroken as broken:
         raise InvariantBroken(f"seed {seed}: {broken}") from broken
 
 
-async def _day(seed: int, parts: Parts, tell: Callable[[str], None] | None) -> Day:
-    world = World(Setting(seed=seed, partitions=1, parts=parts))
+async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
+    world = World(Setting(seed=seed, partitions=1))
     rng = world.rng
     lease_s = rng.choice((6.0, 10.0, 15.0))
     setting = replace(

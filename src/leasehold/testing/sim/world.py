@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
@@ -18,7 +19,7 @@ from leasehold.processor.member import Member
 from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.checks import Change, CheckedRegistry, Checks
 from leasehold.testing.sim.faults import CALM, FaultRates
-from leasehold.testing.sim.host import Host, HostClock, HostKeeper
+from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeeper
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
 
@@ -26,16 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from leasehold.model import Ownership
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The classes a world is made of: the real ones, unless a test puts a mutant in."""
-
-    member: type[Member] = Member
-    registry: type[CheckedRegistry] = CheckedRegistry
-    clock: type[HostClock] = HostClock
-    store: type[SimStore] = SimStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +38,6 @@ class Setting:
     strategy: Strategy = Strategy.EVEN
     timing: Timing = field(default_factory=Timing)
     rates: FaultRates = CALM
-    parts: Parts = field(default_factory=Parts)
     writes: bool = True
 
 
@@ -56,7 +46,13 @@ class World:
 
     look_every_s = 0.25
 
-    def __init__(self, setting: Setting, *, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        tell: Callable[[str], None] | None = None,
+        registry: type[CheckedRegistry] = CheckedRegistry,
+    ) -> None:
         """A world without hosts; all keys are free. ``tell`` is told what happens."""
         self.setting = setting
         self._tell = tell
@@ -68,7 +64,7 @@ class World:
         self.keys = [
             partition_key("stream", "group", f"{number:04}") for number in range(setting.partitions)
         ]
-        self.registry = setting.parts.registry(self.checks, self.now_s)
+        self.registry = registry(self.checks, self.now_s)
         self.registry.declare(self.keys)
         self.server = SimServer(self.registry)
         if not setting.strategy.steals:
@@ -99,8 +95,10 @@ class World:
         name = f"host{next(self._names):02}"
         rng = random.Random(f"{self.setting.seed}/{name}")
         host = Host(name, rng=rng, rates=self.rates)
+        context = copy_context()
+        context.run(HOST.set, host)
         life = self._furnish(host, weight=weight, most=most, drain_limit_s=drain_limit_s)
-        host.task = asyncio.create_task(life)
+        host.task = asyncio.create_task(life, context=context)
         self.hosts.append(host)
         self.tell(f"{host.name} starts")
         return host
@@ -189,13 +187,13 @@ class World:
             most=most,
             drain_limit=timedelta(seconds=drain_limit_s),
         )
-        parts = self.setting.parts
-        host.member = parts.member(
-            parts.store(self.server, host),
+        host.keeper = HostKeeper(host, self.notice)
+        host.member = Member(
+            SimStore(self.server, host),
             options,
-            clock=parts.clock(host),
+            clock=HostClock(host),
             rng=host.rng,
-            keeper=HostKeeper(host, self.notice),
+            keeper=host.keeper,
             identity=host.new_identity,
         )
         return self._live(host, host.member)
