@@ -5,6 +5,7 @@ PYTHON ?= python3
 PART   ?=
 ARGS   ?=
 HOURS  ?=
+BASE   ?=
 
 # One worker for the shared Spark session, one for drivers and clusters, three for all the rest;
 # two cores can carry five, because much of the time tests wait for leases and processes.
@@ -56,8 +57,8 @@ format: $(READY) ## put the code into its format, fix what can be fixed
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-bench: $(READY) ## all measurements (PART=balance picks one)
-	@$(BIN)/python -m bench $(PART) $(ARGS)
+bench: $(READY) ## all measurements (PART=balance picks one, BASE=COMMIT measures that too)
+	@$(BIN)/python -m bench $(PART) $(if $(BASE),--base $(BASE)) $(ARGS)
 
 chaos: $(READY) ## 100 random kills and pauses of Spark drivers and executors, rows counted
 	@$(BIN)/python -m bench.chaos $(ARGS)
@@ -74,7 +75,7 @@ lock: $(UV) ## make requirements.lock anew from pyproject.toml
 	@echo "requirements.lock is new: run 'make check test' before committing it."
 
 clean: ## remove environments, caches and results
-	rm -rf .venv .tools build dist .spec-report.json .soak .steady .hypothesis
+	rm -rf .venv .tools build dist .spec-report.json .soak .steady .bench .hypothesis
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -110,7 +110,7 @@ def measure(part: Part, *, small: bool, console: Console, tell: bool = False) ->
             rows += found
             progress.advance(task)
             for row in found if tell else ():
-                console.print(f"{row.what}: {_shown(row.ours)}{_beside(row)}", highlight=False)
+                console.print(f"{row.what}: {shown(row.ours)}{_beside(row)}", highlight=False)
     return rows
 
 
@@ -129,7 +129,7 @@ def as_table(part: Part, rows: Sequence[Row]) -> Table:
     for row in rows:
         met = ("[green]yes" if row.met else "[bold red]NO") if row.bar else ""
         table.add_row(
-            row.what, _shown(row.ours), _shown(row.peer), _shown(row.ratio), row.bar or "", met
+            row.what, shown(row.ours), shown(row.peer), shown(row.ratio), row.bar or "", met
         )
     return table
 
@@ -159,7 +159,7 @@ def main(parts: Sequence[Part], argv: Sequence[str] | None = None) -> int:
 
 
 def _beside(row: Row) -> str:
-    peer = "" if row.peer is None else f", peer {_shown(row.peer)}"
+    peer = "" if row.peer is None else f", peer {shown(row.peer)}"
     return peer if row.met else f"{peer} (bar {row.bar}: NO)"
 
 
@@ -173,7 +173,7 @@ def _short(value: Value) -> Value:
     return value if counted else float(f"{value:.3g}")
 
 
-def _shown(value: Value | None) -> str:
+def shown(value: Value | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -17,6 +17,7 @@ from bench import (
     stores,
 )
 from bench.__main__ import run
+from bench.base import table_of
 from bench.peer import peer_group
 from bench.processor_scene import Notes
 from bench.report import Bar, Job, Part, Row, at_most, cost, exactly, rate
@@ -28,6 +29,25 @@ FIELDS = {"what", "ours", "peer", "ratio", "bar", "met"}
 
 def _part(*rows: Row) -> Part:
     return Part(name="sample", about="about it", jobs=lambda _: [Job(what="it", run=lambda: rows)])
+
+
+# ------------------------------------------------------------- two versions
+
+
+def test_two_versions_are_shown_beside_each_other_with_the_ratio() -> None:
+    out = StringIO()
+    old, new = {"cycles": 4, "calls": "never", "gone": 1}, {"cycles": 2, "calls": 3, "new": 7}
+    Console(file=out, width=80).print(table_of("sample", "0123abcd", old, new))
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["cycles", "4", "2", "0.50"] in rows
+    assert ["calls", "never", "3"] in rows
+    assert ["gone", "1", "-"] in rows
+    assert ["new", "-", "7"] in rows
+
+
+def test_a_base_without_a_commit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["balance", "--base"]) == 2
+    assert "--base needs a commit" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ rows
