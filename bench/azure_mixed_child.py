@@ -21,15 +21,15 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from leasehold.adapters.azure import MixedStore, SharedSource
 from leasehold.adapters.azure.aio import BlobRecords
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.processor import EventProcessor, Options
-from leasehold.processor.hooks import Overtaken
+from leasehold.processor.events import Overtaken
 from leasehold.sources.eventhubs import EventHubsSource
 
 if TYPE_CHECKING:
     from leasehold.log import EventBatch
     from leasehold.processor import CloseReason, PartitionContext
-    from leasehold.processor.hooks import HookEvent
+    from leasehold.processor.events import HookEvent
 
 CONSUMERS = "$Default"
 

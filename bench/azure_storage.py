@@ -19,11 +19,11 @@ from bench.peer import EXPIRY_S, GREEDY
 from bench.peer import _Client as PeerClient
 
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
+from leasehold.lease.member import Member
+from leasehold.lease.options import MemberOptions
 from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.stores.azure_blob import AzureBlobStore
 from leasehold.stores.azure_blob.address import Address
 

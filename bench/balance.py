@@ -17,7 +17,7 @@ from bench.peer import INTERVAL_S, MEAN_PERIOD_S, NAME, as_cycles, peer_group
 from bench.report import Job, Part, Row, Value, at_most, cost, exactly, main
 from bench.scale_out import Outcome, scale_out
 
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.testing.sim.scenario import Run, Scenario, run_scenario
 
 if TYPE_CHECKING:

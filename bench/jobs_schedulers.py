@@ -12,7 +12,7 @@ from bench.report import Row, cost, exactly, rate
 
 from leasehold.jobs.worker.definition import Job, job
 from leasehold.jobs.worker.worker import Worker
-from leasehold.processor.bridge import OneLoop
+from leasehold.runtime.loop_thread import OneLoop
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import CHANGING, READING
 from leasehold.testing.sim.loop import run_simulated, simulated_sleep

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bench.processor_scene import STREAM
 
 from leasehold.core.balance import Strategy
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.processor import EventProcessor, Options
 from leasehold.sources import LogSource
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.processor.hooks import HookEvent
+    from leasehold.processor.events import HookEvent
     from leasehold.spark import Batch, Sink
 
 _SMALL_BATCH = 1_000

@@ -21,10 +21,10 @@ from bench.peer import NAME, peer_group
 from bench.report import Bar, Job, Part, Row, cost, exactly, main, rate
 
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
+from leasehold.lease.member import Member
+from leasehold.lease.options import MemberOptions
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
 

@@ -36,9 +36,9 @@ from leasehold.names import (
 
 if TYPE_CHECKING:
     from leasehold.core.balance import Strategy
-    from leasehold.core.timing import Timing
-    from leasehold.processor.member import Member
-    from leasehold.processor.options import MemberOptions
+    from leasehold.core.lease_timing import Timing
+    from leasehold.lease.member import Member
+    from leasehold.lease.options import MemberOptions
     from leasehold.stores import open_store
 
 __all__ = [
@@ -65,10 +65,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Member": "leasehold.processor.member",
-    "MemberOptions": "leasehold.processor.options",
+    "Member": "leasehold.lease.member",
+    "MemberOptions": "leasehold.lease.options",
     "Strategy": "leasehold.core.balance",
-    "Timing": "leasehold.core.timing",
+    "Timing": "leasehold.core.lease_timing",
     "open_store": "leasehold.stores",
 }
 _MODULES = frozenset(("clock", "core", "ports", "processor", "stores"))

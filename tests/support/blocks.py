@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leasehold.core.replicas import Agreement, Answer, agree
+from leasehold.core.block_agreement import Agreement, Answer, agree
 from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block, BlockState, block_reader
 from leasehold.files.block import BlockWriter

@@ -35,7 +35,7 @@ from leasehold.processor import (
     Options,
     PartitionContext,
 )
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,

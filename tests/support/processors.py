@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from leasehold import Timing
 from leasehold.clock import SystemClock
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.log import Event, EventBatch
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
 from leasehold.processor import CheckpointPolicy, EventProcessor, HookEvent, Options
-from leasehold.processor.hooks import PartitionOpened
+from leasehold.processor.events import PartitionOpened
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import LosingStore, Lost
 from leasehold.testing.source import MemorySource

@@ -25,8 +25,8 @@ from tests.support.jvm import UNCOMPILED, quick_jvm
 from tests.support.pausing import pause_me
 
 from leasehold.clock import SystemClock
-from leasehold.core.asking import SAME_S
 from leasehold.errors import LeaseholdError
+from leasehold.runtime.stop_signals import SAME_S
 from leasehold.spark import DeltaSink, Fence, StandbyEvent, session
 from leasehold.spark.queries.leaving import stopped_by_signals
 from leasehold.spark.queries.standby import Standby

@@ -1,6 +1,6 @@
 """The public surface as text: every public name, with the parameters of what can be called.
 
-``tests/golden/surface.txt`` holds it. A change of the surface shows in that file, so that nobody
+``tests/golden/surface.json`` holds it. A change of the surface shows in that file, so that nobody
 changes it without knowing. To record it anew::
 
     .venv/bin/python -m tests.support.surface
@@ -9,6 +9,7 @@ changes it without knowing. To record it anew::
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from enum import Enum
@@ -16,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORD = ROOT / "tests" / "golden" / "surface.txt"
+RECORD = ROOT / "tests" / "golden" / "surface.json"
 PACKAGES = ("adapters", "files", "hub", "insight", "jobs", "log", "processor", "sources", "spark")
 # These have no ``__all__``: all that they define is public.
 DEFINING = ("leasehold.clock", "leasehold.errors", "leasehold.model", "leasehold.ports")
@@ -91,5 +92,5 @@ def _parameters(part: object) -> str:
 
 
 if __name__ == "__main__":
-    RECORD.write_text("\n".join(surface()) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(surface(), indent=0) + "\n", encoding="utf-8")
     print(f"{RECORD.relative_to(ROOT)}: {len(surface())} names")

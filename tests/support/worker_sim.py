@@ -12,7 +12,7 @@ from typing import Any
 
 from leasehold.jobs import Job, Run, Worker, job
 from leasehold.ports import Store
-from leasehold.processor.bridge import OneLoop
+from leasehold.runtime.loop_thread import OneLoop
 from leasehold.stores.registry import Registry
 from leasehold.testing.faults import CHANGING, READING
 from leasehold.testing.sim.faults import CALM, FaultRates

@@ -27,9 +27,9 @@ from leasehold.cli.process_handler import load_handler
 from leasehold.cli.process_words import Words, heard, status_lines
 from leasehold.clock import SystemClock
 from leasehold.core.balance import Strategy
-from leasehold.core.soundness import LARGEST_WEIGHT
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.errors import UnknownStream, UsageError
+from leasehold.lease.group_state import LARGEST_WEIGHT
 from leasehold.log.start import Start
 from leasehold.processor import CheckpointPolicy, PoisonPolicy
 from leasehold.sources.eventhubs.address import is_address

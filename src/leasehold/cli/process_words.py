@@ -18,7 +18,7 @@ from leasehold.cli.common import (
 )
 from leasehold.cli.tables import err
 from leasehold.clock import Clock
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointRefused,
     CycleDone,
     HandlerAbandoned,

@@ -22,10 +22,10 @@ from leasehold.cli.common import (
 from leasehold.cli.process_handler import imported
 from leasehold.cli.tables import err
 from leasehold.clock import Clock, SystemClock
-from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import LeaseholdError, UsageError
 from leasehold.jobs.worker.definition import Job
 from leasehold.jobs.worker.worker import Worker
+from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.sources.tracebacks import traceback_of
 
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"

@@ -15,7 +15,7 @@ module             what it decides or does
 ``block``          writes one block to all its volumes
 ``fence``          shuts the old writer out of a replica, and freezes what is there
 ``tail``           which of a replica's last bytes are sound
-``recovery``       fence, examine, agree (``leasehold.core.replicas``), seal, commit
+``recovery``       fence, examine, agree (``leasehold.core.block_agreement``), seal, commit
 ``desk``           opens files for one holder, and recovers those in its way
 ``renewer``        one renewal for all files of a holder
 ``monitor``        recovers what nobody renews, removes what nobody needs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from leasehold.core.replicas import Condition
+from leasehold.core.block_agreement import Condition
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.fence import evidence_of, fenced_path, frozen_path, look, read_meta
 from leasehold.files.meta import (
@@ -29,7 +29,7 @@ from leasehold.files.tail import examine
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leasehold.core.replicas import Answer
+    from leasehold.core.block_agreement import Answer
     from leasehold.files.disk import Disk
     from leasehold.files.meta import Header, Parsed, Record
     from leasehold.files.model import Block

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import (
     FileHeld,
     LeaseholdError,

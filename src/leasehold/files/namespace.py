@@ -21,7 +21,7 @@ from leasehold.clock import (
     new_token,
     system_random,
 )
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import (
     InvalidOptions,
     LeaseholdError,

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.replicas import agree
+from leasehold.core.block_agreement import agree
 from leasehold.errors import RecoveryInProgress, VolumeUnusable
 from leasehold.files import seal as sealing
 from leasehold.files.fence import Superseded, fence
@@ -22,7 +22,7 @@ from leasehold.files.tail import examine
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from leasehold.core.replicas import Answer
+    from leasehold.core.block_agreement import Answer
     from leasehold.files.disk import Disk
     from leasehold.files.fence import Evidence
     from leasehold.files.journal import Journal

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from leasehold.core.replicas import Answer, Condition
+from leasehold.core.block_agreement import Answer, Condition
 from leasehold.files.meta import checksum
 
 if TYPE_CHECKING:

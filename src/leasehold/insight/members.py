@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.soundness import sound
 from leasehold.insight.partitions import renewed_ago_s
+from leasehold.lease.group_state import sound
 
 if TYPE_CHECKING:
     from leasehold.model import Peer

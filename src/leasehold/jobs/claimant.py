@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.core.timing import CLOCK_RATE_ERROR
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR
 from leasehold.errors import (
     CheckpointBehind,
     FencedWrite,

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import anyio
 
 from leasehold.clock import host_name, new_suffix, new_token
-from leasehold.core.ladder import Ladder
-from leasehold.core.view import View
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.jobs.wish import GROUP
+from leasehold.lease.group_state import View
 from leasehold.model import MemberInfo
 from leasehold.names import holder_id
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from leasehold.clock import Clock
-    from leasehold.core.timing import Timing
+    from leasehold.core.lease_timing import Timing
     from leasehold.model import Changes, Lease
     from leasehold.ports import Store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from leasehold.core.ladder import Ladder
-from leasehold.core.timetable import CatchUp, OnCrash, Overlap
+from leasehold.core.backoff import Ladder
+from leasehold.core.next_run import CatchUp, OnCrash, Overlap
 from leasehold.errors import InvalidOptions
 from leasehold.names import seconds_of
 

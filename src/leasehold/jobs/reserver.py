@@ -28,7 +28,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock, host_name, system_random
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseholdError, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs.entry import Outcome, Said
 from leasehold.jobs.keyring import Keyring

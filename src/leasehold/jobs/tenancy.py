@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.timing import CLOCK_RATE_ERROR
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR
 from leasehold.jobs.bunch import Bunch
 from leasehold.jobs.holding import Ground, Holding
 from leasehold.model import Ownership, State

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.errors import UsageError
 from leasehold.jobs.policy import OnCrash
 from leasehold.names import check_name, job_key, last_part

@@ -21,7 +21,6 @@ from leasehold.files.namespace import Namespace
 from leasehold.log.catalog import Catalog
 from leasehold.log.counts import Counts
 from leasehold.log.door import Door, address_in
-from leasehold.log.home import Home
 from leasehold.log.inspection import verify
 from leasehold.log.mapped import MappedSegment
 from leasehold.log.options import LogOptions
@@ -41,6 +40,7 @@ from leasehold.log.streams import (
     writer_of,
 )
 from leasehold.names import seconds_of
+from leasehold.runtime.process_check import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -24,11 +24,11 @@ from leasehold.errors import UsageError
 from leasehold.log.events import Event, partition_of, sent_batch, split_by_key
 from leasehold.log.frame import MAX_BODY_BYTES
 from leasehold.log.growth import Growth
-from leasehold.log.home import Home
 from leasehold.log.lane import Lane
 from leasehold.log.options import ProducerOptions
 from leasehold.log.sending import Gate, Sending, cut
 from leasehold.names import seconds_of
+from leasehold.runtime.process_check import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from leasehold.clock import host_name, system_random
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import (
     FileHeld,
     LeaseholdError,

@@ -29,17 +29,17 @@ refused.
 way end, calls ``on_partition_close``, has the position stored, and says *drained*; only then does
 the member stop believing and pass the key on. After ``drain_limit`` it does so by force.
 
-=================  ====================================================================
-module             holds
-=================  ====================================================================
-``processor``      ``EventProcessor``: start, stop, run, both sides together
-``lease_side``     the member and its keeper; ``member``, ``cycle``, ``holdings`` below it
-``marks``          checkpoints of all partitions, coalesced
-``floor``          the pumps, discovery of partitions, the watchdog
-``pump``           one partition; ``opening``, ``intake``, ``delivery``, ``handlers`` below it
-``context``        what handlers are given; ``tenure``: whether they may still act
-``hooks``          everything worth knowing, as events and sums
-=================  ====================================================================
+=====================  ================================================================
+module                 holds
+=====================  ================================================================
+``processor``          ``EventProcessor``: start, stop, run, both sides together
+``lease_thread``       the member and its handler, in a thread of its own
+``checkpoint_writer``  checkpoints of all partitions, coalesced, and where a partition goes on
+``pump_manager``       the pumps, discovery of partitions, the watchdog
+``pump``               one partition: ``prefetch_buffer``, ``delivery``, ``handlers``
+``context``            what handlers are given
+``events``             everything worth knowing, as events and sums; ``metrics`` exports it
+=====================  ================================================================
 """
 
 from __future__ import annotations
@@ -49,14 +49,19 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.core.checkpointing import CheckpointPolicy
-    from leasehold.core.poison import PoisonPolicy
+    from leasehold.core.checkpoint_policy import CheckpointPolicy
+    from leasehold.core.poison_policy import PoisonPolicy
     from leasehold.processor.context import BlockingContext, PartitionContext
-    from leasehold.processor.hooks import CloseReason, Counts, HookEvent
+    from leasehold.processor.events import (
+        CloseReason,
+        Counts,
+        HookEvent,
+        PartitionStatus,
+        PumpState,
+    )
+    from leasehold.processor.handlers import PartitionClient
+    from leasehold.processor.options import Load, OnTrimmed, Options
     from leasehold.processor.processor import EventProcessor, blocking
-    from leasehold.processor.pull import PartitionClient
-    from leasehold.processor.settings import Load, OnTrimmed, Options
-    from leasehold.processor.status import PartitionStatus, PumpState
 
 __all__ = [
     "BlockingContext",
@@ -78,19 +83,19 @@ __all__ = [
 
 _HOMES = {
     "BlockingContext": "leasehold.processor.context",
-    "CheckpointPolicy": "leasehold.core.checkpointing",
-    "CloseReason": "leasehold.processor.hooks",
-    "Counts": "leasehold.processor.hooks",
+    "CheckpointPolicy": "leasehold.core.checkpoint_policy",
+    "CloseReason": "leasehold.processor.events",
+    "Counts": "leasehold.processor.events",
     "EventProcessor": "leasehold.processor.processor",
-    "HookEvent": "leasehold.processor.hooks",
-    "Load": "leasehold.processor.settings",
-    "OnTrimmed": "leasehold.processor.settings",
-    "Options": "leasehold.processor.settings",
-    "PartitionClient": "leasehold.processor.pull",
+    "HookEvent": "leasehold.processor.events",
+    "Load": "leasehold.processor.options",
+    "OnTrimmed": "leasehold.processor.options",
+    "Options": "leasehold.processor.options",
+    "PartitionClient": "leasehold.processor.handlers",
     "PartitionContext": "leasehold.processor.context",
-    "PartitionStatus": "leasehold.processor.status",
-    "PoisonPolicy": "leasehold.core.poison",
-    "PumpState": "leasehold.processor.status",
+    "PartitionStatus": "leasehold.processor.events",
+    "PoisonPolicy": "leasehold.core.poison_policy",
+    "PumpState": "leasehold.processor.events",
     "blocking": "leasehold.processor.processor",
 }
 

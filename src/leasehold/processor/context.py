@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from concurrent.futures import Future
 
+    from leasehold.lease.handle import Tenure
     from leasehold.model import Ownership
-    from leasehold.processor.tenure import Tenure
 
 At = Event | EventBatch | Position | int | None
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.poison import Then
+from leasehold.core.poison_policy import Then
 from leasehold.errors import LeaseLost, StoreError, UsageError
+from leasehold.processor.events import HandlerFailed, Poisoned
 from leasehold.processor.handlers import Call, is_cancelled, no_handlers_error
-from leasehold.processor.hooks import HandlerFailed, Poisoned
 from leasehold.sources.dead_letters import DeadLetter
 from leasehold.sources.tracebacks import reason_of, traceback_of
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from leasehold.clock import Clock
+    from leasehold.lease.handle import Tenure
     from leasehold.log.events import EventBatch
     from leasehold.processor.context import BlockingContext, PartitionContext
+    from leasehold.processor.events import Board
     from leasehold.processor.handlers import Handlers
-    from leasehold.processor.hooks import Board
-    from leasehold.processor.settings import Options
-    from leasehold.processor.tenure import Tenure
+    from leasehold.processor.options import Options
 
 log = logging.getLogger("leasehold.processor")
 

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError
-from leasehold.processor.status import PumpState
+from leasehold.processor.events import PumpState
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

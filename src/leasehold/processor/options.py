@@ -1,117 +1,236 @@
-"""The settings of a member."""
+"""The settings of a processor, and the defaults of the described systems as presets (P12)."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.core.balance import Strategy
-from leasehold.core.soundness import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
-from leasehold.core.timing import MOST_LEASE_S, Timing
-from leasehold.errors import InvalidName, InvalidOptions
-from leasehold.names import check_group, check_name, seconds_of
+from leasehold.core.checkpoint_policy import CheckpointPolicy
+from leasehold.core.lease_timing import MOST_LEASE_S, Timing
+from leasehold.core.poison_policy import PoisonPolicy, Then
+from leasehold.core.stall_rule import StallRule
+from leasehold.errors import InvalidOptions
+from leasehold.lease.group_state import is_whole
+from leasehold.lease.options import MemberOptions, check_share, check_timing
+from leasehold.log.start import Start
+from leasehold.names import seconds_of
+
+if TYPE_CHECKING:
+    from leasehold.sources.dead_letters import DeadLetters
+
+E = TypeVar("E", bound=Enum)
+
+_LONGEST_S = 7 * 24 * 3600.0
+_LEAST_GOODBYE_S = 1.0
+_MAY_BE_NONE = frozenset(("handler_limit", "give_up_after"))
+_SECOND = timedelta(seconds=1)
+_LARGEST = 100_000_000 << 10
+_EXAMPLES = {
+    "checkpoint": "checkpoint=CheckpointPolicy.every(events=1000)",
+    "poison": "poison=PoisonPolicy.retry()",
+}
+
+
+class OnTrimmed(StrEnum):
+    """Where to go on when retention has removed the next event."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    FAIL = "fail"
+
+
+class Load(StrEnum):
+    """What makes a partition heavy, for the strategy ``by_load``."""
+
+    EVENTS = "events"
+    BYTES = "bytes"
+    LAG = "lag"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberOptions:
-    """How a member behaves; checked when it is made.
+class Options:
+    """How a processor behaves; checked when it is made. All of it has a default.
 
-    ``weight`` scales its share of the keys, ``most`` caps it. ``hand_over_limit`` is how long a
-    key is kept for the one it was handed to (three leases by default); ``drain_limit`` how long
-    the work on a key may take to stop in good order before it is stopped by force.
+    ``start``: where a partition without a checkpoint begins; ``starts``: the same for single
+    partitions. ``batch_events`` and ``batch_bytes`` bound one call of ``on_batch``;
+    ``prefetch_events`` and ``prefetch_bytes`` what waits for it, in each partition.
+    ``handler_limit``: how long one call of a handler may take. ``stall_after``: how long a
+    partition may stand still while there is work, until that is reported; ``give_up_after``: until
+    it is given to another host. ``drain_limit``: how long it may take to stop in good order.
+    ``most_partitions`` caps what this host takes, ``weight`` scales its share.
+    ``partitions_every``: how often to look for new partitions.
 
     Raises:
-        InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
+        InvalidOptions, InvalidDuration: with what is wrong and what to write.
     """
 
-    group: str
-    name: str = "member"
     strategy: Strategy = Strategy.EVEN
     timing: Timing = field(default_factory=Timing)
-    weight: float = 1.0
-    most: int | None = None
-    hand_over_limit: timedelta | None = None
+    start: Start = field(default_factory=Start.earliest)
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    batch_events: int = 10_000
+    batch_bytes: int = 4 << 20
+    prefetch_events: int = 20_000
+    prefetch_bytes: int = 8 << 20
+    checkpoint: CheckpointPolicy = field(
+        default_factory=lambda: CheckpointPolicy.every(interval=_SECOND)
+    )
+    poison: PoisonPolicy = field(default_factory=PoisonPolicy.retry)
+    dead_letters: DeadLetters | None = None
+    handler_limit: timedelta | None = None
+    stall_after: timedelta = timedelta(minutes=1)
+    give_up_after: timedelta | None = timedelta(minutes=10)
     drain_limit: timedelta = timedelta(seconds=30)
+    hand_over_limit: timedelta | None = None
+    most_partitions: int | None = None
+    weight: float = 1.0
+    on_trimmed: OnTrimmed = OnTrimmed.EARLIEST
+    load: Load = Load.EVENTS
+    partitions_every: timedelta = timedelta(seconds=30)
+
+    @classmethod
+    def event_hubs(cls) -> Self:
+        """The defaults of the Event Hubs processors: look every 30 s, expire after 2 min, greedy.
+
+        They begin at the end of a partition, with 300 events ahead.
+        """
+        return cls(
+            strategy=Strategy.GREEDY,
+            timing=Timing(lease_s=120.0, renew_s=30.0, margin_s=12.0, call_s=30.0),
+            start=Start.latest(),
+            batch_events=300,
+            prefetch_events=300,
+        )
+
+    @classmethod
+    def event_processor_host(cls) -> Self:
+        """The defaults of the older Event Processor Host: lease 30 s, renewed every 10 s.
+
+        One partition is stolen at a time; batches have 10 events, and 300 wait.
+        """
+        return cls(
+            strategy=Strategy.ONE_STEAL,
+            timing=Timing(lease_s=30.0, renew_s=10.0, margin_s=3.0, call_s=8.0),
+            batch_events=10,
+            prefetch_events=300,
+        )
 
     def __post_init__(self) -> None:
         """Refuse what can not work."""
-        if not isinstance(self.strategy, Strategy):
-            object.__setattr__(self, "strategy", _strategy(self.strategy))
-        group: object = self.group
-        if not isinstance(group, str):
-            raise InvalidName(f"group must be text, not {group!r}: write {str(group)!r}")
-        check_group(group)
-        check_name(self.name, what="member name")
+        for name in ("batch_events", "batch_bytes", "prefetch_events", "prefetch_bytes"):
+            _check_count(name, getattr(self, name))
+        for name, kind in (("strategy", Strategy), ("on_trimmed", OnTrimmed), ("load", Load)):
+            object.__setattr__(self, name, _one_of(kind, getattr(self, name), name))
+        self._check_starts()
         check_timing(self.timing)
-        check_share(weight=self.weight, most=self.most)
-        if self.kept_s < 2 * self.timing.renew_s:
+        check_share(weight=self.weight, most=self.most_partitions, most_name="most_partitions")
+        for name, policy in (("checkpoint", CheckpointPolicy), ("poison", PoisonPolicy)):
+            if not isinstance(getattr(self, name), policy):
+                raise InvalidOptions(
+                    f"{name} must be a {policy.__name__}, not {getattr(self, name)!r}: write "
+                    f"{_EXAMPLES[name]}, or leave it out"
+                )
+        self._check_dead_letters()
+        self._check_times()
+
+    def _check_starts(self) -> None:
+        _check_start("start", self.start)
+        starts: object = self.starts
+        if not isinstance(starts, Mapping):
             raise InvalidOptions(
-                f"hand_over_limit >= 2 x renew_every does not hold ({self.kept_s:g} s is less than "
-                f"{2 * self.timing.renew_s:g} s): the receiver looks only once per renewal"
+                f'starts must be a mapping, not {starts!r}: write starts={{"0": Start.latest()}}'
             )
-        seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+        for partition, start in starts.items():
+            if not isinstance(partition, str):
+                raise InvalidOptions(
+                    f"the partition {partition!r} in starts is not text: write "
+                    f'starts={{"{partition}": …}}'
+                )
+            _check_start(f"starts[{partition!r}]", start)
+
+    def _check_dead_letters(self) -> None:
+        letters = self.dead_letters
+        if letters is not None and not callable(getattr(letters, "send", None)):
+            raise InvalidOptions(
+                f"dead_letters must be able to send(letters), and {letters!r} is not: write "
+                'dead_letters=LogDeadLetters(log, "orders-dead")'
+            )
+        if self.poison.then is Then.DEAD_LETTER and self.dead_letters is None:
+            raise InvalidOptions(
+                "poison=PoisonPolicy.dead_letter() needs dead_letters, the stream to put them in: "
+                'dead_letters=LogDeadLetters(log, "orders-dead")'
+            )
+
+    def member(self, *, group: str, name: str) -> MemberOptions:
+        """The same as the settings of a member of ``group``."""
+        return MemberOptions(
+            group=group,
+            name=name,
+            strategy=self.strategy,
+            timing=self.timing,
+            weight=self.weight,
+            most=self.most_partitions,
+            hand_over_limit=self.hand_over_limit,
+            drain_limit=self.drain_limit,
+        )
 
     @property
-    def kept_s(self) -> float:
-        """How long a key is kept for the one it was handed to."""
-        if self.hand_over_limit is None:
-            return _LEASES_TO_KEEP * self.timing.lease_s
-        return seconds_of(
-            self.hand_over_limit, what="hand_over_limit", least_s=0.0, most_s=MOST_LEASE_S
+    def handler_limit_s(self) -> float | None:
+        """The limit of one call of a handler, in seconds."""
+        return None if self.handler_limit is None else self.handler_limit.total_seconds()
+
+    @property
+    def stall(self) -> StallRule:
+        """When a partition counts as stuck."""
+        give_up = self.give_up_after
+        return StallRule(
+            stall_after_s=self.stall_after.total_seconds(),
+            give_up_after_s=None if give_up is None else give_up.total_seconds(),
         )
 
+    @property
+    def goodbye_s(self) -> float:
+        """How long an end by force may take for what can not be cancelled, in seconds."""
+        return max(self.drain_limit.total_seconds(), _LEAST_GOODBYE_S)
 
-_LEASES_TO_KEEP = 3
+    def start_of(self, partition: str) -> Start:
+        """Where a partition without a checkpoint begins."""
+        return self.starts.get(partition, self.start)
+
+    def _check_times(self) -> None:
+        for name in ("handler_limit", "stall_after", "give_up_after", "partitions_every"):
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
+                seconds_of(value, what=name, least_s=0.01, most_s=_LONGEST_S)
+        if self.give_up_after is not None and self.give_up_after < self.stall_after:
+            raise InvalidOptions(
+                f"give_up_after >= stall_after does not hold ({self.give_up_after} is less than "
+                f"{self.stall_after}): a stall is reported first; use None to only report it"
+            )
+        seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+        self.member(group="partition/check/check", name="check")
 
 
-def _strategy(name: object) -> Strategy:
+def _one_of(kind: type[E], value: object, what: str) -> E:
     try:
-        return Strategy(name)
+        return kind(value)
     except ValueError:
-        names = ", ".join(each.value for each in Strategy)
-        raise InvalidOptions(f"there is no strategy {name!r}: choose one of {names}") from None
+        names = ", ".join(str(each.value) for each in kind)
+        raise InvalidOptions(f"{what} can not be {value!r}: choose one of {names}") from None
 
 
-def check_timing(timing: object) -> None:
-    """Refuse what is no ``Timing``, or one that can not keep the rules.
-
-    Raises:
-        InvalidOptions: with what is wrong and what to write.
-    """
-    if not isinstance(timing, Timing):
-        raise InvalidOptions(
-            f"timing must be a Timing, not {timing!r}: write "
-            "timing=Timing.of(lease=timedelta(seconds=10))"
-        )
-    for each in fields(timing):
-        value = getattr(timing, each.name)
-        if not is_number(value) or not math.isfinite(value):
-            raise InvalidOptions(f"{each.name} must be a number of seconds, not {value!r}")
-    timing.check()
+def _check_count(name: str, value: object) -> None:
+    if not is_whole(value):
+        raise InvalidOptions(f"{name} must be a whole number, not {value!r}: write {name}=1000")
+    if not 1 <= value <= _LARGEST:
+        raise InvalidOptions(f"1 <= {name} <= {_LARGEST:,} does not hold ({value})")
 
 
-def check_share(*, weight: object, most: object, most_name: str = "most") -> None:
-    """Refuse a weight or a limit that the others of the group could not count with.
-
-    Raises:
-        InvalidOptions: with what is wrong and what to write.
-    """
-    if not is_number(weight):
-        raise InvalidOptions(f"weight must be a number, not {weight!r}: use 1 if unsure")
-    if not 0 < weight <= LARGEST_WEIGHT:
-        raise InvalidOptions(
-            f"0 < weight <= {LARGEST_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
-        )
-    if most is None:
-        return
-    if not is_whole(most):
-        raise InvalidOptions(
-            f"{most_name} must be a whole number, not {most!r}: use None for no limit"
-        )
-    if most < 0:
-        raise InvalidOptions(f"{most_name} >= 0 does not hold ({most}): use None for no limit")
-    if most > LARGEST_MOST:
-        raise InvalidOptions(
-            f"{most_name} <= {LARGEST_MOST:,} does not hold: use None for no limit"
-        )
+def _check_start(name: str, value: object) -> None:
+    if not isinstance(value, Start):
+        how = f'Start.parse("{value}")' if isinstance(value, str) else "Start.latest()"
+        raise InvalidOptions(f"{name} must be a Start, not {value!r}: write {how}")

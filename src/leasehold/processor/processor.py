@@ -20,17 +20,16 @@ import anyio
 import anyio.from_thread
 
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import UsageError
 from leasehold.names import check_name, in_order, partition_group
 from leasehold.ports import LeaseLimits
-from leasehold.processor.bridge import TwoLoops
-from leasehold.processor.floor import Floor
-from leasehold.processor.handlers import CALL, Handlers
-from leasehold.processor.hooks import Board
-from leasehold.processor.lease_side import LeaseSide
-from leasehold.processor.pull import Pull
-from leasehold.processor.settings import Options
+from leasehold.processor.events import Board
+from leasehold.processor.handlers import CALL, Handlers, Pull
+from leasehold.processor.lease_thread import LeaseSide
+from leasehold.processor.options import Options
+from leasehold.processor.pump_manager import Floor
+from leasehold.runtime.loop_thread import TwoLoops
+from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.stores import open_store, open_transactions
 
 if TYPE_CHECKING:
@@ -41,11 +40,16 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Ownership
     from leasehold.ports import Store
-    from leasehold.processor.handlers import OnBatch, OnClose, OnError, OnEvent, OnOpen
-    from leasehold.processor.hooks import Counts, Hook
-    from leasehold.processor.pull import PartitionClient
+    from leasehold.processor.events import Counts, Hook, PartitionStatus
+    from leasehold.processor.handlers import (
+        OnBatch,
+        OnClose,
+        OnError,
+        OnEvent,
+        OnOpen,
+        PartitionClient,
+    )
     from leasehold.processor.pump import Pump
-    from leasehold.processor.status import PartitionStatus
     from leasehold.sources.port import EventSource
     from leasehold.stores.postgres.transactions import Transactions
 

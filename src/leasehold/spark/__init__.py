@@ -22,7 +22,7 @@ sink, not the lease:
    takes it only if no epoch is newer and each position is where the range starts; rows and
    positions change together.
 3. The store's checkpoint is written afterwards, for people, lags and retention. Where the two
-   differ, the sink is right (``core.resume``).
+   differ, the sink is right (``core.resume_position``).
 
 A partition is handed over when no batch that reads it is under way, so an orderly move repeats
 nothing. The lease only decides who works; if it ends in the middle of a batch, that work is wasted
@@ -52,8 +52,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leasehold.core.poison import PoisonPolicy
-    from leasehold.processor.settings import OnTrimmed
+    from leasehold.core.poison_policy import PoisonPolicy
+    from leasehold.processor.options import OnTrimmed
     from leasehold.spark.pipeline.pipeline import Pipeline
     from leasehold.spark.pipeline.progress import Totals
     from leasehold.spark.pipeline.settings import PipelineOptions
@@ -106,11 +106,11 @@ _HOMES = {
     "Fence": "leasehold.spark.queries.fence",
     "ForeachSink": "leasehold.spark.sinks.foreach",
     "LogSink": "leasehold.spark.sinks.log",
-    "OnTrimmed": "leasehold.processor.settings",
+    "OnTrimmed": "leasehold.processor.options",
     "ParquetSink": "leasehold.spark.sinks.parquet.sink",
     "Pipeline": "leasehold.spark.pipeline.pipeline",
     "PipelineOptions": "leasehold.spark.pipeline.settings",
-    "PoisonPolicy": "leasehold.core.poison",
+    "PoisonPolicy": "leasehold.core.poison_policy",
     "PostgresSink": "leasehold.spark.sinks.postgres.sink",
     "Share": "leasehold.spark.sinks.port",
     "Sink": "leasehold.spark.sinks.port",

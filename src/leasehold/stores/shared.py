@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidName, LeaseLost, UnknownResource, UsageError
 from leasehold.model import EndReason, Lease, Note, Position
 from leasehold.names import check_group, check_key, check_name, seconds_of

@@ -40,7 +40,7 @@ from leasehold.processor import (
     Options,
     PartitionContext,
 )
-from leasehold.processor.hooks import Overtaken
+from leasehold.processor.events import Overtaken
 from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.stores import open_store
 from leasehold.testing.source import MemorySource

@@ -26,7 +26,7 @@ from tests.support.processors import Scene, scene
 from leasehold.clock import SystemClock
 from leasehold.errors import BeyondEnd, StoreUnusable, Trimmed
 from leasehold.log import Start
-from leasehold.processor.hooks import PartitionOpened, ReceiverDisplaced
+from leasehold.processor.events import PartitionOpened, ReceiverDisplaced
 from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.ranges import Range

@@ -19,7 +19,7 @@ import pytest
 from tests.support.azure_schedule import CURRENT, Call, HostStore, Service, started
 from tests.support.seeds import seeded
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import (
     Changes,

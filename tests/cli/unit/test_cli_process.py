@@ -17,11 +17,11 @@ from leasehold.cli.process import _checkpoint, _poison
 from leasehold.cli.process_handler import load_handler
 from leasehold.cli.process_words import Words, heard, status
 from leasehold.clock import SystemClock
-from leasehold.core.poison import Then
+from leasehold.core.poison_policy import Then
 from leasehold.errors import LeaseholdError, PositionLost, StoreUnavailable, UsageError
 from leasehold.log import Event, Log, LogOptions
 from leasehold.processor import CheckpointPolicy, CloseReason, Counts, HookEvent
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,

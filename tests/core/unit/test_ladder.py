@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 
 LADDER = Ladder(base_s=1.0, most_s=20.0)
 failures = st.integers(1, 10_000)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from leasehold import Strategy
 from leasehold.core.balance import Plan
-from leasehold.core.pace import early_s, pause_s
+from leasehold.core.cycle_interval import early_s, pause_s
 from leasehold.model import Wanted
 
 pytestmark = pytest.mark.spec("P10")

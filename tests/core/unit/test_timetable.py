@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.cron import parse_schedule
-from leasehold.core.timetable import MOST_MISSED, Decision, Place, decide, settled_by, shift_of
+from leasehold.core.next_run import MOST_MISSED, Decision, Place, decide, settled_by, shift_of
 from leasehold.jobs import CatchUp, OnCrash, Overlap
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

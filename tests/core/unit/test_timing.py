@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from leasehold import Timing
-from leasehold.core.timing import CLOCK_RATE_ERROR, LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR, LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidOptions
 
 GOOD = Timing()

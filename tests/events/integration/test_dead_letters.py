@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from tests.support.processors import AT_ONCE, SECOND, Scene, options, scene
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import UsageError
 from leasehold.log import Event, Log, LogOptions, Producer
 from leasehold.log.producer import Sent
 from leasehold.processor import Options, PumpState
-from leasehold.processor.hooks import HandlerFailed, Poisoned, PumpRestarted
+from leasehold.processor.events import HandlerFailed, Poisoned, PumpRestarted
 from leasehold.sources import LogDeadLetters
 from leasehold.sources.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
 from leasehold.spark import PoisonPolicy

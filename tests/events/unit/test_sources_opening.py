@@ -15,7 +15,7 @@ import pytest
 from leasehold.errors import BeyondEnd, PositionLost, UnknownStore, UnknownStream, UsageError
 from leasehold.log import Log, LogOptions
 from leasehold.processor import OnTrimmed
-from leasehold.processor.opening import open_receiver
+from leasehold.processor.pump import open_receiver
 from leasehold.sources import (
     DeadLetter,
     DeadLetters,

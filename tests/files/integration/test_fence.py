@@ -27,7 +27,7 @@ from tests.support.blocks import (
     written,
 )
 
-from leasehold.core.replicas import Condition
+from leasehold.core.block_agreement import Condition
 from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block
 from leasehold.files.block import BlockWriter

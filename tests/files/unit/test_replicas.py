@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.replicas import Agreement, Answer, Condition, agree
+from leasehold.core.block_agreement import Agreement, Answer, Condition, agree
 from leasehold.errors import TailUncertain
 
 SEALED, WHOLE, CUT = Condition.SEALED, Condition.WHOLE, Condition.CUT

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.core import timetable
+from leasehold.core import next_run
 from leasehold.errors import InvalidDuration, InvalidOptions
 from leasehold.jobs import CatchUp, OnCrash, Overlap, Policy, policy
 
@@ -28,7 +28,7 @@ def test_what_nobody_said_is_the_careful_way() -> None:
 
 def test_the_words_are_those_of_the_timetable() -> None:
     for name in ("CatchUp", "OnCrash", "Overlap"):
-        assert getattr(policy, name) is getattr(timetable, name)
+        assert getattr(policy, name) is getattr(next_run, name)
 
 
 @pytest.mark.parametrize("name", ["max_age", "jitter", "timeout", "retry_pause"])

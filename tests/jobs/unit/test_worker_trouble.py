@@ -21,7 +21,7 @@ from leasehold.jobs.worker.launch import Launcher
 from leasehold.model import MemberInfo, Ownership, Wanted
 from leasehold.names import job_key
 from leasehold.ports import Store
-from leasehold.processor.bridge import OneLoop
+from leasehold.runtime.loop_thread import OneLoop
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import START, Host, HostClock

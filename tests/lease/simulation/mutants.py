@@ -16,7 +16,7 @@ from typing import Any
 from tests.support.replaced import Replacement, replaces
 
 from leasehold.core.balance import Plan, Snapshot, Strategy
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import (
     Changes,
@@ -46,7 +46,7 @@ class Mutant:
 
 # ------------------------------------------------------------------ the trust window
 
-TRUST = "leasehold.core.timing:Timing.trusted_until"
+TRUST = "leasehold.core.lease_timing:Timing.trusted_until"
 
 
 @replaces(TRUST)
@@ -98,7 +98,7 @@ RENEW = "leasehold.testing.sim.store:SimStore.renew"
 CLAIM = "leasehold.testing.sim.store:SimStore.claim"
 
 
-@replaces("leasehold.processor.cycle:Cycle._renew")
+@replaces("leasehold.lease.cycle:Cycle._renew")
 def ignores_loss(original: Any) -> Any:
     """The renewal says nothing about loss, so nobody looks."""
 
@@ -224,7 +224,7 @@ def shared_identity(_original: Any) -> Any:
     return new_identity
 
 
-@replaces("leasehold.processor.cycle:holder_id")
+@replaces("leasehold.lease.cycle:holder_id")
 def shared_name(original: Any) -> Any:
     """The holder is known by a name that a second incarnation has too."""
 
@@ -258,7 +258,7 @@ def hears_all_again(original: Any) -> Any:
     return renew
 
 
-@replaces("leasehold.processor.holdings:Holdings.open")
+@replaces("leasehold.lease.holdings:Holdings.open")
 def takes_up_again(original: Any) -> Any:
     """A release without an answer is forgotten, and the key taken up again."""
 
@@ -304,7 +304,7 @@ def tells_nobody(original: Any) -> Any:
     return closed
 
 
-@replaces("leasehold.processor.holdings:Holdings.force_overdue")
+@replaces("leasehold.lease.holdings:Holdings.force_overdue")
 def waits_for_ever(_original: Any) -> Any:
     """Work that does not stop is waited for, whatever the deadline."""
 

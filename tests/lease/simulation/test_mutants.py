@@ -47,9 +47,12 @@ def test_it_is_caught(mutant: Mutant) -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        ("leasehold.core.timing:Timing.believed_until", "there is no leasehold.core.timing:Timing"),
+        (
+            "leasehold.core.lease_timing:Timing.believed_until",
+            "there is no leasehold.core.lease_timing:Timing",
+        ),
         ("leasehold.core.trust:trusted_until", "there is no leasehold.core.trust"),
-        ("leasehold.core.timing:Timing.check", r"takes \['self'\] by now"),
+        ("leasehold.core.lease_timing:Timing.check", r"takes \['self'\] by now"),
     ],
 )
 def test_a_mutant_of_a_part_that_is_gone_fails_the_run(target: str, why: str) -> None:

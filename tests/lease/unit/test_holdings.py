@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from leasehold.lease.holdings import Holdings
 from leasehold.model import Ownership
-from leasehold.processor.holdings import Holdings
 
 KEY = "job/a"
 

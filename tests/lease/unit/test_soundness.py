@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from leasehold import Strategy
 from leasehold.core.balance import Snapshot, plan
-from leasehold.core.soundness import LARGEST_MOST, LARGEST_WEIGHT, sound
-from leasehold.core.view import View
+from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, View, sound
 from leasehold.model import Changes, MemberInfo, Peer, Resource, State
 from leasehold.stores.postgres import rows as postgres
 from leasehold.stores.sqlite import rows as sqlite

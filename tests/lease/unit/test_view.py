@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.view import View
+from leasehold.lease.group_state import View
 from leasehold.model import Changes, MemberInfo, Peer, Resource, State
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.processors import Cuttable, options, scene
 
 from leasehold.processor import CloseReason
-from leasehold.processor.hooks import PartitionClosed
+from leasehold.processor.events import PartitionClosed
 
 pytestmark = pytest.mark.anyio
 

@@ -29,7 +29,7 @@ from leasehold.log import Event, EventBatch
 from leasehold.model import EndReason
 from leasehold.ports import Store
 from leasehold.processor import CheckpointPolicy, EventProcessor
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointWritten,
     CycleDone,
     PartitionClosed,

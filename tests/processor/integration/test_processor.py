@@ -23,7 +23,7 @@ from leasehold.errors import UsageError
 from leasehold.log import Event, Start
 from leasehold.model import EndReason
 from leasehold.processor import CheckpointPolicy, CloseReason, EventProcessor, HookEvent
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointWritten,
     CycleDone,
     MayRepeat,

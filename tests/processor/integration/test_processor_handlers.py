@@ -32,7 +32,7 @@ from leasehold.processor import (
     PartitionContext,
     PumpState,
 )
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointWritten,
     CycleDone,
     HandlerFailed,

@@ -18,7 +18,7 @@ from tests.support.processors import (
 from leasehold.errors import HandlerTimeout, LeaseLost
 from leasehold.log import Event
 from leasehold.processor import BlockingContext, CloseReason, PumpState
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,

@@ -27,7 +27,7 @@ from leasehold.processor import (
     PartitionContext,
     blocking,
 )
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointWritten,
     HandlerFailed,
     PartitionClosed,

@@ -32,7 +32,7 @@ PROGRAM = """
 import json, sys
 from datetime import timedelta
 from leasehold.clock import SystemClock
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.processor import EventProcessor, Options
 from leasehold.testing.source import MemorySource
 

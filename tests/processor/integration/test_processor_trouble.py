@@ -32,7 +32,7 @@ from leasehold.errors import (
 )
 from leasehold.log import Event, Start
 from leasehold.processor import CloseReason, OnTrimmed, PumpState
-from leasehold.processor.hooks import (
+from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,

@@ -15,15 +15,14 @@ import anyio
 from tests.lease.simulation.mutants import CHECKPOINT, unfenced_writes
 from tests.support.replaced import Replacement, replaces
 
+from leasehold.lease.handle import Tenure
 from leasehold.log import EventBatch, Start
 from leasehold.model import Checkpoint, EndReason, Mark, MarkRefusal, Ownership, Position
 from leasehold.processor import CloseReason, PumpState
-from leasehold.processor.floor import Floor
-from leasehold.processor.intake import Intake
-from leasehold.processor.marks import Marks, Told
+from leasehold.processor.checkpoint_writer import Marks, Resuming, Told
+from leasehold.processor.prefetch_buffer import Intake
 from leasehold.processor.pump import Pump
-from leasehold.processor.resuming import Resuming
-from leasehold.processor.tenure import Tenure
+from leasehold.processor.pump_manager import Floor
 from leasehold.sources import EventSource, Receiver
 from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.sinks import FencedSink
@@ -41,7 +40,7 @@ class PumpMutant:
 # ------------------------------------------------------------------- the end of a term
 
 
-@replaces("leasehold.processor.progress:Progress.write")
+@replaces("leasehold.processor.pump:Progress.write")
 def drains_without_checkpoint(original: Any) -> Any:
     """The word *drained* is given before the position is stored."""
 
@@ -56,7 +55,7 @@ def drains_without_checkpoint(original: Any) -> Any:
     return write
 
 
-@replaces("leasehold.processor.floor:Floor.drain")
+@replaces("leasehold.processor.pump_manager:Floor.drain")
 def drains_at_once(original: Any) -> Any:
     """The member is told *drained* as soon as it asks, while the handler is still at it."""
 
@@ -67,7 +66,7 @@ def drains_at_once(original: Any) -> Any:
     return drain
 
 
-@replaces("leasehold.processor.floor:Floor.ended")
+@replaces("leasehold.processor.pump_manager:Floor.ended")
 def drained_by_force(original: Any) -> Any:
     """A pump that was ended by force says *drained* as if it had ended in good order."""
 
@@ -117,13 +116,13 @@ def forgets_at_hand_over(original: Any) -> Any:
 # --------------------------------------------------------------------------- belief
 
 
-@replaces("leasehold.processor.tenure:Tenure.valid")
+@replaces("leasehold.lease.handle:Tenure.valid")
 def does_not_ask(_original: Any) -> Any:
     """Nobody looks whether the ownership may still be acted upon: owned once, owned for ever."""
     return property(lambda _self: True)
 
 
-@replaces("leasehold.processor.tenure:Tenure.check")
+@replaces("leasehold.lease.handle:Tenure.check")
 def retries_after_loss(_original: Any) -> Any:
     """A batch that has failed is tried again, whoever owns the partition by now."""
 
@@ -236,7 +235,7 @@ def handles_all_at_once(_original: Any) -> Any:
     return handle
 
 
-@replaces("leasehold.processor.resuming:Resuming.checkpoint")
+@replaces("leasehold.processor.checkpoint_writer:Resuming.checkpoint")
 def reads_before_the_claim(original: Any) -> Any:
     """Checkpoints are read once, before partitions are claimed, and known from then on."""
     known: dict[Resuming, dict[str, Checkpoint | None]] = {}
@@ -253,7 +252,7 @@ def reads_before_the_claim(original: Any) -> Any:
 # ---------------------------------------------------------------------- checkpoints
 
 
-@replaces("leasehold.processor.marks:Marks.put")
+@replaces("leasehold.processor.checkpoint_writer:Marks.put")
 def newest_of_any_epoch(original: Any) -> Any:
     """The furthest position of a partition is written, whichever epoch has reached it."""
     furthest: dict[Marks, dict[str, Position]] = {}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from leasehold.log import EventBatch
-from leasehold.processor.intake import Intake
+from leasehold.processor.prefetch_buffer import Intake
 from leasehold.testing.source import MemorySource
 
 pytestmark = pytest.mark.anyio

@@ -26,8 +26,8 @@ from leasehold.errors import (
 from leasehold.model import Mark, MarkRefusal, Ownership, Position
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
-from leasehold.processor.hooks import Board, CheckpointRefused, CheckpointWritten
-from leasehold.processor.marks import Marks, Written
+from leasehold.processor.checkpoint_writer import Marks, Written
+from leasehold.processor.events import Board, CheckpointRefused, CheckpointWritten
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import LosingStore, Lost
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.meter import Meter, rounded
+from leasehold.core.load_meter import Meter, rounded
 
 
 @pytest.mark.spec("B4")

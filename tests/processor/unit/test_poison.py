@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.ladder import Ladder
-from leasehold.core.poison import Then
+from leasehold.core.backoff import Ladder
+from leasehold.core.poison_policy import Then
 from leasehold.errors import InvalidOptions
 from leasehold.spark import PoisonPolicy
 

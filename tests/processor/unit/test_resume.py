@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.resume import By, Resumed, resumed, resumed_by_checkpoint
+from leasehold.core.resume_position import By, Resumed, resumed, resumed_by_checkpoint
 
 
 @pytest.mark.spec("S4")

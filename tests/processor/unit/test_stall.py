@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.stall import StallRule, Verdict
+from leasehold.core.stall_rule import StallRule, Verdict
 
 RULE = StallRule(stall_after_s=60.0, give_up_after_s=300.0)
 REPORT_ONLY = StallRule(stall_after_s=60.0, give_up_after_s=None)

@@ -14,7 +14,7 @@ from tests.spark.session.test_pipeline import bodies, pipeline
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_logs import made, sent
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import BatchFailed, PositionLost, SinkChanged, StoreUnavailable, UsageError
 from leasehold.log import Event, Log, Start
 from leasehold.model import Position

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.core.asking import Asked, StopRequests
+from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.spark import Pipeline
 from leasehold.spark.queries import leaving
 from leasehold.testing.clock import ManualClock

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import (
     BatchFailed,
     DataDamaged,

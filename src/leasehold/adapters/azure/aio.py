@@ -15,7 +15,7 @@ import anyio
 from leasehold.adapters.azure.desk import Desk
 from leasehold.adapters.azure.layout import Place
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import UsageError
 from leasehold.names import check_name, seconds_of
 from leasehold.stores import open_store

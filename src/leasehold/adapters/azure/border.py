@@ -36,8 +36,8 @@ from leasehold.adapters.azure.records import (
     token_of,
 )
 from leasehold.core.balance import Snapshot, Strategy, plan
-from leasehold.core.view import View
 from leasehold.errors import InvalidDuration, LeaseLost
+from leasehold.lease.group_state import View
 from leasehold.model import HandOver, Lease, MemberInfo, Ownership, State, Wanted
 from leasehold.names import last_part
 

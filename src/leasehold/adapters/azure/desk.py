@@ -30,8 +30,8 @@ import anyio
 from leasehold.adapters.azure.layout import Place, place_of, resume_at, stored_of
 from leasehold.clock import host_name, new_suffix, new_token
 from leasehold.core.balance import Snapshot, Strategy, plan
-from leasehold.core.soundness import sound
 from leasehold.errors import FencedWrite, LeaseLost, StoreError, UsageError
+from leasehold.lease.group_state import sound
 from leasehold.model import HandOver, Lease, Mark, MarkRefusal, MemberInfo, State, Wanted
 from leasehold.names import last_part
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
-from leasehold.core.timing import MOST_LEASE_S
+from leasehold.core.lease_timing import MOST_LEASE_S
 from leasehold.errors import Stolen
 from leasehold.names import seconds_of
 

@@ -42,7 +42,7 @@ from leasehold.adapters.azure.records import (
     owner_of_ours,
 )
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.timing import MOST_LEASE_S
+from leasehold.core.lease_timing import MOST_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.model import Checkpoint, Mark
 from leasehold.names import check_name, group_of, last_part, seconds_of

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.command.bell import Bell, Stopped

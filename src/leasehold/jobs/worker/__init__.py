@@ -16,5 +16,5 @@ module         noun
 =============  =============================================================================
 
 The lease lives in an event loop of its own, in a thread that no function can block; async functions
-run in the loop of the caller. The decisions themselves are pure: ``leasehold.core.timetable``.
+run in the loop of the caller. The decisions themselves are pure: ``leasehold.core.next_run``.
 """

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.timetable import settled_by
+from leasehold.core.next_run import settled_by
 from leasehold.errors import LeaseLost
 from leasehold.jobs.entry import Outcome, Said
 from leasehold.jobs.worker.seat import Kind

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from leasehold.core.cron import Dialect, Schedule, parse_schedule
-from leasehold.core.timetable import CatchUp, OnCrash, Overlap, shift_of
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
+from leasehold.core.next_run import CatchUp, OnCrash, Overlap, shift_of
 from leasehold.errors import BadSchedule, InvalidOptions, UsageError
 from leasehold.jobs.policy import Policy
 from leasehold.jobs.wish import DEFAULT_LEASE

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from leasehold.jobs.worker.definition import Job
     from leasehold.jobs.worker.run import Run
-    from leasehold.processor.bridge import Bridge
+    from leasehold.runtime.loop_thread import Bridge
 
 # Called on the lease side, once, with the error that ended the function, if one did.
 Ended = "Callable[[BaseException | None], None]"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from leasehold.core.timetable import Place, decide
+from leasehold.core.next_run import Place, decide
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.jobs import occurrence as marks
 from leasehold.jobs import orders as orders_

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import StoreError
 from leasehold.jobs import occurrence as marks_
 from leasehold.jobs.entry import Outcome

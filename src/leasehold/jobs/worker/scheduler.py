@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.ladder import Ladder
-from leasehold.core.timetable import Overlap, Place, decide
+from leasehold.core.backoff import Ladder
+from leasehold.core.next_run import Overlap, Place, decide
 from leasehold.errors import LeaseLost, StoreError
 from leasehold.jobs import occurrence as marks
 from leasehold.jobs import orders as orders_

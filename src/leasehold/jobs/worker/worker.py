@@ -33,7 +33,7 @@ from leasehold.jobs.worker.runs import Runs
 from leasehold.jobs.worker.scheduler import TROUBLE, Scheduler
 from leasehold.jobs.worker.seat import Kind, Seat
 from leasehold.names import check_name, last_part, seconds_of
-from leasehold.processor.bridge import TwoLoops
+from leasehold.runtime.loop_thread import TwoLoops
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from leasehold.jobs.worker.activity import Activity
     from leasehold.jobs.worker.definition import Job
     from leasehold.ports import Store
-    from leasehold.processor.bridge import Bridge
+    from leasehold.runtime.loop_thread import Bridge
 
 log = logging.getLogger("leasehold.jobs")
 

@@ -25,7 +25,7 @@ import anyio
 from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.values import Timestamp
 from leasehold.clock import new_suffix
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 from leasehold.sources.eventhubs.connection import IDLE_MS, Connection
 from leasehold.sources.eventhubs.refusals import LOST, Asked, Refusal, Refused, error_of

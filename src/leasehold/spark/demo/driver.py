@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TextIO
 
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.errors import LeaseholdError
 from leasehold.spark.demo.brake import Brake, WatchedSink
 from leasehold.spark.demo.delays import delays

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import (
     BatchFailed,
     FencedWrite,
@@ -28,7 +28,7 @@ from leasehold.spark.pipeline.happenings import (
 from leasehold.spark.pipeline.trouble import name_batch
 
 if TYPE_CHECKING:
-    from leasehold.processor.tenure import Tenure
+    from leasehold.lease.handle import Tenure
     from leasehold.spark.pipeline.engine import Surroundings
     from leasehold.spark.pipeline.staging import Work
     from leasehold.spark.sinks.port import Staged, Written

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.happenings import BatchPlanned, ShareOpened, Waiting
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.clock import Clock
-    from leasehold.processor.hooks import Board
-    from leasehold.processor.tenure import Tenure
+    from leasehold.lease.handle import Tenure
+    from leasehold.processor.events import Board
     from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.frames import Frames

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.processor.hooks import HookEvent
+from leasehold.processor.events import HookEvent
 
 if TYPE_CHECKING:
     from leasehold.spark.ranges import Range

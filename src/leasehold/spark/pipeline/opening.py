@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.resume import By, resumed, resumed_by_checkpoint
+from leasehold.core.resume_position import By, resumed, resumed_by_checkpoint
 from leasehold.errors import PositionLost, SinkChanged
 from leasehold.log.start import Start
-from leasehold.processor.settings import OnTrimmed
+from leasehold.processor.options import OnTrimmed
 from leasehold.spark.sinks.port import Sunk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from leasehold.core.resume import Resumed
+    from leasehold.core.resume_position import Resumed
+    from leasehold.lease.handle import Tenure
     from leasehold.model import Checkpoint
-    from leasehold.processor.tenure import Tenure
     from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.settings import PipelineOptions

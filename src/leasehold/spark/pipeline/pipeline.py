@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.asking import Asked, StopRequests
 from leasehold.errors import UsageError
 from leasehold.names import check_name, last_part
-from leasehold.processor.hooks import Board
+from leasehold.processor.events import Board
+from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.pipeline.engine import Engine, Surroundings
 from leasehold.spark.pipeline.frames import Frames
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.model import Ownership
-    from leasehold.processor.hooks import Hook
+    from leasehold.processor.events import Hook
     from leasehold.spark.pipeline.progress import Totals
     from leasehold.spark.sinks.foreach import OnBatch
     from leasehold.spark.sinks.port import Sink

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from leasehold.clock import Clock
-    from leasehold.processor.hooks import HookEvent
+    from leasehold.processor.events import HookEvent
 
 _EVERY_S = 1.0
 _MOST_WORDS = 60

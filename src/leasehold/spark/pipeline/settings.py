@@ -7,14 +7,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.core.balance import Strategy
-from leasehold.core.poison import PoisonPolicy, Then
-from leasehold.core.soundness import is_whole
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
+from leasehold.core.poison_policy import PoisonPolicy, Then
 from leasehold.errors import InvalidOptions
+from leasehold.lease.group_state import is_whole
+from leasehold.lease.options import MemberOptions
 from leasehold.log.start import Start
 from leasehold.names import seconds_of
-from leasehold.processor.options import MemberOptions
-from leasehold.processor.settings import OnTrimmed
+from leasehold.processor.options import OnTrimmed
 
 if TYPE_CHECKING:
     from leasehold.sources.dead_letters import DeadLetters

@@ -16,10 +16,10 @@ import anyio.from_thread
 
 from leasehold.clock import system_random
 from leasehold.errors import StoreError
+from leasehold.lease.handle import Tenure
+from leasehold.lease.member import Member
 from leasehold.model import EndReason, Mark, Position
 from leasehold.names import last_part, partition_group, partition_key
-from leasehold.processor.member import Member
-from leasehold.processor.tenure import Tenure
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:

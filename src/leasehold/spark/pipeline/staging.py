@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
-from leasehold.core.ladder import Ladder
-from leasehold.core.poison import Then
+from leasehold.core.backoff import Ladder
+from leasehold.core.poison_policy import Then
 from leasehold.errors import (
     BatchFailed,
     SinkChanged,
@@ -45,7 +45,7 @@ from leasehold.spark.sinks.port import Staged
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from leasehold.processor.tenure import Tenure
+    from leasehold.lease.handle import Tenure
     from leasehold.spark.pipeline.engine import Surroundings
     from leasehold.spark.pipeline.happenings import BatchCommitted
     from leasehold.spark.pipeline.trouble import Trouble

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
-from leasehold.core.asking import Asked, StopRequests
+from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.spark.queries.running import kill_java
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseholdError, LeaseLost, StoreError, UsageError
 from leasehold.jobs import Reservation
 from leasehold.jobs.claimant import GIVEN_UP, Claimant

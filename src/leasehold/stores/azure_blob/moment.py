@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from leasehold.core.timing import CLOCK_RATE_ERROR
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR
 
 if TYPE_CHECKING:
     from leasehold.clock import Clock

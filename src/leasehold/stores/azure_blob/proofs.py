@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from leasehold.core.timing import CLOCK_RATE_ERROR
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR
 from leasehold.stores.azure_blob.naming import token_digest
 
 if TYPE_CHECKING:

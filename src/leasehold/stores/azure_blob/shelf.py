@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import new_suffix
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreUnavailable, UnknownResource
 from leasehold.stores.azure_blob.book import Book
 from leasehold.stores.azure_blob.book_json import at_wall, from_json, to_json

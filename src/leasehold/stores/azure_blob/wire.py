@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 from leasehold.stores.azure_blob.connection import Connection
 from leasehold.stores.azure_blob.rights import ended_on

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidName
 from leasehold.model import HandOver, Mark, MemberInfo, Position, State, Wanted
 from leasehold.names import LONGEST_KEY, LONGEST_NAME, group_of, last_part, partition_key

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
-from leasehold.core.timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.testing.clock import ManualClock
 
 if TYPE_CHECKING:

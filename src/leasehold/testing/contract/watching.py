@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from leasehold.core.view import View
 from leasehold.errors import StoreUnavailable
+from leasehold.lease.group_state import View
 from leasehold.model import Changes, EndReason, MemberInfo, State
 from leasehold.testing.contract.random_life import Life
 from leasehold.testing.contract.scene import ContractBase, Scene

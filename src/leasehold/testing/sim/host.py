@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
+    from leasehold.lease.member import Member
     from leasehold.model import Ownership
-    from leasehold.processor.member import Member
     from leasehold.testing.sim.faults import FaultRates
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.core.timing import Timing
+from leasehold.core.checkpoint_policy import CheckpointPolicy
+from leasehold.core.lease_timing import Timing
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import stormy, stormy_work
 from leasehold.testing.sim.loop import run_simulated

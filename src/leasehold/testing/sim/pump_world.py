@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from leasehold.core.checkpointing import CheckpointPolicy
-from leasehold.core.ladder import Ladder
-from leasehold.core.poison import PoisonPolicy
+from leasehold.core.backoff import Ladder
+from leasehold.core.checkpoint_policy import CheckpointPolicy
+from leasehold.core.poison_policy import PoisonPolicy
 from leasehold.names import last_part
-from leasehold.processor.bridge import OneLoop
-from leasehold.processor.floor import Floor
-from leasehold.processor.hooks import Board, HandlerFailed, HookEvent
-from leasehold.processor.lease_side import LeaseSide
-from leasehold.processor.settings import Options
+from leasehold.processor.events import Board, HandlerFailed, HookEvent
+from leasehold.processor.lease_thread import LeaseSide
+from leasehold.processor.options import Options
+from leasehold.processor.pump_manager import Floor
+from leasehold.runtime.loop_thread import OneLoop
 from leasehold.testing.sim.deliveries import Deliveries
 from leasehold.testing.sim.faults import CALM_WORK, WorkRates
 from leasehold.testing.sim.host import HostClock

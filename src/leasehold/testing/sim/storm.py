@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.core.balance import Snapshot, least_moves
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.model import Wanted
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import CALM, stormy

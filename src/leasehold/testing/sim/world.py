@@ -11,12 +11,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from leasehold.core.balance import Snapshot, Strategy
-from leasehold.core.timing import Timing
+from leasehold.core.lease_timing import Timing
 from leasehold.errors import LeaseholdError
+from leasehold.lease.member import Member
+from leasehold.lease.options import MemberOptions
 from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
-from leasehold.processor.member import Member
-from leasehold.processor.options import MemberOptions
 from leasehold.testing.sim.checks import Change, CheckedRegistry, Checks
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeeper

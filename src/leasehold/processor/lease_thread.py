@@ -12,25 +12,25 @@ import anyio
 
 from leasehold.core.balance import Strategy
 from leasehold.errors import StoreUnavailable
+from leasehold.lease.handle import Tenure
+from leasehold.lease.member import Member
 from leasehold.model import EndReason
 from leasehold.names import last_part, partition_group
-from leasehold.processor.hooks import CycleDone, Overtaken
-from leasehold.processor.marks import Marks
-from leasehold.processor.member import Member
-from leasehold.processor.tenure import Tenure
+from leasehold.processor.checkpoint_writer import Marks
+from leasehold.processor.events import CycleDone, Overtaken
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from leasehold.clock import Clock
+    from leasehold.lease.cycle import CycleReport
     from leasehold.model import Checkpoint, Ownership
     from leasehold.ports import Store
-    from leasehold.processor.bridge import Bridge
-    from leasehold.processor.cycle import CycleReport
-    from leasehold.processor.floor import Floor
-    from leasehold.processor.hooks import Board
-    from leasehold.processor.settings import Options
+    from leasehold.processor.events import Board
+    from leasehold.processor.options import Options
+    from leasehold.processor.pump_manager import Floor
+    from leasehold.runtime.loop_thread import Bridge
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from datetime import MAXYEAR, MINYEAR, date
 from typing import TYPE_CHECKING, Protocol
 
 from leasehold.core.cron.days import WEEK, DayRule
-from leasehold.core.cron.instants import DAY_S, EPOCH_ORDINAL, FIRST_S, LAST_S
+from leasehold.core.cron.zone import DAY_S, EPOCH_ORDINAL, FIRST_S, LAST_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

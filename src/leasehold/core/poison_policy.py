@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
-from leasehold.core.ladder import Ladder
+from leasehold.core.backoff import Ladder
 from leasehold.errors import InvalidOptions
 
 _FIRST_PAUSE_S = 0.5

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.soundness import sound
 from leasehold.errors import CheckpointBehind, FencedWrite, LeaseLost, UsageError
+from leasehold.lease.cycle import Cycle
+from leasehold.lease.group_state import sound
 from leasehold.model import Mark, MarkRefusal, Ownership, Position
-from leasehold.processor.cycle import Cycle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from leasehold.core.view import View
+    from leasehold.lease.group_state import View
 
 _LONGEST_WATCH_S = 3600.0
 _SHORTEST_WATCH_S = 0.01

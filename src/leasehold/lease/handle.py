@@ -9,8 +9,8 @@ from leasehold.errors import LeaseLost
 from leasehold.names import last_part
 
 if TYPE_CHECKING:
+    from leasehold.lease.member import Member
     from leasehold.model import Ownership
-    from leasehold.processor.member import Member
 
 
 @dataclass(slots=True, kw_only=True)

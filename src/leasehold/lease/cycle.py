@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
-from leasehold.core import balance, pace
+from leasehold.core import balance, cycle_interval
+from leasehold.core.backoff import Ladder
 from leasehold.core.balance import Plan
-from leasehold.core.ladder import Ladder
-from leasehold.core.timing import CLOCK_RATE_ERROR
-from leasehold.core.view import View
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR
 from leasehold.errors import (
     LeaseholdError,
     LeaseLost,
@@ -25,19 +24,20 @@ from leasehold.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
+from leasehold.lease.group_state import View
+from leasehold.lease.holdings import Holdings
 from leasehold.model import EndReason, HandOver, Lease, MemberInfo, Ownership, Resource, State
 from leasehold.names import holder_id
-from leasehold.processor.holdings import Holdings
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from leasehold.clock import Clock
+    from leasehold.lease.holdings import Leaving
+    from leasehold.lease.options import MemberOptions
     from leasehold.model import Changes, Wanted
     from leasehold.ports import Keeper, Store
-    from leasehold.processor.holdings import Leaving
-    from leasehold.processor.options import MemberOptions
 
 T = TypeVar("T")
 
@@ -150,7 +150,7 @@ class Cycle:
             return 0.0 if self._failures == 1 else self._ladder.pause_s(self._failures, self._rng)
         self._failures = 0
         self._report(started)
-        pause_s = pace.pause_s(
+        pause_s = cycle_interval.pause_s(
             interval_s=self.options.timing.renew_s,
             elapsed_s=self._clock.boottime_s() - started,
             stable=plan.stable,
@@ -174,7 +174,7 @@ class Cycle:
             pause_s = min(pause_s, max(0.0, due_s - now_s))
         if self._next_end_s - now_s >= pause_s:
             return pause_s
-        early_s = pace.early_s(
+        early_s = cycle_interval.early_s(
             next_end_s=self._next_end_s - now_s,
             lease_s=self.options.timing.lease_s,
             interval_s=self.options.timing.renew_s,

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from leasehold.core.meter import rounded
-from leasehold.core.stall import Verdict
+from leasehold.core.load_meter import rounded
+from leasehold.core.stall_rule import Verdict
 from leasehold.errors import LeaseholdError
 from leasehold.names import partition_key
+from leasehold.processor.checkpoint_writer import Resuming
 from leasehold.processor.context import PartitionContext
-from leasehold.processor.hooks import CheckpointRefused, CloseReason, MayRepeat, Stalled
+from leasehold.processor.events import CheckpointRefused, CloseReason, MayRepeat, PumpState, Stalled
+from leasehold.processor.options import Load
 from leasehold.processor.pump import Pump
-from leasehold.processor.resuming import Resuming
-from leasehold.processor.settings import Load
-from leasehold.processor.status import PumpState
 from leasehold.sources.tracebacks import reason_of
 
 if TYPE_CHECKING:
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from leasehold.clock import Clock
-    from leasehold.core.meter import Meter
+    from leasehold.core.load_meter import Meter
+    from leasehold.lease.handle import Tenure
     from leasehold.log.events import EventBatch
     from leasehold.model import Ownership, Position
-    from leasehold.processor.bridge import Bridge
+    from leasehold.processor.checkpoint_writer import Told
     from leasehold.processor.context import Transacting
+    from leasehold.processor.events import Board
     from leasehold.processor.handlers import Call, Handlers
-    from leasehold.processor.hooks import Board
-    from leasehold.processor.lease_side import LeaseSide
-    from leasehold.processor.marks import Told
-    from leasehold.processor.settings import Options
-    from leasehold.processor.tenure import Tenure
+    from leasehold.processor.lease_thread import LeaseSide
+    from leasehold.processor.options import Options
+    from leasehold.runtime.loop_thread import Bridge
     from leasehold.sources.port import EventSource
 
 log = logging.getLogger("leasehold.processor")

@@ -1,0 +1,117 @@
+"""The settings of a member."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+
+from leasehold.core.balance import Strategy
+from leasehold.core.lease_timing import MOST_LEASE_S, Timing
+from leasehold.errors import InvalidName, InvalidOptions
+from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
+from leasehold.names import check_group, check_name, seconds_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberOptions:
+    """How a member behaves; checked when it is made.
+
+    ``weight`` scales its share of the keys, ``most`` caps it. ``hand_over_limit`` is how long a
+    key is kept for the one it was handed to (three leases by default); ``drain_limit`` how long
+    the work on a key may take to stop in good order before it is stopped by force.
+
+    Raises:
+        InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
+    """
+
+    group: str
+    name: str = "member"
+    strategy: Strategy = Strategy.EVEN
+    timing: Timing = field(default_factory=Timing)
+    weight: float = 1.0
+    most: int | None = None
+    hand_over_limit: timedelta | None = None
+    drain_limit: timedelta = timedelta(seconds=30)
+
+    def __post_init__(self) -> None:
+        """Refuse what can not work."""
+        if not isinstance(self.strategy, Strategy):
+            object.__setattr__(self, "strategy", _strategy(self.strategy))
+        group: object = self.group
+        if not isinstance(group, str):
+            raise InvalidName(f"group must be text, not {group!r}: write {str(group)!r}")
+        check_group(group)
+        check_name(self.name, what="member name")
+        check_timing(self.timing)
+        check_share(weight=self.weight, most=self.most)
+        if self.kept_s < 2 * self.timing.renew_s:
+            raise InvalidOptions(
+                f"hand_over_limit >= 2 x renew_every does not hold ({self.kept_s:g} s is less than "
+                f"{2 * self.timing.renew_s:g} s): the receiver looks only once per renewal"
+            )
+        seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+
+    @property
+    def kept_s(self) -> float:
+        """How long a key is kept for the one it was handed to."""
+        if self.hand_over_limit is None:
+            return _LEASES_TO_KEEP * self.timing.lease_s
+        return seconds_of(
+            self.hand_over_limit, what="hand_over_limit", least_s=0.0, most_s=MOST_LEASE_S
+        )
+
+
+_LEASES_TO_KEEP = 3
+
+
+def _strategy(name: object) -> Strategy:
+    try:
+        return Strategy(name)
+    except ValueError:
+        names = ", ".join(each.value for each in Strategy)
+        raise InvalidOptions(f"there is no strategy {name!r}: choose one of {names}") from None
+
+
+def check_timing(timing: object) -> None:
+    """Refuse what is no ``Timing``, or one that can not keep the rules.
+
+    Raises:
+        InvalidOptions: with what is wrong and what to write.
+    """
+    if not isinstance(timing, Timing):
+        raise InvalidOptions(
+            f"timing must be a Timing, not {timing!r}: write "
+            "timing=Timing.of(lease=timedelta(seconds=10))"
+        )
+    for each in fields(timing):
+        value = getattr(timing, each.name)
+        if not is_number(value) or not math.isfinite(value):
+            raise InvalidOptions(f"{each.name} must be a number of seconds, not {value!r}")
+    timing.check()
+
+
+def check_share(*, weight: object, most: object, most_name: str = "most") -> None:
+    """Refuse a weight or a limit that the others of the group could not count with.
+
+    Raises:
+        InvalidOptions: with what is wrong and what to write.
+    """
+    if not is_number(weight):
+        raise InvalidOptions(f"weight must be a number, not {weight!r}: use 1 if unsure")
+    if not 0 < weight <= LARGEST_WEIGHT:
+        raise InvalidOptions(
+            f"0 < weight <= {LARGEST_WEIGHT:,} does not hold ({weight:g}): use 1 if unsure"
+        )
+    if most is None:
+        return
+    if not is_whole(most):
+        raise InvalidOptions(
+            f"{most_name} must be a whole number, not {most!r}: use None for no limit"
+        )
+    if most < 0:
+        raise InvalidOptions(f"{most_name} >= 0 does not hold ({most}): use None for no limit")
+    if most > LARGEST_MOST:
+        raise InvalidOptions(
+            f"{most_name} <= {LARGEST_MOST:,} does not hold: use None for no limit"
+        )

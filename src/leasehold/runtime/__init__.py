@@ -1,0 +1,1 @@
+"""Shared mechanics without a domain: event loops in threads, signals, the check for forks."""
