@@ -10,13 +10,13 @@ from pathlib import Path
 from leasehold.core.block_agreement import Agreement, Answer, agree
 from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block, BlockState, block_reader
-from leasehold.files.block import BlockWriter
+from leasehold.files.block_writer import BlockWriter
 from leasehold.files.disk import Disk, SystemDisk
 from leasehold.files.fence import Evidence, fence
 from leasehold.files.model import Sealed
 from leasehold.files.seal import seal
 from leasehold.files.tail import examine
-from leasehold.files.volume import Volume
+from leasehold.files.volumes import Volume
 from leasehold.testing.disk import RecordingDisk
 
 META = "-0000000000000007.meta"

@@ -20,15 +20,14 @@ from leasehold.files import FileOptions, Namespace
 from leasehold.log import Event, PartitionReader, Start, StreamInfo, StreamSettings
 from leasehold.log.catalog import Catalog
 from leasehold.log.events import sent_batch
-from leasehold.log.frame import SegmentHeader, encode_events, encode_segment_header, padded
-from leasehold.log.index import IndexBuilder
-from leasehold.log.producers import encode_producers
-from leasehold.log.segment import Segment
+from leasehold.log.producer_states import encode_producers
+from leasehold.log.segment import IndexBuilder, Segment
+from leasehold.log.segment_format import SegmentHeader, encode_events, encode_segment_header, padded
 from leasehold.log.streams import segment_path, segments
 
 if TYPE_CHECKING:
     from leasehold.files.writer import FileWriter
-    from leasehold.log.frame import Encoded
+    from leasehold.log.segment_format import Encoded
 
 BLOCK_SIZE = 512 << 20
 SOON = timedelta(seconds=120)

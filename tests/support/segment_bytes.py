@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from leasehold.log import Event
 from leasehold.log.events import sent_batch
-from leasehold.log.frame import (
+from leasehold.log.producer_states import ProducerState, encode_producers
+from leasehold.log.segment import REGION_BYTES, IndexBuilder
+from leasehold.log.segment_format import (
     NO_PRODUCER,
     Encoded,
     SegmentHeader,
@@ -14,8 +16,6 @@ from leasehold.log.frame import (
     encode_events,
     encode_segment_header,
 )
-from leasehold.log.index import REGION_BYTES, IndexBuilder
-from leasehold.log.producers import ProducerState, encode_producers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,8 +14,7 @@ from crc32c import crc32c
 
 from leasehold.core.block_agreement import Condition
 from leasehold.errors import DataDamaged, VolumeUnusable
-from leasehold.files.fence import evidence_of, fenced_path, frozen_path, look, read_meta
-from leasehold.files.meta import (
+from leasehold.files.block_meta import (
     HEADER_BYTES,
     RECORD_BYTES,
     checksum,
@@ -23,6 +22,7 @@ from leasehold.files.meta import (
     parse,
     parse_header,
 )
+from leasehold.files.fence import evidence_of, fenced_path, frozen_path, look, read_meta
 from leasehold.files.model import BlockState
 from leasehold.files.tail import examine
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leasehold.core.block_agreement import Answer
+    from leasehold.files.block_meta import Header, Parsed, Record
     from leasehold.files.disk import Disk
-    from leasehold.files.meta import Header, Parsed, Record
     from leasehold.files.model import Block
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 _TRIES: Final = 8  # each name can change once for every attempt to recover
 

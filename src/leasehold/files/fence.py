@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from leasehold.errors import LeaseholdError
-from leasehold.files.meta import parse
+from leasehold.files.block_meta import parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from leasehold.files.block_meta import Parsed, Record
     from leasehold.files.disk import Disk
-    from leasehold.files.meta import Parsed, Record
     from leasehold.files.model import Block
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 _ID_DIGITS: Final = 16
 _TRIES: Final = 4

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import Holder
     from leasehold.files.recovery import Surroundings
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 log = logging.getLogger("leasehold.files")
 

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from leasehold.clock import host_name
 from leasehold.errors import DataDamaged, UsageError, VolumeUnusable
-from leasehold.files import block_reader, meta
+from leasehold.files import block_meta, block_reader
 from leasehold.files.model import BlockState, FileState
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from leasehold.files.model import Block, FileStatus
     from leasehold.files.recovery import Surroundings
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 log = logging.getLogger("leasehold.files")
 
-_CHUNK_BYTES = meta.PIECE_BYTES
+_CHUNK_BYTES = block_meta.PIECE_BYTES
 
 
 class FileReader:
@@ -41,7 +41,7 @@ class FileReader:
         """
         self._around = around
         self._position = 0
-        self._records: dict[tuple[int, str], tuple[meta.Record, ...]] = {}
+        self._records: dict[tuple[int, str], tuple[block_meta.Record, ...]] = {}
         self._known = 0
         self._status, self._blocks = around.journal.view(path)
         self._file_id = self._status.id
@@ -201,7 +201,7 @@ class FileReader:
                 break
         return bytes(out[skip : skip + end - start])
 
-    def _records_of(self, block: Block, volume: Volume, end: int) -> tuple[meta.Record, ...]:
+    def _records_of(self, block: Block, volume: Volume, end: int) -> tuple[block_meta.Record, ...]:
         key = (block.id, volume.id)
         known = self._records.get(key, ())
         if not known or known[-1].end < end:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError, VolumeUnusable
+from leasehold.files.block_meta import Header, Kind, checksum, encode
 from leasehold.files.fence import Superseded, frozen_path, write_durably
-from leasehold.files.meta import Header, Kind, checksum, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from leasehold.files.block_meta import Record
     from leasehold.files.disk import Disk
-    from leasehold.files.meta import Record
     from leasehold.files.model import Block
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 
 def seal(

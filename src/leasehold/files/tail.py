@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from leasehold.core.block_agreement import Answer, Condition
-from leasehold.files.meta import checksum
+from leasehold.files.block_meta import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from leasehold.files.block_meta import Record
     from leasehold.files.disk import Disk
     from leasehold.files.fence import Evidence
-    from leasehold.files.meta import Record
     from leasehold.files.model import Block
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 
 def examine(volume: Volume, block: Block, evidence: Evidence, *, disk: Disk) -> Answer:

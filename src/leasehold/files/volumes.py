@@ -2,16 +2,25 @@
 
 A volume is known to the journal by its id and its path. One that is missing is never made anew at
 its old path: the empty mount point of a disk that is away looks just like a fresh directory.
+
+A volume: one directory, usually one disk, that says itself whose it is.
+
+A directory is used only if its identity file names the volume and the namespace that are
+expected. An empty mount point, or another disk mounted in its place, is found before a byte is
+written. A directory that holds something else is never touched.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from leasehold.errors import UsageError, VolumeUnusable
-from leasehold.files.volume import Volume
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +28,183 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
     from leasehold.files.journal import Journal
-    from leasehold.files.volume import Identity
+
+FORMAT: Final = 1
+_IDENTITY = "VOLUME"
+_ASIDE = "VOLUME.new"
+_PROBE = "CHECK"
+_BLOCKS = "blocks"
+_OURS = {_IDENTITY, _ASIDE, _PROBE, _BLOCKS}
+_OF_THE_FILE_SYSTEM = {"lost+found"}
+_IDENTITY_BYTES = 4096
+_DIRECTORIES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a directory says about itself."""
+
+    namespace: str
+    volume: str
+    format: int = FORMAT
+
+
+class Volume:
+    """A directory with blocks. Making the object touches nothing; ``check`` does."""
+
+    __slots__ = ("_blocks", "disk", "id", "namespace", "root")
+
+    def __init__(self, id: str, root: Path | str, disk: Disk, *, namespace: str = "") -> None:  # noqa: A002
+        """Without ``namespace``, that of the identity file is not compared."""
+        self.id = id
+        self.root = os.fspath(root)
+        self.disk = disk
+        self.namespace = namespace
+        self._blocks = f"{self.root}/{_BLOCKS}"
+
+    def __repr__(self) -> str:
+        return f"Volume({self.id!r}, {self.root!r})"
+
+    @classmethod
+    def make(cls, root: Path | str, *, disk: Disk, namespace: str, id: str) -> Volume:  # noqa: A002
+        """Prepare a directory; it is durable when this returns, and doing it again is harmless.
+
+        Raises:
+            VolumeUnusable: the directory is another volume, or holds something else.
+            OSError: it can not be written.
+        """
+        volume = cls(id, root, disk, namespace=namespace)
+        disk.make_directory(volume.root, what="volume")
+        found = cls.found(root, disk=disk)
+        if found is None:
+            volume._refuse_foreign()
+            volume._prepare()
+        elif (found.namespace, found.volume) != (namespace, id):
+            raise VolumeUnusable(
+                f"{volume.root} is volume {found.volume!r} of namespace {found.namespace!r} and is "
+                f"left as it is. Give volume {id!r} a directory of its own."
+            )
+        return volume
+
+    @classmethod
+    def found(cls, root: Path | str, *, disk: Disk) -> Identity | None:
+        """What the directory says it is; None if it says nothing.
+
+        Raises:
+            VolumeUnusable: it says something that can not be understood.
+            OSError: it can not be read.
+        """
+        try:
+            fd = disk.open(f"{os.fspath(root)}/{_IDENTITY}")
+        except FileNotFoundError:
+            return None
+        try:
+            raw = disk.read_at(fd, _IDENTITY_BYTES, 0)
+        finally:
+            disk.close(fd)
+        try:
+            said = json.loads(raw)
+            identity = Identity(
+                namespace=str(said["namespace"]),
+                volume=str(said["volume"]),
+                format=int(said["format"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise VolumeUnusable(
+                f"{root}/{_IDENTITY} can not be understood ({error}). Restore it from a copy, or "
+                "take the volume out of service."
+            ) from error
+        if identity.format != FORMAT:
+            raise VolumeUnusable(
+                f"{root} has format {identity.format}, this program knows {FORMAT}. Use the "
+                "version of Leasehold that made it."
+            )
+        return identity
+
+    def check(self, *, write: bool = True) -> None:
+        """Return if the directory is this volume and, with ``write``, can be written.
+
+        Raises:
+            VolumeUnusable: it is gone, another volume is in its place, or it can not be written.
+        """
+        try:
+            found = self.found(self.root, disk=self.disk)
+            if found is not None and self._is(found):
+                if write:
+                    self._probe()
+                return
+        except OSError as error:
+            raise VolumeUnusable(
+                f"volume {self.id!r} at {self.root} can not be used: {error.strerror or error}. "
+                "Repair or mount it, or take it out of service."
+            ) from error
+        if found is None:
+            raise VolumeUnusable(
+                f"volume {self.id!r} is not at {self.root}: there is no {_IDENTITY} file. Is the "
+                "disk mounted? A new volume has to be made first."
+            )
+        raise VolumeUnusable(
+            f"{self.root} is volume {found.volume!r} of namespace {found.namespace!r}, not "
+            f"{self.id!r} of {self.namespace or found.namespace!r}. Mount the right disk there."
+        )
+
+    def directory(self, block_id: int) -> str:
+        """Where the files of a block are."""
+        return f"{self._blocks}/{block_id & 0xFF:02x}"
+
+    def data_path(self, block_id: int) -> str:
+        """The bytes of a block."""
+        return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}.data"
+
+    def meta_path(self, block_id: int, generation: int) -> str:
+        """The records of a block, under one generation."""
+        return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}-{generation:016x}.meta"
+
+    def free_bytes(self) -> int:
+        """How much room is left; raises ``OSError``."""
+        return self.disk.free_bytes(self.root)
+
+    def _is(self, found: Identity) -> bool:
+        return found.volume == self.id and self.namespace in {"", found.namespace}
+
+    def _probe(self) -> None:
+        path = f"{self.root}/{_PROBE}"
+        with suppress(FileExistsError):  # another process checks too, or died while it did
+            self.disk.close(self.disk.create(path, what="check"))
+        self.disk.unlink(path, what="check")
+
+    def _refuse_foreign(self) -> None:
+        names = set(self.disk.names(self.root)) - _OURS - _OF_THE_FILE_SYSTEM
+        names = {name for name in names if not name.startswith(f"{_ASIDE}.")}
+        if names:
+            raise VolumeUnusable(
+                f"{self.root} is not empty (it has {min(names)!r}) and is not a volume; it is left "
+                "as it is. Give the volume an empty directory."
+            )
+
+    def _prepare(self) -> None:
+        """The identity comes last: a directory that has it has everything."""
+        disk = self.disk
+        disk.make_directory(self._blocks, what="volume")
+        for number in range(_DIRECTORIES):
+            disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
+        disk.sync_directory(self._blocks, what="volume")
+        said = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
+        aside = f"{self.root}/{_ASIDE}.{self.id}"
+        disk.unlink(aside, what="volume")
+        fd = disk.create(aside, what="volume")
+        try:
+            disk.write_at(fd, json.dumps(said).encode() + b"\n", 0, what="volume")
+            for error in disk.sync([fd], what="volume").values():
+                raise error
+        finally:
+            disk.close(fd)
+        # A link and no rename: of two that make it at once, the second must not replace the first.
+        disk.link(aside, f"{self.root}/{_IDENTITY}", what="volume")
+        disk.unlink(aside, what="volume")
+        disk.sync_directory(self.root, what="volume")
+        disk.sync_directory(os.path.dirname(os.path.abspath(self.root)), what="volume")  # noqa: PTH100, PTH120
+
 
 log = logging.getLogger("leasehold.files")
 

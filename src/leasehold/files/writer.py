@@ -27,8 +27,8 @@ from leasehold.errors import (
     UsageError,
     VolumeUnusable,
 )
-from leasehold.files.block import BlockWriter
-from leasehold.files.meta import PIECE_BYTES
+from leasehold.files.block_meta import PIECE_BYTES
+from leasehold.files.block_writer import BlockWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from leasehold.files.disk import Bytes
     from leasehold.files.model import Block, FileStatus, Opened, Sealed, Ticket
     from leasehold.files.recovery import Surroundings
-    from leasehold.files.volume import Volume
+    from leasehold.files.volumes import Volume
 
 
 class FileWriter:

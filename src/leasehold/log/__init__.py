@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from leasehold.log.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
     from leasehold.log.log import Log
     from leasehold.log.options import LogOptions, ProducerOptions
-    from leasehold.log.parcel import Receipt
     from leasehold.log.producer import Producer
+    from leasehold.log.producer_batch import Receipt
     from leasehold.log.reader import PartitionReader
     from leasehold.log.retention import TrimPlan
     from leasehold.log.start import Start
@@ -61,7 +61,7 @@ _HOMES = {
     "PartitionReader": "leasehold.log.reader",
     "Producer": "leasehold.log.producer",
     "ProducerOptions": "leasehold.log.options",
-    "Receipt": "leasehold.log.parcel",
+    "Receipt": "leasehold.log.producer_batch",
     "SENT_SCHEMA": "leasehold.log.events",
     "STORED_SCHEMA": "leasehold.log.events",
     "Start": "leasehold.log.start",

@@ -20,16 +20,15 @@ from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
 from leasehold.log.catalog import Catalog
 from leasehold.log.counts import Counts
-from leasehold.log.door import Door, address_in
-from leasehold.log.inspection import verify
-from leasehold.log.mapped import MappedSegment
+from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.options import LogOptions
-from leasehold.log.parcel import Moved, Partition
+from leasehold.log.owner_link import Door, address_in
+from leasehold.log.partition_router import Seat, Surroundings
 from leasehold.log.producer import Producer
+from leasehold.log.producer_batch import Moved, Partition
 from leasehold.log.reader import PartitionReader
 from leasehold.log.retention import trim
-from leasehold.log.seat import Seat, Surroundings
-from leasehold.log.shelf import Shelf
+from leasehold.log.segment_list import Shelf
 from leasehold.log.start import Start
 from leasehold.log.streams import (
     PartitionInfo,
@@ -39,6 +38,7 @@ from leasehold.log.streams import (
     stream_directory,
     writer_of,
 )
+from leasehold.log.verify import verify
 from leasehold.names import seconds_of
 from leasehold.runtime.process_check import Home
 
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from leasehold.files.disk import Disk
     from leasehold.log.counts import Numbers
     from leasehold.log.options import ProducerOptions
-    from leasehold.log.owner import Answer
+    from leasehold.log.owner_link import Request
+    from leasehold.log.partition_owner import Answer
     from leasehold.log.retention import TrimPlan
-    from leasehold.log.wire import Request
 
 _SYNC_THREADS = 16
 _LONGEST_AGE_S = 1e9

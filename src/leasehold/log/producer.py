@@ -22,11 +22,9 @@ from crc32c import crc32c
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
 from leasehold.log.events import Event, partition_of, sent_batch, split_by_key
-from leasehold.log.frame import MAX_BODY_BYTES
-from leasehold.log.growth import Growth
-from leasehold.log.lane import Lane
 from leasehold.log.options import ProducerOptions
-from leasehold.log.sending import Gate, Sending, cut
+from leasehold.log.segment_format import MAX_BODY_BYTES
+from leasehold.log.send_queue import Gate, Growth, Lane, Sending, cut
 from leasehold.names import seconds_of
 from leasehold.runtime.process_check import Home
 
@@ -39,8 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from leasehold.clock import Clock
-    from leasehold.log.parcel import Receipt
-    from leasehold.log.seat import Seat
+    from leasehold.log.partition_router import Seat
+    from leasehold.log.producer_batch import Receipt
     from leasehold.log.streams import StreamInfo
 
 Sent: TypeAlias = "Future[tuple[Receipt, ...]]"

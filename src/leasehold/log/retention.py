@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from leasehold.errors import UnknownFile
 from leasehold.files.model import FileState
-from leasehold.log.mapped import MappedSegment
-from leasehold.log.shelf import Shelf
+from leasehold.log.mapped_segment import MappedSegment
+from leasehold.log.segment_list import Shelf
 from leasehold.log.streams import partition_directory
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from leasehold.files.namespace import Namespace
     from leasehold.log.catalog import Catalog
     from leasehold.log.segment import Segment
-    from leasehold.log.shelf import Place
+    from leasehold.log.segment_list import Place
     from leasehold.log.streams import StreamInfo
 
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)

@@ -4,43 +4,415 @@ A ``Segment`` looks at bytes that somebody else mapped or read. Nothing is copie
 its batches point into them. A part of a frame at the end, as a crash or a writer at work leaves
 it, is as if it were not there. Seeking reads the index and then a few headers; a segment without
 an index is walked once, from header to header, and from then on only over what is new.
+
+The sparse index of a segment: where to begin to look.
+
+Frames of events are gathered into regions of at least 256 KiB. For each region the index knows
+where it begins, its first sequence number, its first and last time, and the hashes of its keys.
+It is a help and never the truth: without one the headers are walked, and a damaged one is left
+aside. ``docs/log-format.md`` has its bytes.
+
+Whether the bytes of a segment are those that were written, all of them.
+
+``verify`` looks at every checksum, and then at whether the parts agree: sequence numbers and
+offsets without gaps, the columns with their headers, the index with the frames. After damage it
+goes on with the next frame it can find, so that one finding does not hide another.
 """
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from leasehold.errors import DataDamaged
+from leasehold.errors import DataDamaged, StoreUnusable, UsageError
 from leasehold.log.events import EventBatch
-from leasehold.log.frame import (
-    FRAME_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
-    FrameHeader,
-    Kind,
-    parse_header,
-    parse_segment_header,
-    read_events,
-)
-from leasehold.log.index import Index
-from leasehold.log.producers import (
+from leasehold.log.keys import key_hash, sorted_hashes
+from leasehold.log.producer_states import (
     DEFAULT_LIMIT,
     ProducerState,
     newest_producers,
     note_producer,
     read_producers,
 )
-from leasehold.log.verify import verify
+from leasehold.log.segment_format import (
+    ALIGNMENT_BYTES,
+    FRAME_HEADER_BYTES,
+    FRAME_MAGIC,
+    SEGMENT_HEADER_BYTES,
+    Encoded,
+    FrameHeader,
+    Kind,
+    bodies_in,
+    encode_frame,
+    parse_header,
+    parse_segment_header,
+    read_body,
+    read_events,
+    rising,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from leasehold.log.frame import View
+    from leasehold.log.segment_format import SegmentHeader, View
 
-__all__ = ["ProducerState", "Segment", "Spot", "verify"]
+REGION_BYTES = 256 * 1024
+_HEAD = struct.Struct("<IIQ")
+_ROW = struct.Struct("<qqqqII")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Part of a segment, from the frame at ``start`` up to the byte ``end``."""
+
+    start: int
+    end: int
+
+
+class Index:
+    """The regions of a segment, found in it (``load``) or walked together (``scan``)."""
+
+    def __init__(self, segment: SegmentHeader, *, region_bytes: int = REGION_BYTES) -> None:
+        """Begin with no regions."""
+        self.segment = segment
+        self.region_bytes = region_bytes
+        self.end = SEGMENT_HEADER_BYTES  # up to here everything is known
+        self.next_sequence = segment.base_sequence
+        self.positions: list[int] = []
+        self.sequences: list[int] = []
+        self.first_us: list[int] = []
+        self.last_us: list[int] = []
+        self.hashes: list[Sequence[int] | None] = []  # None: nobody has looked
+        self._latest_us: list[int] = []  # the highest time up to each region, which never falls
+        self.starts_region = True
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @classmethod
+    def load(cls, view: View, segment: SegmentHeader) -> Index | None:
+        """The index at the end of a segment; None if there is none, or not a sound one."""
+        try:
+            mark = parse_header(view, len(view) - FRAME_HEADER_BYTES)
+            if mark.kind is not Kind.END or mark.offset != segment.base_offset + mark.position:
+                return None
+            header = parse_header(view, mark.link)
+            if header.kind is not Kind.INDEX or header.end != mark.position:
+                return None
+            return cls._decode(read_body(view, header), header, segment)
+        except DataDamaged:
+            return None
+
+    @classmethod
+    def scan(cls, view: View, segment: SegmentHeader) -> Index:
+        """Walk from header to header; a part of a frame at the end is left for later.
+
+        Raises:
+            DataDamaged: a header is wrong.
+        """
+        index = cls(segment)
+        index.extend(view)
+        return index
+
+    def extend(self, view: View, length: int | None = None) -> None:
+        """Walk on over what has come since. Raises ``DataDamaged`` as ``scan`` does."""
+        length = len(view) if length is None else length
+        while self.end + FRAME_HEADER_BYTES <= length:
+            header = parse_header(view, self.end)
+            if header.offset != self.segment.base_offset + self.end:
+                raise DataDamaged(f"the frame at byte {self.end} was written for another place")
+            if header.end > length:
+                return
+            self.note(header)
+
+    def note(self, header: FrameHeader) -> None:
+        """Take the next frame into account."""
+        position = header.offset - self.segment.base_offset
+        self.end = position + header.length
+        if header.kind is not Kind.EVENTS:
+            return
+        self.next_sequence = header.next_sequence
+        if self.starts_region:
+            self._open(position, header.base_sequence, header.first_us, header.last_us)
+        self.first_us[-1] = min(self.first_us[-1], header.first_us)
+        self.last_us[-1] = max(self.last_us[-1], header.last_us)
+        self._latest_us[-1] = max(self._latest_us[-1], header.last_us)
+        self.starts_region = self.end - self.positions[-1] >= self.region_bytes
+
+    def find_sequence(self, sequence: int) -> int | None:
+        """Where to begin in order to find the first event not before ``sequence``."""
+        if sequence >= self.next_sequence:
+            return None
+        return self.positions[max(bisect_right(self.sequences, sequence) - 1, 0)]
+
+    def find_offset(self, offset: int) -> int | None:
+        """Where to begin in order to find the first event not before ``offset``."""
+        if not self.positions or offset - self.segment.base_offset >= self.end:
+            return None
+        before = bisect_right(self.positions, offset - self.segment.base_offset) - 1
+        return self.positions[max(before, 0)]
+
+    def find_time(self, enqueued_us: int) -> int | None:
+        """Where to begin in order to find the first event not before this time."""
+        found = bisect_left(self._latest_us, enqueued_us)
+        return self.positions[found] if found < len(self.positions) else None
+
+    def regions_with_key(self, key: str) -> list[Region]:
+        """The regions that may hold events with this key; all others do not."""
+        wanted = key_hash(key)
+        ends = [*self.positions, self.end][1:]
+        return [
+            Region(start=start, end=end)
+            for start, end, hashes in zip(self.positions, ends, self.hashes, strict=True)
+            if hashes is None or _holds(hashes, wanted)
+        ]
+
+    def _open(self, position: int, sequence: int, first_us: int, last_us: int) -> None:
+        latest_us = max(self._latest_us[-1], last_us) if self._latest_us else last_us
+        self.positions.append(position)
+        self.sequences.append(sequence)
+        self.first_us.append(first_us)
+        self.last_us.append(last_us)
+        self._latest_us.append(latest_us)
+        self.hashes.append(None)
+
+    @classmethod
+    def _decode(cls, body: memoryview, header: FrameHeader, segment: SegmentHeader) -> Index | None:
+        if len(body) < _HEAD.size:
+            return None
+        count, region_bytes, hashes_count = _HEAD.unpack_from(body)
+        rows_end = _HEAD.size + count * _ROW.size
+        if count != header.count or len(body) != rows_end + 4 * hashes_count:
+            return None
+        index = cls(segment, region_bytes=region_bytes)
+        hashes = body[rows_end:].cast("I")
+        for position, sequence, first_us, last_us, first, many in _ROW.iter_unpack(
+            body[_HEAD.size : rows_end]
+        ):
+            index._open(position, sequence, first_us, last_us)
+            index.hashes[-1] = hashes[first : first + many]
+        index.end = header.position
+        index.next_sequence = header.base_sequence
+        return index
+
+
+class IndexBuilder:
+    """The index of a segment that is being written, with its keys."""
+
+    def __init__(self, segment: SegmentHeader, *, region_bytes: int = REGION_BYTES) -> None:
+        """Begin with the segment."""
+        self.index = Index(segment, region_bytes=region_bytes)
+        self._keys: list[pa.Array] = []
+
+    def add(self, header: FrameHeader, keys: pa.Array | None = None) -> None:
+        """Take the next frame into account; ``keys`` is the key column of its events.
+
+        Raises:
+            UsageError: the keys of a frame of events are missing; nobody would find them.
+        """
+        if header.kind is not Kind.EVENTS:
+            self.index.note(header)
+            return
+        if keys is None:
+            raise UsageError("give the key column with a frame of events: the index needs it")
+        self.index.note(header)
+        self._keys.append(keys)
+        if self.index.starts_region:  # the next frame does: this region is over
+            self._finish()
+
+    def body(self) -> bytes:
+        """The bytes of the index, with the keys of all regions."""
+        if self._keys:
+            self._finish()
+        return _body(self.index)
+
+    def encode(self, *, now_us: int, epoch: int) -> Encoded:
+        """The index and the end mark, to be written after the last frame: the segment is over."""
+        segment, index = self.index.segment, self.index
+
+        def frame(kind: Kind, body: bytes, *, position: int, count: int, link: int) -> Encoded:
+            return encode_frame(
+                body,
+                kind=kind,
+                count=count,
+                base_sequence=index.next_sequence,
+                offset=segment.base_offset + position,
+                first_us=now_us,
+                last_us=now_us,
+                epoch=epoch,
+                link=link,
+                base_offset=segment.base_offset,
+            )
+
+        end = index.end
+        made = frame(Kind.INDEX, self.body(), position=end, count=len(index), link=0)
+        mark = frame(Kind.END, b"", position=end + made.length, count=0, link=end)
+        return Encoded(
+            header=made.header, parts=made.parts + mark.parts, length=made.length + mark.length
+        )
+
+    def _finish(self) -> None:
+        """Give the last region its keys."""
+        self.index.hashes[-1] = sorted_hashes(self._keys)
+        self._keys = []
+
+
+def index_region_bytes(body: View) -> int:
+    """The size of the regions of an encoded index."""
+    if len(body) < _HEAD.size:
+        raise DataDamaged("the index is too short to be one")
+    return int(_HEAD.unpack_from(body)[1])
+
+
+def _body(index: Index) -> bytes:
+    rows, hashes, first = [], [], 0
+    columns = (index.positions, index.sequences, index.first_us, index.last_us, index.hashes)
+    for position, sequence, first_us, last_us, known in zip(*columns, strict=True):
+        many = len(known or ())
+        rows.append(_ROW.pack(position, sequence, first_us, last_us, first, many))
+        hashes.append(struct.pack(f"<{many}I", *(known or ())))
+        first += many
+    return b"".join([_HEAD.pack(len(rows), index.region_bytes, first), *rows, *hashes])
+
+
+def _holds(hashes: Sequence[int], wanted: int) -> bool:
+    at = bisect_left(hashes, wanted)
+    return at < len(hashes) and hashes[at] == wanted
+
+
+def verify(view: View, length: int | None = None, *, open_end: bool = False) -> list[str]:
+    """All that is wrong with a segment, in words; an empty list if nothing is.
+
+    With ``open_end`` a part of a frame at the end is no fault: a crash, or a writer at work,
+    leaves one behind.
+    """
+    view = memoryview(view)[:length]
+    try:
+        segment = parse_segment_header(view)
+    except (DataDamaged, StoreUnusable) as error:
+        return [str(error)]
+    return _Examination(view, segment).run(open_end=open_end)
+
+
+class _Examination:
+    """One walk over a segment; ``findings`` grows on the way."""
+
+    def __init__(self, view: memoryview, segment: SegmentHeader) -> None:
+        self._view = view
+        self._segment = segment
+        self.findings: list[str] = []
+        self._next_sequence = segment.base_sequence
+        self._frames: list[tuple[FrameHeader, pa.Array | None]] = []
+        self._damaged = False
+
+    def run(self, *, open_end: bool) -> list[str]:
+        position, length, last = SEGMENT_HEADER_BYTES, len(self._view), Kind.EVENTS
+        while position < length:
+            try:
+                header = self._header(position)
+            except DataDamaged as error:
+                if position + FRAME_HEADER_BYTES > length:
+                    self._torn(position, open_end=open_end)
+                    break
+                self._say(str(error))
+                position = self._next_frame(position)
+                continue
+            if header.end > length:
+                self._torn(position, open_end=open_end)
+                break
+            if last is Kind.END:
+                self._say(f"the frame at byte {position} lies after the end mark")
+            self._frame(header)
+            position, last = header.end, header.kind
+        return self.findings
+
+    def _say(self, finding: str) -> None:
+        self._damaged = True
+        self.findings.append(finding)
+
+    def _torn(self, position: int, *, open_end: bool) -> None:
+        if not open_end:
+            self._say(f"the last {len(self._view) - position} bytes are only part of a frame")
+
+    def _header(self, position: int) -> FrameHeader:
+        header = parse_header(self._view, position)
+        if header.offset != self._segment.base_offset + position:
+            raise DataDamaged(f"the frame at byte {position} has the wrong offset {header.offset}")
+        return header
+
+    def _next_frame(self, position: int) -> int:
+        """The next place that looks like a frame, or the end."""
+        for place in range(position + ALIGNMENT_BYTES, len(self._view), ALIGNMENT_BYTES):
+            if self._view[place : place + 4] == FRAME_MAGIC:
+                try:
+                    self._next_sequence = self._header(place).base_sequence
+                except DataDamaged:
+                    continue
+                return place
+        return len(self._view)
+
+    def _frame(self, header: FrameHeader) -> None:
+        where = f"the frame at byte {header.position}"
+        if header.base_sequence != self._next_sequence:
+            self._say(f"{where} begins at {header.base_sequence} and not {self._next_sequence}")
+        self._next_sequence = header.next_sequence
+        try:
+            if header.kind is Kind.EVENTS:
+                batch = read_events(self._view, header)
+                self._agrees(header, batch, where)
+                self._frames.append((header, batch.column("key")))
+                return
+            if header.kind is Kind.PRODUCERS:
+                read_producers(self._view, header)
+            elif header.kind is Kind.INDEX and not self._damaged:
+                self._index(header, where)
+            elif header.kind is Kind.END:
+                self._end(header, where)
+            read_body(self._view, header)
+        except (DataDamaged, pa.ArrowException) as error:
+            self._say(str(error))
+        self._frames.append((header, None))
+
+    def _agrees(self, header: FrameHeader, batch: pa.RecordBatch, where: str) -> None:
+        """The columns are sound, and say what the header says."""
+        batch.validate(full=True)
+        numbers, offsets, times, _, body, _, epochs = batch.columns
+        range_us = pc.min_max(times.view(pa.int64())).as_py()
+        same = (
+            numbers.equals(rising(header.base_sequence, header.count))
+            and offsets.equals(rising(header.offset, header.count))
+            and epochs.equals(pa.repeat(pa.scalar(header.epoch, pa.int64()), header.count))
+            and range_us == {"min": header.first_us, "max": header.last_us}
+            and not body.null_count
+        )
+        if not same:
+            self._say(f"{where}: its columns say something else than its header")
+        apart = (header.bodies_at, header.bodies_bytes)
+        if header.bodies_bytes and apart != bodies_in(pa.py_buffer(self._rest(header))):
+            self._say(f"{where}: the bodies of its events are not where its header says")
+
+    def _rest(self, header: FrameHeader) -> memoryview:
+        """The body of a frame whose checksum of all but the events' bodies is right too."""
+        return read_body(self._view, header, bodies=False)
+
+    def _index(self, header: FrameHeader, where: str) -> None:
+        """The index is the one that these frames give."""
+        body = read_body(self._view, header)
+        builder = IndexBuilder(self._segment, region_bytes=index_region_bytes(body))
+        for each, keys in self._frames:
+            builder.add(each, keys)
+        if bytes(body) != builder.body():
+            self._say(f"{where}: the index does not fit the frames before it")
+
+    def _end(self, header: FrameHeader, where: str) -> None:
+        before = self._frames[-1][0] if self._frames else None
+        if before is None or before.kind is not Kind.INDEX or before.position != header.link:
+            self._say(f"{where}: the end mark does not point to the index before it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,12 +26,12 @@ from tests.support.blocks import (
 
 from leasehold.errors import DataDamaged, LeaseLost, UsageError, VolumeUnusable
 from leasehold.files import Block, block_reader
-from leasehold.files.block import SYNC_EVERY_BYTES, BlockWriter
+from leasehold.files.block_meta import PIECE_BYTES, parse
+from leasehold.files.block_writer import SYNC_EVERY_BYTES, BlockWriter
 from leasehold.files.disk import SystemDisk
 from leasehold.files.fence import fence
-from leasehold.files.meta import PIECE_BYTES, parse
 from leasehold.files.seal import remove
-from leasehold.files.volume import Volume
+from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk, RecordingDisk
 
 DISK = SystemDisk()

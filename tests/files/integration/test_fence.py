@@ -30,12 +30,12 @@ from tests.support.blocks import (
 from leasehold.core.block_agreement import Condition
 from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block
-from leasehold.files.block import BlockWriter
+from leasehold.files.block_writer import BlockWriter
 from leasehold.files.disk import Disk
 from leasehold.files.fence import Evidence, Superseded, fence
 from leasehold.files.seal import remove, tidy
 from leasehold.files.tail import examine
-from leasehold.files.volume import Volume
+from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk
 
 

@@ -36,7 +36,7 @@ from leasehold.errors import (
 )
 from leasehold.files import FileOptions, FileState, FileStatus, FileWriter, Namespace
 from leasehold.files.journal import Journal
-from leasehold.files.volume import Volume
+from leasehold.files.volumes import Volume
 from leasehold.testing.clock import ManualClock
 from leasehold.testing.disk import FailingDisk
 

@@ -17,7 +17,7 @@ from tests.support.file_process import LazyDisk, check_replicas, in_memory, opti
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files import FileState, FileWriter, Namespace
-from leasehold.files.block import SYNC_EVERY_BYTES
+from leasehold.files.block_writer import SYNC_EVERY_BYTES
 from leasehold.testing.disk import RecordingDisk
 from leasehold.testing.power_cut import PowerCutDisk
 

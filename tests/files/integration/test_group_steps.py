@@ -15,9 +15,9 @@ from tests.support.blocks import GENERATION, ID, files_of, volumes_in, writer_on
 
 from leasehold.errors import FileExists, FileHeld, LeaseLost, UsageError
 from leasehold.files import Block, FileStatus
+from leasehold.files.block_meta import PIECE_BYTES, parse
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
-from leasehold.files.meta import PIECE_BYTES, parse
 from leasehold.files.model import Entry, Opened, Why
 from leasehold.testing.disk import RecordingDisk
 

@@ -23,7 +23,7 @@ from leasehold.errors import (
 )
 from leasehold.files import BlockState, FileState
 from leasehold.files.journal import Journal
-from leasehold.files.journal import books as books_module
+from leasehold.files.journal import unit_of_work as books_module
 from leasehold.files.model import Holder, Limits, Opened, Recovery, Sealed, Why
 from leasehold.testing.clock import ManualClock
 

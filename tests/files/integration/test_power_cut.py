@@ -27,9 +27,9 @@ from tests.support.blocks import (
 
 from leasehold.errors import LeaseholdError
 from leasehold.files import block_reader
-from leasehold.files.block import BlockWriter
+from leasehold.files.block_meta import PIECE_BYTES
+from leasehold.files.block_writer import BlockWriter
 from leasehold.files.fence import Evidence, fence
-from leasehold.files.meta import PIECE_BYTES
 from leasehold.files.seal import remove
 from leasehold.testing.disk import KillingDisk, PowerCutDisk
 

@@ -21,7 +21,7 @@ from tests.support.namespaces import (
 
 from leasehold.errors import FencedWrite, LeaseLost, RecoveryInProgress, TailUncertain
 from leasehold.files import BlockState, FileState, FileStatus, FileWriter, Namespace, Progress
-from leasehold.files.meta import PIECE_BYTES, RECORD_BYTES
+from leasehold.files.block_meta import PIECE_BYTES, RECORD_BYTES
 from leasehold.files.model import Sealed, Ticket, Why
 from leasehold.files.recovery import carry_out
 from leasehold.testing.disk import KillingDisk

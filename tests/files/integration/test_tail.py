@@ -30,10 +30,10 @@ from tests.support.blocks import (
 from leasehold.core.block_agreement import Condition
 from leasehold.errors import TailUncertain, UsageError, VolumeUnusable
 from leasehold.files import Block
+from leasehold.files.block_meta import HEADER_BYTES, RECORD_BYTES
 from leasehold.files.fence import Superseded, fence
-from leasehold.files.meta import HEADER_BYTES, RECORD_BYTES
 from leasehold.files.seal import remove, seal, tidy
-from leasehold.files.volume import Volume
+from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.errors import VolumeUnusable
 from leasehold.files.disk import SystemDisk
-from leasehold.files.volume import Identity, Volume
+from leasehold.files.volumes import Identity, Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk, RecordingDisk
 
 DISK = SystemDisk()

@@ -10,7 +10,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.files.meta import (
+from leasehold.files.block_meta import (
     HEADER_BYTES,
     PIECE_BYTES,
     RECORD_BYTES,

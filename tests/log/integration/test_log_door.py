@@ -17,13 +17,20 @@ import pytest
 
 from leasehold.errors import UsageError
 from leasehold.log import Event, Log, LogOptions
-from leasehold.log import frame as frame_module
-from leasehold.log.door import Door, address_in
+from leasehold.log import segment_format as frame_module
 from leasehold.log.events import sent_batch
-from leasehold.log.frame import Stamp
-from leasehold.log.parcel import Parcel, Partition, Stored
+from leasehold.log.owner_link import (
+    Door,
+    Garbled,
+    Request,
+    address_in,
+    receive_reply,
+    receive_request,
+    send_request,
+)
+from leasehold.log.producer_batch import Parcel, Partition, Stored
+from leasehold.log.segment_format import Stamp
 from leasehold.log.streams import segment_path
-from leasehold.log.wire import Garbled, Request, receive_reply, receive_request, send_request
 
 SOON_S = 120
 HEAD = struct.Struct("<8sIQ")

@@ -15,8 +15,8 @@ import pytest
 from tests.support.log_segments import Place, number_in, opened_place
 from tests.support.pausing import pause
 
-from leasehold.log import PartitionReader, Start, follow
-from leasehold.log.follow import Watch
+from leasehold.log import PartitionReader, Start, segment_watcher
+from leasehold.log.segment_watcher import Watch
 
 SOON = timedelta(seconds=120)
 ROOT = Path(__file__).parents[3]
@@ -101,8 +101,8 @@ def test_events_of_another_process_wake_the_reader(
     place: Place, owner: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the kernel's word the first look would come after the time limit of this test.
-    monkeypatch.setattr(follow, "SHORTEST_S", 3600.0)
-    monkeypatch.setattr(follow, "LONGEST_S", 3600.0)
+    monkeypatch.setattr(segment_watcher, "SHORTEST_S", 3600.0)
+    monkeypatch.setattr(segment_watcher, "LONGEST_S", 3600.0)
     assert owner.do("add 2") == "2"
     reader = place.reader()
     assert next_of(reader, 2) == [0, 1]
@@ -224,7 +224,7 @@ def test_without_watches_of_the_kernel_the_reader_looks_now_and_then(
     def none_left() -> None:
         raise OSError(24, "no instance left")
 
-    monkeypatch.setattr(follow, "INotify", none_left)
+    monkeypatch.setattr(segment_watcher, "INotify", none_left)
     owner.do("add 1")
     reader = place.reader(Start.latest())
 
@@ -271,7 +271,7 @@ def test_a_watch_that_was_aimed_elsewhere_keeps_its_new_aim(tmp_path: Path) -> N
 def test_sleeps_grow_up_to_a_second_and_begin_anew_when_woken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(follow, "LONGEST_S", 0.08)
+    monkeypatch.setattr(segment_watcher, "LONGEST_S", 0.08)
     watch = Watch()
     pauses = []
     for _ in range(4):

@@ -21,9 +21,9 @@ from leasehold.log import (
     StreamSettings,
     partition_of,
 )
-from leasehold.log import growth as growth_module
+from leasehold.log import send_queue as growth_module
 from leasehold.log.catalog import Catalog
-from leasehold.log.growth import Growth
+from leasehold.log.send_queue import Growth
 from leasehold.sources import LogSource, Start
 from leasehold.testing.clock import ManualClock
 

@@ -23,12 +23,12 @@ from tests.support.postgres import fresh_database
 from leasehold.errors import FileHeld
 from leasehold.files import FileState
 from leasehold.log import Event, Log, ProducerOptions, Receipt, StreamSettings
-from leasehold.log import door as door_module
-from leasehold.log.frame import SegmentHeader, encode_segment_header
-from leasehold.log.parcel import Moved, Partition
+from leasehold.log import owner_link as door_module
+from leasehold.log.owner_link import Reply, send_reply
+from leasehold.log.partition_owner import begin
+from leasehold.log.producer_batch import Moved, Partition
+from leasehold.log.segment_format import SegmentHeader, encode_segment_header
 from leasehold.log.streams import segment_path, segments
-from leasehold.log.takeover import begin
-from leasehold.log.wire import Reply, send_reply
 
 SOON_S = 120
 ANSWER_LIMIT_S = 1.0

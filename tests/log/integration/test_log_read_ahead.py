@@ -17,8 +17,8 @@ from leasehold.errors import DataDamaged
 from leasehold.files import FileOptions, Namespace
 from leasehold.files import namespace as namespace_module
 from leasehold.log import PartitionReader, Start
-from leasehold.log import ahead as ahead_module
-from leasehold.log.frame import FrameHeader, View, read_body
+from leasehold.log import cursor as ahead_module
+from leasehold.log.segment_format import FrameHeader, View, read_body
 
 FRAME_BYTES = 300 << 10
 FRAMES = 60

@@ -15,7 +15,7 @@ from tests.support.log_segments import Owner, Place, number_in, numbered, opened
 from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
 from leasehold.log import Event, PartitionReader, Start, StreamSettings
 from leasehold.log import segment as segments_module
-from leasehold.log.frame import FRAME_HEADER_BYTES, FrameHeader, View, parse_header
+from leasehold.log.segment_format import FRAME_HEADER_BYTES, FrameHeader, View, parse_header
 from leasehold.log.streams import segment_path
 
 SOON = timedelta(seconds=120)

@@ -16,7 +16,7 @@ from tests.support.producing import ProducerProcess
 from leasehold.errors import Stolen, Trimmed, UnknownStream, UsageError
 from leasehold.files.disk import SystemDisk
 from leasehold.log import Event, Log, LogOptions, Producer, ProducerOptions
-from leasehold.log.mapped import MappedSegment
+from leasehold.log.mapped_segment import MappedSegment
 from leasehold.sources import EventSource, LogSource, Receiver, Start
 from leasehold.sources import receiver as receiver_module
 from leasehold.sources import watch as watch_module

@@ -17,7 +17,7 @@ from leasehold.errors import InvalidDuration, UsageError
 from leasehold.files import FileState
 from leasehold.log import Event, Log, ProducerOptions
 from leasehold.log import producer as producer_module
-from leasehold.log.seat import Seat
+from leasehold.log.partition_router import Seat
 from leasehold.log.streams import segment_path
 
 SOON_S = 120

@@ -10,7 +10,7 @@ import pytest
 from tests.support.log_segments import Owner, Place, opened_place
 
 from leasehold.log import StreamSettings
-from leasehold.log.inspection import verify
+from leasehold.log.verify import verify
 
 
 @pytest.fixture

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from leasehold.errors import DataDamaged, StoreUnusable, UsageError
 from leasehold.log import Event
 from leasehold.log.events import sent_batch
-from leasehold.log.frame import (
+from leasehold.log.producer_states import (
+    ProducerState,
+    encode_producers,
+    newest_producers,
+    read_producers,
+)
+from leasehold.log.segment_format import (
     FRAME_HEADER_BYTES,
     MAX_EPOCH,
     Encoded,
@@ -30,12 +36,6 @@ from leasehold.log.frame import (
     parse_segment_header,
     read_body,
     read_events,
-)
-from leasehold.log.producers import (
-    ProducerState,
-    encode_producers,
-    newest_producers,
-    read_producers,
 )
 
 NUMBERS = st.integers(0, 2**62)

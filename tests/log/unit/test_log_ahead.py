@@ -14,10 +14,10 @@ import pytest
 from tests.support.segment_bytes import Assembly
 
 from leasehold.log import Event
-from leasehold.log import ahead as ahead_module
-from leasehold.log.ahead import Ahead
-from leasehold.log.frame import FrameHeader
+from leasehold.log import cursor as ahead_module
+from leasehold.log.cursor import Ahead
 from leasehold.log.segment import Segment
+from leasehold.log.segment_format import FrameHeader
 
 FRAME_BYTES = 4096
 FRAMES = 40

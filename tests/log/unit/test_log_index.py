@@ -10,9 +10,8 @@ from leasehold.errors import UsageError
 from leasehold.log import Event
 from leasehold.log import segment as segment_module
 from leasehold.log.events import sent_batch
-from leasehold.log.frame import FrameHeader, View, parse_header
-from leasehold.log.index import Index, IndexBuilder
-from leasehold.log.segment import Segment
+from leasehold.log.segment import Index, IndexBuilder, Segment
+from leasehold.log.segment_format import FrameHeader, View, parse_header
 
 
 def _assembly(*, frames: int = 12, region_bytes: int = 4096) -> Assembly:

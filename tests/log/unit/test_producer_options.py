@@ -8,7 +8,7 @@ import pytest
 
 from leasehold.errors import InvalidDuration, InvalidOptions
 from leasehold.log import LogOptions, ProducerOptions, Receipt, StreamSettings
-from leasehold.log.parcel import Stored, joined, receipts_of
+from leasehold.log.producer_batch import Stored, joined, receipts_of
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:

@@ -14,7 +14,9 @@ from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import DataDamaged
 from leasehold.log import STORED_SCHEMA, Event
-from leasehold.log.frame import (
+from leasehold.log.producer_states import ProducerState
+from leasehold.log.segment import Segment, verify
+from leasehold.log.segment_format import (
     Kind,
     Stamp,
     encode_frame,
@@ -22,8 +24,6 @@ from leasehold.log.frame import (
     parse_segment_header,
     read_body,
 )
-from leasehold.log.producers import ProducerState
-from leasehold.log.segment import Segment, verify
 
 ALICE, BOB = b"alice-0123456789", b"bob---0123456789"
 

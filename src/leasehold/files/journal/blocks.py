@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.errors import InvalidOptions, UsageError
-from leasehold.files.journal.books import listed
 from leasehold.files.journal.rows import FILE_COLUMNS, FileRow, blocks_of
+from leasehold.files.journal.unit_of_work import listed
 from leasehold.files.model import Block, BlockState
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from leasehold.files.journal.books import Books
+    from leasehold.files.journal.unit_of_work import Books
     from leasehold.files.model import Sealed
 
 

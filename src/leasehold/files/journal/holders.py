@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leasehold.errors import LeaseLost
-from leasehold.files.journal.books import listed
 from leasehold.files.journal.rows import holder_of
+from leasehold.files.journal.unit_of_work import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from leasehold.files.journal.books import Books
+    from leasehold.files.journal.unit_of_work import Books
     from leasehold.files.model import Holder, HolderStatus
 
 

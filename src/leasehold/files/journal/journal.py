@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
-from leasehold.files.journal import blocks, holders, names, opening, recovering, writing
-from leasehold.files.journal.books import KEPT_LINES, Books, listed
-from leasehold.files.journal.group import MOST_TOGETHER, GroupCommit, Question
+from leasehold.files.journal import blocks, holders, opening, path_steps, recovering, writing
+from leasehold.files.journal.group_commit import MOST_TOGETHER, GroupCommit, Question
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
+from leasehold.files.journal.unit_of_work import KEPT_LINES, Books, listed
 from leasehold.files.paths import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -334,7 +334,7 @@ class Journal:
             UnknownFile: there is none.
         """
         checked = check_path(path)
-        return self._read(lambda books: names.file_at(books, checked).status(books.now))
+        return self._read(lambda books: path_steps.file_at(books, checked).status(books.now))
 
     def status_of(self, file_id: int) -> FileStatus | None:
         """The file of this id, wherever it lies; None if it is gone."""
@@ -354,7 +354,7 @@ class Journal:
         checked = check_path(path)
 
         def work(books: Books) -> tuple[FileStatus, tuple[Block, ...]]:
-            row = names.file_at(books, checked)
+            row = path_steps.file_at(books, checked)
             return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
 
         return self._read(work)
@@ -418,7 +418,7 @@ class Journal:
         checked = check_path(path)
 
         def work(books: Books) -> builtins.list[Entry]:
-            file_id = names.file_at(books, checked).id
+            file_id = path_steps.file_at(books, checked).id
             return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
 
         return self._read(work)
@@ -456,7 +456,7 @@ class Journal:
         """
         origin, goal = check_path(source), check_path(target)
         return self._group.run(
-            "rename", lambda books: names.rename(books, origin, goal, overwrite=overwrite)
+            "rename", lambda books: path_steps.rename(books, origin, goal, overwrite=overwrite)
         )
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
@@ -467,7 +467,7 @@ class Journal:
         """
         checked = check_directory(path)
         return self._group.run(
-            "delete", lambda books: names.delete(books, checked, recursive=recursive)
+            "delete", lambda books: path_steps.delete(books, checked, recursive=recursive)
         )
 
     # ------------------------------------------------------------- trash

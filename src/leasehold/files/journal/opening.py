@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.errors import StoreUnusable
-from leasehold.files.journal import blocks, names, refusals
+from leasehold.files.journal import blocks, path_steps, refusals
 from leasehold.files.model import Opened, Ticket
 
 if TYPE_CHECKING:
-    from leasehold.files.journal.books import Books
     from leasehold.files.journal.rows import FileRow
+    from leasehold.files.journal.unit_of_work import Books
     from leasehold.files.model import Block, Holder
 
 
@@ -37,7 +37,7 @@ def create(books: Books, wish: Wish) -> Opened:
         RecoveryInProgress: the file is being recovered.
         LeaseLost: the holder's id is used by another.
     """
-    found = names.look(books, wish.path)
+    found = path_steps.look(books, wish.path)
     found.check_free()
     row = found.row
     if row is not None:
@@ -48,7 +48,7 @@ def create(books: Books, wish: Wish) -> Opened:
             raise refusals.exists(wish.path)
     books.enlist(wish.holder)
     if row is not None:
-        names.remove_one(books, row, by=wish.holder.id)
+        path_steps.remove_one(books, row, by=wish.holder.id)
     file_id, epoch = books.draw_file_id(), books.draw_epoch()
     books.add_file(
         wish.path,
@@ -76,7 +76,7 @@ def append(books: Books, wish: Wish) -> Opened:
         RecoveryInProgress: the file is being recovered.
         LeaseLost: the holder's id is used by another.
     """
-    row = names.file_at(books, wish.path)
+    row = path_steps.file_at(books, wish.path)
     if _is_repetition(row, wish):
         return _opened_before(books, row, wish)
     _check_closed(books, row, wish.holder)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError
-from leasehold.files.journal import blocks, names, refusals, writing
+from leasehold.files.journal import blocks, path_steps, refusals, writing
 from leasehold.files.model import Recovery, Why
 
 if TYPE_CHECKING:
     from leasehold.files.journal.blocks import Held
-    from leasehold.files.journal.books import Books
     from leasehold.files.journal.rows import FileRow
+    from leasehold.files.journal.unit_of_work import Books
     from leasehold.files.model import FileStatus, Holder, Sealed, Ticket
 
 
@@ -33,7 +33,7 @@ def begin(
         RecoveryInProgress: another attempt has time left, or the next is not due.
         LeaseLost: the recoverer's id is used by another.
     """
-    row = names.file_at(books, path)
+    row = path_steps.file_at(books, path)
     if ticket is not None and row.id != ticket.file_id:
         raise refusals.deleted(ticket)
     if row.closed:

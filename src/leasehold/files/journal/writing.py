@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError
-from leasehold.files.journal import blocks, names, refusals
+from leasehold.files.journal import blocks, path_steps, refusals
 
 if TYPE_CHECKING:
     from leasehold.files.journal.blocks import Held
-    from leasehold.files.journal.books import Books
+    from leasehold.files.journal.unit_of_work import Books
     from leasehold.files.model import Block, FileStatus, Sealed, Ticket
 
 
@@ -39,7 +39,7 @@ def discard(books: Books, ticket: Ticket) -> None:
         FencedWrite: it is closed, being recovered, or under another epoch.
     """
     held, _ = _mine(books, ticket)
-    names.remove_one(books, held.row, by="")
+    path_steps.remove_one(books, held.row, by="")
 
 
 def next_block(books: Books, ticket: Ticket, sealed: Sealed, *, volumes: tuple[str, ...]) -> Block:

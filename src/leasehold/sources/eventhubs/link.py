@@ -23,7 +23,7 @@ from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.messages import ARROW_CAPABILITY, ARROW_FORMAT
 from leasehold.amqp.performatives import Attach, Detach
 from leasehold.amqp.values import Described, Long, Symbol
-from leasehold.log.frame import MAX_BODY_BYTES
+from leasehold.log.segment_format import MAX_BODY_BYTES
 from leasehold.sources.eventhubs.moulds import Reader
 from leasehold.sources.eventhubs.refusals import DAMAGED, TOO_MANY, Refusal
 from leasehold.sources.eventhubs.rows import Row, RowTuple, arrow_of, batch_of, read_row, size_of

@@ -19,8 +19,8 @@ from pyarrow import ipc
 
 from leasehold.errors import SinkUnfit, UsageError, VolumeUnusable
 from leasehold.log.events import SENT_SCHEMA, sent_batch, split_by_key
-from leasehold.log.frame import MAX_BODY_BYTES
-from leasehold.log.sending import cut
+from leasehold.log.segment_format import MAX_BODY_BYTES
+from leasehold.log.send_queue import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leasehold.errors import DataDamaged, VolumeUnusable
-from leasehold.log.courier import Courier
 from leasehold.log.events import split_by_key
-from leasehold.log.frame import Stamp
-from leasehold.log.parcel import Parcel
+from leasehold.log.owner_link import Courier
+from leasehold.log.producer_batch import Parcel
+from leasehold.log.segment_format import Stamp
 from leasehold.spark.publishing.rows import measured, staged_batches
 
 if TYPE_CHECKING:

@@ -3,31 +3,202 @@
 Small sends are gathered into one batch while they linger. What was taken from the queue is numbered
 and delivered before anything else is taken, so the order is kept; a second attempt carries the
 same numbers, so nothing is stored twice.
+
+One call of ``send``: its future, complete when all its parts are stored or one has failed.
+
+How many partitions a stream has, for one who sends to it while it may grow.
+
+A look asks the database, which may be slow or away: sending never waits for one, except for a
+partition that is not known yet.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.errors import UsageError
-from leasehold.log.courier import Courier
+from leasehold.errors import BufferFull, LeaseholdError, UsageError
 from leasehold.log.events import Event, sent_batch
-from leasehold.log.frame import Stamp
-from leasehold.log.parcel import Parcel, receipts_of
+from leasehold.log.owner_link import Courier
+from leasehold.log.producer_batch import Parcel, joined, receipts_of
+from leasehold.log.segment_format import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from leasehold.clock import Clock
     from leasehold.log.options import ProducerOptions
-    from leasehold.log.parcel import Stored
-    from leasehold.log.seat import Seat
-    from leasehold.log.sending import Gate, Sending
+    from leasehold.log.partition_router import Seat
+    from leasehold.log.producer_batch import Receipt, Stored
+    from leasehold.log.streams import StreamInfo
+
+_PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its places
+
+
+class Sending:
+    """Parts of what was sent, on their way to one partition or several."""
+
+    def __init__(self, parts: int) -> None:
+        """``parts`` is how many answers there will be."""
+        self.future: Future[tuple[Receipt, ...]] = Future()
+        self.future.set_running_or_notify_cancel()  # what was sent can not be called back
+        self._left = parts
+        self._receipts: list[Receipt] = []
+        self._lock = threading.Lock()
+
+    def stored(self, receipts: list[Receipt]) -> None:
+        """One part is stored."""
+        with self._lock:
+            self._receipts += receipts
+            self._left -= 1
+            over = not self._left
+        if over and not self.future.done():
+            self._receipts.sort(key=lambda receipt: receipt.partition)
+            self.future.set_result(joined(self._receipts))
+
+    def failed(self, error: BaseException) -> None:
+        """One part could not be stored; the others may be."""
+        with self._lock:
+            first = not self.future.done()
+            self._left -= 1
+            if first:
+                self.future.set_exception(error)
+
+
+class Gate:
+    """Lets in as many bytes as may wait; who comes when it is full waits at the gate.
+
+    Each part counts with what it takes in memory, which is more than an event of a few bytes.
+    """
+
+    def __init__(self, most_bytes: int, *, clock: Clock) -> None:
+        """Empty."""
+        self._most_bytes = most_bytes
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._inside_bytes = 0
+
+    @property
+    def inside_bytes(self) -> int:
+        """How many bytes are taken by what waits to be stored."""
+        return self._inside_bytes
+
+    def enter(self, size: int, *, parts: int, limit_s: float, hurry: Callable[[], None]) -> None:
+        """Wait until there is room for these parts. What is bigger than all room may enter alone.
+
+        Raises:
+            BufferFull: there was no room for ``limit_s``.
+        """
+        size += parts * _PART_BYTES
+        with self._changed:
+            if self._has_room(size):
+                self._inside_bytes += size
+                return
+        hurry()  # nothing may linger while somebody waits for room
+        until = self._clock.boottime_s() + limit_s
+        with self._changed:
+            while not self._has_room(size):
+                left_s = until - self._clock.boottime_s()
+                if left_s <= 0:
+                    raise BufferFull(
+                        f"{self._inside_bytes} bytes wait to be stored, {self._most_bytes} may, "
+                        f"and there was no room for {size} more in {limit_s:g} s: send slower, or "
+                        "look why the partition's owner does not store"
+                    )
+                self._changed.wait(left_s)
+            self._inside_bytes += size
+
+    def leave(self, size: int, *, parts: int) -> None:
+        """Make room."""
+        with self._changed:
+            self._inside_bytes -= size + parts * _PART_BYTES
+            self._changed.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        return not self._inside_bytes or self._inside_bytes + size <= self._most_bytes
+
+
+def cut(batch: pa.RecordBatch, most_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The batch in slices of about ``most_bytes``, each with its size; one event is not cut."""
+    size = int(batch.nbytes)
+    if size <= most_bytes or batch.num_rows == 1:
+        yield batch, size
+        return
+    half = batch.num_rows // 2
+    yield from cut(batch.slice(0, half), most_bytes)
+    yield from cut(batch.slice(half), most_bytes)
+
+
+log = logging.getLogger("leasehold.log")
+
+LOOK_EVERY_S = 1.0
+
+
+class Growth:
+    """Safe to use from several threads. It starts a thread for a look, which ends with it."""
+
+    def __init__(self, stream: StreamInfo, look: Callable[[], StreamInfo], *, clock: Clock) -> None:
+        """The stream as it was found just now."""
+        self._stream = stream
+        self._look = look
+        self._clock = clock
+        self._looked_at = clock.boottime_s()
+        self._lock = threading.Lock()
+        self._looking: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def stream(self) -> StreamInfo:
+        """The stream as it was at the last look."""
+        return self._stream
+
+    def look_now_and_then(self) -> None:
+        """Begin to look if the last look is a second old; do not wait for it."""
+        now = self._clock.boottime_s()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return
+        with self._lock:
+            if self._closed or now - self._looked_at < LOOK_EVERY_S:
+                return
+            if self._looking is not None and self._looking.is_alive():
+                return
+            self._looked_at = now
+            name = f"leasehold-growth-{self._stream.name}"
+            self._looking = threading.Thread(target=self._try, name=name, daemon=True)
+            self._looking.start()
+
+    def found(self, partition: int | None) -> StreamInfo:
+        """The stream. For a partition that it did not have so far, a look is waited for."""
+        stream = self._stream
+        if isinstance(partition, int) and partition >= stream.partitions:
+            self._try()
+        return self._stream
+
+    def close(self) -> None:
+        """Wait for a look that is under way, and begin none any more."""
+        with self._lock:
+            self._closed = True
+            looking = self._looking
+        if looking is not None:
+            looking.join()
+
+    def _try(self) -> None:
+        try:
+            found = self._look()
+        except LeaseholdError as error:  # deleted, or no answer: that is told where it is stored
+            log.info("%s could not be looked at: %s", self._stream.name, error)
+            return
+        with self._lock:
+            if found.partitions > self._stream.partitions:  # looks may overtake one another
+                log.info("%s has %d partitions now", found.name, found.partitions)
+                self._stream = found
+
 
 _MOST_PARCELS = 32  # delivered at once; the owner remembers twice as many of each producer
 

@@ -30,14 +30,11 @@ from leasehold.errors import (
 )
 from leasehold.files.model import FileState
 from leasehold.log.counts import Numbers
-from leasehold.log.courier import BEATS
-from leasehold.log.door import SCHEME
-from leasehold.log.owner import PartitionOwner
-from leasehold.log.parcel import Moved, NobodyThere, Silent
+from leasehold.log.owner_link import BEATS, SCHEME, Request
+from leasehold.log.partition_owner import PartitionOwner, newest, take
+from leasehold.log.producer_batch import Moved, NobodyThere, Silent
 from leasehold.log.retention import trim
 from leasehold.log.streams import base_of
-from leasehold.log.takeover import newest, take
-from leasehold.log.wire import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,8 +44,8 @@ if TYPE_CHECKING:
     from leasehold.files.namespace import Namespace
     from leasehold.log.catalog import Catalog
     from leasehold.log.counts import Counts
-    from leasehold.log.courier import Courier
-    from leasehold.log.parcel import Parcel, Partition, Stored
+    from leasehold.log.owner_link import Courier
+    from leasehold.log.producer_batch import Parcel, Partition, Stored
     from leasehold.log.streams import StreamInfo, StreamSettings
 
 log = logging.getLogger("leasehold.log")

@@ -15,7 +15,7 @@ from leasehold.errors import LeaseholdError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from leasehold.log.frame import Stamp
+    from leasehold.log.segment_format import Stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,16 @@ from leasehold.clock import boot_id, host_name
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files import block_reader
 from leasehold.files.model import BlockState, FileState
-from leasehold.files.volume import Volume
-from leasehold.log.frame import SEGMENT_HEADER_BYTES
+from leasehold.files.volumes import Volume
 from leasehold.log.segment import Segment
+from leasehold.log.segment_format import SEGMENT_HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from leasehold.files.model import Block
     from leasehold.files.namespace import Namespace
-    from leasehold.log.shelf import Place
+    from leasehold.log.segment_list import Place
 
 
 class MappedSegment:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.errors import DataDamaged
-from leasehold.log.frame import NO_PRODUCER, Encoded, Kind, encode_frame, read_body
+from leasehold.log.segment_format import NO_PRODUCER, Encoded, Kind, encode_frame, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from leasehold.log.frame import FrameHeader, View
+    from leasehold.log.segment_format import FrameHeader, View
 
 DEFAULT_LIMIT = 10_000
 _ROW = struct.Struct("<16sQqq")

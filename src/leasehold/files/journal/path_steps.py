@@ -11,7 +11,7 @@ from leasehold.files.journal import refusals
 from leasehold.files.journal.rows import FileRow
 
 if TYPE_CHECKING:
-    from leasehold.files.journal.books import Books
+    from leasehold.files.journal.unit_of_work import Books
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

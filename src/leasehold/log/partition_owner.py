@@ -1,0 +1,539 @@
+"""The owner of a partition: stores what waits, all of it with one wait for the volumes.
+
+One thread for each partition that this process owns. It takes every parcel that waits, its own
+and forwarded ones, writes a frame for each, syncs once, and answers all. While it syncs, others
+queue. Nothing is answered before it is on all volumes.
+
+When the segment is taken over by somebody else, the thread ends: what was not answered is answered
+with ``Moved``, and the producers hand it to the new owner, who knows what it has already.
+
+What the owner of a partition must know to go on: numbers, times, and every producer's last one.
+
+Pure. It is made from the last segment and says which part of a parcel is new. Sequence numbers
+have no gaps, offsets and times never go back, and nothing is stored twice.
+
+Opening a new segment at the end of a partition: the way to become its owner.
+
+The owner of a partition is who has its last segment open for writing. The files room lets only one
+in, and shuts out the one before. What is left to make sure here is that our segment really is the
+last: nobody else's may lie at or after its place. A former look at the list may be old, so the list
+is read again once our segment is there. Retention never removes the newest segment; so if others
+went on in the meantime, we see it.
+
+A segment is created for events that wait to be stored, and its header is written with them: one
+without bytes is what a crash in between leaves. It is opened again by the next owner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from leasehold.errors import (
+    DataDamaged,
+    FileExists,
+    FileHeld,
+    LeaseholdError,
+    LeaseLost,
+    RecoveryInProgress,
+    UnknownFile,
+    UsageError,
+)
+from leasehold.files.model import FileState
+from leasehold.log.counts import Numbers
+from leasehold.log.mapped_segment import MappedSegment
+from leasehold.log.producer_batch import Moved, Stored
+from leasehold.log.producer_states import (
+    DEFAULT_LIMIT,
+    ProducerState,
+    encode_producers,
+    newest_producers,
+    note_producer,
+)
+from leasehold.log.segment import IndexBuilder
+from leasehold.log.segment_format import (
+    SEGMENT_HEADER_BYTES,
+    Kind,
+    SegmentHeader,
+    check_storable,
+    encode_events,
+    encode_segment_header,
+    padded,
+)
+from leasehold.log.segment_list import Place
+from leasehold.log.streams import base_of, segment_path, segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from leasehold.clock import Clock
+    from leasehold.files.model import FileStatus
+    from leasehold.files.namespace import Namespace
+    from leasehold.files.writer import FileWriter
+    from leasehold.log.counts import Counts
+    from leasehold.log.producer_batch import Parcel, Partition
+    from leasehold.log.segment import Segment
+    from leasehold.log.segment_format import Encoded, FrameHeader
+    from leasehold.log.streams import StreamSettings
+
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class New:
+    """What to do with a parcel: leave out the first ``skip`` events, they are stored already.
+
+    ``stored_as`` is where the first event was stored, if it was and that is still known, else -1.
+    """
+
+    skip: int
+    stored_as: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """The state of one partition at its end."""
+
+    next_sequence: int = 0
+    next_offset: int = 0
+    last_us: int = 0
+    producers: dict[bytes, ProducerState] = field(default_factory=dict)
+    # The last frames of each producer: its first number, how many, the first sequence number.
+    recent: dict[bytes, deque[tuple[int, int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def after(cls, segment: Segment) -> Ledger:
+        """The state after the last whole frame of a segment.
+
+        Raises:
+            DataDamaged: a frame of it can not be read.
+        """
+        ledger = cls(
+            next_sequence=segment.next_sequence,
+            next_offset=segment.header.base_offset + padded(len(segment)),
+            last_us=segment.header.created_us,
+            producers=segment.producers(),
+        )
+        for header in segment.frames():
+            ledger.last_us = max(ledger.last_us, header.last_us)
+            ledger._remember(header)
+        return ledger
+
+    def new_of(self, parcel: Parcel) -> New:
+        """Which part of the parcel is new."""
+        first, producer = parcel.stamp.sequence, parcel.stamp.producer
+        known = self.producers.get(producer)
+        if known is None or first > known.last_sequence:
+            return New(skip=0)
+        skip = min(parcel.end, known.last_sequence + 1) - first
+        for number, count, stored_as in self.recent.get(producer, ()):
+            if number <= first < number + count:
+                return New(skip=skip, stored_as=stored_as + first - number)
+        return New(skip=skip)
+
+    def time_us(self, now_us: int) -> int:
+        """The time to store events under: now, but never before that of an earlier one."""
+        self.last_us = max(self.last_us, now_us)
+        return self.last_us
+
+    def stored(self, header: FrameHeader) -> None:
+        """A frame was written: go on after it."""
+        self.next_sequence = max(self.next_sequence, header.next_sequence)
+        self.next_offset = header.offset + header.length
+        note_producer(self.producers, header)
+        self._remember(header)
+        if len(self.producers) > 2 * DEFAULT_LIMIT:
+            self.producers = newest_producers(self.producers)
+            self.recent = {
+                each: self.recent[each] for each in self.producers if each in self.recent
+            }
+
+    def _remember(self, header: FrameHeader) -> None:
+        if header.kind is Kind.EVENTS:
+            frames = self.recent.setdefault(header.stamp.producer, deque(maxlen=_REMEMBERED))
+            frames.append((header.stamp.sequence, header.count, header.base_sequence))
+
+
+_RECOVERY_LIMIT = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A segment without bytes, open for writing at the end of a partition, and what led to it."""
+
+    writer: FileWriter
+    ledger: Ledger
+
+
+def newest(files: Namespace, partition: Partition, *, from_base: int = 0) -> FileStatus | None:
+    """The last segment of a partition, if there is one. ``from_base``: where to begin to look."""
+    found = _listed(files, partition, from_base=from_base)
+    return found[-1] if found else None
+
+
+def take(
+    files: Namespace, partition: Partition, settings: StreamSettings, *, from_base: int
+) -> Opening:
+    """Open the next segment of a partition.
+
+    Raises:
+        Moved: somebody else did, or has its last segment open; look again.
+        DataDamaged: the end of the partition can not be read.
+        LeaseholdError: the files room can not serve.
+    """
+    found = _listed(files, partition, from_base=from_base)
+    if found and found[-1].state is not FileState.CLOSED:
+        raise Moved(f"{found[-1].path} is being written by {found[-1].holder}")
+    _clear(files, found[:-1])
+    if found and not found[-1].length:
+        return _again(files, partition, found[-1].path)
+    if not found:
+        return Opening(writer=begin(files, partition, settings, base=0), ledger=Ledger())
+    ledger = _end_of(files, found[-1])
+    if ledger.next_sequence == base_of(found[-1].path):
+        _discard(files, found[-1])
+        raise Moved(f"{found[-1].path} had no whole event and was removed")
+    return Opening(
+        writer=begin(files, partition, settings, base=ledger.next_sequence), ledger=ledger
+    )
+
+
+def begin(
+    files: Namespace, partition: Partition, settings: StreamSettings, *, base: int
+) -> FileWriter:
+    """Create the segment that begins at ``base``, if it is the last one then.
+
+    Raises:
+        Moved: somebody else has created it, or a later one.
+    """
+    path = segment_path(partition.stream, partition.number, base)
+    try:
+        writer = files.create(
+            path, replication=settings.replication or None, block_size=settings.block_size
+        )
+    except (FileExists, FileHeld, RecoveryInProgress) as error:
+        raise Moved(f"{path} was created by somebody else: {error}") from error
+    _check_last(files, partition, writer, base)
+    return writer
+
+
+def _again(files: Namespace, partition: Partition, path: str) -> Opening:
+    """Open a last segment that has no bytes; what leads to it is in the one before."""
+    base = base_of(path) or 0
+    before = [each for each in _listed(files, partition) if each.length and each.path < path]
+    ledger = Ledger(next_sequence=base)
+    if before:
+        ledger = _end_of(files, before[-1])
+    if ledger.next_sequence != base:
+        raise DataDamaged(
+            f"{path} should follow event {ledger.next_sequence - 1}, which is the last one in "
+            f"{before[-1].path}: verify the stream"
+        )
+    try:
+        writer = files.append(path)
+    except (FileHeld, RecoveryInProgress, UnknownFile) as error:
+        raise Moved(f"{path} was opened by somebody else: {error}") from error
+    if writer.length:
+        writer.close()
+        raise Moved(f"{path} was written by somebody else")
+    _check_last(files, partition, writer, base)
+    return Opening(writer=writer, ledger=ledger)
+
+
+def _end_of(files: Namespace, status: FileStatus) -> Ledger:
+    """What is known after a segment, from a volume on which it is sound."""
+    mapped = MappedSegment(Place(base=base_of(status.path) or 0, path=status.path), files)
+    while True:
+        try:
+            return Ledger.after(mapped.whole)
+        except DataDamaged as damage:
+            mapped.repair(damage)
+
+
+def _check_last(files: Namespace, partition: Partition, writer: FileWriter, base: int) -> None:
+    """Give our new segment up if a later one is there: it is too late for it."""
+    found = segments(files, partition.stream, partition.number, from_base=base + 1)
+    later = [each.path for each in found]
+    if later:
+        with suppress(LeaseLost, UnknownFile):
+            writer.discard()
+        raise Moved(f"the partition has gone on: {later[-1]}")
+
+
+def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
+    """Close what is open before the last segment: somebody was too late for it, and died."""
+    for each in earlier:
+        if each.state is not FileState.CLOSED:
+            with suppress(UnknownFile):
+                status = files.recover(each.path, timeout=_RECOVERY_LIMIT)
+                if not status.length:
+                    files.delete(each.path)
+
+
+def _discard(files: Namespace, status: FileStatus) -> None:
+    """Remove a last segment that has bytes and no event: a first batch that was cut short."""
+    with suppress(FileHeld, RecoveryInProgress, LeaseLost, UnknownFile):
+        writer = files.append(status.path)
+        if writer.length == status.length:
+            writer.discard()
+        else:
+            writer.close()
+
+
+def _listed(files: Namespace, partition: Partition, *, from_base: int = 0) -> list[FileStatus]:
+    found = segments(files, partition.stream, partition.number, from_base=from_base)
+    if from_base and not found:  # the stream was deleted, and perhaps made anew
+        return _listed(files, partition)
+    return found
+
+
+Answer = Future[tuple[Stored, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    parcels: Sequence[Parcel]
+    durable: bool
+    answer: Answer = field(default_factory=Future)
+
+
+class PartitionOwner:
+    """Made when a segment was opened by ``takeover.take``. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        opening: Opening,
+        settings: StreamSettings,
+        *,
+        files: Namespace,
+        clock: Clock,
+        counts: Counts,
+        rolled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the thread. It calls ``rolled`` after a segment was closed and another begun."""
+        self._tell_rolled = rolled
+        self._has_rolled = False
+        self.partition = partition
+        self._settings = settings
+        self._files = files
+        self._clock = clock
+        self._counts = counts
+        self._writer = opening.writer
+        self._ledger = opening.ledger
+        self._index: IndexBuilder | None = None  # none: the segment has no bytes yet
+        self._began_at = 0.0
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._closing = False
+        self._ended: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run,
+            name=f"leasehold-owner-{partition.stream}-{partition.number}",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still takes parcels."""
+        return self._ended is None and not self._closing
+
+    @property
+    def path(self) -> str:
+        """The segment that is being written."""
+        return self._writer.path
+
+    def submit(self, parcels: Sequence[Parcel], *, durable: bool) -> Answer:
+        """Queue parcels that share one fate; the answer comes when all of them are stored.
+
+        Raises:
+            Moved: this process is not the owner any more. The answer may say so too.
+        """
+        job = _Job(parcels=parcels, durable=durable)
+        with self._changed:
+            if not self.alive:
+                raise Moved(f"{self.path} is not written here any more: {self._ended or 'closed'}")
+            self._waiting.append(job)
+            self._changed.notify()
+        return job.answer
+
+    def close(self) -> None:
+        """Store what waits, seal the segment, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        jobs: list[_Job] = []
+        try:
+            while jobs := self._next():
+                self._serve(jobs)
+            self._seal()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
+            self._end(error, jobs)
+        else:
+            self._end(Moved(f"{self.path} was closed"), [])
+
+    def _next(self) -> list[_Job]:
+        """Everything that waits; nothing when it is time to close."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            jobs = list(self._waiting)
+            self._waiting.clear()
+            return jobs
+
+    def _serve(self, jobs: list[_Job]) -> None:
+        jobs = [job for job in jobs if _storable(job)]
+        if not jobs:
+            return
+        before = self._ledger.next_sequence
+        answers = [tuple(self._store(parcel) for parcel in job.parcels) for job in jobs]
+        if any(job.durable for job in jobs):
+            self._writer.sync()
+        else:
+            self._writer.flush()
+        stored = [each for answer in answers for each in answer]
+        frames = sum(
+            each.skipped < parcel.batch.num_rows
+            for each, parcel in zip(
+                stored, (parcel for job in jobs for parcel in job.parcels), strict=True
+            )
+        )
+        self._counts.add(
+            Numbers(
+                events=self._ledger.next_sequence - before,
+                frames=frames,
+                commits=1,
+                duplicates=sum(each.skipped for each in stored),
+            )
+        )
+        for job, answer in zip(jobs, answers, strict=True):
+            job.answer.set_result(answer)
+        if self._has_rolled:
+            self._has_rolled = False
+            self._tell_rolled()
+
+    def _store(self, parcel: Parcel) -> Stored:
+        """Write what is new of a parcel, as one frame."""
+        new, batch = self._ledger.new_of(parcel), parcel.batch
+        if new.skip:
+            batch = batch.slice(new.skip)
+        first = self._ledger.next_sequence
+        if batch.num_rows:
+            self._append(batch, parcel, new.skip)
+        return Stored(first_sequence=first, skipped=new.skip, stored_as=new.stored_as)
+
+    def _append(self, batch: pa.RecordBatch, parcel: Parcel, skip: int) -> None:
+        if self._index is not None and self._is_full(batch.nbytes):
+            self._roll()
+        index = self._index or self._begin()
+        stamp = parcel.stamp
+        frame = encode_events(
+            batch,
+            base_sequence=self._ledger.next_sequence,
+            offset=self._ledger.next_offset,
+            enqueued_us=self._ledger.time_us(self._now_us()),
+            epoch=self._writer.epoch,
+            producer=type(stamp)(producer=stamp.producer, sequence=stamp.sequence + skip),
+            base_offset=index.index.segment.base_offset,
+        )
+        self._write(frame)
+        index.add(frame.header, batch.column(0))
+
+    def _is_full(self, more_bytes: int) -> bool:
+        age_s = self._clock.boottime_s() - self._began_at
+        return (
+            self._writer.length + more_bytes > self._settings.segment_bytes
+            or age_s > self._settings.segment_age_s
+        )
+
+    def _begin(self) -> IndexBuilder:
+        """Write what every segment begins with: its header, and how far each producer is."""
+        ledger, now_us = self._ledger, self._ledger.time_us(self._now_us())
+        header = SegmentHeader(
+            partition=self.partition.number,
+            base_sequence=ledger.next_sequence,
+            base_offset=ledger.next_offset,
+            created_us=now_us,
+            epoch=self._writer.epoch,
+        )
+        self._began_at = self._clock.boottime_s()
+        self._index = IndexBuilder(header)
+        self._writer.write(encode_segment_header(header))
+        ledger.next_offset += SEGMENT_HEADER_BYTES
+        producers = encode_producers(
+            ledger.producers,
+            base_sequence=ledger.next_sequence,
+            offset=ledger.next_offset,
+            enqueued_us=now_us,
+            epoch=self._writer.epoch,
+            base_offset=header.base_offset,
+        )
+        self._write(producers)
+        self._index.add(producers.header)
+        return self._index
+
+    def _write(self, frame: Encoded) -> None:
+        for part in frame.parts:
+            self._writer.write(part)
+        self._ledger.stored(frame.header)
+
+    def _roll(self) -> None:
+        """Seal the segment and begin the next, if nobody else does."""
+        self._seal()
+        self._writer = begin(
+            self._files, self.partition, self._settings, base=self._ledger.next_sequence
+        )
+        self._index = None
+        self._has_rolled = True
+
+    def _seal(self) -> None:
+        if self._index is not None:
+            end = self._index.encode(
+                now_us=self._ledger.time_us(self._now_us()), epoch=self._writer.epoch
+            )
+            for part in end.parts:
+                self._writer.write(part)
+            self._ledger.next_offset += end.length
+        self._writer.close()
+
+    def _end(self, error: BaseException, jobs: list[_Job]) -> None:
+        """Take nothing more, and answer all that is unanswered."""
+        with self._changed:
+            self._ended = error
+            jobs = [job for job in jobs if not job.answer.done()]
+            tried = sum(len(job.parcels) for job in jobs)
+            jobs += self._waiting
+            self._waiting.clear()
+        if isinstance(error, LeaseLost | UnknownFile):
+            self._counts.add(Numbers(fenced=tried))
+        with suppress(LeaseholdError, OSError):
+            self._writer.close()
+        for job in jobs:
+            moved = Moved(f"{self.path} is not written here any more: {error}")
+            moved.__cause__ = error
+            job.answer.set_exception(moved)
+
+    def _now_us(self) -> int:
+        return int(self._clock.utc_now().timestamp() * 1_000_000)
+
+
+def _storable(job: _Job) -> bool:
+    """Whether a job can be stored; if not, it alone is told so, before anything is written."""
+    try:
+        for parcel in job.parcels:
+            check_storable(parcel.batch, parcel.stamp)
+    except UsageError as error:
+        job.answer.set_exception(error)
+        return False
+    return True
