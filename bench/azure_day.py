@@ -13,7 +13,7 @@ from bench.report import Bar, Row, at_most, cost
 from tests.support.azurite import azurite
 
 from leasehold.processor import Options
-from leasehold.stores.azure_blob.watch import turns
+from leasehold.stores.azure_blob.blob_leases import turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,8 +23,8 @@ from tests.support.azurite import azurite
 from leasehold.clock import SystemClock, new_token, system_random
 from leasehold.stores.azure_blob.address import Address
 from leasehold.stores.azure_blob.container import CREATED, OK, Container
-from leasehold.stores.azure_blob.rights import right_for
-from leasehold.stores.azure_blob.wire import Wire
+from leasehold.stores.azure_blob.credentials import right_for
+from leasehold.stores.azure_blob.http import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ from tests.support.azurite import Azurite, shared_azurite_by_hand
 
 from leasehold.model import Lease, MemberInfo, Ownership, Wanted
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import AzureBlobStore, connection
+from leasehold.stores.azure_blob import AzureBlobStore, http
 from leasehold.testing.clock import ManualClock
 
 GROUP = "partition/orders/billing"
@@ -47,15 +47,15 @@ async def owned(store: AzureBlobStore, lease: Lease, number: int) -> list[Owners
 @contextmanager
 def sent() -> Iterator[list[str]]:
     """The first lines of all requests."""
-    real, lines = connection.Connection.exchange, list[str]()
+    real, lines = http.Connection.exchange, list[str]()
 
     def exchange(
-        self: connection.Connection, request: bytes
+        self: http.Connection, request: bytes
     ) -> tuple[int, Mapping[str, str], bytes, bool]:
         lines.append(request.partition(b" HTTP")[0].decode())
         return real(self, request)
 
-    with patch.object(connection.Connection, "exchange", exchange):
+    with patch.object(http.Connection, "exchange", exchange):
         yield lines
 
 

@@ -19,13 +19,13 @@ from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 from leasehold.stores.azure_blob.address import Address
+from leasehold.stores.azure_blob.blob_leases import Leasing
 from leasehold.stores.azure_blob.container import Container
-from leasehold.stores.azure_blob.keeping import Keeping
-from leasehold.stores.azure_blob.leasing import Leasing
-from leasehold.stores.azure_blob.proofs import Proofs
-from leasehold.stores.azure_blob.rights import Sas
-from leasehold.stores.azure_blob.shelf import Shelf
-from leasehold.stores.azure_blob.wire import Answer, Wire, date_s
+from leasehold.stores.azure_blob.credentials import Sas
+from leasehold.stores.azure_blob.document_cache import Shelf
+from leasehold.stores.azure_blob.http import Answer, Wire, date_s
+from leasehold.stores.azure_blob.ownerships import Keeping
+from leasehold.stores.azure_blob.service_time import Proofs
 from leasehold.testing.clock import ManualClock
 
 ROOT = "/c01/"

@@ -11,12 +11,12 @@ import pyarrow as pa
 from leasehold.amqp.composites import Composite, Source, Target
 from leasehold.amqp.frames import frame
 from leasehold.amqp.performatives import Attach, Begin, Transfer
-from leasehold.amqp.values import Long, Symbol, Timestamp
+from leasehold.amqp.types import Long, Symbol, Timestamp
 from leasehold.clock import SystemClock
 from leasehold.log import Event, EventBatch
 from leasehold.sources.eventhubs import parse
 from leasehold.sources.eventhubs.connection import Connection
-from leasehold.sources.eventhubs.link import EventLink, Wanted
+from leasehold.sources.eventhubs.event_link import EventLink, Wanted
 from leasehold.sources.eventhubs.session import Session
 
 CHANNEL, HANDLE = 3, 7

@@ -41,7 +41,8 @@ from leasehold.amqp.performatives import (
     Transfer,
     parse,
 )
-from leasehold.amqp.values import Described, Symbol, encode
+from leasehold.amqp.types import Described, Symbol
+from leasehold.amqp.values import encode
 from leasehold.clock import SystemClock
 from leasehold.hub import HubOptions, HubServer, keyring_of
 from leasehold.log import Event, Log, LogOptions, Receipt

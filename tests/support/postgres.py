@@ -24,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.support import kinds, run_place
 from tests.support.postgres_server import Server
 
-from leasehold.stores.postgres.migrate import migrations, queries
+from leasehold.stores.postgres.migrations import migrations, queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,17 +11,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.values import (
-    NULL,
-    Array,
-    Described,
-    Symbol,
-    UByte,
-    UInt,
-    ULong,
-    UShort,
-    encode,
-)
+from leasehold.amqp.types import Array, Described, Symbol, UByte, UInt, ULong, UShort
+from leasehold.amqp.values import NULL, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

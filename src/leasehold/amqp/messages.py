@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.values import Described, Limit, decode, encode, skip
+from leasehold.amqp.types import Described
+from leasehold.amqp.values import Limit, decode, encode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

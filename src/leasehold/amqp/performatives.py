@@ -25,7 +25,8 @@ from leasehold.amqp.composites import (
     inner,
 )
 from leasehold.amqp.faults import FRAMING_ERROR, AmqpFault
-from leasehold.amqp.values import Described, Limit, decode, skip
+from leasehold.amqp.types import Described
+from leasehold.amqp.values import Limit, decode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from leasehold.jobs.command.service import Wrapper
 from leasehold.jobs.command.verdict import Exit, Reason, Verdict
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of
-from leasehold.stores.sqlite.place import check_path, path_of
+from leasehold.stores.sqlite.location import check_path, path_of
 
 if TYPE_CHECKING:
     from leasehold.jobs.command.scheduled import ScheduledWrapper

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.hub.keys import Keyring, keyring_of
     from leasehold.hub.options import HubOptions
+    from leasehold.hub.sas_keys import Keyring, keyring_of
     from leasehold.hub.server import HubServer
 
 __all__ = ["HubOptions", "HubServer", "Keyring", "keyring_of"]
@@ -35,8 +35,8 @@ __all__ = ["HubOptions", "HubServer", "Keyring", "keyring_of"]
 _HOMES = {
     "HubOptions": "leasehold.hub.options",
     "HubServer": "leasehold.hub.server",
-    "Keyring": "leasehold.hub.keys",
-    "keyring_of": "leasehold.hub.keys",
+    "Keyring": "leasehold.hub.sas_keys",
+    "keyring_of": "leasehold.hub.sas_keys",
 }
 
 if not TYPE_CHECKING:

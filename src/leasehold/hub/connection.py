@@ -35,9 +35,9 @@ from leasehold.amqp.performatives import (
     SaslOutcome,
     parse,
 )
-from leasehold.hub.encryption import Encryption
-from leasehold.hub.refusals import FORCED, TOO_MANY, UNAUTHORIZED, Refused
+from leasehold.hub.error_conditions import FORCED, TOO_MANY, UNAUTHORIZED, Refused
 from leasehold.hub.session import Session
+from leasehold.hub.tls import Encryption
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from leasehold.amqp.frames import Frame
     from leasehold.clock import Clock
     from leasehold.hub.epochs import Epochs
-    from leasehold.hub.keys import Grant
+    from leasehold.hub.hubs import Streams
     from leasehold.hub.options import HubOptions
     from leasehold.hub.retries import Retries
+    from leasehold.hub.sas_keys import Grant
     from leasehold.hub.server import HubServer
-    from leasehold.hub.streams import Streams
 
 log = logging.getLogger("leasehold.hub")
 

@@ -18,7 +18,8 @@ from leasehold.amqp.frames import HEAD_BYTES
 from leasehold.amqp.messages import DELIVERY_ANNOTATIONS, section
 from leasehold.amqp.parts import PARTITION_KEY
 from leasehold.amqp.performatives import Transfer
-from leasehold.amqp.values import Long, Symbol, Timestamp, encode
+from leasehold.amqp.types import Long, Symbol, Timestamp
+from leasehold.amqp.values import encode
 from leasehold.hub.sections import NOTHING, kept_in
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from leasehold.hub.refusals import STOLEN, TOO_MANY, Refused
+from leasehold.hub.error_conditions import STOLEN, TOO_MANY, Refused
 
 MOST_READERS = 5
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from leasehold.amqp.performatives import Flow, Transfer
     from leasehold.hub.addresses import Address
-    from leasehold.hub.refusals import Refused
+    from leasehold.hub.error_conditions import Refused
     from leasehold.hub.session import Session
 
 SETTLED, MIXED = 1, 2

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.errors import InvalidOptions
-from leasehold.hub.keys import Keyring, keyring_of
+from leasehold.hub.sas_keys import Keyring, keyring_of
 from leasehold.names import seconds_of
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from leasehold.amqp.values import Described
+from leasehold.amqp.types import Described
 from leasehold.errors import BeyondEnd, Trimmed
-from leasehold.hub.refusals import ARGUMENT, Refused
+from leasehold.hub.error_conditions import ARGUMENT, Refused
 from leasehold.log.start import Start
 
 if TYPE_CHECKING:

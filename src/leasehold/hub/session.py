@@ -17,13 +17,11 @@ from leasehold.amqp.performatives import (
 )
 from leasehold.errors import LeaseholdError
 from leasehold.hub.addresses import CBS, MANAGEMENT, Address, address_of
-from leasehold.hub.cbs import TokenNode
+from leasehold.hub.error_conditions import NOT_FOUND, Refused, refused_for, unauthorized
 from leasehold.hub.links import Link
-from leasehold.hub.management import ManagementNode
-from leasehold.hub.nodes import AnswerLink, RequestLink
-from leasehold.hub.reading import ReaderLink
-from leasehold.hub.refusals import NOT_FOUND, Refused, refused_for, unauthorized
-from leasehold.hub.sending import SenderLink
+from leasehold.hub.reader_link import ReaderLink
+from leasehold.hub.request_nodes import AnswerLink, ManagementNode, RequestLink, TokenNode
+from leasehold.hub.sender_link import SenderLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

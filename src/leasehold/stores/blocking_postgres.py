@@ -24,7 +24,7 @@ from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import postgres
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.trouble import explained, passes
+from leasehold.stores.postgres.driver_errors import explained, passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

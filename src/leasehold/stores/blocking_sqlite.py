@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import StoreUnusable
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.place import (
+from leasehold.stores.sqlite.location import (
     BUSY_LIMIT_S,
     check_path,
     machine_boot_id,

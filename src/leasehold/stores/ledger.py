@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from leasehold.core.lease_rules import Move, judge, state_of
 from leasehold.model import Changes, EndReason, Ownership, Resource, State, Term
 from leasehold.stores.rows import GroupRow, LeaseRow, ResourceRow, newer, peer_of
-from leasehold.stores.shared import HISTORY_LIMIT, OPERATOR, lost_lease, purge_after_s
+from leasehold.stores.validation import HISTORY_LIMIT, OPERATOR, lost_lease, purge_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

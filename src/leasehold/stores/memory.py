@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.errors import UnknownStore
 from leasehold.names import check_name
 from leasehold.stores.registry import Registry
-from leasehold.stores.shared import (
+from leasehold.stores.validation import (
     check_suggestion,
     checked_keys,
     checked_lease,

@@ -17,7 +17,7 @@ from leasehold.model import Checkpoint, EndReason, MarkRefusal, State
 from leasehold.names import group_of
 from leasehold.stores.ledger import Ledger
 from leasehold.stores.rows import LeaseRow, ResourceRow, peer_of
-from leasehold.stores.shared import RELEASED_BY, same_place, unknown_key
+from leasehold.stores.validation import RELEASED_BY, same_place, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

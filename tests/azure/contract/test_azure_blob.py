@@ -18,12 +18,12 @@ from leasehold.clock import SystemClock, system_random
 from leasehold.model import Lease
 from leasehold.ports import Store
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import shelf
+from leasehold.stores.azure_blob import document_cache
 from leasehold.stores.azure_blob.address import Address
 from leasehold.stores.azure_blob.container import OK, Container
+from leasehold.stores.azure_blob.credentials import right_for
+from leasehold.stores.azure_blob.http import Wire
 from leasehold.stores.azure_blob.naming import Home, lease_id
-from leasehold.stores.azure_blob.rights import right_for
-from leasehold.stores.azure_blob.wire import Wire
 from leasehold.testing.clock import ManualClock
 from leasehold.testing.contract import ManualTime, RealTime, StoreContract
 from leasehold.testing.contract.races import RaceContract
@@ -108,7 +108,7 @@ class TestAzureBlobStore(StoreContract):
     ) -> Iterator[ByHand]:
         # Half of the tests read the book anew for each call, as if each came from elsewhere.
         if len(request.node.name) % 2:
-            monkeypatch.setattr(shelf, "_SPARES", 0)
+            monkeypatch.setattr(document_cache, "_SPARES", 0)
         service = shared_azurite_by_hand()
         harness = ByHand(service, service.new_store_url())
         yield harness

@@ -23,7 +23,7 @@ from tests.support.job_scene import FaultyStore, LoopClock
 from leasehold import Member, MemberOptions, Timing
 from leasehold.adapters import azure
 from leasehold.adapters.azure import aio
-from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.record_layout import Place
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, InvalidDuration, StoreUnavailable, UsageError
 from leasehold.model import Ownership

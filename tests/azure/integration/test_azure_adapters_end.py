@@ -12,7 +12,7 @@ import pytest
 
 from leasehold.adapters import azure
 from leasehold.adapters.azure import aio
-from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.record_layout import Place
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import open_store
 

@@ -19,7 +19,7 @@ from leasehold.errors import InvalidDuration, LeaseLost, StoreUnavailable, Store
 from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Position, State, Wanted
 from leasehold.processor import EventProcessor
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import AzureBlobStore, connection
+from leasehold.stores.azure_blob import AzureBlobStore, http
 from leasehold.stores.azure_blob.address import Address
 from leasehold.stores.azure_blob.naming import Home, history_blob, lease_id
 
@@ -84,9 +84,9 @@ class _Calls:
 @contextmanager
 def answers_lost(method: str, *, done: bool, times: int = 1) -> Iterator[list[bytes]]:
     """The next requests of this kind break: carried out before, or never sent."""
-    real, lost = connection.Connection.exchange, list[bytes]()
+    real, lost = http.Connection.exchange, list[bytes]()
 
-    def exchange(self: connection.Connection, request: bytes) -> object:
+    def exchange(self: http.Connection, request: bytes) -> object:
         if not request.startswith(method.encode()) or len(lost) >= times:
             return real(self, request)
         lost.append(request)
@@ -94,7 +94,7 @@ def answers_lost(method: str, *, done: bool, times: int = 1) -> Iterator[list[by
             real(self, request)
         raise ConnectionResetError("the line is dead")
 
-    with patch.object(connection.Connection, "exchange", exchange):
+    with patch.object(http.Connection, "exchange", exchange):
         yield lost
 
 

@@ -102,7 +102,7 @@ async def test_many_tasks_of_one_store_do_not_starve_each_other(url: str) -> Non
 async def test_a_closed_or_forked_store_says_so(url: str) -> None:
     async with opened(url) as store:
         with (
-            patch("leasehold.stores.azure_blob.wire.os.getpid", lambda: -1),
+            patch("leasehold.stores.azure_blob.http.os.getpid", lambda: -1),
             pytest.raises(UsageError, match="forked"),
         ):
             await store.groups()

@@ -23,10 +23,10 @@ from tests.support.azurite import shared_azurite
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.model import EndReason, Lease, MemberInfo, State, Wanted
-from leasehold.stores.azure_blob import AzureBlobStore, shelf
+from leasehold.stores.azure_blob import AzureBlobStore, document_cache
 from leasehold.stores.azure_blob.container import OK
+from leasehold.stores.azure_blob.http import Answer
 from leasehold.stores.azure_blob.naming import Home, lease_id
-from leasehold.stores.azure_blob.wire import Answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
@@ -114,7 +114,7 @@ async def test_without_the_service_s_time_nothing_is_begun(url: str) -> None:
         lease = await granted(store)
         (mine,) = await owned(store, lease, 1)
         with (
-            patch.object(shelf, "moment", lambda *_: None),
+            patch.object(document_cache, "moment", lambda *_: None),
             pytest.raises(StoreUnavailable, match="what time it is"),
         ):
             await store.break_(mine.key, epoch=1, after=LEASE)

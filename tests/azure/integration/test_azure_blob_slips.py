@@ -34,12 +34,12 @@ from leasehold.model import (
     Wanted,
 )
 from leasehold.stores.azure_blob import AzureBlobStore
-from leasehold.stores.azure_blob import jotting as jotting_
-from leasehold.stores.azure_blob import slips as slips_
+from leasehold.stores.azure_blob import checkpoint_blobs as slips_
+from leasehold.stores.azure_blob import checkpoint_calls as jotting_
 from leasehold.stores.azure_blob import store as store_
+from leasehold.stores.azure_blob.checkpoint_blobs import Slips
 from leasehold.stores.azure_blob.container import Container
 from leasehold.stores.azure_blob.naming import Home
-from leasehold.stores.azure_blob.slips import Slips
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 HOME = Home(GROUP)
@@ -472,7 +472,9 @@ async def test_slips_of_two_holders_may_have_the_same_name() -> None:
         for number, key in enumerate(keys(2)):
             lease = await granted(store, f"host{number}", duration=LEASE)
             (mine,) = await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
-            with patch("leasehold.stores.azure_blob.slips.new_suffix", lambda: "c0ffee00"):
+            with patch(
+                "leasehold.stores.azure_blob.checkpoint_blobs.new_suffix", lambda: "c0ffee00"
+            ):
                 for position in range(5):
                     assert await mark(store, mine, position) is None
         assert len(slips(store)) == 2

@@ -14,7 +14,7 @@ from tests.support.azurite import shared_azurite
 
 from leasehold.adapters.azure import MixedStore
 from leasehold.adapters.azure.aio import BlobRecords
-from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.record_layout import Place
 from leasehold.adapters.azure.records import Records
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable

@@ -36,7 +36,7 @@ from leasehold.errors import (
 )
 from leasehold.log import Start
 from leasehold.sources.eventhubs import EventHubsSource, original
-from leasehold.sources.eventhubs.tokens import Token
+from leasehold.sources.eventhubs.credentials import Token
 
 SEND: dict[str, Any] = {"group": "billing", "epoch": 1, "name": "host-a"}
 
@@ -412,7 +412,7 @@ def test_heartbeats_and_tokens_go_on_while_nothing_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gives up on a client that is silent for twice as long as this."""
-    monkeypatch.setattr("leasehold.sources.eventhubs.keeper._SHORTEST_LIFE_S", 0.3)
+    monkeypatch.setattr("leasehold.sources.eventhubs.connection_manager._SHORTEST_LIFE_S", 0.3)
     with running_hub(tmp_path, idle_limit=timedelta(seconds=1)) as hub:
 
         async def test() -> None:

@@ -17,9 +17,15 @@ from tests.support.hub import running_hub, until
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.log import Start
 from leasehold.sources.eventhubs import EventHubsSource, parse
+from leasehold.sources.eventhubs.credentials import Token
 from leasehold.sources.eventhubs.ranges import EventHubsRanges
-from leasehold.sources.eventhubs.refusals import NOT_FOUND, UNAUTHORIZED, Asked, Refusal, error_of
-from leasehold.sources.eventhubs.tokens import Token
+from leasehold.sources.eventhubs.service_errors import (
+    NOT_FOUND,
+    UNAUTHORIZED,
+    Asked,
+    Refusal,
+    error_of,
+)
 
 SEND: dict[str, Any] = {"group": "billing", "epoch": 1, "name": "host-a"}
 

@@ -25,10 +25,10 @@ from leasehold.amqp.performatives import (
     Flow,
     Transfer,
 )
-from leasehold.amqp.types import UInt, ULong
-from leasehold.amqp.values import Char, Described, Symbol, encode
-from leasehold.hub.management import ManagementNode
-from leasehold.hub.reading import ReaderLink
+from leasehold.amqp.types import Char, Described, Symbol, UInt, ULong
+from leasehold.amqp.values import encode
+from leasehold.hub.reader_link import ReaderLink
+from leasehold.hub.request_nodes import ManagementNode
 from leasehold.log import PartitionReader
 
 MIB = 1 << 20
@@ -132,7 +132,7 @@ def test_an_error_nobody_thought_of_rejects_one_delivery(
         client.open().put_token()
         handle = client.attach("hub/Partitions/0", receives=False).handle
         with monkeypatch.context() as changed:
-            changed.setattr("leasehold.hub.sending.intake_of", broken)
+            changed.setattr("leasehold.hub.sender_link.intake_of", broken)
             client.transfer(handle, Message(data=(b"x",)).encode())
             state = client.wait(Disposition)[0].state
         assert isinstance(state, Rejected)

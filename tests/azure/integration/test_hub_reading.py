@@ -12,7 +12,7 @@ from tests.support.hub import RawClient, RunningHub, running_hub, until
 
 from leasehold.amqp.messages import Message, read_message
 from leasehold.amqp.performatives import Detach, Disposition, Flow, Transfer
-from leasehold.amqp.values import Int, Long, Short, Symbol, Timestamp
+from leasehold.amqp.types import Int, Long, Short, Symbol, Timestamp
 from leasehold.log import STORED_SCHEMA, Event
 
 SEQUENCE = "com.microsoft:producer-sequence-number"

@@ -16,9 +16,9 @@ from leasehold.amqp.composites import Rejected, Source, Target
 from leasehold.amqp.frames import frame
 from leasehold.amqp.messages import APPLICATION_PROPERTIES, Message
 from leasehold.amqp.performatives import Attach, Close, Detach, Disposition
-from leasehold.amqp.types import UInt, ULong
-from leasehold.amqp.values import Described, encode
-from leasehold.hub.streams import Hub, Streams
+from leasehold.amqp.types import Described, UInt, ULong
+from leasehold.amqp.values import encode
+from leasehold.hub.hubs import Hub, Streams
 
 MIB = 1 << 20
 

@@ -32,7 +32,8 @@ from leasehold.amqp.performatives import (
     Transfer,
     parse,
 )
-from leasehold.amqp.values import Described, Symbol, Timestamp, UInt, ULong, decode, encode
+from leasehold.amqp.types import Described, Symbol, Timestamp, UInt, ULong
+from leasehold.amqp.values import decode, encode
 
 _ALL: list[Composite] = [
     Open(container_id="here", hostname="there", idle_time_out=5, properties={Symbol("a"): 1}),

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.values import (
+from leasehold.amqp.types import (
     Array,
     Byte,
     Char,
@@ -26,10 +26,8 @@ from leasehold.amqp.values import (
     UInt,
     ULong,
     UShort,
-    decode,
-    encode,
-    skip,
 )
+from leasehold.amqp.values import decode, encode, skip
 
 _NUMBERS = [
     st.integers(0, 2**8 - 1).map(UByte),

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from leasehold.stores.azure_blob.connection import Connection
+from leasehold.stores.azure_blob.http import Connection
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -16,13 +16,13 @@ from tests.support.hub import until
 from leasehold.errors import UsageError
 from leasehold.model import Lease, MemberInfo, Wanted
 from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs
-from leasehold.stores.azure_blob.book import Book
-from leasehold.stores.azure_blob.book_json import from_json, to_json
-from leasehold.stores.azure_blob.connection import Connection
 from leasehold.stores.azure_blob.container import Found
+from leasehold.stores.azure_blob.credentials import Bearer
+from leasehold.stores.azure_blob.document_json import from_json, to_json
+from leasehold.stores.azure_blob.group_document import Book
+from leasehold.stores.azure_blob.history_archive import Spill
+from leasehold.stores.azure_blob.http import Connection
 from leasehold.stores.azure_blob.naming import Home
-from leasehold.stores.azure_blob.rights import Bearer
-from leasehold.stores.azure_blob.spill import Spill
 from leasehold.testing.clock import ManualClock
 
 NOW, WALL = 1_000_000.0, datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from leasehold.errors import StoreUnusable, UnknownStore
 from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Position, Wanted
-from leasehold.stores.azure_blob import moment
-from leasehold.stores.azure_blob.book import Book
-from leasehold.stores.azure_blob.book_json import at_wall, from_json, to_json
+from leasehold.stores.azure_blob import service_time
+from leasehold.stores.azure_blob.credentials import Bearer, SharedKey
+from leasehold.stores.azure_blob.document_json import at_wall, from_json, to_json
+from leasehold.stores.azure_blob.group_document import Book
 from leasehold.stores.azure_blob.naming import Home, lease_id, part, token_digest
-from leasehold.stores.azure_blob.rights import Bearer, SharedKey
 from leasehold.stores.rows import LeaseRow
 from leasehold.testing.clock import ManualClock
 
@@ -189,13 +189,13 @@ def test_time_lies_between_two_bounds() -> None:
         latest=SimpleNamespace(date_s=5000.0, sent_s=start - 0.5, received_s=start)
     )
     clock.advance(2)
-    found = moment.moment(wire, clock)  # type: ignore[arg-type]
+    found = service_time.moment(wire, clock)  # type: ignore[arg-type]
     assert found is not None
     # Two seconds by a clock that may be wrong by a twentieth.
     assert (found.low_s, found.high_s) == pytest.approx((5001.9, 5003.625))
     assert found.slack_s == pytest.approx(1.725)
     clock.advance(60)
-    assert moment.moment(wire, clock) is None  # type: ignore[arg-type]
+    assert service_time.moment(wire, clock) is None  # type: ignore[arg-type]
 
 
 def test_guests_that_have_nothing_are_not_kept_for_ever() -> None:

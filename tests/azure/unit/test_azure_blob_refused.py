@@ -10,8 +10,8 @@ import pytest
 
 from leasehold.errors import StoreUnusable
 from leasehold.stores.azure_blob.address import Address
-from leasehold.stores.azure_blob.rights import ended_on, right_for
-from leasehold.stores.azure_blob.wire import Wire
+from leasehold.stores.azure_blob.credentials import ended_on, right_for
+from leasehold.stores.azure_blob.http import Wire
 from leasehold.testing.clock import ManualClock
 
 SIGNED = "sv=2021&sig=top%2Fsecret"

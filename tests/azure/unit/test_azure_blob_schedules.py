@@ -34,12 +34,11 @@ from leasehold.model import (
     State,
     Wanted,
 )
-from leasehold.stores.azure_blob import jotting, shelf, slips, wire
-from leasehold.stores.azure_blob.book import Book
+from leasehold.stores.azure_blob import checkpoint_blobs, checkpoint_calls, document_cache, http
+from leasehold.stores.azure_blob.checkpoint_blobs import Slips, slip_from
+from leasehold.stores.azure_blob.document_cache import Look, Shelf
+from leasehold.stores.azure_blob.group_document import Book
 from leasehold.stores.azure_blob.naming import Home
-from leasehold.stores.azure_blob.shelf import Look, Shelf
-from leasehold.stores.azure_blob.slip import slip_from
-from leasehold.stores.azure_blob.slips import Slips
 
 GROUP = "partition/orders/billing"
 BOOK = Home(GROUP).book
@@ -408,13 +407,13 @@ def _played(
         first.step()
     patience, asleep = rng.choice([0.0, 0.02, 0.1]), set[int]()
     with (
-        patch.object(wire, "_LADDER", AT_ONCE),
-        patch.object(shelf, "_LADDER", AT_ONCE),
-        patch.object(shelf, "_COURTESY_S", 0.0),
-        patch.object(slips, "_COURTESY_S", 0.0),
-        patch.object(slips, "_YIELDING_S", 0.0),
-        patch.object(jotting, "_COURTESY_S", 0.0),
-        patch.object(jotting, "_OFTEN", 0),  # a slip for everybody
+        patch.object(http, "_LADDER", AT_ONCE),
+        patch.object(document_cache, "_LADDER", AT_ONCE),
+        patch.object(document_cache, "_COURTESY_S", 0.0),
+        patch.object(checkpoint_blobs, "_COURTESY_S", 0.0),
+        patch.object(checkpoint_blobs, "_YIELDING_S", 0.0),
+        patch.object(checkpoint_calls, "_COURTESY_S", 0.0),
+        patch.object(checkpoint_calls, "_OFTEN", 0),  # a slip for everybody
     ):
         for _ in range(STEPS * (2 if beside else 1)):
             if beside and rng.random() < beside:

@@ -16,7 +16,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.sources import open_source
 from leasehold.sources.eventhubs import EventHubsSource, parse, shown
-from leasehold.sources.eventhubs.tokens import JWT, SAS, Entra, provider_for
+from leasehold.sources.eventhubs.credentials import JWT, SAS, Entra, provider_for
 from leasehold.sources.opening import name_of, stream_of
 
 KEY = "c2VjcmV0L2tleSs9=="

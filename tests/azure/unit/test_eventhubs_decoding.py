@@ -24,10 +24,10 @@ from leasehold.amqp.messages import (
     text_of,
 )
 from leasehold.amqp.performatives import Transfer
-from leasehold.amqp.values import Float, Int, Long, Symbol, Timestamp, UInt, ULong, UShort
+from leasehold.amqp.types import Float, Int, Long, Symbol, Timestamp, UInt, ULong, UShort
 from leasehold.log import Event
 from leasehold.sources.eventhubs import original
-from leasehold.sources.eventhubs.refusals import DAMAGED
+from leasehold.sources.eventhubs.service_errors import DAMAGED
 
 KEYS = st.text(max_size=8)
 SIMPLE = st.one_of(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.messages import BATCH_FORMAT, Message
-from leasehold.amqp.values import Int, Symbol
-from leasehold.hub.intake import intake_of
+from leasehold.amqp.types import Int, Symbol
+from leasehold.hub.sender_link import intake_of
 
 KEY = Symbol("x-opt-partition-key")
 _MESSAGES = st.builds(

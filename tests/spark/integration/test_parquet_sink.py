@@ -23,10 +23,10 @@ from leasehold.errors import BatchFailed, SinkChanged, SinkUnfit, UnknownStore, 
 from leasehold.spark import ParquetSink, Sunk, committed_files
 from leasehold.spark.sinks.parquet.files import batch_of as batch_in
 from leasehold.spark.sinks.parquet.files import split, write_files
-from leasehold.stores.postgres.migrate import migrations as postgres_migrations
-from leasehold.stores.postgres.migrate import queries as postgres_queries
-from leasehold.stores.sqlite.migrate import APPLICATION_ID
-from leasehold.stores.sqlite.sqltext import migrations as sqlite_migrations
+from leasehold.stores.postgres.migrations import migrations as postgres_migrations
+from leasehold.stores.postgres.migrations import queries as postgres_queries
+from leasehold.stores.sqlite.migrations import APPLICATION_ID
+from leasehold.stores.sqlite.migrations import migrations as sqlite_migrations
 
 NOW = timedelta(0)
 

@@ -16,11 +16,11 @@ from tests.support import postgres
 from leasehold.clock import SystemClock
 from leasehold.model import EndReason, HandOver, MemberInfo, Note, Wanted
 from leasehold.stores import open_store
-from leasehold.stores.postgres.migrate import migrations as postgres_migrations
-from leasehold.stores.postgres.migrate import queries as postgres_queries
+from leasehold.stores.postgres.migrations import migrations as postgres_migrations
+from leasehold.stores.postgres.migrations import queries as postgres_queries
 from leasehold.stores.sqlite import SqliteStore
-from leasehold.stores.sqlite.migrate import APPLICATION_ID
-from leasehold.stores.sqlite.sqltext import migrations as sqlite_migrations
+from leasehold.stores.sqlite.migrations import APPLICATION_ID
+from leasehold.stores.sqlite.migrations import migrations as sqlite_migrations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Posit
 from leasehold.stores import open_store
 from leasehold.stores.postgres import PostgresStore, open_url
 from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.migrate import migrations
+from leasehold.stores.postgres.migrations import migrations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

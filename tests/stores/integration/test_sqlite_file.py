@@ -16,11 +16,10 @@ import pytest
 from leasehold.errors import StoreUnusable, UnknownStore, UsageError
 from leasehold.model import Lease, Mark, MemberInfo, Ownership, Position, Wanted
 from leasehold.stores import open_store
-from leasehold.stores.shared import HISTORY_LIMIT
 from leasehold.stores.sqlite import SqliteStore
-from leasehold.stores.sqlite.migrate import APPLICATION_ID
-from leasehold.stores.sqlite.patience import Patience, longest_pause_s
-from leasehold.stores.sqlite.sqltext import migrations, queries
+from leasehold.stores.sqlite.database import Patience, longest_pause_s
+from leasehold.stores.sqlite.migrations import APPLICATION_ID, migrations, queries
+from leasehold.stores.validation import HISTORY_LIMIT
 from leasehold.testing.clock import ManualClock
 
 if TYPE_CHECKING:

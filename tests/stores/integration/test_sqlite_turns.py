@@ -19,7 +19,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, UnknownResource, UsageError
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.turns import Turns
+from leasehold.stores.sqlite.group_commit import Turns
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 

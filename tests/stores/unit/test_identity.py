@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from leasehold.errors import StoreUnavailable, StoreUnusable
-from leasehold.sources.eventhubs.tokens import Entra
-from leasehold.stores.azure_blob.rights import Bearer
+from leasehold.sources.eventhubs.credentials import Entra
+from leasehold.stores.azure_blob.credentials import Bearer
 from leasehold.stores.identity import reason_of, token_of
 from leasehold.testing.clock import ManualClock
 

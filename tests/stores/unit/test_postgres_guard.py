@@ -8,7 +8,7 @@ import pytest
 from leasehold.errors import FencedWrite, StoreUnavailable, StoreUnusable
 from leasehold.model import Mark, Ownership, Position
 from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.guard import Fenced, Guard, Stage
+from leasehold.stores.postgres.transaction_fence import Fenced, Guard, Stage
 
 OWNED = Ownership(key="partition/s/g/0", epoch=3, holder="a", token="secret-a")
 UNKNOWN, NOTHING = "outcome is unknown", "nothing of this transaction was committed"

@@ -19,9 +19,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from leasehold.adapters.azure.alone import RecordsStore
-from leasehold.adapters.azure.level import SharedSource
-from leasehold.adapters.azure.mixed import MixedStore
+from leasehold.adapters.azure.mixed_store import MixedStore
+from leasehold.adapters.azure.records_store import RecordsStore
+from leasehold.adapters.azure.shared_source import SharedSource
 from leasehold.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from leasehold.adapters.azure.desk import Desk
-from leasehold.adapters.azure.layout import Place
+from leasehold.adapters.azure.record_layout import Place
+from leasehold.adapters.azure.store_core import Desk
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import UsageError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from types import TracebackType
 
-    from leasehold.adapters.azure.blobs import BlobRecords
+    from leasehold.adapters.azure.blob_records import BlobRecords
     from leasehold.clock import Clock
     from leasehold.ports import Store
 
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
     if name != "BlobRecords":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:  # who has no blobs needs no client for them
-        return import_module("leasehold.adapters.azure.blobs").BlobRecords
+        return import_module("leasehold.adapters.azure.blob_records").BlobRecords
     except ImportError as error:
         raise UsageError(
             f"the blobs of Azure's clients need the package {error.name!r}: "

@@ -19,14 +19,14 @@ from urllib.parse import quote
 
 from anyio import to_thread
 
-from leasehold.adapters.azure.layout import Record, record_of, stored_of
+from leasehold.adapters.azure.record_layout import Record, record_of, stored_of
 from leasehold.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from leasehold.adapters.azure.layout import Place
+    from leasehold.adapters.azure.record_layout import Place
     from leasehold.clock import Clock
     from leasehold.model import Position
 

@@ -30,7 +30,7 @@ from leasehold.clock import SystemClock, host_name, new_suffix, system_random
 from leasehold.errors import DataDamaged, JobHeld, UsageError
 from leasehold.jobs.fences.token import refusal, token_of
 from leasehold.names import seconds_of
-from leasehold.stores.sqlite.patience import Patience
+from leasehold.stores.sqlite.database import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,7 +27,7 @@ from leasehold.names import job_key
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import translated
 from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.trouble import explained
+from leasehold.stores.postgres.driver_errors import explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

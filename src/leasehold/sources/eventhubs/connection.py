@@ -27,8 +27,8 @@ from leasehold.amqp.performatives import (
     Transfer,
     parse,
 )
-from leasehold.sources.eventhubs.link import EventLink
-from leasehold.sources.eventhubs.refusals import LOST, Refusal, Refused, refusal_of
+from leasehold.sources.eventhubs.event_link import EventLink
+from leasehold.sources.eventhubs.service_errors import LOST, Refusal, Refused, refusal_of
 from leasehold.sources.eventhubs.session import Session, answer
 
 if TYPE_CHECKING:

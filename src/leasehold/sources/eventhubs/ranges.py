@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import BeyondEnd, UnknownStream, UsageError
 from leasehold.log.start import Start
-from leasehold.sources.eventhubs.places import place_of
+from leasehold.sources.eventhubs.positions import place_of
 from leasehold.sources.eventhubs.source import EventHubsSource
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from leasehold.amqp.faults import AmqpFault
 from leasehold.errors import DataDamaged, UsageError
 from leasehold.log.events import EventBatch
-from leasehold.sources.eventhubs.keeper import PAUSES, STEP_S
-from leasehold.sources.eventhubs.link import EventLink, Wanted
-from leasehold.sources.eventhubs.places import after, check
-from leasehold.sources.eventhubs.refusals import (
+from leasehold.sources.eventhubs.connection_manager import PAUSES, STEP_S
+from leasehold.sources.eventhubs.event_link import EventLink, Wanted
+from leasehold.sources.eventhubs.positions import after, check
+from leasehold.sources.eventhubs.service_errors import (
     DAMAGED,
     LOST,
     NO_PLACE,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.sources.eventhubs.address import Address
-    from leasehold.sources.eventhubs.keeper import Keeper
-    from leasehold.sources.eventhubs.places import Facts, Place
+    from leasehold.sources.eventhubs.connection_manager import Keeper
+    from leasehold.sources.eventhubs.positions import Facts, Place
 
 _SOUND_S = 10.0  # a link that has lasted so long was no failure, though nothing came on it
 

@@ -15,14 +15,14 @@ from leasehold.amqp.composites import Source, Target
 from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.messages import Message, read_message
 from leasehold.amqp.performatives import Attach
-from leasehold.sources.eventhubs.refusals import Refused, status_refusal
+from leasehold.sources.eventhubs.service_errors import Refused, status_refusal
 from leasehold.sources.eventhubs.session import Gathering, Link, answer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from leasehold.amqp.performatives import Flow, Transfer
-    from leasehold.sources.eventhubs.refusals import Refusal
+    from leasehold.sources.eventhubs.service_errors import Refusal
     from leasehold.sources.eventhubs.session import Session
 
 CBS, MANAGEMENT = "$cbs", "$management"

@@ -19,7 +19,7 @@ from leasehold.amqp.messages import MESSAGE_ANNOTATIONS, sections
 from leasehold.amqp.parts import Pairs, body_of, pairs_of
 from leasehold.amqp.values import decode
 from leasehold.log.events import STORED_SCHEMA
-from leasehold.sources.eventhubs.shapes import ENQUEUED, KEY, NUMBER, OFFSET
+from leasehold.sources.eventhubs.fast_decode import ENQUEUED, KEY, NUMBER, OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

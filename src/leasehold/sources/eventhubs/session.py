@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from leasehold.amqp.composites import Accepted
 from leasehold.amqp.faults import AmqpFault
 from leasehold.amqp.performatives import Attach, Begin, Detach, Disposition, Flow, Transfer
-from leasehold.sources.eventhubs.refusals import LOST, Refusal, Refused, refusal_of
+from leasehold.sources.eventhubs.service_errors import LOST, Refusal, Refused, refusal_of
 
 if TYPE_CHECKING:
     from leasehold.amqp.composites import Composite

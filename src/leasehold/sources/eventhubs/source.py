@@ -15,16 +15,16 @@ import asyncio
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
-from leasehold.amqp.values import Array
+from leasehold.amqp.types import Array
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import UnknownStream, UsageError
 from leasehold.names import check_name, in_order, seconds_of
 from leasehold.sources.eventhubs.address import Address, parse
-from leasehold.sources.eventhubs.keeper import Keeper
-from leasehold.sources.eventhubs.places import facts_of, place_of
+from leasehold.sources.eventhubs.connection_manager import Keeper
+from leasehold.sources.eventhubs.credentials import provider_for
+from leasehold.sources.eventhubs.positions import facts_of, place_of
 from leasehold.sources.eventhubs.receiver import EventHubsReceiver, Reading
-from leasehold.sources.eventhubs.refusals import Asked
-from leasehold.sources.eventhubs.tokens import provider_for
+from leasehold.sources.eventhubs.service_errors import Asked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from leasehold.amqp.messages import Message
     from leasehold.clock import Clock
     from leasehold.log.start import Start
-    from leasehold.sources.eventhubs.keeper import Live
-    from leasehold.sources.eventhubs.places import Facts
-    from leasehold.sources.eventhubs.tokens import Credential
+    from leasehold.sources.eventhubs.connection_manager import Live
+    from leasehold.sources.eventhubs.credentials import Credential
+    from leasehold.sources.eventhubs.positions import Facts
     from leasehold.sources.port import PartitionEnds
 
 DEFAULT_GROUP = "$Default"

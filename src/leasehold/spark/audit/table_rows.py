@@ -23,7 +23,7 @@ from leasehold.spark.audit.rows import NUMBER, PARTITION
 from leasehold.spark.sinks.postgres.target import connected, identifier
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import Connection, translated
-from leasehold.stores.postgres.trouble import explained
+from leasehold.stores.postgres.driver_errors import explained
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,15 +24,15 @@ from leasehold.model import State
 from leasehold.names import seconds_of
 from leasehold.stores.azure_blob.address import Address
 from leasehold.stores.azure_blob.container import ACCEPTED, CREATED, NOT_FOUND, OK, Container
-from leasehold.stores.azure_blob.lengths import LONGEST_S, lease_s
-from leasehold.stores.azure_blob.rights import right_for
-from leasehold.stores.azure_blob.wire import Wire
+from leasehold.stores.azure_blob.credentials import right_for
+from leasehold.stores.azure_blob.http import Wire
+from leasehold.stores.azure_blob.lease_lengths import LONGEST_S, lease_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
     from leasehold.clock import Clock
-    from leasehold.stores.azure_blob.wire import Answer
+    from leasehold.stores.azure_blob.http import Answer
 
 T = TypeVar("T")
 

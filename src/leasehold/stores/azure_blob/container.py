@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from leasehold.errors import StoreUnusable
-from leasehold.stores.azure_blob.wire import date_s
+from leasehold.stores.azure_blob.http import date_s
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
     from leasehold.stores.azure_blob.address import Address
-    from leasehold.stores.azure_blob.wire import Answer, Wire
+    from leasehold.stores.azure_blob.http import Answer, Wire
 
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNCHANGED, NOT_FOUND, CONFLICT, FAILED = 304, 404, 409, 412

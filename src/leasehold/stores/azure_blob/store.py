@@ -11,17 +11,17 @@ from anyio import CapacityLimiter, to_thread
 from leasehold.clock import system_random
 from leasehold.model import Lease
 from leasehold.names import check_group, check_name, group_of
-from leasehold.stores.azure_blob.book import Book
+from leasehold.stores.azure_blob.blob_leases import Leasing, cautious
 from leasehold.stores.azure_blob.container import Container
-from leasehold.stores.azure_blob.keeping import Keeping
-from leasehold.stores.azure_blob.leasing import Leasing, cautious
-from leasehold.stores.azure_blob.lengths import lease_s
+from leasehold.stores.azure_blob.credentials import right_for
+from leasehold.stores.azure_blob.document_cache import Shelf, Turn, nobody
+from leasehold.stores.azure_blob.group_document import Book
+from leasehold.stores.azure_blob.http import Wire
+from leasehold.stores.azure_blob.lease_lengths import lease_s
 from leasehold.stores.azure_blob.naming import Home
-from leasehold.stores.azure_blob.proofs import Proofs
-from leasehold.stores.azure_blob.rights import right_for
-from leasehold.stores.azure_blob.shelf import Shelf, Turn, nobody
-from leasehold.stores.azure_blob.wire import Wire
-from leasehold.stores.shared import (
+from leasehold.stores.azure_blob.ownerships import Keeping
+from leasehold.stores.azure_blob.service_time import Proofs
+from leasehold.stores.validation import (
     check_suggestion,
     checked_keys,
     checked_notes,

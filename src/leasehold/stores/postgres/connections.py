@@ -14,7 +14,7 @@ import anyio
 import psycopg
 
 from leasehold.errors import StoreUnavailable
-from leasehold.stores.postgres.trouble import explained, passes
+from leasehold.stores.postgres.driver_errors import explained, passes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

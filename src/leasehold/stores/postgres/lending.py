@@ -19,15 +19,15 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnavailable, UsageError
-from leasehold.stores.postgres.guard import cleaned
-from leasehold.stores.postgres.trouble import explained, passes
+from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.transaction_fence import cleaned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from leasehold.clock import Clock
     from leasehold.stores.postgres.address import Address
-    from leasehold.stores.postgres.guard import Steps
+    from leasehold.stores.postgres.transaction_fence import Steps
 
 T = TypeVar("T")
 Awaited: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]

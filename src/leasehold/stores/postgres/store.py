@@ -9,13 +9,13 @@ import psycopg
 
 from leasehold.model import Lease, MarkRefusal, Ownership
 from leasehold.names import check_name
-from leasehold.stores.postgres import migrate
+from leasehold.stores.postgres import migrations
 from leasehold.stores.postgres import rows as to
 from leasehold.stores.postgres.address import Address
 from leasehold.stores.postgres.connections import Connections
+from leasehold.stores.postgres.driver_errors import explained
 from leasehold.stores.postgres.long_names import id_of_group, id_of_key, to_remember
-from leasehold.stores.postgres.trouble import explained
-from leasehold.stores.shared import (
+from leasehold.stores.validation import (
     HISTORY_LIMIT,
     RELEASED_BY,
     check_suggestion,
@@ -262,7 +262,7 @@ class PostgresStore:
         await self._connections.close()
 
     async def _ask(self, query: str, **values: object) -> tuple[Any, ...]:
-        return await self._connections.ask(migrate.queries()[query], values)
+        return await self._connections.ask(migrations.queries()[query], values)
 
 
 async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -> PostgresStore:
@@ -280,9 +280,9 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -
     address = Address.of(url)
     connections = Connections(address, clock, patience_s=patience_s, most=_MOST_CONNECTIONS)
     try:
-        steps = await clock.bounded(migrate.missing(connections), seconds=patience_s)
+        steps = await clock.bounded(migrations.missing(connections), seconds=patience_s)
         if steps:
-            await clock.bounded(migrate.apply(connections, steps), seconds=_MIGRATION_LIMIT_S)
+            await clock.bounded(migrations.apply(connections, steps), seconds=_MIGRATION_LIMIT_S)
     except (psycopg.Error, TimeoutError) as error:
         await connections.close()
         raise explained(error, address) from error

@@ -17,7 +17,6 @@ import psycopg
 
 from leasehold.errors import UsageError
 from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.guard import Fenced, Guard, Stage, rolled_back_by_caller
 from leasehold.stores.postgres.lending import (
     AwaitedLender,
     BlockingLender,
@@ -25,6 +24,7 @@ from leasehold.stores.postgres.lending import (
     awaited,
     blocking,
 )
+from leasehold.stores.postgres.transaction_fence import Fenced, Guard, Stage, rolled_back_by_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from leasehold.stores.sqlite.place import path_of
+from leasehold.stores.sqlite.location import path_of
 from leasehold.stores.sqlite.store import SqliteStore as SqliteStore
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, judge
 from leasehold.model import EndReason, State
-from leasehold.stores.shared import HISTORY_LIMIT, OPERATOR, lost_lease
 from leasehold.stores.sqlite.rows import LeaseRow, ResourceRow
+from leasehold.stores.validation import HISTORY_LIMIT, OPERATOR, lost_lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from leasehold.model import Position
 from leasehold.names import group_of
-from leasehold.stores.shared import same_place, unknown_key
 from leasehold.stores.sqlite.rows import info_of
+from leasehold.stores.validation import same_place, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from leasehold.core.lease_rules import Move, break_moment, judge
 from leasehold.model import Changes, EndReason, MarkRefusal, Ownership, State
 from leasehold.names import group_of
-from leasehold.stores.shared import RELEASED_BY, purge_after_s, unknown_key
 from leasehold.stores.sqlite.rows import ResourceRow, info_of, info_text, peer_of, term_of
+from leasehold.stores.validation import RELEASED_BY, purge_after_s, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

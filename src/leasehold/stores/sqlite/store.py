@@ -11,7 +11,17 @@ from anyio import CancelScope, to_thread
 
 from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.names import check_name
-from leasehold.stores.shared import (
+from leasehold.stores.sqlite import operators, steps
+from leasehold.stores.sqlite.books import Books
+from leasehold.stores.sqlite.group_commit import Turns
+from leasehold.stores.sqlite.location import (
+    BUSY_LIMIT_S,
+    check_path,
+    machine_boot_id,
+    ready_database,
+)
+from leasehold.stores.sqlite.rows import ResourceRow, checkpoint_of, peer_of, term_of
+from leasehold.stores.validation import (
     HISTORY_LIMIT,
     check_suggestion,
     checked_keys,
@@ -20,16 +30,6 @@ from leasehold.stores.shared import (
     checked_positions,
     limit_s,
 )
-from leasehold.stores.sqlite import operators, steps
-from leasehold.stores.sqlite.books import Books
-from leasehold.stores.sqlite.place import (
-    BUSY_LIMIT_S,
-    check_path,
-    machine_boot_id,
-    ready_database,
-)
-from leasehold.stores.sqlite.rows import ResourceRow, checkpoint_of, peer_of, term_of
-from leasehold.stores.sqlite.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

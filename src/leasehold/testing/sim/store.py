@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leasehold.errors import LeaseholdError, StoreUnavailable
 from leasehold.names import check_name
-from leasehold.stores.shared import (
+from leasehold.stores.validation import (
     check_suggestion,
     checked_keys,
     checked_lease,

@@ -21,7 +21,7 @@ from leasehold.spark.sinks.directory import POINTER, make, told
 from leasehold.spark.sinks.ledger import ledger_queries, sql_of
 from leasehold.spark.sinks.parquet.files import sync_directory
 from leasehold.stores.blocking import open_blocking
-from leasehold.stores.sqlite.place import path_of
+from leasehold.stores.sqlite.location import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

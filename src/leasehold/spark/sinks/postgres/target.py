@@ -19,7 +19,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError, SinkUnfit, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.spark.sinks.ledger import ledger_queries, sql_of
 from leasehold.stores.blocking_postgres import Connection, PostgresTx, translated
-from leasehold.stores.postgres.trouble import explained, passes
+from leasehold.stores.postgres.driver_errors import explained, passes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,0 +1,255 @@
+"""What makes a caller's transaction one with its checkpoint, apart from how it is sent.
+
+The steps are generators: each ``Ask`` they yield is answered with a row. So the same steps serve a
+connection that is awaited and one that blocks.
+
+Why it is safe: the store's check locks the owner's lease until the transaction ends, and whoever
+ends an ownership locks that lease first (``sql/0002_parts.sql``). From the check to the commit
+nobody can take the key over, not even if the lease runs out by time in between: a claim waits, and
+then sees the new checkpoint. Under REPEATABLE READ and SERIALIZABLE the check sees the past; there
+the row of the key is locked as well, which fails if it was changed since the snapshot.
+
+Why a block is not applied twice by its owner: a commit may go on at the server after its answer was
+given up. The check waits for it (one block of a key at a time, from the check to the commit), and
+then takes only a position beyond the stored one: an equal one says that the events are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from leasehold.errors import CheckpointBehind, FencedWrite, StoreUnavailable, UsageError
+from leasehold.model import Mark, MarkRefusal
+from leasehold.stores.blocking import named_queries
+from leasehold.stores.postgres import migrations
+from leasehold.stores.postgres.driver_errors import explained
+from leasehold.stores.postgres.long_names import id_of_key
+from leasehold.stores.postgres.rows import to_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from leasehold.model import Ownership, Position
+    from leasehold.stores.postgres.address import Address
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[Any, ...]
+
+_READ_COMMITTED = "read committed"
+_BLOCK_OPEN = "open"
+# The server ended a session that stood still in a transaction, which is thereby undone.
+_ENDED_WHILE_IDLE = "25P03"
+_NOTHING = "nothing of this transaction was committed; it may be run again"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A statement to send; its answer is its last row, empty if it has none."""
+
+    query: bytes
+    values: Mapping[str, object] | None = None
+
+
+Steps: TypeAlias = Generator[Ask, Row, T]
+
+
+class Stage(Enum):
+    """How far a transaction has come. What an error means depends on it."""
+
+    BLOCK = "the caller's statements run"
+    CHECK = "the ownership is checked"
+    COMMIT = "the commit was sent"
+
+
+class Fenced(Exception):
+    """The check has refused; by a snapshot it may have judged what is past."""
+
+
+@cache
+def _queries() -> Mapping[str, bytes]:
+    text = files("leasehold.stores.postgres").joinpath("transactions.sql").read_text("utf-8")
+    return {name: query.encode() for name, query in named_queries(text).items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """One transaction of a caller, from its begin to its end."""
+
+    ownership: Ownership
+    address: Address
+    stage: Stage = Stage.BLOCK
+    by_snapshot: bool = False
+    mark: Mark | None = None
+
+    def began(self) -> Steps[None]:
+        """The first step in a new transaction."""
+        yield Ask(_queries()["began"])
+
+    def concluded(self, status: TransactionStatus, position: Callable[[], Position]) -> Steps[None]:
+        """The caller's block has ended without an error: what it deferred is done now.
+
+        Raises:
+            UsageError: the caller ended the transaction, or left it in an unusable state.
+        """
+        _refuse_unfit(status)
+        self.mark = Mark(ownership=self.ownership, position=position())
+        isolation, block = yield Ask(_queries()["concluded"])
+        if block != _BLOCK_OPEN:
+            raise _ended_by_caller()
+        self.by_snapshot = isolation != _READ_COMMITTED
+        self.stage = Stage.CHECK
+
+    def checked(self) -> Steps[None]:
+        """The last steps before the commit.
+
+        Raises:
+            CheckpointBehind: the stored position is there already, or ahead.
+            Fenced: the ownership has ended, or a snapshot makes it look so.
+        """
+        key = {"key": id_of_key(self.ownership.key)}
+        yield Ask(_queries()["alone"], key)
+        reached = yield Ask(_queries()["reached"], key)
+        refusal = yield from self._written()
+        if refusal is MarkRefusal.FENCED:
+            raise Fenced  # first of all: what is stored may be a new owner's
+        done = bool(reached) and reached[0] >= self._marked().position.sequence_number
+        if done or refusal is MarkRefusal.BEHIND:
+            raise self._done_already()
+        if self.by_snapshot:
+            yield Ask(_queries()["unchanged"], key)
+
+    def in_doubt(self, error: Exception) -> bool:
+        """Whether a check that failed has to be judged again, after the rollback."""
+        refused = isinstance(error, Fenced | psycopg.errors.SerializationFailure)
+        return refused and self.stage is Stage.CHECK
+
+    def judged(self) -> Steps[bool]:
+        """Whether the write is fenced now, in a new transaction: if so, the store counts it.
+
+        If not, the new transaction has to be rolled back: it has written the position alone.
+        """
+        yield Ask(_queries()["fresh"])
+        return (yield from self._written()) is MarkRefusal.FENCED
+
+    def refusal(self, error: Exception, *, fenced: bool | None) -> Exception:
+        """What to raise for a check that failed, once it was judged again (None: no answer)."""
+        if fenced or (fenced is None and isinstance(error, Fenced) and not self.by_snapshot):
+            return FencedWrite(
+                f"the checkpoint of {self.ownership.key} was refused: the ownership (epoch "
+                f"{self.ownership.epoch}) has ended; the transaction was rolled back; stop the "
+                "work on it",
+                key=self.ownership.key,
+                epoch=self.ownership.epoch,
+                reason="fenced",
+            )
+        if not isinstance(error, Fenced):
+            return error
+        if fenced is None:
+            return StoreUnavailable(
+                f"no answer from PostgreSQL at {self.address.where} to the question who owns "
+                f"{self.ownership.key} by now; {_NOTHING}"
+            )
+        return psycopg.errors.SerializationFailure(
+            f"the lease on {self.ownership.key} was renewed after the snapshot of this "
+            f"transaction, which can not see that; {_NOTHING}"
+        )
+
+    def meaning(self, error: Exception, *, broken: bool) -> Exception:
+        """What to raise for ``error``: the very same where it is the caller's own."""
+        if self.stage is Stage.BLOCK:
+            if not (broken and isinstance(error, psycopg.Error)):
+                return error
+        elif not isinstance(error, psycopg.Error | TimeoutError):
+            return error
+        elif self.stage is Stage.COMMIT:
+            return self._of_commit(error)
+        elif isinstance(error, psycopg.errors.SerializationFailure):
+            return error
+        said = explained(error, self.address)
+        kind = StoreUnavailable if broken else type(said)
+        return kind(f"{said}; {_NOTHING}")
+
+    def _of_commit(self, error: Exception) -> Exception:
+        if isinstance(error, psycopg.Error):
+            if error.sqlstate == _ENDED_WHILE_IDLE:
+                return StoreUnavailable(f"{explained(error, self.address)}; {_NOTHING}")
+            # The server said no, and lives: the transaction is undone, for the reason it gave.
+            if error.diag.severity_nonlocalized == "ERROR":
+                return error
+        return StoreUnavailable(
+            f"{explained(error, self.address)}; the answer to the commit is missing, so its "
+            f"outcome is unknown: read the checkpoint of {self.ownership.key}. If it has reached "
+            f"{self._marked().position.sequence_number}, the events up to there are done; if "
+            "not, the server may still be at work on it: run the same block again with the same "
+            "position, which waits for it and is refused if it was committed"
+        )
+
+    def _done_already(self) -> CheckpointBehind:
+        return CheckpointBehind(
+            f"the stored checkpoint of {self.ownership.key} has reached "
+            f"{self._marked().position.sequence_number} already: the events up to there are done, "
+            "by an earlier block or by one whose answer was lost; this transaction was rolled "
+            "back. Do not run it again: go on with the events after the stored checkpoint"
+        )
+
+    def _written(self) -> Steps[MarkRefusal | None]:
+        mark = self._marked()
+        _, refusals = yield Ask(
+            migrations.queries()["checkpoint"],
+            {
+                **to_columns([mark.ownership]),
+                "sequences": [mark.position.sequence_number],
+                "offsets": [mark.position.offset],
+            },
+        )
+        return MarkRefusal(refusals[0]) if refusals else None
+
+    def _marked(self) -> Mark:
+        if self.mark is None:
+            raise RuntimeError("concluded() comes before this step")
+        return self.mark
+
+
+def cleaned() -> Steps[None]:
+    """Nothing of a caller stays in the session. Also shows that the server is there."""
+    yield Ask(_queries()["clean"])
+
+
+def _refuse_unfit(status: TransactionStatus) -> None:
+    if status is TransactionStatus.IDLE:
+        raise _ended_by_caller()
+    if status is TransactionStatus.INERROR:
+        raise UsageError(
+            "a statement of this transaction has failed, so it can not be committed, and the "
+            f"error was caught in the block; {_NOTHING}. Put 'async with "
+            "connection.transaction():' around a statement that may fail"
+        )
+    if status is TransactionStatus.ACTIVE:
+        raise UsageError(
+            "a statement still runs on the connection: read its result to the end, or close its "
+            f"cursor, before the block ends; {_NOTHING}"
+        )
+
+
+def rolled_back_by_caller() -> UsageError:
+    """For a block that raised ``psycopg.Rollback``, which would end it without a word."""
+    return UsageError(
+        f"psycopg.Rollback would hide that {_NOTHING.partition(';')[0]}: raise an error of your "
+        "own to roll it back"
+    )
+
+
+def _ended_by_caller() -> UsageError:
+    return UsageError(
+        "the block has ended its transaction by a statement of its own (COMMIT, ROLLBACK, RESET "
+        "ALL), so the checkpoint can not be one with it and was not written: leave the commit to "
+        "the end of the block, and raise an error to roll back"
+    )
