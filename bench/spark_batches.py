@@ -15,9 +15,9 @@ from bench.spark_scene import JSON_COLUMNS, STREAM, Scene, cpu_s, faster, load, 
 from pyspark.sql import functions as sf
 
 from leasehold.spark import Commit, Staged, Sunk, Written
-from leasehold.spark.pipeline.happenings import BatchCommitted
+from leasehold.spark.pipeline.events import BatchCommitted
+from leasehold.spark.pipeline.options import PipelineOptions
 from leasehold.spark.pipeline.pipeline import Pipeline
-from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:

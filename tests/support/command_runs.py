@@ -13,9 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from leasehold.clock import SystemClock
-from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command.command_run import CommandRun, Ended, Limits
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.command.run import CommandRun, Ended, Limits
+from leasehold.jobs.command.signal_queue import Bell
 
 CLOCK = SystemClock()
 ROOT = Path(__file__).parents[2]

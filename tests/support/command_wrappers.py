@@ -18,12 +18,12 @@ from typing import Any
 import anyio
 from tests.support.command_runs import CLOCK, ROOT, until
 
-from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command.command_run import Limits
+from leasehold.jobs.command.exit_status import Verdict
+from leasehold.jobs.command.one_shot import Wrapper
 from leasehold.jobs.command.plan import Plan
-from leasehold.jobs.command.run import Limits
-from leasehold.jobs.command.service import Wrapper
-from leasehold.jobs.command.verdict import Verdict
-from leasehold.jobs.entry import Entry, entries
+from leasehold.jobs.command.signal_queue import Bell
+from leasehold.jobs.run_log import Entry, entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 

@@ -11,8 +11,8 @@ import pandas as pd  # noqa: F401 - pyarrow imports it at last: once, before the
 from tests.support.delta_tables import GROUP, batch, opened, staged
 
 from leasehold.errors import FencedWrite, SinkChanged
-from leasehold.spark.sinks.delta.log import DeltaLog
 from leasehold.spark.sinks.delta.storage import Storage
+from leasehold.spark.sinks.delta.table_log import DeltaLog
 
 STEP = 5
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from leasehold.spark.java import java_home
+from leasehold.spark.sessions import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

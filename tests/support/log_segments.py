@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.cli.quick import leave_pandas_out
+from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.files import FileOptions, Namespace

@@ -31,7 +31,7 @@ from leasehold import Timing
 from leasehold.clock import SystemClock
 from leasehold.processor import HookEvent
 from leasehold.spark import DeltaSink, Pipeline, PipelineOptions, session
-from leasehold.spark.pipeline.happenings import (
+from leasehold.spark.pipeline.events import (
     BatchCommitted,
     BatchEvent,
     BatchPlanned,
@@ -124,7 +124,7 @@ class Voice:
         self._released.set()
 
     def hook(self, told: HookEvent) -> None:
-        """See ``leasehold.spark.pipeline.happenings``."""
+        """See ``leasehold.spark.pipeline.events``."""
         match told:
             case ShareOpened():
                 self.say(

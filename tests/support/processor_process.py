@@ -21,7 +21,7 @@ import anyio
 from tests.support.pausing import pause_me
 
 from leasehold import Timing
-from leasehold.cli.quick import leave_pandas_out
+from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.log import EventBatch

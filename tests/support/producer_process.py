@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from datetime import timedelta
 
-from leasehold.cli.quick import leave_pandas_out
+from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.errors import LeaseholdError
 from leasehold.log import Event, Log, Producer, ProducerOptions
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from leasehold.clock import new_token
 from leasehold.log import Log, Start
 from leasehold.spark import Share
-from leasehold.spark.publishing.entry import Claim
-from leasehold.spark.publishing.publisher import Publisher
-from leasehold.spark.publishing.rows import Plan, StagedFile, stage
+from leasehold.spark.log_writer.publication import Claim
+from leasehold.spark.log_writer.publisher import Publisher
+from leasehold.spark.log_writer.staged_rows import Plan, StagedFile, stage
 from leasehold.spark.ranges import Range
 
 STREAM = "orders"

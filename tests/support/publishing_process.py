@@ -18,9 +18,9 @@ from typing import Any
 from tests.support.pausing import pause_me
 from tests.support.publishing import publisher, query, staged
 
-from leasehold.cli.quick import leave_pandas_out
+from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.errors import LeaseholdError
-from leasehold.spark.publishing import sending as publishing_sending
+from leasehold.spark.log_writer import publisher as publishing_sending
 
 
 def say(**what: object) -> None:

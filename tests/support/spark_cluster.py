@@ -1,8 +1,8 @@
 """A real Spark standalone cluster on this machine: a master and workers, as processes of their own.
 
-Everything comes from the installed PySpark and ``leasehold.spark.java``. Each process has a session
-of its own, into which its executors and their Python workers belong too, and all of it is killed at
-the end, whatever has happened.
+Everything comes from the installed PySpark and ``leasehold.spark.sessions``. Each process has a
+session of its own, into which its executors and their Python workers belong too, and all of it is
+killed at the end, whatever has happened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.jvm import quick_jvm
 from tests.support.sessions import Process
 
 from leasehold.clock import SystemClock
-from leasehold.spark.java import java_home
+from leasehold.spark.sessions import java_home
 
 CLOCK = SystemClock()
 HOST = "127.0.0.1"

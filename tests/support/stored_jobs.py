@@ -12,7 +12,7 @@ from typing import TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from leasehold import open_store
-from leasehold.jobs.entry import Said
+from leasehold.jobs.run_log import Said
 from leasehold.model import Mark, MemberInfo, Ownership, Position, Wanted
 from leasehold.names import job_key
 from leasehold.ports import Store

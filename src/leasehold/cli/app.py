@@ -114,7 +114,7 @@ def run() -> None:
     """Run, and turn every error of ours into one line on stderr."""
     said = sys.argv[1:2]
     if _ARROW_ALONE.intersection(said):
-        quick = import_module("leasehold.cli.quick")
+        quick = import_module("leasehold.cli.fast_start")
         quick.leave_pandas_out()
         quick.keep_numpy_small()
     try:

@@ -31,7 +31,7 @@ from leasehold.cli.tables import (
     err,
     fitting_table,
 )
-from leasehold.cli.watching import Page, Watch, Watching, print_page, show
+from leasehold.cli.watch import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.insight import Desk, PartitionView, ResetPlan, open_desk, plan_reset
 from leasehold.log.start import Start

@@ -34,7 +34,7 @@ from leasehold.cli.common import (
     time_cell,
     until_the_pipe_closes,
 )
-from leasehold.cli.faults import Found, of_a_file, print_faults, summary
+from leasehold.cli.error_messages import Found, of_a_file, print_faults, summary
 from leasehold.cli.tables import (
     byte_progress,
     err,

@@ -25,7 +25,7 @@ from leasehold.cli.tables import (
     fitting_table,
     line_width,
 )
-from leasehold.cli.watching import Page, Watch, Watching, show
+from leasehold.cli.watch import Page, Watch, Watching, show
 from leasehold.insight import Desk, GroupView, PartitionView
 
 groups_app = typer.Typer(

@@ -35,7 +35,7 @@ from leasehold.cli.tables import (
     fitting_table,
     record_table,
 )
-from leasehold.cli.watching import Page, Watch, Watching, print_page, show
+from leasehold.cli.watch import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.insight import Desk, PartitionView, open_desk
 from leasehold.model import State, Term

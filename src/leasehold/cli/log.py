@@ -31,7 +31,7 @@ from leasehold.cli.common import (
     store_url,
     time_cell,
 )
-from leasehold.cli.faults import of_a_stream, print_faults, summary
+from leasehold.cli.error_messages import of_a_stream, print_faults, summary
 from leasehold.cli.log_events import append, cat, tail
 from leasehold.cli.log_opened import Stream, opened
 from leasehold.cli.tables import (

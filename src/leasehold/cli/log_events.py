@@ -1,10 +1,23 @@
-"""``leasehold log append``, ``cat`` and ``tail``: events into a stream and out of it."""
+"""``leasehold log append``, ``cat`` and ``tail``: events into a stream and out of it.
+
+Follow several partitions at once: their batches come as they are stored.
+
+Each partition keeps its order; between partitions there is none. A follower that can not go on
+ends all of them with its error.
+
+What became of the events that were sent: how many, to which partition, under which numbers.
+"""
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -19,21 +32,135 @@ from leasehold.cli.common import (
     counted,
     until_the_pipe_closes,
 )
-from leasehold.cli.log_follow import followed
 from leasehold.cli.log_format import Fields, Format, format_of
 from leasehold.cli.log_opened import Stream, about, opened
 from leasehold.cli.log_output import EventForm, print_batch, print_head
-from leasehold.cli.log_sent import Sent
 from leasehold.cli.tables import (
     byte_progress,
     err,
     print_rows,
 )
-from leasehold.errors import UsageError
+from leasehold.errors import LeaseholdError, UsageError
 from leasehold.log.start import Start
 
 if TYPE_CHECKING:
-    from leasehold.log import Log
+    from leasehold.log import EventBatch, Log, PartitionReader, Receipt
+
+if TYPE_CHECKING:
+    _Found = queue.Queue[EventBatch | LeaseholdError]
+
+_LOOK_EVERY_S = 0.25  # how long a follower that is ahead takes to notice that nobody wants more
+
+
+@contextmanager
+def followed(readers: Sequence[PartitionReader]) -> Iterator[Iterator[EventBatch]]:
+    """The batches of all readers, for ever.
+
+    At the end of the block the readers are closed and every thread has ended.
+    """
+    found: _Found = queue.Queue(maxsize=2 * len(readers))
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=_follow, args=(each, found, stop), name="leasehold-tail")
+        for each in readers
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield _batches(found)
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.close()
+        for thread in threads:
+            thread.join()
+
+
+def _batches(found: _Found) -> Iterator[EventBatch]:
+    while True:
+        batch = found.get()
+        if isinstance(batch, LeaseholdError):
+            raise batch
+        yield batch
+
+
+def _follow(reader: PartitionReader, found: _Found, stop: threading.Event) -> None:
+    try:
+        with about(reader.partition):
+            for batch in reader.batches(follow=True):
+                _put(batch, found, stop)
+    except LeaseholdError as error:
+        _put(error, found, stop)
+
+
+def _put(what: EventBatch | LeaseholdError, found: _Found, stop: threading.Event) -> None:
+    """Wait for room, but not for somebody who has left."""
+    while not stop.is_set():
+        try:
+            found.put(what, timeout=_LOOK_EVERY_S)
+        except queue.Full:
+            continue
+        return
+
+
+@dataclass(slots=True, kw_only=True)
+class _Part:
+    events: int = 0
+    first: int = -1
+    last: int = -1
+
+
+class Sent:
+    """Counts receipts. It keeps only the futures that are not done, so it does not grow."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._waiting: deque[Future[tuple[Receipt, ...]]] = deque()
+        self._parts: dict[int, _Part] = {}
+
+    def add(self, future: Future[tuple[Receipt, ...]]) -> None:
+        """Wait for this one too.
+
+        Raises:
+            LeaseholdError: one of the earlier ones could not be stored.
+        """
+        self._waiting.append(future)
+        while self._waiting and self._waiting[0].done():
+            self._count(self._waiting.popleft())
+
+    def wait(self) -> None:
+        """Return when all that was sent is stored.
+
+        Raises:
+            LeaseholdError: something could not be stored.
+        """
+        while self._waiting:
+            self._count(self._waiting.popleft())
+
+    def settle(self) -> None:
+        """Count what can still be counted: something has failed already, and that is told."""
+        while self._waiting:
+            with suppress(LeaseholdError):
+                self._count(self._waiting.popleft())
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """A row for each partition that got events, in order."""
+        for number, part in sorted(self._parts.items()):
+            yield {
+                "partition": number,
+                "events": part.events,
+                "first_sequence": part.first if part.first >= 0 else None,
+                "last_sequence": part.last if part.last >= 0 else None,
+            }
+
+    def _count(self, future: Future[tuple[Receipt, ...]]) -> None:
+        for receipt in future.result():
+            part = self._parts.setdefault(receipt.partition, _Part())
+            part.events += receipt.count
+            if receipt.first_sequence >= 0:
+                part.first = receipt.first_sequence if part.first < 0 else part.first
+                part.last = receipt.first_sequence + receipt.count - 1
+
 
 _STDIN = Path("-")
 

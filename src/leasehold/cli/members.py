@@ -28,7 +28,7 @@ from leasehold.cli.tables import (
     err,
     fitting_table,
 )
-from leasehold.cli.watching import (
+from leasehold.cli.watch import (
     NoWait,
     Page,
     Timeout,

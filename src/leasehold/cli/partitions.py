@@ -25,10 +25,10 @@ from leasehold.cli.tables import (
     err,
     fitting_table,
 )
-from leasehold.cli.watching import NoWait, Page, Timeout, print_page, wait_until_done
+from leasehold.cli.watch import NoWait, Page, Timeout, print_page, wait_until_done
 from leasehold.errors import LeaseholdError, LeaseLost
 from leasehold.insight import Desk, GroupView, PartitionView, open_desk
-from leasehold.insight.moves import would_be_undone
+from leasehold.insight.groups import would_be_undone
 
 partitions_app = typer.Typer(
     name="partitions", help="Where the partitions of a group are worked on.", no_args_is_help=True

@@ -24,7 +24,7 @@ from leasehold.cli.common import (
     store_url,
 )
 from leasehold.cli.process_handler import load_handler
-from leasehold.cli.process_words import Words, heard, status_lines
+from leasehold.cli.progress_output import Words, heard, status_lines
 from leasehold.clock import SystemClock
 from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import Timing

@@ -17,12 +17,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.cli.picture import sparklines, svg, window
+from leasehold.cli.svg import sparklines, svg, window
 from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.fault_run import Day, run_day
 from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
-from leasehold.testing.sim.storm import Day, run_day
 
 _PICTURE_COLUMNS = 52
 _MOST_PICTURE_ROWS = 12

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from leasehold.insight.checkpoint_resets import ResetPlan, plan_reset
     from leasehold.insight.groups import GroupView, group_view, group_views
+    from leasehold.insight.inspector import Desk, open_desk
     from leasehold.insight.members import MemberView
-    from leasehold.insight.opening import Desk, open_desk
+    from leasehold.insight.partition_ends import LogPlaces, Peek
     from leasehold.insight.partitions import PartitionView
-    from leasehold.insight.places import LogPlaces, Peek
-    from leasehold.insight.resets import ResetPlan, plan_reset
 
 __all__ = [
     "Desk",
@@ -32,17 +32,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Desk": "leasehold.insight.opening",
+    "Desk": "leasehold.insight.inspector",
     "GroupView": "leasehold.insight.groups",
-    "LogPlaces": "leasehold.insight.places",
+    "LogPlaces": "leasehold.insight.partition_ends",
     "MemberView": "leasehold.insight.members",
     "PartitionView": "leasehold.insight.partitions",
-    "Peek": "leasehold.insight.places",
-    "ResetPlan": "leasehold.insight.resets",
+    "Peek": "leasehold.insight.partition_ends",
+    "ResetPlan": "leasehold.insight.checkpoint_resets",
     "group_view": "leasehold.insight.groups",
     "group_views": "leasehold.insight.groups",
-    "open_desk": "leasehold.insight.opening",
-    "plan_reset": "leasehold.insight.resets",
+    "open_desk": "leasehold.insight.inspector",
+    "plan_reset": "leasehold.insight.checkpoint_resets",
 }
 
 if not TYPE_CHECKING:

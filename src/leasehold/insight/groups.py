@@ -2,6 +2,8 @@
 
 The store is asked a few times in a row: what changes in between may show in one part and not yet in
 another. Nothing is changed, and no reader of the stream notices.
+
+What becomes of a partition that an operator moves: whether the group would let it stay.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from leasehold.core.balance.quota import Claimant, quotas
 from leasehold.errors import UnknownResource
 from leasehold.insight.members import MemberView, member_view
 from leasehold.insight.partitions import PartitionView, partition_view, waiting
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.insight.places import Ends, Peek
+    from leasehold.insight.partition_ends import Ends, Peek
     from leasehold.model import Checkpoint
     from leasehold.ports import Store
     from leasehold.sources.port import PartitionEnds
@@ -198,3 +201,24 @@ def some_of(names: Sequence[str]) -> str:
         return "none"
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more
+
+
+def would_be_undone(view: GroupView, *, owner: str | None, to: str) -> bool:
+    """Whether ``to`` would have more than its even share after a move from ``owner``.
+
+    Members that share evenly give what is too much away within a cycle, most likely this very
+    partition. Other strategies may let it stay: which one a member has, nobody tells.
+    """
+    change = {owner: -1, to: 1}
+    after = [
+        Claimant(
+            holder=each.holder,
+            count=each.keys + change.get(each.holder, 0),
+            weight=each.weight,
+            most=each.most,
+        )
+        for each in view.members
+        if not each.leaving
+    ]
+    count = {each.holder: each.count for each in after}
+    return count.get(to, 0) > quotas(len(view.partitions), after).get(to, 0)

@@ -28,10 +28,10 @@ from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
     from leasehold.jobs.asynchronous import AsyncReservation, reserve_async, try_reserve_async
-    from leasehold.jobs.entry import Outcome
     from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
     from leasehold.jobs.reservation import Reservation, reserve, try_reserve
     from leasehold.jobs.reserver import Reserver
+    from leasehold.jobs.run_log import Outcome
     from leasehold.jobs.wish import Done, Held
     from leasehold.jobs.worker.definition import Job, job
     from leasehold.jobs.worker.run import Run
@@ -65,7 +65,7 @@ _HOMES = {
     "Held": "leasehold.jobs.wish",
     "Job": "leasehold.jobs.worker.definition",
     "OnCrash": "leasehold.jobs.policy",
-    "Outcome": "leasehold.jobs.entry",
+    "Outcome": "leasehold.jobs.run_log",
     "Overlap": "leasehold.jobs.policy",
     "Policy": "leasehold.jobs.policy",
     "Reservation": "leasehold.jobs.reservation",

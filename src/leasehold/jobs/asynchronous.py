@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from leasehold.clock import Clock
-    from leasehold.jobs.entry import Outcome
+    from leasehold.jobs.run_log import Outcome
     from leasehold.ports import Store
 
 T = TypeVar("T")

@@ -28,9 +28,9 @@ from leasehold.errors import (
     StoreUnusable,
 )
 from leasehold.jobs import occurrence as occurrences
-from leasehold.jobs.entry import Outcome, Said, entries
 from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
 from leasehold.jobs.policy import OnCrash
+from leasehold.jobs.run_log import Outcome, Said, entries
 from leasehold.jobs.wish import GROUP, Done, Held
 from leasehold.model import HandOver, Mark, MarkRefusal, Note, Ownership, State, Wanted
 

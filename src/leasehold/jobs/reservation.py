@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import JobDone, JobHeld, LeaseLost, UsageError
 from leasehold.jobs.claimant import Parting
-from leasehold.jobs.entry import Outcome
 from leasehold.jobs.holding import TRUST_OVER
 from leasehold.jobs.policy import OnCrash
 from leasehold.jobs.request import Request
+from leasehold.jobs.run_log import Outcome
 from leasehold.jobs.wish import DEFAULT_LEASE, Done, Held, Wish
 from leasehold.model import Position
 from leasehold.names import last_part

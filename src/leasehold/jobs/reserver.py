@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 from leasehold.clock import SystemClock, host_name, system_random
 from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseholdError, LeaseLost, StoreUnavailable, UsageError
-from leasehold.jobs.entry import Outcome, Said
 from leasehold.jobs.keyring import Keyring
+from leasehold.jobs.run_log import Outcome, Said
 from leasehold.jobs.threads import Answer, LoopOver, post
 from leasehold.jobs.wish import DEFAULT_LEASE, timing_of
 from leasehold.names import check_name, job_key, last_part

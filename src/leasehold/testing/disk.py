@@ -7,24 +7,291 @@ Each takes a ``Disk`` and is one, so they can be put on top of each other:
 ``FailingDisk``    lets whole volumes go away, be full or read-only, and come back
 
 ``PowerCutDisk``   forgets what was not synced
+
+A disk that hands every call on to another: what the misbehaving ones build on.
+
+A disk that forgets: what a power cut leaves of files that were not synced.
+
+Contents are kept once ``sync`` has returned, names once ``sync_directory`` has. Of everything
+else a cut keeps any part, by lot: some writes and not others, half of one, zeros where bytes were;
+new names or not, renames and removals or not. It is harsher than most file systems are.
+Directories themselves are not forgotten.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.testing.passing_disk import PassingDisk
-from leasehold.testing.power_cut import PowerCutDisk
-
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from leasehold.files.disk import Bytes, Disk
 
-__all__ = ["FailingDisk", "KillingDisk", "PassingDisk", "PowerCutDisk", "RecordingDisk"]
+
+class PassingDisk:
+    """Hands every call on, and knows the path behind each descriptor."""
+
+    def __init__(self, disk: Disk) -> None:
+        """Pass everything on to ``disk``."""
+        self.disk = disk
+        self.paths: dict[int, str] = {}
+
+    def create(self, path: str, *, what: str) -> int:
+        """See ``Disk``."""
+        fd = self.disk.create(path, what=what)
+        self.paths[fd] = path
+        return fd
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        """See ``Disk``."""
+        fd = self.disk.open(path, write=write)
+        self.paths[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:
+        """See ``Disk``."""
+        self.paths.pop(fd, None)
+        self.disk.close(fd)
+
+    def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.write_at(fd, data, offset, what=what)
+
+    def read_at(self, fd: int, size: int, offset: int) -> bytes:
+        """See ``Disk``."""
+        return self.disk.read_at(fd, size, offset)
+
+    def size(self, fd: int) -> int:
+        """See ``Disk``."""
+        return self.disk.size(fd)
+
+    def exists(self, path: str) -> bool:
+        """See ``Disk``."""
+        return self.disk.exists(path)
+
+    def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
+        """See ``Disk``."""
+        return self.disk.sync(fds, what=what)
+
+    def sync_directory(self, path: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.sync_directory(path, what=what)
+
+    def rename(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.rename(source, target, what=what)
+
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.link(source, target, what=what)
+
+    def truncate(self, path: str, size: int, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.truncate(path, size, what=what)
+
+    def unlink(self, path: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.unlink(path, what=what)
+
+    def names(self, path: str) -> list[str]:
+        """See ``Disk``."""
+        return self.disk.names(path)
+
+    def make_directory(self, path: str, *, what: str) -> None:
+        """See ``Disk``."""
+        self.disk.make_directory(path, what=what)
+
+    def free_bytes(self, path: str) -> int:
+        """See ``Disk``."""
+        return self.disk.free_bytes(path)
+
+
+if TYPE_CHECKING:
+    Names = dict[str, "_File"]
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    """One inode: what is safe of it, and what was written since."""
+
+    safe: bytes = b""
+    waiting: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def settle(self) -> None:
+        for offset, data in self.waiting:
+            self.safe = _written(self.safe, offset, data)
+        self.waiting.clear()
+
+    def after_a_cut(self, rng: random.Random) -> bytes:
+        """Mostly the first writes and a torn one; sometimes any of them, in any order."""
+        found = self.safe
+        waiting = self.waiting
+        if rng.random() < 0.3:
+            for offset, data in waiting:
+                if rng.random() < 0.5:
+                    found = _written(found, offset, data)
+            return found
+        kept = rng.randint(0, len(waiting))
+        for offset, data in waiting[:kept]:
+            found = _written(found, offset, data)
+        if kept < len(waiting) and rng.random() < 0.7:
+            offset, data = waiting[kept]
+            part = rng.randint(0, len(data))
+            torn = data[:part] if rng.random() < 0.5 else bytes(part)
+            found = _written(found, offset, torn)
+        return found
+
+
+@dataclass(slots=True)
+class _Folder:
+    """The names that are safe, and the changes to them since: (name, file or None if removed)."""
+
+    safe: Names = field(default_factory=dict)
+    waiting: list[list[tuple[str, _File | None]]] = field(default_factory=list)
+    now: Names = field(default_factory=dict)
+
+    def change(self, *parts: tuple[str, _File | None]) -> None:
+        """One change, all of it or nothing: a rename has two parts."""
+        self.waiting.append(list(parts))
+        _changed(self.now, parts)
+
+    def settle(self) -> None:
+        self.safe = dict(self.now)
+        self.waiting.clear()
+
+    def after_a_cut(self, rng: random.Random) -> Names:
+        found = dict(self.safe)
+        in_order = rng.random() < 0.5
+        kept = rng.randint(0, len(self.waiting))
+        for number, parts in enumerate(self.waiting):
+            if number < kept if in_order else rng.random() < 0.5:
+                _changed(found, parts)
+        return found
+
+
+class PowerCutDisk(PassingDisk):
+    """Passes everything on, and knows what of it is not safe yet.
+
+    Whatever was there before is taken as safe. Renames stay within one directory. ``sync`` of a
+    file makes its contents safe and not its name, as POSIX has it.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        """Begin with everything safe."""
+        super().__init__(disk)
+        self._files: dict[int, _File] = {}
+        self._folders: dict[str, _Folder] = {}
+
+    def cut(self, rng: random.Random) -> None:
+        """Put the directories into a state that a power cut could leave.
+
+        All processes are dead then: descriptors from before must only be closed.
+        """
+        for directory, folder in self._folders.items():
+            left = {name: file.after_a_cut(rng) for name, file in folder.after_a_cut(rng).items()}
+            for name in folder.now:
+                (Path(directory) / name).unlink(missing_ok=True)
+            for name, contents in left.items():
+                (Path(directory) / name).write_bytes(contents)
+        self._files.clear()
+        self._folders.clear()
+
+    def create(self, path: str, *, what: str) -> int:
+        """See ``Disk``."""
+        folder, name = self._at(path)
+        fd = super().create(path, what=what)
+        self._files[fd] = file = _File()
+        folder.change((name, file))
+        return fd
+
+    def open(self, path: str, *, write: bool = False) -> int:
+        """See ``Disk``."""
+        fd = super().open(path, write=write)
+        if Path(path).is_file():
+            folder, name = self._at(path)
+            self._files[fd] = folder.now[name]
+        return fd
+
+    def close(self, fd: int) -> None:
+        """See ``Disk``."""
+        self._files.pop(fd, None)
+        super().close(fd)
+
+    def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
+        """See ``Disk``."""
+        super().write_at(fd, data, offset, what=what)
+        self._files[fd].waiting.append((offset, bytes(data)))
+
+    def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
+        """See ``Disk``."""
+        failed = super().sync(fds, what=what)
+        for fd in fds:
+            if fd not in failed:
+                self._files[fd].settle()
+        return failed
+
+    def sync_directory(self, path: str, *, what: str) -> None:
+        """See ``Disk``."""
+        super().sync_directory(path, what=what)
+        if path in self._folders:
+            self._folders[path].settle()
+
+    def rename(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        folder, name = self._at(source)
+        super().rename(source, target, what=what)
+        folder.change((name, None), (os.path.basename(target), folder.now[name]))  # noqa: PTH119
+
+    def link(self, source: str, target: str, *, what: str) -> None:
+        """See ``Disk``."""
+        folder, name = self._at(source)
+        super().link(source, target, what=what)
+        folder.change((os.path.basename(target), folder.now[name]))  # noqa: PTH119
+
+    def truncate(self, path: str, size: int, *, what: str) -> None:
+        """See ``Disk``."""
+        folder, name = self._at(path)
+        super().truncate(path, size, what=what)
+        file = folder.now[name]
+        file.settle()
+        file.safe = file.safe[:size]
+
+    def unlink(self, path: str, *, what: str) -> None:
+        """See ``Disk``."""
+        folder, name = self._at(path)
+        super().unlink(path, what=what)
+        if name in folder.now:
+            folder.change((name, None))
+
+    def _at(self, path: str) -> tuple[_Folder, str]:
+        directory, name = os.path.split(path)
+        folder = self._folders.get(directory)
+        if folder is None:
+            folder = self._folders[directory] = _Folder()
+            with suppress(FileNotFoundError):
+                for each in Path(directory).iterdir():
+                    if each.is_file():
+                        folder.now[each.name] = _File(safe=each.read_bytes())
+            folder.settle()
+        return folder, name
+
+
+def _changed(names: Names, parts: Sequence[tuple[str, _File | None]]) -> None:
+    for name, file in parts:
+        if file is None:
+            names.pop(name, None)
+        else:
+            names[name] = file
+
+
+def _written(before: bytes, offset: int, data: bytes) -> bytes:
+    return before[:offset].ljust(offset, b"\0") + data + before[offset + len(data) :]
 
 
 class RecordingDisk(PassingDisk):

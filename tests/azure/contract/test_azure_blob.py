@@ -26,7 +26,7 @@ from leasehold.stores.azure_blob.http import Wire
 from leasehold.stores.azure_blob.naming import Home, lease_id
 from leasehold.testing.clock import ManualClock
 from leasehold.testing.contract import ManualTime, RealTime, StoreContract
-from leasehold.testing.contract.races import RaceContract
+from leasehold.testing.contract.lost_answers import RaceContract
 
 pytestmark = pytest.mark.server
 SHORTEST_S, LONGEST_S = 15.0, 60.0

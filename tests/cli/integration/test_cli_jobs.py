@@ -13,8 +13,8 @@ from tests.support.stored_jobs import LONG, Jobs, jobs_in
 
 from leasehold import open_store
 from leasehold.clock import SystemClock
-from leasehold.jobs import Outcome, Reservation, occurrence, orders, try_reserve
-from leasehold.jobs.entry import Said
+from leasehold.jobs import Outcome, Reservation, occurrence, operator_requests, try_reserve
+from leasehold.jobs.run_log import Said
 from leasehold.model import HandOver, Lease, Note, Position, Wanted
 
 TWO = datetime(2026, 3, 1, 2, tzinfo=UTC)
@@ -42,8 +42,8 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
     jobs.ran("b-web2-1", "paused one", Said(outcome=Outcome.FAILED, exit_code=3))
     jobs.ran("b-web2-1", "wanted one", Said(outcome=Outcome.OK))
     clock = SystemClock()
-    jobs.run(lambda store: orders.pause(store, "paused one", by="ann", clock=clock))
-    jobs.run(lambda store: orders.want(store, "wanted one", by="ann", clock=clock))
+    jobs.run(lambda store: operator_requests.pause(store, "paused one", by="ann", clock=clock))
+    jobs.run(lambda store: operator_requests.want(store, "wanted one", by="ann", clock=clock))
     rows = {each["job"]: each for each in leasehold("jobs", "ls", "-ojson").json}
     assert {name: each["state"] for name, each in rows.items()} == {
         "etl": "running",
@@ -222,8 +222,8 @@ def test_next_says_what_is_wrong_with_it(leasehold: CommandLine, words: tuple[st
 # -------------------------------------------------------------------------- orders
 
 
-def standing(jobs: Jobs) -> orders.Orders:
-    return jobs.run(orders.standing)
+def standing(jobs: Jobs) -> operator_requests.Orders:
+    return jobs.run(operator_requests.standing)
 
 
 def test_pause_and_resume_keep_who_and_why(leasehold: CommandLine, jobs: Jobs) -> None:

@@ -12,7 +12,7 @@ from tests.support.stored_jobs import Jobs, jobs_in
 
 from leasehold.cli.jobs import run_row
 from leasehold.jobs import Outcome, occurrence
-from leasehold.jobs.entry import Entry, Said
+from leasehold.jobs.run_log import Entry, Said
 from leasehold.model import EndReason, Term
 from leasehold.names import job_key
 

@@ -14,7 +14,7 @@ from tests.support.groups import Scene, living_members
 from leasehold.cli.leases import lease_row
 from leasehold.clock import SystemClock
 from leasehold.insight import GroupView, PartitionView, group_view
-from leasehold.insight.moves import would_be_undone
+from leasehold.insight.groups import would_be_undone
 from leasehold.model import HandOver, State, Wanted
 from leasehold.ports import Store
 

@@ -15,7 +15,7 @@ from tests.support.command import CommandLine
 
 from leasehold.cli.process import _checkpoint, _poison
 from leasehold.cli.process_handler import load_handler
-from leasehold.cli.process_words import Words, heard, status
+from leasehold.cli.progress_output import Words, heard, status
 from leasehold.clock import SystemClock
 from leasehold.core.poison_policy import Then
 from leasehold.errors import LeaseholdError, PositionLost, StoreUnavailable, UsageError

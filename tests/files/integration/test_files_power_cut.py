@@ -18,8 +18,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files import FileState, FileWriter, Namespace
 from leasehold.files.block_writer import SYNC_EVERY_BYTES
-from leasehold.testing.disk import RecordingDisk
-from leasehold.testing.power_cut import PowerCutDisk
+from leasehold.testing.disk import PowerCutDisk, RecordingDisk
 
 CHUNKS = [0, 1, 2, *(pytest.param(each, marks=pytest.mark.soak) for each in range(3, 10))]
 SEEDS_PER_CHUNK = 50

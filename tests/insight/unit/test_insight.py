@@ -13,8 +13,8 @@ from tests.support.groups import Scene
 from leasehold.errors import Trimmed, UnknownResource, UsageError
 from leasehold.insight import GroupView, LogPlaces, group_view, group_views, open_desk, plan_reset
 from leasehold.insight.groups import known_groups
+from leasehold.insight.partition_ends import RememberedEnds
 from leasehold.insight.partitions import Waiting, waiting
-from leasehold.insight.places import RememberedEnds
 from leasehold.log import Event, Log, LogOptions, Start
 from leasehold.model import Checkpoint, HandOver, Position, State
 from leasehold.names import in_order

@@ -9,8 +9,8 @@ import pytest
 from leasehold.clock import SystemClock
 from leasehold.errors import BadSchedule, InvalidName, UnknownResource
 from leasehold.insight.jobs import JobState, JobView, job_log, job_view, job_views, schedule_of
-from leasehold.jobs import Outcome, occurrence, orders
-from leasehold.jobs.entry import Said
+from leasehold.jobs import Outcome, occurrence, operator_requests
+from leasehold.jobs.run_log import Said
 from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
 from leasehold.stores.memory import MemoryStore
 
@@ -46,8 +46,8 @@ async def look(store: MemoryStore, *, now: datetime | None = None) -> JobView:
 
 async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStore) -> None:
     owned = await take(store, "a", Said(words="at it"))
-    await orders.pause(store, "nightly", by="ann", clock=CLOCK)
-    await orders.want(store, "nightly", by="ann", clock=CLOCK)
+    await operator_requests.pause(store, "nightly", by="ann", clock=CLOCK)
+    await operator_requests.want(store, "nightly", by="ann", clock=CLOCK)
     running = await look(store)
     assert running.state is JobState.RUNNING
     assert running.current is not None
@@ -55,7 +55,7 @@ async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStor
     await store.release([owned])
     paused = await look(store)
     assert (paused.state, paused.current) == (JobState.PAUSED, None)
-    await orders.resume(store, "nightly", clock=CLOCK)
+    await operator_requests.resume(store, "nightly", clock=CLOCK)
     wanted = await look(store)
     assert wanted.state is JobState.WANTED
     assert wanted.last is not None
@@ -73,7 +73,7 @@ async def test_a_job_that_was_handed_over_is_kept_until_it_is_taken(store: Memor
 async def test_a_pause_whose_time_is_over_is_none(store: MemoryStore) -> None:
     await join(store, "a")
     until = NOON + timedelta(hours=1)
-    await orders.pause(store, "nightly", by="ann", until=until, clock=CLOCK)
+    await operator_requests.pause(store, "nightly", by="ann", until=until, clock=CLOCK)
     assert (await look(store, now=NOON)).state is JobState.PAUSED
     assert (await look(store, now=until)).state is JobState.FREE
 
@@ -123,7 +123,7 @@ async def test_nothing_is_next_for_a_job_that_is_paused(store: MemoryStore) -> N
     owned = await take(store, "a", Said(schedule="0 * * * * UTC"))
     await store.release([owned])
     assert (await look(store, now=NOON)).next_at == NOON + timedelta(hours=1)
-    await orders.pause(store, "nightly", by="ann", clock=CLOCK)
+    await operator_requests.pause(store, "nightly", by="ann", clock=CLOCK)
     assert (await look(store, now=NOON)).next_at is None
 
 

@@ -23,8 +23,8 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.jobs import Done, Held, OnCrash, Outcome, Reservation, reserve, try_reserve
-from leasehold.jobs.entry import entries
 from leasehold.jobs.request import Request
+from leasehold.jobs.run_log import entries
 from leasehold.jobs.wish import Wish
 from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership, Term, Wanted
 from leasehold.names import job_key

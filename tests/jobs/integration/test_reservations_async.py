@@ -21,7 +21,7 @@ from leasehold.jobs import (
     try_reserve,
     try_reserve_async,
 )
-from leasehold.jobs.entry import Entry, entries
+from leasehold.jobs.run_log import Entry, entries
 from leasehold.jobs.wish import GROUP
 from leasehold.names import job_key
 from leasehold.ports import Store

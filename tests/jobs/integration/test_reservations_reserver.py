@@ -27,8 +27,8 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.jobs import Outcome, Reserver, reserve
-from leasehold.jobs.entry import Entry, Said, entries
 from leasehold.jobs.reserver import _Ask
+from leasehold.jobs.run_log import Entry, Said, entries
 from leasehold.jobs.threads import Answer
 from leasehold.jobs.wish import GROUP
 from leasehold.model import Lease, Ownership, Peer, Wanted

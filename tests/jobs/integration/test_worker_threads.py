@@ -14,7 +14,7 @@ from tests.support.postgres import empty_store
 
 from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.jobs import Job, Outcome, Run, Worker, job
-from leasehold.jobs.entry import entries
+from leasehold.jobs.run_log import entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 

@@ -17,7 +17,7 @@ from tests.support.pausing import pause
 from tests.support.postgres import empty_store
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.entry import entries
+from leasehold.jobs.run_log import entries
 from leasehold.model import Term
 from leasehold.names import job_key
 from leasehold.stores import open_store

@@ -23,10 +23,10 @@ from tests.support.command_runs import (
     until,
 )
 
-from leasehold.jobs.command import run
+from leasehold.jobs.command import command_run
 from leasehold.jobs.command.child import Child, Deadline
+from leasehold.jobs.command.command_run import Limits, LossKind, OnLoss
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.command.run import Limits, LossKind, OnLoss
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -204,7 +204,7 @@ def test_a_sigterm_that_comes_doubled_is_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """timeout(1) signals a process, and then its group."""
-    monkeypatch.setattr(run, "_SAME_WISH_S", 60.0)
+    monkeypatch.setattr(command_run, "_SAME_WISH_S", 60.0)
     ready = tmp_path / "ready"
     script = f"trap 'sleep 0.1; exit 5' TERM; touch {ready}; while :; do sleep 0.05; done"
     under = start(*shell(script))
@@ -250,7 +250,7 @@ def _state(pid: int) -> str:
 def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(command_run, "_SETTLE_S", 0.1)
     limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.2)
     under = start(*shell("trap '' TERM; sleep 600 & exit 5"), limits=limits)
     ended = under.end()
@@ -262,7 +262,7 @@ def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(
 def test_what_ends_soon_after_the_command_was_not_left_behind(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_SETTLE_S", 60.0)
+    monkeypatch.setattr(command_run, "_SETTLE_S", 60.0)
     ended = start(*shell("sleep 0.2 & exit 5")).end()
     assert (ended.exit_code, ended.left_behind) == (5, False)
 

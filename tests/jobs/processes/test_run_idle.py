@@ -16,12 +16,12 @@ from tests.support.command_wrappers import JOB, LEASE_S, Threaded, log_of, once,
 from leasehold.errors import LeaseLost
 from leasehold.jobs import OnCrash, Outcome, Policy, Reservation, reserve
 from leasehold.jobs.claimant import Claimant
-from leasehold.jobs.command import service
-from leasehold.jobs.command.bell import Bell
+from leasehold.jobs.command import one_shot
+from leasehold.jobs.command.exit_status import Reason
+from leasehold.jobs.command.one_shot import Wrapper
 from leasehold.jobs.command.plan import IfHeld
-from leasehold.jobs.command.service import Wrapper
-from leasehold.jobs.command.verdict import Reason
-from leasehold.jobs.orders import pause, resume
+from leasehold.jobs.command.signal_queue import Bell
+from leasehold.jobs.operator_requests import pause, resume
 from leasehold.model import Ownership
 from leasehold.ports import Store
 from leasehold.stores import open_store
@@ -105,7 +105,7 @@ def test_a_lease_that_is_lost_while_reserving_is_trouble_of_the_store(
         return await take(claimant, wait_s=wait_s)
 
     monkeypatch.setattr(Claimant, "take", slept)
-    monkeypatch.setattr(service, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(one_shot, "_FIRST_PAUSE_S", 0.05)
     verdict = once(url, "true", lease_s=1.0 if code else LEASE_S, **AT_MOST_ONCE)
     assert verdict.code == code
     assert verdict.reason is (Reason.UNREACHABLE if code else Reason.ENDED)

@@ -28,7 +28,7 @@ from tests.support.pausing import pause
 
 from leasehold.jobs import Outcome
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.orders import want
+from leasehold.jobs.operator_requests import want
 from leasehold.stores import open_store
 
 pytestmark = pytest.mark.timeout(300)

@@ -15,11 +15,16 @@ from leasehold.clock import SystemClock
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import UsageError
 from leasehold.jobs import Outcome, reserve
-from leasehold.jobs.command.judgement import ended_run, what_happened
+from leasehold.jobs.command.command_run import Ended, LossKind, OnLoss
+from leasehold.jobs.command.exit_status import (
+    Reason,
+    Verdict,
+    code_of,
+    ended_run,
+    what_happened,
+    why_not,
+)
 from leasehold.jobs.command.plan import IfHeld
-from leasehold.jobs.command.program import code_of, why_not
-from leasehold.jobs.command.run import Ended, LossKind, OnLoss
-from leasehold.jobs.command.verdict import Reason, Verdict
 from leasehold.jobs.wish import Done as NothingToDo
 
 

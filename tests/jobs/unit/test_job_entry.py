@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.entry import Entry, Said, entries, reservers
+from leasehold.jobs.run_log import Entry, Said, entries, reservers
 from leasehold.model import LONGEST_NOTE, EndReason, Note, Ownership, Term
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

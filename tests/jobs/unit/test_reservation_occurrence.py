@@ -12,7 +12,7 @@ from tests.support.job_scene import LEASE, LEASE_S, Scene, play
 from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs import Done, Held, OnCrash, Outcome, occurrence
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.entry import Entry, entries
+from leasehold.jobs.run_log import Entry, entries
 from leasehold.jobs.wish import GROUP, Wish
 from leasehold.model import Position
 from leasehold.names import job_key

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leasehold.jobs.command.run import Ended
+from leasehold.jobs.command.command_run import Ended
 from leasehold.jobs.command.scheduled import CommandFailed, ScheduledWrapper
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.support.worker_sim import Node, World
 
 from leasehold.errors import LeaseLost
-from leasehold.jobs import CatchUp, Outcome, Overlap, Run, orders
-from leasehold.jobs.entry import Entry, entries
+from leasehold.jobs import CatchUp, Outcome, Overlap, Run, operator_requests
+from leasehold.jobs.run_log import Entry, entries
 from leasehold.model import Position
 from leasehold.names import job_key
 from leasehold.testing.sim.host import START, HostClock
@@ -126,13 +126,13 @@ def test_a_paused_job_is_not_run_and_a_wish_is_carried_out_once_nevertheless() -
             world.start(jobs)
         node, clock = world.nodes[0], HostClock(world.nodes[0].host)
         await asyncio.sleep(35)
-        await orders.pause(node.store, "tick", by="me", clock=clock)
+        await operator_requests.pause(node.store, "tick", by="me", clock=clock)
         await asyncio.sleep(60)
-        await orders.want(node.store, "tick", by="me", clock=clock)
+        await operator_requests.want(node.store, "tick", by="me", clock=clock)
         await asyncio.sleep(30)
         by_hand = [each for each in world.book if each.occurrence is None]
         assert len(by_hand) == 1
-        assert await orders.resume(node.store, "tick", clock=clock)
+        assert await operator_requests.resume(node.store, "tick", clock=clock)
         await asyncio.sleep(20)
 
     world = play(story)
@@ -148,7 +148,7 @@ def test_a_wish_waits_for_the_run_that_is_under_way() -> None:
         node = world.nodes[0]
         clock = HostClock(node.host)
         await asyncio.sleep(3605)
-        await orders.want(node.store, "slow", by="me", clock=clock)
+        await operator_requests.want(node.store, "slow", by="me", clock=clock)
         await asyncio.sleep(100)
         assert [each.how for each in world.book] == ["ok", "ok"]
         assert world.book[1].occurrence is None

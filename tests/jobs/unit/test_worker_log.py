@@ -11,7 +11,7 @@ import pytest
 from tests.support.worker_sim import World
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.entry import entries
+from leasehold.jobs.run_log import entries
 from leasehold.names import job_key
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import START

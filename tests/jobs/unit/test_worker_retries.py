@@ -10,7 +10,7 @@ import pytest
 from tests.support.worker_sim import World
 
 from leasehold.jobs import Outcome, Run
-from leasehold.jobs.entry import entries
+from leasehold.jobs.run_log import entries
 from leasehold.names import job_key
 from leasehold.testing.sim.host import HostClock
 from leasehold.testing.sim.loop import run_simulated

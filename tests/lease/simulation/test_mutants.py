@@ -9,7 +9,7 @@ from tests.lease.simulation.mutants import MUTANTS, Mutant
 from tests.support.replaced import Replacement, replaced
 
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.storm import run_day
+from leasehold.testing.sim.fault_run import run_day
 
 MOST_SEEDS = 150
 SAFETY = r"believes in|two owners|worked on by two|told twice"

@@ -6,7 +6,7 @@ import pytest
 from tests.support.golden import changed_stories
 from tests.support.seeds import seeded
 
-from leasehold.testing.sim.storm import run_day
+from leasehold.testing.sim.fault_run import run_day
 
 SEEDS = 300
 CHUNK = 25

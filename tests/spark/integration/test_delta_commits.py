@@ -24,7 +24,7 @@ from tests.support.local_frames import local_frame
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnavailable
 from leasehold.spark import DeltaSink, Sunk
-from leasehold.spark.sinks.delta.log import DeltaLog
+from leasehold.spark.sinks.delta.table_log import DeltaLog
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_a_commit_that_meets_a_version_that_can_not_be_read_keeps_its_files(
 
     answered_by_the_layers_own_retry(monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr("leasehold.spark.sinks.delta.history.entry", away)
+        patched.setattr("leasehold.spark.sinks.delta.table_history.entry", away)
         with pytest.raises(StoreUnavailable):
             sink.commit(rows, each)
     sink.discard(rows)
@@ -413,7 +413,7 @@ def test_groups_of_one_table_have_their_own_positions(table: Path) -> None:
 
 
 def test_a_crowded_table_is_said_to_be_so(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from leasehold.spark.sinks.delta.log import Conflict
+    from leasehold.spark.sinks.delta.table_log import Conflict
 
     sink = opened(table)
     put(sink, table, ("0", 0, 10, 1))

@@ -31,7 +31,7 @@ from leasehold.log import Log
 from leasehold.model import MemberInfo, Wanted
 from leasehold.names import job_key
 from leasehold.spark import Sunk
-from leasehold.spark.publishing.publisher import Publisher
+from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.stores import open_store
 
 

@@ -16,7 +16,7 @@ from tests.support.sink_contract import GROUP, batch_of
 from leasehold.errors import StoreUnavailable, UnknownResource
 from leasehold.spark import ForeachSink, LogSink, PostgresSink, Sink
 from leasehold.spark.audit.targets import open_to_read, rows_of
-from leasehold.spark.publishing.publisher import Publisher
+from leasehold.spark.log_writer.publisher import Publisher
 
 NO_SPARK = cast("SparkSession", None)
 SCHEMAS = "SELECT count(*) FROM pg_namespace WHERE nspname = 'leasehold_sink'"
@@ -71,7 +71,7 @@ def test_a_batch_that_is_not_published_stays_so_and_its_rows_are_not_missed(
         with pytest.raises(StoreUnavailable):
             sink.commit(sink.stage(local_frame("body string", [("a:1",)]), batch), batch)
         sink.close()
-    monkeypatch.setattr("leasehold.spark.publishing.book._UNTENDED_S", 0.0)
+    monkeypatch.setattr("leasehold.spark.log_writer.publication_ledger._UNTENDED_S", 0.0)
 
     sink = LogSink(STREAM, store=url)
     assert seen(sink) == ["0[0, 1)"]

@@ -18,9 +18,8 @@ from leasehold.sources.ranges import LogRanges
 from leasehold.spark.reading import closed
 from leasehold.spark.schema import EVENTS
 from leasehold.spark.source.data_source import LeaseholdSource
-from leasehold.spark.source.offsets import Offsets
 from leasehold.spark.source.options import parse
-from leasehold.spark.source.stream import EventStream
+from leasehold.spark.source.stream import EventStream, Offsets
 from leasehold.testing.clock import ManualClock
 
 ALL = ReadAllAvailable()

@@ -11,10 +11,9 @@ from tests.support.publishing import STREAM, counted, left_over, make_log, publi
 
 from leasehold.clock import new_token
 from leasehold.errors import StoreUnavailable
-from leasehold.spark.publishing.book import Book
+from leasehold.spark.log_writer.publication_ledger import Book
 from leasehold.spark.source import write
-from leasehold.spark.source.write import BatchWriter, StreamWriter, Told
-from leasehold.spark.source.write_options import WriteOptions
+from leasehold.spark.source.write import BatchWriter, StreamWriter, Told, WriteOptions
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.support.publishing import bodies, counted, left_over, make_log, publisher, query, staged
 
-from leasehold.spark.publishing import sending as publishing_sending
+from leasehold.spark.log_writer import publisher as publishing_sending
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = [("staged", 1), ("committed", 1), ("sending", 1), ("sending", 5), ("sent", 1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.errors import UsageError
-from leasehold.spark.java import java_home
+from leasehold.spark.sessions import java_home
 
 OF_THE_WHEEL = "of the wheel"
 VECTOR = "--add-modules=jdk.incubator.vector"

@@ -20,7 +20,7 @@ from leasehold.errors import StoreUnavailable
 from leasehold.names import partition_group, partition_key
 from leasehold.processor import HookEvent
 from leasehold.spark import Pipeline, PipelineOptions, Sunk
-from leasehold.spark.pipeline.happenings import (
+from leasehold.spark.pipeline.events import (
     BatchCommitted,
     BatchPlanned,
     BatchRefused,

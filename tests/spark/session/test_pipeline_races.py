@@ -33,7 +33,7 @@ from leasehold.errors import (
 from leasehold.log import Event, Log, Start
 from leasehold.processor import HookEvent, OnTrimmed
 from leasehold.spark import Pipeline, PoisonPolicy, Sunk
-from leasehold.spark.pipeline.happenings import (
+from leasehold.spark.pipeline.events import (
     BatchCommitted,
     BatchPlanned,
     BatchRefused,
@@ -42,7 +42,7 @@ from leasehold.spark.pipeline.happenings import (
     ShareOpened,
     Waiting,
 )
-from leasehold.spark.pipeline.shares import Shares
+from leasehold.spark.pipeline.owned_partitions import Shares
 
 
 @pytest.mark.spec("S4")

@@ -22,7 +22,7 @@ from leasehold.names import partition_key
 from leasehold.processor import HookEvent, OnTrimmed
 from leasehold.sources import LogDeadLetters
 from leasehold.spark import Batch, Pipeline, PipelineOptions, PoisonPolicy, Sunk
-from leasehold.spark.pipeline.happenings import BatchCommitted, Waiting
+from leasehold.spark.pipeline.events import BatchCommitted, Waiting
 from leasehold.stores import open_store
 
 AT_ONCE = Ladder(base_s=0.0, most_s=0.0)

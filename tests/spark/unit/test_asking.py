@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.spark import Pipeline
-from leasehold.spark.queries import leaving
+from leasehold.spark.queries import standby
 from leasehold.testing.clock import ManualClock
 
 LATER = [(0.0, []), (0.9, []), (1.0, [143]), (60.0, [143])]
@@ -28,7 +28,7 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Exit codes with which the process would have ended."""
     found: list[int] = []
     monkeypatch.setattr(os, "_exit", found.append)
-    monkeypatch.setattr(leaving, "kill_java", lambda: None)
+    monkeypatch.setattr(standby, "kill_java", lambda: None)
     return found
 
 
@@ -56,7 +56,7 @@ def test_a_standby_leaves_at_once_only_if_it_is_asked_later(
     codes: list[int], later_s: float, left: list[int]
 ) -> None:
     clock, stopped = ManualClock(), queue.SimpleQueue[bool]()
-    with leaving.stopped_by_signals(lambda: stopped.put(True), clock=clock):
+    with standby.stopped_by_signals(lambda: stopped.put(True), clock=clock):
         hear_a_sigterm()
         assert stopped.get(timeout=60)
         clock.advance(later_s)

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from leasehold.spark.sinks.delta import files as files_of_delta
-from leasehold.spark.sinks.delta.files import TaskWriter, answers
-from leasehold.spark.sinks.delta.history import parsed
-from leasehold.spark.sinks.delta.stats import stats_of
+from leasehold.spark.sinks.delta.files import TaskWriter, answers, stats_of
 from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.delta.table_history import parsed
 
 MOMENT = datetime(2013, 1, 1, 5, 0, 0, 1001, UTC)
 

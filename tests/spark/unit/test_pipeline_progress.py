@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.spark.pipeline.happenings import BatchCommitted, ShareOpened
+from leasehold.spark.pipeline.events import BatchCommitted, ShareOpened
 from leasehold.spark.pipeline.progress import ProgressLines
 from leasehold.testing.clock import ManualClock
 

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from leasehold.errors import SinkUnfit, VolumeUnusable
 from leasehold.log import SENT_SCHEMA, StreamInfo, StreamSettings, partition_of
-from leasehold.spark.publishing import rows as publishing_rows
-from leasehold.spark.publishing.rows import Plan, check_columns, measured, stage, staged_batches
+from leasehold.spark.log_writer import staged_rows as publishing_rows
+from leasehold.spark.log_writer.staged_rows import (
+    Plan,
+    check_columns,
+    measured,
+    stage,
+    staged_batches,
+)
 
 
 def plan_in(directory: Path, *, partitions: int = 4, segment_bytes: int = 64 << 20) -> Plan:

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 
 from leasehold.errors import BatchFailed, UsageError
 from leasehold.spark.schema import arrow_of
-from leasehold.spark.source.decode import Decoder
+from leasehold.spark.source.layout import Decoder
 
 N = StructType([StructField("n", LongType())])
 

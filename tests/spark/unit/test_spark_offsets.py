@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from leasehold.errors import BeyondEnd, Trimmed
 from leasehold.sources import PartitionEnds
 from leasehold.spark.ranges import Range
-from leasehold.spark.source.offsets import advanced, between, check, shared
+from leasehold.spark.source.stream import advanced, between, check, shared
 
 
 def ends(**known: tuple[int, int]) -> dict[str, PartitionEnds]:

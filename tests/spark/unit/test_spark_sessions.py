@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from pyspark.conf import SparkConf
 
-from leasehold.spark.masters import told_master
-from leasehold.spark.sessions import _ARROW, _UNCHECKED, _add, _defaults, _prepare_environment
+from leasehold.spark.sessions import (
+    _ARROW,
+    _UNCHECKED,
+    _add,
+    _defaults,
+    _prepare_environment,
+    told_master,
+)
 
 OPTIONS = "spark.driver.extraJavaOptions"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.errors import InvalidName, InvalidOptions, UsageError
-from leasehold.spark.source.write_options import WriteOptions, check_identity, checkpoint_id, parse
+from leasehold.spark.source.write import WriteOptions, check_identity, checkpoint_id, parse
 
 STORE = "sqlite:///leases.db"
 

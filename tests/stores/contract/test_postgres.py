@@ -19,9 +19,8 @@ from leasehold.ports import Store
 from leasehold.stores import open_store
 from leasehold.testing.clock import ManualClock
 from leasehold.testing.contract import Harness, ManualTime, StoreContract
-from leasehold.testing.contract.breaking import BreakContract
-from leasehold.testing.contract.leases import LeaseContract
-from leasehold.testing.contract.races import RaceContract
+from leasehold.testing.contract.leases import BreakContract, LeaseContract
+from leasehold.testing.contract.lost_answers import RaceContract
 
 GOES_ON = (
     "create table leasehold.test_clock (ahead interval)",

@@ -12,7 +12,7 @@ import pytest
 
 from leasehold.stores import open_store
 from leasehold.testing.contract import ManualTime, StoreContract
-from leasehold.testing.contract.races import RaceContract
+from leasehold.testing.contract.lost_answers import RaceContract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

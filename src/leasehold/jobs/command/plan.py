@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
-    from leasehold.jobs.command.run import Limits
+    from leasehold.jobs.command.command_run import Limits
 
 
 class IfHeld(Enum):

@@ -18,12 +18,18 @@ import anyio
 
 from leasehold.errors import LeaseLost
 from leasehold.jobs.command.child import SIGNALLED
-from leasehold.jobs.command.judgement import LEFT_BEHIND, ended_run, what_happened
+from leasehold.jobs.command.command_run import CommandRun, Ended
+from leasehold.jobs.command.exit_status import (
+    LEFT_BEHIND,
+    Exit,
+    Reason,
+    Verdict,
+    ended_run,
+    what_happened,
+)
 from leasehold.jobs.command.plan import environment
-from leasehold.jobs.command.run import CommandRun, Ended
-from leasehold.jobs.command.verdict import Exit, Reason, Verdict
-from leasehold.jobs.worker.activity import STOPPED
 from leasehold.jobs.worker.definition import job
+from leasehold.jobs.worker.job_state import STOPPED
 from leasehold.jobs.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -32,8 +38,8 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
-    from leasehold.jobs.command.bell import Bell
     from leasehold.jobs.command.plan import Plan
+    from leasehold.jobs.command.signal_queue import Bell
     from leasehold.jobs.worker.run import Run
 
 _EVERY = "every "

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from leasehold.core.next_run import Place, decide
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.jobs import occurrence as marks
-from leasehold.jobs import orders as orders_
-from leasehold.jobs.entry import Outcome, entries
-from leasehold.jobs.worker.seat import Kind, Plan
+from leasehold.jobs import operator_requests as orders_
+from leasehold.jobs.run_log import Outcome, entries
+from leasehold.jobs.worker.job_state import Kind, Plan
 from leasehold.model import State
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
-    from leasehold.jobs.entry import Entry
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.occurrence import Ran
-    from leasehold.jobs.orders import Orders
-    from leasehold.jobs.worker.almanac import Almanac
-    from leasehold.jobs.worker.seat import Seat
+    from leasehold.jobs.operator_requests import Orders
+    from leasehold.jobs.run_log import Entry
+    from leasehold.jobs.worker.job_state import Seat
+    from leasehold.jobs.worker.skew_clock import Almanac
     from leasehold.model import Checkpoint, Ownership, Term
     from leasehold.ports import Store
 

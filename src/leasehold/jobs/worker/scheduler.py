@@ -8,11 +8,15 @@ Guarantees:
   says so. Else it is read once more, under the reservation.
 - A store in trouble is waited for with growing pauses. Nothing is run meanwhile.
 - No occurrence is begun, or marked, much before its time by the store's clock: see ``Almanac``.
+
+When each job is to be looked at next, by the wall clock. One moment for each.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,12 +27,10 @@ from leasehold.core.backoff import Ladder
 from leasehold.core.next_run import Overlap, Place, decide
 from leasehold.errors import LeaseLost, StoreError
 from leasehold.jobs import occurrence as marks
-from leasehold.jobs import orders as orders_
-from leasehold.jobs.entry import Outcome, Said
-from leasehold.jobs.worker.activity import REPLACED, Activity
-from leasehold.jobs.worker.agenda import Agenda
+from leasehold.jobs import operator_requests as orders_
+from leasehold.jobs.run_log import Outcome, Said
+from leasehold.jobs.worker.job_state import REPLACED, Activity, Kind, Plan, Seat
 from leasehold.jobs.worker.planner import Planner, order_of
-from leasehold.jobs.worker.seat import Kind, Plan, Seat
 
 if TYPE_CHECKING:
     import random
@@ -37,12 +39,48 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.worker.activity import Verdict
-    from leasehold.jobs.worker.almanac import Almanac
+    from leasehold.jobs.worker.job_state import Verdict
     from leasehold.jobs.worker.planner import Pace
-    from leasehold.jobs.worker.runs import Runs
+    from leasehold.jobs.worker.runner import Runs
+    from leasehold.jobs.worker.skew_clock import Almanac
     from leasehold.model import Ownership, Position
     from leasehold.ports import Store
+
+
+class Agenda:
+    """Jobs by number, each with the moment (in seconds since 1970) of its next look."""
+
+    def __init__(self) -> None:
+        """Nothing is planned."""
+        self._at: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+
+    def put(self, number: int, at_s: float) -> None:
+        """Look at this one then, and not when it was planned before."""
+        self._at[number] = at_s
+        heapq.heappush(self._heap, (at_s, number))
+
+    def hasten(self, number: int, at_s: float) -> None:
+        """Look at this one then at the latest."""
+        if at_s < self._at.get(number, math.inf):
+            self.put(number, at_s)
+
+    def due(self, now_s: float) -> list[int]:
+        """Those whose moment has come, earliest first; nothing is planned for them any more."""
+        found = []
+        while self._heap and self._heap[0][0] <= now_s:
+            at_s, number = heapq.heappop(self._heap)
+            if self._at.get(number) == at_s:
+                del self._at[number]
+                found.append(number)
+        return found
+
+    def next_s(self) -> float:
+        """The first moment that is planned; infinite if there is none."""
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
 
 log = logging.getLogger("leasehold.jobs")
 

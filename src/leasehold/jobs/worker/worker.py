@@ -22,16 +22,14 @@ import anyio
 
 from leasehold.clock import SystemClock, host_name, system_random
 from leasehold.errors import InvalidOptions, StoreUnavailable
-from leasehold.jobs.entry import Said
 from leasehold.jobs.keyring import Keyring
-from leasehold.jobs.worker.activity import STOPPED
-from leasehold.jobs.worker.almanac import Almanac
+from leasehold.jobs.run_log import Said
 from leasehold.jobs.worker.definition import checked
-from leasehold.jobs.worker.launch import Launcher
+from leasehold.jobs.worker.job_state import STOPPED, Kind, Seat
 from leasehold.jobs.worker.planner import Pace
-from leasehold.jobs.worker.runs import Runs
+from leasehold.jobs.worker.runner import Launcher, Runs
 from leasehold.jobs.worker.scheduler import TROUBLE, Scheduler
-from leasehold.jobs.worker.seat import Kind, Seat
+from leasehold.jobs.worker.skew_clock import Almanac
 from leasehold.names import check_name, last_part, seconds_of
 from leasehold.runtime.loop_thread import TwoLoops
 from leasehold.stores import open_store
@@ -41,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from leasehold.clock import Clock
-    from leasehold.jobs.worker.activity import Activity
     from leasehold.jobs.worker.definition import Job
+    from leasehold.jobs.worker.job_state import Activity
     from leasehold.ports import Store
     from leasehold.runtime.loop_thread import Bridge
 

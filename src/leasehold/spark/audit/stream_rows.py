@@ -17,8 +17,8 @@ from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, Trimmed
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.audit.rows import NUMBER, PARTITION
+from leasehold.spark.log_writer.publication_ledger import Book
 from leasehold.spark.pipeline.frames import Frames
-from leasehold.spark.publishing.book import Book
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import events
 

@@ -21,8 +21,8 @@ from leasehold.spark.demo.delays import delays
 from leasehold.spark.demo.drivers import DriverSettings
 from leasehold.spark.demo.messages import Kind, Moment, Said
 from leasehold.spark.demo.processes import session_members
+from leasehold.spark.pipeline.options import PipelineOptions
 from leasehold.spark.pipeline.pipeline import Pipeline
-from leasehold.spark.pipeline.settings import PipelineOptions
 from leasehold.spark.sessions import session
 from leasehold.spark.sinks.delta.sink import DeltaSink
 

@@ -19,13 +19,8 @@ from leasehold.errors import (
     StoreError,
     StoreUnavailable,
 )
-from leasehold.spark.pipeline.happenings import (
-    BatchCommitted,
-    BatchRefused,
-    BatchTried,
-    Waiting,
-)
-from leasehold.spark.pipeline.trouble import name_batch
+from leasehold.spark.pipeline.batch_errors import name_batch
+from leasehold.spark.pipeline.events import BatchCommitted, BatchRefused, BatchTried, Waiting
 
 if TYPE_CHECKING:
     from leasehold.lease.handle import Tenure

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.spark.pipeline.committing import Committing
-from leasehold.spark.pipeline.happenings import BatchPlanned, ShareOpened, Waiting
-from leasehold.spark.pipeline.opening import Opening
+from leasehold.spark.pipeline.events import BatchPlanned, ShareOpened, Waiting
 from leasehold.spark.pipeline.planning import next_ranges
 from leasehold.spark.pipeline.staging import Staging, Work
+from leasehold.spark.pipeline.takeover import Opening
 from leasehold.spark.sinks.port import Batch, Share
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.frames import Frames
-    from leasehold.spark.pipeline.opening import Place
-    from leasehold.spark.pipeline.settings import PipelineOptions
-    from leasehold.spark.pipeline.shares import Shares
+    from leasehold.spark.pipeline.options import PipelineOptions
+    from leasehold.spark.pipeline.owned_partitions import Shares
+    from leasehold.spark.pipeline.takeover import Place
     from leasehold.spark.ranges import Range
     from leasehold.spark.sinks.port import Sink, Staged
 

@@ -19,11 +19,11 @@ from leasehold.processor.events import Board
 from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.pipeline.engine import Engine, Surroundings
+from leasehold.spark.pipeline.events import ShareClosed
 from leasehold.spark.pipeline.frames import Frames
-from leasehold.spark.pipeline.happenings import ShareClosed
+from leasehold.spark.pipeline.options import PipelineOptions
+from leasehold.spark.pipeline.owned_partitions import Shares
 from leasehold.spark.pipeline.progress import ProgressLines, Tally
-from leasehold.spark.pipeline.settings import PipelineOptions
-from leasehold.spark.pipeline.shares import Shares
 from leasehold.spark.sessions import check_workers
 from leasehold.spark.sinks.foreach import ForeachSink
 

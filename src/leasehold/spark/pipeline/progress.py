@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.spark.pipeline.happenings import (
+from leasehold.spark.pipeline.events import (
     BatchCommitted,
     BatchRefused,
     BatchTried,

@@ -30,7 +30,8 @@ from leasehold.errors import (
 from leasehold.names import last_part
 from leasehold.sources.dead_letters import DeadLetter
 from leasehold.sources.tracebacks import reason_of, traceback_of
-from leasehold.spark.pipeline.happenings import (
+from leasehold.spark.pipeline.batch_errors import name_batch, trouble_of
+from leasehold.spark.pipeline.events import (
     BatchRefused,
     BatchStaged,
     BatchTried,
@@ -39,16 +40,15 @@ from leasehold.spark.pipeline.happenings import (
 )
 from leasehold.spark.pipeline.planning import halves
 from leasehold.spark.pipeline.progress import pace
-from leasehold.spark.pipeline.trouble import name_batch, trouble_of
 from leasehold.spark.sinks.port import Staged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from leasehold.lease.handle import Tenure
+    from leasehold.spark.pipeline.batch_errors import Trouble
     from leasehold.spark.pipeline.engine import Surroundings
-    from leasehold.spark.pipeline.happenings import BatchCommitted
-    from leasehold.spark.pipeline.trouble import Trouble
+    from leasehold.spark.pipeline.events import BatchCommitted
     from leasehold.spark.ranges import Range
     from leasehold.spark.sinks.port import Batch
 

@@ -10,14 +10,21 @@ Guarantees:
   not work the process is ended. If it was paused meanwhile, its sinks refuse what it writes, where
   they were fenced: see ``leasehold.spark.queries.fence``.
 - A stop ends. What does not end within ``drain`` loses the reservation, and then the same holds.
+
+How the process of a standby is left: in order at the first signal, at once at the second.
+
+``leave_stuck`` ends the process whatever hangs in it: nobody else may begin while it could write.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import signal
+import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -32,16 +39,17 @@ from leasehold.jobs.claimant import GIVEN_UP, Claimant
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
+from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.spark.queries.events import StandbyEvent, What
 from leasehold.spark.queries.fence import Fence
-from leasehold.spark.queries.leaving import leave_stuck, stopped_by_signals
 from leasehold.spark.queries.location import canonical, default_file_system, job_name
-from leasehold.spark.queries.running import Progress, RunningQuery
-from leasehold.spark.raised import wrong_use_in
+from leasehold.spark.queries.running_query import Progress, RunningQuery, kill_java
 from leasehold.spark.sessions import session
+from leasehold.spark.task_errors import wrong_use_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from typing import NoReturn
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -49,6 +57,75 @@ if TYPE_CHECKING:
     from leasehold.jobs import Held
     from leasehold.ports import Store
 
+EXIT_STUCK = 75
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENOUGH = 0
+
+
+@contextmanager
+def stopped_by_signals(
+    stop: Callable[[], None], *, clock: Clock | None = None
+) -> Iterator[Callable[[], None]]:
+    """Have ``stop`` called at the first SIGTERM or Ctrl-C, in another thread.
+
+    The second one ends the process at once, with 128 and its number; what comes within a second
+    of the first is the same request. Gives a function that takes the signals again, from whoever
+    took them meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals come to the main thread only
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    numbers = queue.SimpleQueue[int]()
+    requests, time = StopRequests(), clock or SystemClock()
+
+    def wait() -> None:
+        if numbers.get() != _ENOUGH:
+            stop()
+
+    def handle(number: int, _frame: object) -> None:
+        asked = requests.heard(time.boottime_s())
+        if asked is Asked.AGAIN:
+            kill_java()
+            os._exit(128 + number)
+        if asked is Asked.FIRST:
+            # The stop takes locks, and the main thread may have them: this handler runs in it.
+            numbers.put(number)
+
+    def hold() -> None:
+        for number in _SIGNALS:
+            signal.signal(number, handle)
+
+    threading.Thread(target=wait, name="waits for signals", daemon=True).start()
+    hold()
+    try:
+        yield hold
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        numbers.put(_ENOUGH)
+
+
+def leave_stuck(last_words: Callable[[], None], *, within_s: float) -> NoReturn:
+    """End the process at once, with everything: what still runs could write.
+
+    The words are said in a thread of their own: who listens may hang as well.
+    """
+    kill_java()
+
+    def say() -> None:
+        last_words()
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(within_s)
+    os._exit(EXIT_STUCK)
+
+
+if TYPE_CHECKING:
     Build = Callable[[SparkSession, Fence], StreamingQuery]
     OnEvent = Callable[[StandbyEvent], None]
 

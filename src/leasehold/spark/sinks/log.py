@@ -1,7 +1,7 @@
 """A stream of the log as a sink: what a pipeline makes of events are events again.
 
 The rows are staged by the tasks and entered, with the positions, in one transaction of the store's
-database: that is the commit. Then they are published (``leasehold.spark.publishing``). Every row is
+database: that is the commit. Then they are published (``leasehold.spark.log_writer``). Every row is
 stored once, and rows with one key stay in order within a batch and from batch to batch of one
 partition's owner. While a batch is published, readers of the stream see a part of it.
 """
@@ -20,9 +20,9 @@ from pyspark.taskcontext import TaskContext
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
 from leasehold.sources.opening import stream_of
-from leasehold.spark.publishing.entry import Claim
-from leasehold.spark.publishing.publisher import Publisher
-from leasehold.spark.publishing.rows import Plan, StagedFile, check_columns, stage
+from leasehold.spark.log_writer.publication import Claim
+from leasehold.spark.log_writer.publisher import Publisher
+from leasehold.spark.log_writer.staged_rows import Plan, StagedFile, check_columns, stage
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import settle
 from leasehold.spark.schema import arrow_of

@@ -11,7 +11,7 @@ from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidName
 from leasehold.model import HandOver, Mark, MemberInfo, Position, State, Wanted
 from leasehold.names import LONGEST_KEY, LONGEST_NAME, group_of, last_part, partition_key
-from leasehold.testing.contract.scene import ContractBase, Scene, assert_unchanged
+from leasehold.testing.contract.store_case import ContractBase, Scene, assert_unchanged
 
 # Of four bytes each in UTF-8, and in no order that could be compressed.
 WIDE = "".join(chr(0x20000 + Random(7 + n).randrange(0xA000)) for n in range(LONGEST_KEY))

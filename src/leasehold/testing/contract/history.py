@@ -9,7 +9,7 @@ from types import MappingProxyType
 import pytest
 
 from leasehold.model import EndReason, Lease, Ownership, Term
-from leasehold.testing.contract.scene import LONG, ContractBase, Scene
+from leasehold.testing.contract.store_case import LONG, ContractBase, Scene
 
 End = Callable[[Scene, Lease, Ownership], Awaitable[object]]
 

@@ -13,7 +13,7 @@ import pytest
 
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import EndReason, HandOver, MemberInfo, Ownership, State, Wanted
-from leasehold.testing.contract.scene import GUESS, ContractBase, Scene, assert_unchanged, lost
+from leasehold.testing.contract.store_case import GUESS, ContractBase, Scene, assert_unchanged, lost
 from leasehold.testing.faults import LosingStore, Lost
 
 

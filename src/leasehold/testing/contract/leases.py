@@ -1,4 +1,9 @@
-"""Leases: grant, renew, revoke, and the moment at which they end."""
+"""Leases: grant, renew, revoke, and the moment at which they end.
+
+Dead tokens and living epochs: what has ended stays ended, and numbers never fall.
+
+Breaking: ending an ownership over its holder's head, at once or after a while.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,21 @@ from datetime import timedelta
 
 import pytest
 
-from leasehold.errors import LeaseLost
-from leasehold.model import EndReason, Lease, MemberInfo, State
-from leasehold.testing.contract.scene import (
+from leasehold.errors import LeaseLost, UnknownResource
+from leasehold.model import (
+    EndReason,
+    HandOver,
+    Lease,
+    Mark,
+    MemberInfo,
+    Ownership,
+    Position,
+    Resource,
+    State,
+    Wanted,
+)
+from leasehold.testing.contract.history import ENDS
+from leasehold.testing.contract.store_case import (
     GUESS,
     LONG,
     ContractBase,
@@ -17,6 +34,277 @@ from leasehold.testing.contract.scene import (
     assert_unchanged,
     lost,
 )
+
+_LEASE_ENDS = ("revoke", "expire", "expire, then claim", "expire, then steal")
+_KEY_ENDS = ("release", "hand over", "steal", "break", "break slowly")
+_CHANGES = ("release", "expire", "hand over", "steal", "expire, then claim", "break", "revoke")
+
+
+class DeadTokenContract(ContractBase):
+    """A lease or an ownership that has ended opens no door."""
+
+    @pytest.mark.spec("L4", "L7")
+    @pytest.mark.parametrize("way", _LEASE_ENDS)
+    async def test_a_dead_lease_is_refused_everywhere(self, scene: Scene, way: str) -> None:
+        """Every method that takes one, and nothing changes."""
+        (free,) = await scene.declared("free")
+        _, held = await scene.owned("held")
+        lease, ownership = await scene.owned(units=1 if way.startswith("expire") else LONG)
+        await ENDS[way][0](scene, lease, ownership)
+        before = await scene.picture()
+        for force in (False, True):
+            with pytest.raises(LeaseLost):
+                await scene.store.claim(lease, [Wanted(key=free, seen_epoch=0)], force=force)
+        with pytest.raises(LeaseLost):
+            await scene.store.renew(lease, info=MemberInfo(host="back from the dead"))
+        with pytest.raises(LeaseLost):
+            await scene.store.ask(lease, Wanted(key=held.key, seen_epoch=1))
+        with pytest.raises(LeaseLost):
+            await scene.store.grant(
+                holder=lease.holder,
+                token=lease.token,
+                group=lease.group,
+                duration=timedelta(seconds=lease.duration_s),
+                info=MemberInfo(),
+            )
+        await scene.store.revoke(lease)
+        assert_unchanged(before, await scene.picture())
+        await _assert_dead(scene, ownership)
+
+    @pytest.mark.spec("L3", "L7")
+    @pytest.mark.parametrize("way", _KEY_ENDS)
+    async def test_a_dead_ownership_is_refused_everywhere(self, scene: Scene, way: str) -> None:
+        """The lease lives on, and gives no right to what it has lost."""
+        lease, ownership = await scene.owned()
+        await ENDS[way][0](scene, lease, ownership)
+        await _assert_dead(scene, ownership)
+        before = await scene.picture()
+        await scene.store.renew(lease)
+        assert_unchanged(before, await scene.picture())
+
+    @pytest.mark.spec("L3", "L7")
+    @pytest.mark.parametrize("way", [*_LEASE_ENDS, *_KEY_ENDS])
+    async def test_and_when_somebody_else_has_it(self, scene: Scene, way: str) -> None:
+        """The next owner does not notice any of it."""
+        lease, ownership = await scene.owned(units=1 if way.startswith("expire") else LONG)
+        await ENDS[way][0](scene, lease, ownership)
+        resource = await scene.resource(ownership.key)
+        if resource.holder is None and resource.handed_to is None:
+            await scene.own(await scene.member("next"), ownership.key)
+        await _assert_dead(scene, ownership)
+
+
+async def _assert_dead(scene: Scene, ownership: Ownership) -> None:
+    """No method does anything for ``ownership``; only the refused write is counted."""
+    before = await scene.picture()
+    third = await scene.member("third", group="")
+    position = Position(sequence_number=10)
+    refused = await scene.store.checkpoint([Mark(ownership=ownership, position=position)])
+    assert [each.value for each in refused.values()] == ["fenced"]
+    # Repetitions of what ended it are answered as before; what counts is that nothing happens.
+    await scene.store.hand_over(
+        [HandOver(ownership=ownership, to=third.holder)], limit=scene.units(10)
+    )
+    await scene.store.release([ownership])
+    old = [Wanted(key=ownership.key, seen_epoch=ownership.epoch - 1)]
+    assert list(await scene.store.claim(third, old, force=True)) == []
+    after = await scene.picture()
+    assert after.fenced == before.fenced + 1
+    assert_unchanged(before, replace(after, fenced=before.fenced))
+
+
+class EpochContract(ContractBase):
+    """The number that every write carries."""
+
+    async def test_one_step_up_per_change_of_owner(self, scene: Scene) -> None:
+        """Whatever ended the last term: exactly one, and the last owner may be the next."""
+        (key,) = await scene.declared("k")
+        for epoch, way in enumerate(_CHANGES, start=1):
+            lease = await scene.member("a", units=1 if way.startswith("expire") else LONG)
+            ownership = await _owned_now(scene, lease, key)
+            assert ownership.epoch >= epoch
+            before = (await scene.resource(key)).epoch
+            await ENDS[way][0](scene, lease, ownership)
+            after = (await scene.resource(key)).epoch
+            assert after - before == (1 if way.endswith(("steal", "claim")) else 0)
+        terms = await scene.store.history(key, limit=100)
+        assert [term.epoch for term in terms] == list(range(len(terms), 0, -1))
+
+    async def test_a_renewal_is_no_change_of_owner(self, scene: Scene) -> None:
+        """Neither are questions, breaks and checkpoints."""
+        lease, ownership = await scene.owned()
+        asker = await scene.member("asker")
+        await scene.store.renew(lease)
+        await scene.store.ask(asker, await scene.wanted(ownership.key))
+        await scene.mark(ownership, 1)
+        await scene.store.break_(ownership.key, epoch=1, after=scene.units(10))
+        assert (await scene.resource(ownership.key)).epoch == 1
+
+    async def test_forgetting_does_not_reset_it(self, scene: Scene) -> None:
+        """A key that comes back has the epoch it had, however often."""
+        lease, ownership = await scene.owned()
+        for epoch in (2, 3, 4):
+            await scene.store.release([ownership])
+            assert await scene.store.forget([ownership.key]) == 1
+            assert await scene.store.declare([ownership.key]) == 1
+            resource = await scene.resource(ownership.key)
+            assert (resource.epoch, resource.state) == (epoch - 1, State.AVAILABLE)
+            ownership = await scene.own(lease, ownership.key)
+            assert ownership.epoch == epoch
+
+    async def test_opening_the_store_anew_does_not_reset_it(self, scene: Scene) -> None:
+        """Nor does it end a term: leases live in the store."""
+        lease, ownership = await scene.owned()
+        async with scene.harness.open() as store:
+            anew = Scene(store, scene.harness, scene.suffix)
+            resource = await anew.resource(ownership.key)
+            assert (resource.epoch, resource.state) == (1, State.LEASED)
+            await store.renew(lease)
+            assert await anew.mark(ownership, 1) is None
+
+
+async def _owned_now(scene: Scene, lease: Lease, key: str) -> Ownership:
+    """Take the key, from whoever has it or is to have it."""
+    resource = await scene.resource(key)
+    if resource.handed_to is not None:
+        await scene.store.forget([key])
+        await scene.store.declare([key])
+    return await scene.own(lease, key, force=True)
+
+
+class BreakContract(ContractBase):
+    """For operators, and for holders that do not answer."""
+
+    @pytest.mark.spec("L5")
+    async def test_break_at_once(self, scene: Scene) -> None:
+        """The key is free, the token dead, and only this key of the holder is touched."""
+        owner, ownership = await scene.owned()
+        (other,) = await scene.declared("other")
+        await scene.own(owner, other)
+        version = (await scene.store.renew(owner)).version
+        broken = await _break(scene, ownership.key, 1, 0)
+        assert broken is not None
+        assert broken.state in {State.AVAILABLE, State.BROKEN}
+        assert await scene.mark(ownership, 1) == "fenced"
+        ended = (await scene.store.renew(owner, since=version)).ended
+        assert [(term.key, term.reason) for term in ended] == [(ownership.key, EndReason.BROKEN)]
+        assert (await scene.own(await scene.member("next"), ownership.key)).epoch == 2
+        assert (await scene.resource(other)).holder == owner.holder
+
+    @pytest.mark.spec("L5", "L1")
+    async def test_break_after_a_while(self, scene: Scene) -> None:
+        """Until then the owner works on, and nobody else is let in; then it is over."""
+        owner, ownership = await scene.owned()
+        rival = await scene.member("rival")
+        broken = await _break(scene, ownership.key, 1, 2)
+        assert broken is not None
+        assert broken.state is State.BREAKING
+        assert 0 < (broken.breaking_s or 0) <= 2 * scene.harness.unit_s
+        assert await scene.mark(ownership, 1) is None
+        assert await scene.claim(rival, ownership.key) == []
+        await scene.store.renew(owner)
+        await scene.wait(2.1)
+        assert (await scene.resource(ownership.key)).state is State.BROKEN
+        assert await scene.mark(ownership, 2) == "fenced"
+        assert (await scene.own(rival, ownership.key)).epoch == 2
+        assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
+
+    async def test_breaking_keys_may_still_be_given_back(self, scene: Scene) -> None:
+        """A holder that hears of it ends in good order."""
+        _, ownership = await scene.owned()
+        await _break(scene, ownership.key, 1, 100)
+        assert list(await scene.store.release([ownership])) == [ownership.key]
+        resource = await scene.resource(ownership.key)
+        assert (resource.state, resource.breaking_s) == (State.AVAILABLE, None)
+        assert await scene.reasons(ownership.key) == [EndReason.RELEASED]
+
+    @pytest.mark.spec("L5")
+    async def test_a_second_break_can_only_shorten(self, scene: Scene) -> None:
+        """Longer is no change; shorter counts; none at all ends it now."""
+        _, ownership = await scene.owned()
+        unit_s = scene.harness.unit_s
+        await _break(scene, ownership.key, 1, 50)
+        for units, at_most in ((100, 50), (20, 20), (50, 20)):
+            broken = await _break(scene, ownership.key, 1, units)
+            assert broken is not None
+            most = scene.capped(at_most)
+            assert (most - 5) * unit_s < (broken.breaking_s or 0) <= most * unit_s
+        assert await _break(scene, ownership.key, 1, 0) is not None
+        assert await scene.reasons(ownership.key) == [EndReason.BROKEN]
+
+    @pytest.mark.spec("L5")
+    async def test_a_break_lasts_no_longer_than_the_lease(self, scene: Scene) -> None:
+        """Renewing in the meantime keeps the lease, and does not rescue the key."""
+        owner, ownership = await scene.owned(units=2)
+        await _break(scene, ownership.key, 1, 100)
+        await scene.wait(1)
+        await scene.store.renew(owner)
+        await scene.wait(1.1)
+        rival = await scene.member("rival")
+        await scene.store.renew(owner)
+        assert (await scene.own(rival, ownership.key)).epoch == 2
+        assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
+
+    async def test_watchers_learn_of_a_break_that_fell_due(self, scene: Scene) -> None:
+        """At the next renewal of any of them."""
+        owner, ownership = await scene.owned()
+        watcher = await scene.member("watcher")
+        await _break(scene, ownership.key, 1, 1)
+        version = (await scene.store.renew(watcher)).version
+        await scene.wait()
+        told = (await scene.store.renew(watcher, since=version)).resources
+        assert [(each.key, each.state, each.holder) for each in told] == [
+            (ownership.key, State.AVAILABLE, None)
+        ]
+        ended = (await scene.store.renew(owner, since=version)).ended
+        assert [term.reason for term in ended] == [EndReason.BROKEN]
+
+    @pytest.mark.spec("L5")
+    async def test_break_names_the_epoch_it_means(self, scene: Scene) -> None:
+        """Another epoch, or a key nobody holds: None, and nothing changes."""
+        _, ownership = await scene.owned()
+        (free,) = await scene.declared("free")
+        before = await scene.picture()
+        for key, epoch in ((ownership.key, 0), (ownership.key, 2), (free, 0), (free, 1)):
+            for units in (0, 10):
+                assert await _break(scene, key, epoch, units) is None
+        assert_unchanged(before, await scene.picture())
+
+    async def test_break_of_an_unknown_key(self, scene: Scene) -> None:
+        """Never declared, or forgotten: a mistake of the caller, and said so."""
+        (key,) = await scene.declared("k")
+        await scene.store.forget([key])
+        for unknown in (key, scene.key("unknown")):
+            with pytest.raises(UnknownResource):
+                await _break(scene, unknown, 0, 0)
+
+    async def test_break_again_changes_nothing(self, scene: Scene) -> None:
+        """Neither at once nor after a while; the time does not begin anew."""
+        _, now = await scene.owned("now")
+        _, later = await scene.owned("later")
+        await _break(scene, now.key, 1, 0)
+        await _break(scene, later.key, 1, 2)
+        before = (await scene.picture()).plain("")
+        await scene.wait(1)
+        await _break(scene, now.key, 1, 0)
+        await _break(scene, later.key, 1, 2)
+        assert (await scene.picture()).plain("") == before
+        await scene.wait(1.1)
+        assert (await scene.resource(later.key)).state is State.BROKEN
+
+    async def test_force_takes_a_breaking_key(self, scene: Scene) -> None:
+        """The steal does not wait."""
+        _, ownership = await scene.owned()
+        await _break(scene, ownership.key, 1, 100)
+        thief = await scene.member("thief")
+        assert await scene.claim(thief, ownership.key) == []
+        assert (await scene.own(thief, ownership.key, force=True)).epoch == 2
+        assert (await scene.resource(ownership.key)).state is State.LEASED
+        assert await scene.reasons(ownership.key) == [EndReason.STOLEN, None]
+
+
+async def _break(scene: Scene, key: str, epoch: int, units: float) -> Resource | None:
+    return await scene.store.break_(key, epoch=epoch, after=scene.units(units))
 
 
 class LeaseContract(ContractBase):

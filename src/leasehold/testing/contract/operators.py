@@ -14,7 +14,7 @@ from leasehold.errors import InvalidName, UsageError
 from leasehold.model import EndReason, HandOver, Lease, MemberInfo, Ownership, State
 from leasehold.names import LONGEST_KEY, group_of, partition_key
 from leasehold.testing.contract.bad_input import BAD_KEYS, BAD_NAMES, ODD_PARTS, WIDE
-from leasehold.testing.contract.scene import LONG, ContractBase, Scene, assert_unchanged
+from leasehold.testing.contract.store_case import LONG, ContractBase, Scene, assert_unchanged
 
 BAD_EPOCHS = (-1, 2**63, 1.0, "1", None, True)
 _Receiver = Callable[[Scene, Lease], Awaitable[str]]

@@ -12,7 +12,7 @@ import pytest
 from leasehold.errors import InvalidName, StoreUnavailable, UnknownResource, UsageError
 from leasehold.model import EndReason, Ownership, Position, State, Wanted
 from leasehold.testing.contract.bad_input import BAD_KEYS
-from leasehold.testing.contract.scene import LONG, ContractBase, Scene, assert_unchanged
+from leasehold.testing.contract.store_case import LONG, ContractBase, Scene, assert_unchanged
 from leasehold.testing.faults import LosingStore, Lost
 
 BAD_POSITIONS = (

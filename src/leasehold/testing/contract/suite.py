@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from leasehold.testing.contract.bad_input import BadInputContract, OddNameContract
-from leasehold.testing.contract.breaking import BreakContract
-from leasehold.testing.contract.checkpoints import CheckpointContract
-from leasehold.testing.contract.dead_tokens import DeadTokenContract, EpochContract
-from leasehold.testing.contract.hand_over import AskContract, HandOverContract
+from leasehold.testing.contract.checkpoints import (
+    AnnotateContract,
+    CheckpointContract,
+    NoteContract,
+    NoteInputContract,
+)
 from leasehold.testing.contract.history import HistoryContract
 from leasehold.testing.contract.known_faults import (
     KinesisContract,
     ShedLockContract,
     TokenContract,
 )
-from leasehold.testing.contract.lease_table import LeaseTableContract
-from leasehold.testing.contract.leases import LeaseContract
-from leasehold.testing.contract.lost_answers import LostAnswerContract
-from leasehold.testing.contract.next_end import NextEndContract
-from leasehold.testing.contract.notes import AnnotateContract, NoteContract, NoteInputContract
+from leasehold.testing.contract.lease_table import LeaseTableContract, NextEndContract
+from leasehold.testing.contract.leases import (
+    BreakContract,
+    DeadTokenContract,
+    EpochContract,
+    LeaseContract,
+)
+from leasehold.testing.contract.lost_answers import LostAnswerContract, RaceContract
 from leasehold.testing.contract.operators import (
     DismissContract,
     GroupContract,
     SuggestContract,
 )
-from leasehold.testing.contract.ownership import ClaimContract, DeclareContract, ReleaseContract
-from leasehold.testing.contract.races import RaceContract
+from leasehold.testing.contract.ownership import (
+    AskContract,
+    ClaimContract,
+    DeclareContract,
+    HandOverContract,
+    ReleaseContract,
+)
 from leasehold.testing.contract.resets import (
     ResetContract,
     ResetFenceContract,

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from leasehold.core.checkpoint_policy import CheckpointPolicy
 from leasehold.core.lease_timing import Timing
 from leasehold.testing.sim.checks import InvariantBroken
+from leasehold.testing.sim.fault_run import balanced_soon, calm, one_change, settled, storm
 from leasehold.testing.sim.faults import stormy, stormy_work
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.pump_world import PumpSetting, PumpWorld
-from leasehold.testing.sim.storm import balanced_soon, calm, one_change, settled, storm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -7,25 +7,28 @@ meanwhile. Anything that reads Delta can read the table. The page is ``docs/sink
 A commit starts from the very version that was judged. So what is known of the table belongs to one
 thread at a time, from its look at the table to its write (``_turn``); a batch that is staged
 meanwhile, and a sweep, look at the table by themselves.
+
+Files of a Delta table that crashed tasks and drivers have left: which may be deleted.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from deltalake.transaction import AddAction
 
 from leasehold.clock import SystemClock, new_token
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import history
-from leasehold.spark.sinks.delta import places as places_of
+from leasehold.spark.sinks.delta import position_rules as places_of
+from leasehold.spark.sinks.delta import table_history
 from leasehold.spark.sinks.delta.fences import Fences
-from leasehold.spark.sinks.delta.files import RESULT, DataFile, TaskWriter, answers
-from leasehold.spark.sinks.delta.log import Conflict, DeltaLog
+from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, answers
 from leasehold.spark.sinks.delta.schema import (
     differences,
     refuse_unfit_new,
@@ -33,7 +36,7 @@ from leasehold.spark.sinks.delta.schema import (
     required,
 )
 from leasehold.spark.sinks.delta.storage import storage
-from leasehold.spark.sinks.delta.sweep import orphans
+from leasehold.spark.sinks.delta.table_log import Conflict, DeltaLog
 from leasehold.spark.sinks.directory import PARQUET, make, refuse_taken, told
 from leasehold.spark.sinks.port import Staged, Sunk, Written
 
@@ -45,7 +48,33 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from leasehold.clock import Clock
+    from leasehold.spark.sinks.delta.storage import Storage
     from leasehold.spark.sinks.port import Batch, Commit
+
+
+def orphans(place: Storage, log: DeltaLog, older_than: timedelta, now: datetime) -> list[str]:
+    """Files of ours, older than that, that no version names which can still be read.
+
+    ``deltalake`` tells what the table does not need; of that, what some version of the log has
+    named was a part of the table once, and is for ``vacuum`` to delete.
+    """
+    hours = math.ceil(older_than / timedelta(hours=1))
+    unused = [path for path in log.unreferenced(hours) if _ours(path)]
+    if not unused:
+        return []
+    named = {unquote(path) for path in log.paths()}
+    disk = place.open_fs()
+    found = []
+    for path in sorted(set(unused) - named):
+        made_at: datetime | None = disk.get_file_info(path).mtime
+        if made_at is not None and now - made_at.astimezone(UTC) >= older_than:
+            found.append(path)
+    return found
+
+
+def _ours(path: str) -> bool:
+    return path.rpartition("/")[2].startswith(PREFIX)
+
 
 # Each conflict means that somebody else's commit of the same partition went through.
 _TRIES = 20
@@ -169,7 +198,7 @@ class DeltaSink:
                     if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
                 }
                 if raised:
-                    mark = history.mark(
+                    mark = table_history.mark(
                         "fence",
                         group,
                         on=on,
@@ -210,7 +239,7 @@ class DeltaSink:
                         return
                     continue
                 at = {name: [place.position, place.epoch] for name, place in places.items()}
-                mark = history.mark("move", group, on=on, places=at)
+                mark = table_history.mark("move", group, on=on, places=at)
                 written = places_of.transactions(group, places, epochs_only=False)
                 try:
                     self._write(group, [], written, mark, on=on)
@@ -278,8 +307,8 @@ class DeltaSink:
 
     def commits(self, group: str) -> Iterator[Commit]:
         """All commits of the group that the table's log still has, oldest first."""
-        for found in history.entries(self._place):
-            yield from history.commits_in(found, group)
+        for found in table_history.entries(self._place):
+            yield from table_history.commits_in(found, group)
 
     def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files that crashed tasks and drivers have left; return their paths.
@@ -391,7 +420,7 @@ class DeltaSink:
             AddAction(each.path, each.size_bytes, dict(each.cut), made_at_ms, True, each.stats)
             for each in inside.files
         ]
-        mark = history.mark_of_batch(batch, on=on, rows=inside.written.rows)
+        mark = table_history.mark_of_batch(batch, on=on, rows=inside.written.rows)
         offered_before = inside.offered
         inside.offered = True
         written = places_of.transactions(batch.group, ends, epochs_only=False)

@@ -25,13 +25,14 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.spark.reading import settle
-from leasehold.spark.sinks.ledger import Ledger
+from leasehold.spark.sinks.commit_ledger import Ledger
 from leasehold.spark.sinks.port import Staged, Written
 from leasehold.spark.sinks.postgres.columns import check_known
-from leasehold.spark.sinks.postgres.copy import Copied, copy_rows
 from leasehold.spark.sinks.postgres.stage import (
+    Copied,
     Table,
     check_table,
+    copy_rows,
     drop_old_stages,
     drop_stage,
     make_stage,

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError, SinkUnfit, StoreUnavailable, StoreUnusable, UsageError
-from leasehold.spark.sinks.ledger import ledger_queries, sql_of
+from leasehold.spark.sinks.commit_ledger import ledger_queries, sql_of
 from leasehold.stores.blocking_postgres import Connection, PostgresTx, translated
 from leasehold.stores.postgres.driver_errors import explained, passes
 

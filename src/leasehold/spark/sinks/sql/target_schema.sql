@@ -1,5 +1,5 @@
 -- What the PostgreSQL sink remembers, in the database of the user's table and beside it. The rows
--- are those of the ledger of sinks; see leasehold/spark/sinks/ledger.py.
+-- are those of the ledger of sinks; see leasehold/spark/sinks/commit_ledger.py.
 create schema if not exists leasehold_sink;
 
 -- ``position`` is the first event that the table does not hold; null: nobody has said.

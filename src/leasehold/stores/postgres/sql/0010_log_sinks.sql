@@ -1,5 +1,5 @@
 -- Batches that Spark writes to the event log. What is committed here is in the log, or on its way.
--- The statements over these tables are in leasehold/spark/publishing/queries.sql, written once for SQLite
+-- The statements over these tables are in leasehold/spark/log_writer/queries.sql, written once for SQLite
 -- and for PostgreSQL.
 
 -- Who writes batches to a stream. stream_made tells the stream from another of its name; refused

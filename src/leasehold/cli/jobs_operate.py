@@ -32,13 +32,13 @@ from leasehold.cli.tables import (
     err,
     fitting_table,
 )
-from leasehold.cli.watching import NoWait, Page, Timeout, print_page, wait_until_done
+from leasehold.cli.watch import NoWait, Page, Timeout, print_page, wait_until_done
 from leasehold.clock import host_name
 from leasehold.errors import LeaseholdError, LeaseLost, UnknownResource, UsageError
 from leasehold.insight import Desk, open_desk
 from leasehold.insight.groups import some_of
 from leasehold.insight.jobs import JobView, job_log, job_view
-from leasehold.jobs import orders
+from leasehold.jobs import operator_requests
 from leasehold.jobs.wish import GROUP
 from leasehold.model import Peer
 from leasehold.names import holder_id
@@ -73,7 +73,9 @@ def pause(
             if end is not None and end <= desk.clock.utc_now():
                 raise UsageError(f"--until {until} has passed: give a time that is still to come")
             await _known(desk, job)
-            await orders.pause(desk.store, job, by=_me(), why=why, until=end, clock=desk.clock)
+            await operator_requests.pause(
+                desk.store, job, by=_me(), why=why, until=end, clock=desk.clock
+            )
             now = await _known(desk, job)
             lasts = (
                 "until `leasehold jobs resume`"
@@ -93,7 +95,7 @@ def resume(job: JobName, *, store: StoreUrl = None) -> None:
     async def run() -> None:
         async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
             await _known(desk, job)
-            ended = await orders.resume(desk.store, job, clock=desk.clock)
+            ended = await operator_requests.resume(desk.store, job, clock=desk.clock)
             err.print(f"resumed {job!r}" if ended else f"{job!r} was not paused")
 
     anyio.run(run)
@@ -111,7 +113,7 @@ def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
             if view.wanted is not None:
                 err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
                 return
-            await orders.want(desk.store, job, by=_me(), why=why, clock=desk.clock)
+            await operator_requests.want(desk.store, job, by=_me(), why=why, clock=desk.clock)
             err.print(
                 "asked: the next worker, or `leasehold run --standby` with a schedule, that has "
                 f"{job!r} and is free runs it once; nobody else hears it"

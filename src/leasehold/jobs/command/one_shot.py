@@ -24,16 +24,23 @@ import anyio
 from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.command.bell import Bell, Stopped
 from leasehold.jobs.command.child import SIGNALLED
-from leasehold.jobs.command.judgement import LEFT_BEHIND, ended_run, lost_run, what_happened
+from leasehold.jobs.command.command_run import CommandRun, Ended
+from leasehold.jobs.command.exit_status import (
+    LEFT_BEHIND,
+    Exit,
+    Reason,
+    Verdict,
+    ended_run,
+    lost_run,
+    what_happened,
+)
 from leasehold.jobs.command.plan import IfHeld, environment
-from leasehold.jobs.command.run import CommandRun, Ended
-from leasehold.jobs.command.verdict import Exit, Reason, Verdict
-from leasehold.jobs.entry import Outcome
-from leasehold.jobs.orders import standing
+from leasehold.jobs.command.signal_queue import Bell, Stopped
+from leasehold.jobs.operator_requests import standing
 from leasehold.jobs.request import Request
 from leasehold.jobs.reservation import Reservation
+from leasehold.jobs.run_log import Outcome
 from leasehold.jobs.wish import Done, Held
 from leasehold.stores import open_store
 

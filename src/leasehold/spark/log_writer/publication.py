@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import FencedWrite, LeaseholdError, SinkChanged
-from leasehold.spark.publishing.rows import StagedFile
+from leasehold.spark.log_writer.staged_rows import StagedFile
 from leasehold.spark.sinks.port import Sunk
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 
 from leasehold.clock import new_suffix, new_token
 from leasehold.errors import SinkChanged, UsageError
+from leasehold.spark.sinks.commit_ledger import ledger_queries, sql_of
 from leasehold.spark.sinks.directory import POINTER, make, told
-from leasehold.spark.sinks.ledger import ledger_queries, sql_of
 from leasehold.spark.sinks.parquet.files import sync_directory
 from leasehold.stores.blocking import open_blocking
 from leasehold.stores.sqlite.location import path_of

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
 from leasehold.errors import FencedWrite, LeaseholdError
-from leasehold.spark.publishing.entry import (
+from leasehold.spark.log_writer.publication import (
     Claim,
     Entered,
     Entry,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.log.streams import StreamInfo
-    from leasehold.spark.publishing.rows import StagedFile
+    from leasehold.spark.log_writer.staged_rows import StagedFile
     from leasehold.spark.sinks.port import Sunk
     from leasehold.stores.blocking import BlockingDatabase, Tx
 

@@ -15,7 +15,7 @@ import leasehold.log
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable, UnknownStream, UsageError, VolumeUnusable
 from leasehold.insight.groups import GroupView, group_view, group_views, known_groups
-from leasehold.insight.places import LogPlaces, RememberedEnds
+from leasehold.insight.partition_ends import LogPlaces, RememberedEnds
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from leasehold.clock import Clock
-    from leasehold.jobs.command.bell import Bell
+    from leasehold.jobs.command.signal_queue import Bell
 
 log = logging.getLogger("leasehold.jobs")
 

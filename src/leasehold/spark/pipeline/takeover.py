@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint
     from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
-    from leasehold.spark.pipeline.settings import PipelineOptions
-    from leasehold.spark.pipeline.shares import Shares
+    from leasehold.spark.pipeline.options import PipelineOptions
+    from leasehold.spark.pipeline.owned_partitions import Shares
     from leasehold.spark.sinks.port import Sink
 
 _SETTLED_HERE = frozenset((By.START, By.OPERATOR))

@@ -25,7 +25,7 @@ from deltalake.exceptions import (
 from pyspark.sql.types import StructType
 
 from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import history
+from leasehold.spark.sinks.delta import table_history
 from leasehold.spark.sinks.delta.schema import all_nullable, columns_of, refuse_unfit_table
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class DeltaLog:
             SinkChanged: it was restored or overwritten as a whole.
         """
         while self._scanned_from > max(self._judged.get(group, -1) + 1, 0):
-            found = history.entry(self._place, self._scanned_from - 1)
+            found = table_history.entry(self._place, self._scanned_from - 1)
             if found is None:
                 break  # older than the log reaches
             self._scanned_from -= 1
@@ -215,7 +215,7 @@ class DeltaLog:
 
     def paths(self) -> set[str]:
         """All data files that any version names which the log still has."""
-        return {path for found in history.entries(self._place) for path in found.paths}
+        return {path for found in table_history.entries(self._place) for path in found.paths}
 
     def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
         """Whether a version after that one names any of these files; True if it can not be told.
@@ -224,11 +224,11 @@ class DeltaLog:
         """
         wanted = set(paths)
         try:
-            found = history.entry(self._place, after + 1)
+            found = table_history.entry(self._place, after + 1)
             if found is None:
                 return True
             while found is not None and wanted.isdisjoint(map(unquote, found.paths)):
-                found = history.entry(self._place, found.version + 1)
+                found = table_history.entry(self._place, found.version + 1)
         except (OSError, ValueError):
             return True
         return found is not None
@@ -249,7 +249,7 @@ class DeltaLog:
 
         To follow from a version of a table that was made anew would mix two tables.
         """
-        now = self._place.stamp(history.file_of(self._version))
+        now = self._place.stamp(table_history.file_of(self._version))
         return now is not None and now == self._stamp
 
     def _open(self) -> None:
@@ -268,7 +268,7 @@ class DeltaLog:
 
     def _follow(self, table: DeltaTable) -> None:
         for version in range(self._version + 1, table.version() + 1):
-            found = history.entry(self._place, version)
+            found = table_history.entry(self._place, version)
             if found is None:
                 self._transactions = {}  # cleaned up already: ask the table again
                 self._scanned_from = version + 1
@@ -291,11 +291,11 @@ class DeltaLog:
         self._id = str(metadata.id)
         self._table = table
         self._version = table.version()
-        self._stamp = self._place.stamp(history.file_of(self._version))
+        self._stamp = self._place.stamp(table_history.file_of(self._version))
         self.schema = schema
         self.partition_by = tuple(metadata.partition_columns)
 
-    def _note(self, found: history.Entry) -> None:
+    def _note(self, found: table_history.Entry) -> None:
         """Keep what a version says of rows that were replaced, and of what was judged."""
         if found.ours:
             group = str(found.ours["group"])
@@ -315,9 +315,9 @@ class DeltaLog:
         names: list[str] = []
         try:
             while self._place.local is not None and (
-                self._place.stamp(history.file_of(version + len(names))) is not None
+                self._place.stamp(table_history.file_of(version + len(names))) is not None
             ):
-                names.append(history.file_of(version + len(names)))
+                names.append(table_history.file_of(version + len(names)))
             self._place.finish(names)
         except OSError as error:
             raise StoreUnavailable(

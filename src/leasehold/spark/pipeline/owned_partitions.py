@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Checkpoint, MarkRefusal, Ownership, Resource, Term
     from leasehold.ports import Store
-    from leasehold.spark.pipeline.settings import PipelineOptions
+    from leasehold.spark.pipeline.options import PipelineOptions
 
 _TERMS = 100
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from leasehold.insight.groups import GroupView
+    from leasehold.insight.partition_ends import LogPlaces
     from leasehold.insight.partitions import PartitionView
-    from leasehold.insight.places import LogPlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
