@@ -9,13 +9,11 @@ from pathlib import Path
 
 from leasehold.core.block_agreement import Agreement, Answer, agree
 from leasehold.errors import LeaseLost, VolumeUnusable
-from leasehold.files import Block, BlockState, block_reader
+from leasehold.files import Block, BlockState, reader
 from leasehold.files.block_writer import BlockWriter
 from leasehold.files.disk import Disk, SystemDisk
-from leasehold.files.fence import Evidence, fence
+from leasehold.files.fence import Evidence, examine, fence, seal
 from leasehold.files.model import Sealed
-from leasehold.files.seal import seal
-from leasehold.files.tail import examine
 from leasehold.files.volumes import Volume
 from leasehold.testing.disk import RecordingDisk
 
@@ -186,9 +184,9 @@ def points_of(run: Callable[[Disk], object]) -> Iterator[tuple[str, int]]:
 
 
 def visible(volumes: list[Volume], boot_id: bytes = BOOT) -> int:
-    return block_reader.visible_length(open_block(volumes), volumes, disk=DISK, boot_id=boot_id)
+    return reader.visible_length(open_block(volumes), volumes, disk=DISK, boot_id=boot_id)
 
 
 def sound(block: Block, volumes: list[Volume]) -> bool:
     members = [volume for volume in volumes if volume.id in block.volumes]
-    return all(block_reader.verify(block, each, disk=DISK) == [] for each in members)
+    return all(reader.verify(block, each, disk=DISK) == [] for each in members)

@@ -19,9 +19,8 @@ import anyio
 from tests.support.command_runs import CLOCK, ROOT, until
 
 from leasehold.jobs.command.command_run import Limits
-from leasehold.jobs.command.exit_status import Verdict
+from leasehold.jobs.command.exit_status import Plan, Verdict
 from leasehold.jobs.command.one_shot import Wrapper
-from leasehold.jobs.command.plan import Plan
 from leasehold.jobs.command.signal_queue import Bell
 from leasehold.jobs.run_log import Entry, entries
 from leasehold.names import job_key

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from leasehold.testing.sim.fault_run import run_day
-from leasehold.testing.sim.pump_day import run_pump_day
+from leasehold.testing.sim.pump_run import run_pump_day
 
 PLACE = Path(__file__).resolve().parent.parent / "golden"
 PYTHON = "{}.{}".format(*sys.version_info)

@@ -18,12 +18,11 @@ from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.files import FileOptions, Namespace
 from leasehold.log import Event, PartitionReader, Start, StreamInfo, StreamSettings
-from leasehold.log.catalog import Catalog
 from leasehold.log.events import sent_batch
 from leasehold.log.producer_states import encode_producers
 from leasehold.log.segment import IndexBuilder, Segment
 from leasehold.log.segment_format import SegmentHeader, encode_events, encode_segment_header, padded
-from leasehold.log.streams import segment_path, segments
+from leasehold.log.streams import Catalog, segment_path, segments
 
 if TYPE_CHECKING:
     from leasehold.files.writer import FileWriter

@@ -105,7 +105,7 @@ def _run(stream: str, group: str, *, sink: str | None, master: str | None, store
     try:
         from leasehold.spark.audit import audit as run  # noqa: PLC0415 - Spark may be missing
         from leasehold.spark.audit.gather import refuse_unknown  # noqa: PLC0415
-        from leasehold.spark.audit.targets import target  # noqa: PLC0415
+        from leasehold.spark.audit.rows import target  # noqa: PLC0415
         from leasehold.spark.sessions import session  # noqa: PLC0415
     except ImportError as error:
         raise UsageError(

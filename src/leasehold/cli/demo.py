@@ -103,7 +103,7 @@ def _print_next(place: Place) -> None:
     ):
         out.print(f"  {name:<12} {what}")
     out.print("\nLook further:")
-    further = import_module("leasehold.spark.demo.further").further
+    further = import_module("leasehold.spark.demo.running").further
     for line in further(place, programs=Path(sys.executable).parent, cwd=Path.cwd()):
         out.print(line, soft_wrap=True)
 

@@ -32,8 +32,7 @@ from leasehold.cli.common import (
     time_cell,
 )
 from leasehold.cli.error_messages import of_a_stream, print_faults, summary
-from leasehold.cli.log_events import append, cat, tail
-from leasehold.cli.log_opened import Stream, opened
+from leasehold.cli.log_events import Stream, append, cat, opened, tail
 from leasehold.cli.tables import (
     byte_progress,
     err,
@@ -45,7 +44,7 @@ from leasehold.cli.tables import (
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged, VolumeUnusable
 from leasehold.files.volumes import DEFAULT_REPLICATION
-from leasehold.log.catalog import Catalog
+from leasehold.log.streams import Catalog
 
 if TYPE_CHECKING:
     from leasehold.log import Log, PartitionInfo, StreamInfo, StreamSettings

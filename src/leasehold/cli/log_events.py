@@ -6,6 +6,8 @@ Each partition keeps its order; between partitions there is none. A follower tha
 ends all of them with its error.
 
 What became of the events that were sent: how many, to which partition, under which numbers.
+
+The log as the commands open it, and words that name the partition an error is about.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+import leasehold.log
 from leasehold.cli.common import (
     Column,
     DatabaseUrl,
@@ -30,21 +33,49 @@ from leasehold.cli.common import (
     Output,
     count_cell,
     counted,
+    said_for_commands,
+    store_url,
     until_the_pipe_closes,
 )
-from leasehold.cli.log_format import Fields, Format, format_of
-from leasehold.cli.log_opened import Stream, about, opened
-from leasehold.cli.log_output import EventForm, print_batch, print_head
+from leasehold.cli.log_formats import EventForm, Fields, Format, format_of, print_batch, print_head
 from leasehold.cli.tables import (
     byte_progress,
     err,
     print_rows,
 )
-from leasehold.errors import LeaseholdError, UsageError
+from leasehold.errors import LeaseholdError, Trimmed, UsageError
 from leasehold.log.start import Start
 
 if TYPE_CHECKING:
     from leasehold.log import EventBatch, Log, PartitionReader, Receipt
+
+Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the stream.")]
+
+
+@contextmanager
+def opened(store: str | None, *, make: bool = False, volumes: Sequence[Path] = ()) -> Iterator[Log]:
+    """The log, without a monitor: a command that looks at things recovers nothing unasked."""
+    url, options = store_url(store, make=make), leasehold.log.LogOptions(run_monitor=False)
+    with (
+        said_for_commands(),
+        leasehold.log.Log.open(url, volumes=volumes, name="cli", options=options) as log,
+    ):
+        yield log
+
+
+@contextmanager
+def about(partition: int) -> Iterator[None]:
+    """Name the partition in the errors that depend on it and do not say which it was."""
+    try:
+        yield
+    except Trimmed as error:
+        words = f"partition {partition}: {error}. Add --from earliest, or a later place."
+        raise Trimmed(words, earliest=error.earliest) from error
+    except UsageError as error:
+        if "partition" in str(error):
+            raise
+        raise UsageError(f"partition {partition}: {error}") from error
+
 
 if TYPE_CHECKING:
     _Found = queue.Queue[EventBatch | LeaseholdError]

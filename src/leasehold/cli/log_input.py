@@ -1,7 +1,7 @@
-"""Events out of lines, JSON lines, CSV and Parquet: Arrow tables, a batch at a time.
+"""Read events from lines, JSON lines, CSV or Parquet as Arrow tables, one batch at a time.
 
-What a pipe has to give is handed on at once: a slow source does not wait for a batch to be full.
-A record that can not be an event is refused with its number; those before it were handed on.
+What a pipe offers is passed on at once: a slow source does not wait for a full batch.
+A record that cannot be an event is refused with its number; the records before it are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from leasehold.cli.log_format import Fields, Format
+from leasehold.cli.log_formats import Fields, Format
 from leasehold.errors import UsageError
 
 _CHUNK_BYTES = 1 << 20

@@ -20,10 +20,9 @@ from leasehold.clock import Clock, SystemClock, system_random
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import LeaseholdError, StoreError, UsageError
 from leasehold.jobs.command.command_run import Limits, LossKind, OnLoss
-from leasehold.jobs.command.exit_status import Exit, Reason, Verdict, unable
+from leasehold.jobs.command.exit_status import Exit, IfHeld, Plan, Reason, Verdict, unable
 from leasehold.jobs.command.guard import fill_standard
 from leasehold.jobs.command.one_shot import Wrapper
-from leasehold.jobs.command.plan import IfHeld, Plan
 from leasehold.jobs.command.signal_queue import Bell
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of

@@ -7,20 +7,20 @@ acknowledged is kept, and the old writer is shut out for good, even if it was on
 
 The protocol is in ``docs/design/files.md``; how to use it, in ``docs/files.md``.
 
-=================  ==============================================================================
-module             what it decides or does
-=================  ==============================================================================
-``journal``        the only truth about who may write which file; every step atomic and durable
-``volume``         one directory that says itself whose it is
-``block``          writes one block to all its volumes
-``fence``          shuts the old writer out of a replica, and freezes what is there
-``tail``           which of a replica's last bytes are sound
-``recovery``       fence, examine, agree (``leasehold.core.block_agreement``), seal, commit
-``desk``           opens files for one holder, and recovers those in its way
-``renewer``        one renewal for all files of a holder
-``monitor``        recovers what nobody renews, removes what nobody needs
-``disk``           the only door to the file system
-=================  ==============================================================================
+================  ============================================================================
+module            what it decides or does
+================  ============================================================================
+``journal``       the only truth about who may write which file; every step atomic and durable
+``volumes``       directories that say themselves whose they are
+``block_writer``  writes one block to all its volumes
+``fence``         shuts the old writer out of a replica, says which of its last bytes are
+                  sound, and freezes what is there
+``recovery``      fence, examine, agree (``leasehold.core.block_agreement``), seal, commit
+``namespace``     opens files for one holder, and recovers those in its way
+``renewer``       one renewal for all files of a holder
+``monitor``       recovers what nobody renews, removes what nobody needs
+``disk``          the only door to the file system
+================  ============================================================================
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
     from leasehold.files.aio import AsyncFileReader, AsyncFileWriter, AsyncNamespace
-    from leasehold.files.model import Block, BlockState, FileState, FileStatus, HolderStatus
+    from leasehold.files.model import (
+        Block,
+        BlockState,
+        FileOptions,
+        FileState,
+        FileStatus,
+        HolderStatus,
+    )
     from leasehold.files.namespace import Namespace
-    from leasehold.files.options import FileOptions
     from leasehold.files.reader import FileReader
     from leasehold.files.recovery import Progress
     from leasehold.files.verify import Fault
@@ -63,7 +69,7 @@ _HOMES = {
     "Block": "leasehold.files.model",
     "BlockState": "leasehold.files.model",
     "Fault": "leasehold.files.verify",
-    "FileOptions": "leasehold.files.options",
+    "FileOptions": "leasehold.files.model",
     "FileReader": "leasehold.files.reader",
     "FileState": "leasehold.files.model",
     "FileStatus": "leasehold.files.model",

@@ -22,7 +22,7 @@ from leasehold.errors import (
     StoreError,
     UnknownFile,
 )
-from leasehold.files import seal as sealing
+from leasehold.files import fence as sealing
 from leasehold.files.model import Why
 from leasehold.files.recovery import carry_out
 

@@ -38,8 +38,14 @@ from leasehold.errors import (
 from leasehold.files import monitor, recovery
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
-from leasehold.files.model import FileState, Holder, Why
-from leasehold.files.options import FileOptions, check_block_size, check_replication
+from leasehold.files.model import (
+    FileOptions,
+    FileState,
+    Holder,
+    Why,
+    check_block_size,
+    check_replication,
+)
 from leasehold.files.reader import FileReader
 from leasehold.files.recovery import Progress, Surroundings
 from leasehold.files.renewer import Renewer

@@ -2,6 +2,11 @@
 
 The length is always the last one that was acknowledged to the writer; it never shrinks. Every
 piece is compared with its checksum; if it is damaged on one volume it is read from another.
+
+Reading a block: how much of it may be seen, its bytes, and whether they are sound.
+
+Of an open block only what was acknowledged is seen, whatever its writer, a recovery or a power
+cut does meanwhile. Nothing here changes a volume.
 """
 
 from __future__ import annotations
@@ -9,21 +14,331 @@ from __future__ import annotations
 import bisect
 import io
 import logging
-from typing import TYPE_CHECKING
+import mmap
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
 from leasehold.clock import host_name
+from leasehold.core.block_agreement import Condition
 from leasehold.errors import DataDamaged, UsageError, VolumeUnusable
-from leasehold.files import block_meta, block_reader
+from leasehold.files import block_meta
+from leasehold.files.block_meta import (
+    HEADER_BYTES,
+    RECORD_BYTES,
+    checksum,
+    encode_header,
+    parse,
+    parse_header,
+)
+from leasehold.files.fence import evidence_of, examine, fenced_path, frozen_path, look, read_meta
 from leasehold.files.model import BlockState, FileState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from leasehold.core.block_agreement import Answer
+    from leasehold.files.block_meta import Header, Parsed, Record
+    from leasehold.files.disk import Disk
     from leasehold.files.model import Block, FileStatus
     from leasehold.files.recovery import Surroundings
     from leasehold.files.volumes import Volume
+
+_TRIES: Final = 8  # each name can change once for every attempt to recover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """The header of a replica, read while it still had its name; ``after`` a recovery or not."""
+
+    header: Header | None
+    after: bool
+
+
+def visible_length(
+    block: Block,
+    volumes: Sequence[Volume],
+    *,
+    disk: Disk,
+    boot_id: bytes,
+    written_elsewhere: bool = False,
+) -> int:
+    """How much of a block may be seen: of an open one, what was acknowledged.
+
+    ``written_elsewhere``: its writer runs on another machine, whose boot id says nothing here.
+
+    One volume that answers is enough. If the machine was restarted since the block was written,
+    the acknowledged length is not to be trusted: then it is what all volumes have, and if one is
+    missing, what was durable.
+
+    Raises:
+        VolumeUnusable: no volume of the block answers.
+    """
+    if block.state is BlockState.COMPLETE:
+        return block.length
+    silent: list[str] = []
+    unsure = False
+    for volume in volumes:
+        try:
+            seen = _seen(volume, block, disk=disk)
+        except OSError as error:
+            silent.append(f"{volume.id}: {error}")
+            continue
+        if seen is None:
+            continue
+        header = seen.header
+        same_boot = written_elsewhere or (header is not None and header.boot_id == boot_id)
+        trusted = header is not None and (seen.after or same_boot)
+        if trusted and header is not None and header.acknowledged is not None:
+            return header.acknowledged
+        unsure = True
+    if unsure:
+        return _after_restart(block, volumes, disk=disk)
+    if silent:
+        raise VolumeUnusable(
+            f"no volume with block {block.id:#x} answers ({'; '.join(silent)}). Mount or repair "
+            "one."
+        )
+    return 0  # made in the journal, and on no volume yet
+
+
+def records(
+    block: Block, volume: Volume, *, disk: Disk, known: Sequence[Record] = ()
+) -> tuple[Record, ...]:
+    """The data records of a replica after those that are ``known``, under whichever name it has.
+
+    Only what is new is read: a block keeps its records, in their order, also in a recovery.
+
+    Raises:
+        OSError: the volume failed.
+    """
+    path: str | None = volume.meta_path(block.id, block.generation)
+    for _ in range(_TRIES):
+        if path is None:
+            break
+        try:
+            fd = disk.open(path)
+        except FileNotFoundError:
+            path, _after = _elsewhere(volume, block, disk=disk)
+            continue
+        try:
+            at = HEADER_BYTES + RECORD_BYTES * len(known)
+            raw = bytes(HEADER_BYTES) + disk.read_at(fd, max(disk.size(fd) - at, 0), at)
+        finally:
+            disk.close(fd)
+        return parse(raw, block_id=block.id, before=known[-1].end if known else 0).records
+    return ()
+
+
+def with_length(block: Block, length: int) -> Block:
+    """The block as a reader sees it that may see this much."""
+    return replace(block, length=length)
+
+
+def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) -> bytes:
+    """Bytes of a replica as they are, fewer only at the end of its file; nothing is compared.
+
+    Raises:
+        OSError: the volume failed.
+    """
+    fd = disk.open(volume.data_path(block.id))
+    try:
+        return disk.read_at(fd, size, offset)
+    finally:
+        disk.close(fd)
+
+
+def map_block(block: Block, volume: Volume, length: int) -> memoryview:
+    """The first ``length`` bytes of a replica, in place: nothing is copied or compared.
+
+    They stay valid while the view lives, since nobody cuts a block below what may be seen.
+
+    Raises:
+        DataDamaged: the replica is shorter.
+        OSError: the volume failed.
+    """
+    if length == 0:
+        return memoryview(b"")
+    fd = volume.disk.open(volume.data_path(block.id))
+    try:
+        have = volume.disk.size(fd)
+        if have < length:
+            raise DataDamaged(
+                f"block {block.id:#x} on volume {volume.id!r} has {have} bytes, not {length}. Read "
+                "it from another volume, and verify this one."
+            )
+        return memoryview(mmap.mmap(fd, length, prot=mmap.PROT_READ))
+    finally:
+        volume.disk.close(fd)
+
+
+def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
+    """How many bytes lie after the end of a complete block; no fault, nobody reads them."""
+    fd = disk.open(volume.data_path(block.id))
+    try:
+        return max(0, disk.size(fd) - block.length)
+    finally:
+        disk.close(fd)
+
+
+def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
+    """What is wrong with the replica of a complete block; nothing if every bit is right.
+
+    Raises:
+        OSError: the volume failed, for another reason than that a file is missing.
+    """
+    path = volume.meta_path(block.id, block.generation)
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return [f"block {block.id:#x} has no meta file of generation {block.generation}"]
+    try:
+        front = disk.read_at(fd, HEADER_BYTES, 0)
+        meta_bytes = disk.size(fd)
+    finally:
+        disk.close(fd)
+    parsed = read_meta(path, block_id=block.id, disk=disk)
+    faults = _header_faults(block, front)
+    faults += _record_faults(block, parsed, meta_bytes)
+    try:
+        data = disk.open(volume.data_path(block.id))
+    except FileNotFoundError:
+        return [*faults, f"block {block.id:#x} has no data file"]
+    try:
+        faults += _piece_faults(block, parsed.records, data, disk=disk)
+    finally:
+        disk.close(data)
+    return faults
+
+
+def _seen(volume: Volume, block: Block, *, disk: Disk) -> _Seen | None:
+    """Read the header, then look whether the name is still there; if not, find the new one."""
+    path: str | None = volume.meta_path(block.id, block.generation)
+    after = False
+    seen = None
+    for _ in range(_TRIES):
+        if path is None:
+            return None
+        try:
+            fd = disk.open(path)
+        except FileNotFoundError:
+            path, after = _elsewhere(volume, block, disk=disk)
+            continue
+        try:
+            front = disk.read_at(fd, HEADER_BYTES, 0)
+        finally:
+            disk.close(fd)
+        if disk.exists(path):
+            seen = _Seen(header=parse_header(front), after=after)
+            if seen.header is not None and seen.header.acknowledged is not None:
+                break  # else the writer may be at it in this moment: once more
+    return seen
+
+
+def _elsewhere(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None, bool]:
+    """Where the records of a block are that lost their name; and if they are the recovered ones.
+
+    A frozen copy is there until the recovery is committed and tidied. Where there is none, a
+    later generation is the one in the journal.
+    """
+    found = look(volume, block, disk=disk)
+    if found.meta:
+        return volume.meta_path(block.id, block.generation), False
+    if found.fenced:  # the copy is not finished yet
+        return fenced_path(volume, block, found.fenced[-1]), False
+    if found.frozen:
+        return frozen_path(volume, block, found.frozen[-1]), False
+    if found.sealed:
+        return volume.meta_path(block.id, found.sealed), True
+    return None, False
+
+
+def _parsed(volume: Volume, block: Block, *, disk: Disk) -> Parsed | None:
+    path: str | None = volume.meta_path(block.id, block.generation)
+    for _ in range(_TRIES):
+        if path is None:
+            return None
+        try:
+            return read_meta(path, block_id=block.id, disk=disk)
+        except FileNotFoundError:
+            path, _after = _elsewhere(volume, block, disk=disk)
+    return None
+
+
+def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> int:
+    answers: list[Answer] = []
+    durable = 0
+    for volume in volumes:
+        try:
+            evidence = evidence_of(volume, _parsed(volume, block, disk=disk))
+            answer = examine(volume, block, evidence, disk=disk)
+        except OSError:
+            continue
+        answers.append(answer)
+        if answer.condition is not Condition.DAMAGED:
+            durable = max(durable, evidence.durable)
+    if {answer.volume for answer in answers} < set(block.volumes):
+        return durable  # one that is missing may have less, but not less than this
+    sound = (Condition.SEALED, Condition.WHOLE, Condition.CUT)
+    return min(
+        (answer.length for answer in answers if answer.length and answer.condition in sound),
+        default=0,
+    )
+
+
+def _header_faults(block: Block, front: bytes) -> list[str]:
+    header = parse_header(front)
+    if header is None:
+        return [f"the header of block {block.id:#x} is damaged"]
+    if (header.block_id, header.generation, header.file_id) != (
+        block.id,
+        block.generation,
+        block.file_id,
+    ):
+        what = f"block {header.block_id:#x}, generation {header.generation}, file {header.file_id}"
+        return [f"the header of block {block.id:#x} is that of {what}"]
+    if header.acknowledged is None:
+        return [f"the acknowledged length of block {block.id:#x} is damaged"]
+    if encode_header(header) != front:
+        return [f"the header of block {block.id:#x} has bytes where there should be none"]
+    return []
+
+
+def _record_faults(block: Block, parsed: Parsed, meta_bytes: int) -> list[str]:
+    faults = []
+    found = checksum(parsed.records)
+    if parsed.length != block.length:
+        faults.append(
+            f"the records of block {block.id:#x} end at {parsed.length}, the journal says "
+            f"{block.length}"
+        )
+    elif found != block.checksum:
+        faults.append(
+            f"the records of block {block.id:#x} have checksum {found:08x}, the journal says "
+            f"{block.checksum:08x}"
+        )
+    if parsed.seal is None:
+        faults.append(f"block {block.id:#x} has no valid seal")
+    elif parsed.seal.crc != found:
+        faults.append(f"the seal of block {block.id:#x} does not fit its records")
+    elif meta_bytes != HEADER_BYTES + RECORD_BYTES * (len(parsed.records) + 1):
+        faults.append(f"the meta file of block {block.id:#x} has bytes after the seal")
+    return faults
+
+
+def _piece_faults(block: Block, pieces: Sequence[Record], data: int, *, disk: Disk) -> list[str]:
+    have = disk.size(data)
+    if have < block.length:
+        return [f"block {block.id:#x} has {have} bytes of {block.length}"]
+    faults = []
+    start = 0
+    for record in pieces:
+        if crc32c(disk.read_at(data, record.end - start, start)) != record.crc:
+            faults.append(f"block {block.id:#x} is damaged between {start} and {record.end}")
+        start = record.end
+    return faults
+
 
 log = logging.getLogger("leasehold.files")
 
@@ -130,7 +445,7 @@ class FileReader:
         if self._blocks and self._blocks[-1].state is BlockState.OPEN:
             last = self._blocks[-1]
             volumes = [self._around.volumes.get(each) for each in last.volumes]
-            visible = block_reader.visible_length(
+            visible = visible_length(
                 last,
                 volumes,
                 disk=self._around.disk,
@@ -138,7 +453,7 @@ class FileReader:
                 written_elsewhere=self._status.host not in {"", host_name()},
             )
             visible = max(visible, self._known - last.start)
-            self._blocks = (*self._blocks[:-1], block_reader.with_length(last, visible))
+            self._blocks = (*self._blocks[:-1], with_length(last, visible))
             length = last.start + visible
         self._known = max(length, 0)
 
@@ -188,7 +503,7 @@ class FileReader:
         at = records[first - 1].end if first else 0
         skip = start - at
         for record in records[first:]:
-            piece = block_reader.read(block, volume, at, record.end - at, disk=self._around.disk)
+            piece = read(block, volume, at, record.end - at, disk=self._around.disk)
             if len(piece) != record.end - at or crc32c(piece) != record.crc:
                 if len(out) > skip:
                     break  # the rest may be sound on another volume
@@ -205,7 +520,7 @@ class FileReader:
         key = (block.id, volume.id)
         known = self._records.get(key, ())
         if not known or known[-1].end < end:
-            known += block_reader.records(block, volume, disk=self._around.disk, known=known)
+            known += records(block, volume, disk=self._around.disk, known=known)
             if not known or known[-1].end < end:
                 raise DataDamaged(
                     f"volume {volume.id}, block {block.id:#x}: its records end before {end}"

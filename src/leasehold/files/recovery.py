@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.block_agreement import agree
 from leasehold.errors import RecoveryInProgress, VolumeUnusable
-from leasehold.files import seal as sealing
-from leasehold.files.fence import Superseded, fence
+from leasehold.files import fence as sealing
+from leasehold.files.fence import Superseded, examine, fence
 from leasehold.files.model import Sealed
-from leasehold.files.tail import examine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

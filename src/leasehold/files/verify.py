@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.errors import VolumeUnusable
-from leasehold.files import block_reader
+from leasehold.files import reader
 from leasehold.files.model import BlockState
 
 if TYPE_CHECKING:
@@ -65,6 +65,6 @@ def verify(
 def _faults(block: Block, volume_id: str, around: Surroundings) -> Sequence[str]:
     try:
         volume = around.volumes.readable(volume_id)
-        return block_reader.verify(block, volume, disk=around.disk)
+        return reader.verify(block, volume, disk=around.disk)
     except (OSError, VolumeUnusable) as error:
         return [f"block {block.id:#x} can not be read: {error}"]

@@ -6,9 +6,9 @@ durable in the log before they are accepted, and everything else that writes or 
 the same events.
 
 From the outside in: ``server`` (who is connected), ``connection`` (bytes and frames) with
-``encryption`` (TLS), ``session`` and ``links``; ``cbs`` with ``keys`` (tokens), ``management``;
-``sending`` with ``intake`` (a delivery becomes an Arrow batch) and ``retries``; ``reading`` with
-``selectors``, ``epochs`` and ``delivery`` (a batch becomes frames). ``sections`` keeps what an
+``session`` and ``links``; ``request_nodes`` with ``sas_keys`` (tokens, management);
+``sender_link`` (a delivery becomes an Arrow batch) with ``retries``; ``reader_link`` with
+``selectors`` and ``delivery`` (a batch becomes frames). ``sections`` keeps what an
 event has no column for.
 
 An extension for receivers of ours: one that attaches with the desired capability

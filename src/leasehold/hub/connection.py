@@ -4,6 +4,11 @@ Guarantees: whatever bytes come, at most one frame and the deliveries on their w
 in memory, and the connection is closed with a reason when they make no sense. Someone without a
 token gets no further than the node that takes tokens, and not for long. A client that does not read
 is not read from either.
+
+TLS of one connection, without a socket: bytes in, bytes out.
+
+That of asyncio keeps a buffer of 256 KiB for each connection, also for one that says nothing. Here
+nothing is made before the first byte, and no buffer holds more than a few records.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from leasehold.amqp.composites import Error
@@ -37,7 +43,6 @@ from leasehold.amqp.performatives import (
 )
 from leasehold.hub.error_conditions import FORCED, TOO_MANY, UNAUTHORIZED, Refused
 from leasehold.hub.session import Session
-from leasehold.hub.tls import Encryption
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -46,12 +51,78 @@ if TYPE_CHECKING:
     from leasehold.amqp.composites import Composite
     from leasehold.amqp.frames import Frame
     from leasehold.clock import Clock
-    from leasehold.hub.epochs import Epochs
     from leasehold.hub.hubs import Streams
     from leasehold.hub.options import HubOptions
     from leasehold.hub.retries import Retries
     from leasehold.hub.sas_keys import Grant
+    from leasehold.hub.selectors import Epochs
     from leasehold.hub.server import HubServer
+
+_PIECE_BYTES = 16 << 10  # a record holds as many; what the buffers once held they keep
+
+
+class Encryption:
+    """The server's side. An ``ssl.SSLError`` of any method is the end of the connection."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        """Nothing has come yet."""
+        self.is_over = False  # whether the other side has said good-bye
+        self._context = context
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls: ssl.SSLObject | None = None
+        self._is_ready = False
+
+    def opened(self, data: bytes) -> bytes:
+        """What these bytes of the other side say: nothing, while keys are agreed upon.
+
+        Raises:
+            ssl.SSLError: they are not TLS, or damaged. ``answer`` may have a word about it.
+        """
+        tls = self._tls
+        if tls is None:
+            tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+            self._tls = tls
+        found: list[bytes] = []
+        for at in range(0, len(data), _PIECE_BYTES):
+            self._incoming.write(memoryview(data)[at : at + _PIECE_BYTES])
+            with suppress(ssl.SSLWantReadError):  # it has taken all there is
+                if not self._is_ready:
+                    tls.do_handshake()
+                    self._is_ready = True
+                while part := tls.read(_PIECE_BYTES):
+                    found.append(part)
+                self.is_over = True
+                break
+        return b"".join(found)
+
+    def answer(self) -> bytes:
+        """What has to be sent without anybody having asked for it."""
+        return self._outgoing.read()
+
+    def sealed(self, data: bytes) -> bytes:
+        """These bytes as they are sent.
+
+        Raises:
+            ssl.SSLError: keys are being agreed upon, or all is over.
+        """
+        tls = self._tls
+        if tls is None:
+            raise ssl.SSLError("nothing was agreed upon")
+        rest = memoryview(data)
+        found: list[bytes] = []
+        while rest:
+            rest = rest[tls.write(rest) :]
+            found.append(self._outgoing.read())
+        return b"".join(found)
+
+    def farewell(self) -> bytes:
+        """The last bytes: that nothing more will come, if there is anybody who understands it."""
+        if self._tls is not None and self._is_ready:
+            with suppress(ssl.SSLError):  # it does not wait for the other side to say so too
+                self._tls.unwrap()
+        return self.answer()
+
 
 log = logging.getLogger("leasehold.hub")
 

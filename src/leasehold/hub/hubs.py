@@ -1,6 +1,12 @@
 """The streams of the log, as hubs: found by name, written to, read from and described.
 
 What blocks runs in threads. Readers wait for the log's own watch: nothing is asked again and again.
+
+Reads a partition in pieces as big as a client wants them.
+
+The log gives one frame at a time, which is what somebody once sent in one call. Many small ones are
+put together here, within one look: for a client that has credit for hundreds of events, a look and
+a write for each of its frames would be most of the work.
 """
 
 from __future__ import annotations
@@ -13,28 +19,86 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import system_random
 from leasehold.errors import LeaseholdError, UnknownStream, UsageError
-from leasehold.hub.coalescing_receiver import GatheringReceiver
 from leasehold.hub.delivery import End
 from leasehold.hub.error_conditions import NOT_FOUND, OUT_OF_RANGE, Refused
 from leasehold.hub.selectors import begun
+from leasehold.log.events import joined
 from leasehold.log.options import ProducerOptions
 from leasehold.log.start import Start
 from leasehold.log.streams import stream_directory
 from leasehold.sources.bell import Bell
 from leasehold.sources.port import partition_number
-from leasehold.sources.receiver import shielded
+from leasehold.sources.receiver import LogReceiver, shielded
 from leasehold.sources.watch import Watcher
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
     import pyarrow as pa
 
     from leasehold.clock import Clock
     from leasehold.hub.selectors import Selector
+    from leasehold.log.events import EventBatch
     from leasehold.log.log import Log
     from leasehold.log.producer import Producer, Sent
+    from leasehold.log.reader import PartitionReader
     from leasehold.log.streams import PartitionInfo, StreamInfo
+
+
+class GatheringReceiver(LogReceiver):
+    """As ``LogReceiver``, with as many frames in a batch as fit.
+
+    Whatever is wrong with a frame, those before it are given; the next look tells of it.
+    """
+
+    def __init__(
+        self,
+        reader: PartitionReader,
+        bell: Bell,
+        *,
+        watcher: Watcher,
+        threads: Executor,
+        rng: random.Random,
+        check: Callable[[], None],
+    ) -> None:
+        """See ``LogReceiver``. ``check`` raises, before each look, when it is not to go on."""
+        super().__init__(reader, bell, watcher=watcher, threads=threads, rng=rng)
+        self._check = check
+        self._trouble: LeaseholdError | None = None
+
+    async def close(self) -> None:
+        """Also of one that was ended before: its files are closed here. Again is harmless."""
+        self.end()
+        loop = asyncio.get_running_loop()
+        await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
+
+    def _look(self, most_events: int, most_bytes: int, *, fresh: bool) -> EventBatch | None:
+        self._check()
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None and self.reader.position == self._position:
+            raise trouble
+        first = super()._look(most_events, most_bytes, fresh=fresh)
+        if first is None:
+            return None
+        found, events, size = [first], len(first), int(first.arrow.nbytes)
+        while events < most_events and size < most_bytes:
+            more = self._after(most_events - events, most_bytes - size)
+            if more is None:
+                break
+            found.append(more)
+            events += len(more)
+            size += int(more.arrow.nbytes)
+        return joined(found) if len(found) > 1 else first
+
+    def _after(self, most_events: int, most_bytes: int) -> EventBatch | None:
+        try:
+            return self.reader.read(most_events=most_events, most_bytes=most_bytes)
+        except LeaseholdError as error:
+            self._trouble = error
+            return None
+
 
 T = TypeVar("T")
 

@@ -3,24 +3,107 @@
 The grammar is that of the service: one annotation (offset, sequence number or time of enqueuing),
 ``>`` or ``>=``, and a value; the offset ``-1`` is the first event that is kept, and ``@latest`` the
 end. What retention has removed is passed over; what lies beyond the end is refused.
+
+Who reads a partition for a group: one with an epoch alone, or up to five without.
+
+Pure; the words are those of the service, since clients look for them. Epochs are those of the
+readers that are here now: they end with their links, and are not those of the log's own readers.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from leasehold.amqp.types import Described
 from leasehold.errors import BeyondEnd, Trimmed
-from leasehold.hub.error_conditions import ARGUMENT, Refused
+from leasehold.hub.error_conditions import ARGUMENT, STOLEN, TOO_MANY, Refused
 from leasehold.log.start import Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TypeVar
 
+MOST_READERS = 5
+
+Place = tuple[str, str, str]  # hub, group, partition
+
+
+class Stealable(Protocol):
+    """A reader, as far as others may end it."""
+
+    @property
+    def epoch(self) -> int | None:
+        """What it reads with."""
+        ...
+
+    def steal(self, why: Refused) -> None:
+        """Another one reads from now on."""
+        ...
+
+
+@dataclass(slots=True)
+class Epochs:
+    """All readers of a server."""
+
+    _readers: dict[Place, list[Stealable]] = field(default_factory=dict)
+
+    def enter(self, place: Place, reader: Stealable) -> None:
+        """Let it read, and end those who may not any more.
+
+        Raises:
+            Refused: somebody with a higher epoch reads, or there are too many.
+        """
+        present = self._readers.get(place, [])
+        highest = max((each.epoch for each in present if each.epoch is not None), default=None)
+        if reader.epoch is None:
+            if highest is not None:
+                raise Refused(
+                    STOLEN,
+                    f"At least one receiver for the endpoint is created with epoch of '{highest}', "
+                    "and so non-epoch receiver is not allowed. Either reconnect with a higher "
+                    "epoch, or make sure all epoch receivers are closed or disconnected.",
+                )
+            if len(present) >= MOST_READERS:
+                raise Refused(
+                    TOO_MANY,
+                    "Exceeded the maximum number of allowed receivers per partition in a consumer "
+                    f"group which is {MOST_READERS}",
+                )
+            self._readers.setdefault(place, []).append(reader)
+            return
+        if highest is not None and highest > reader.epoch:
+            raise Refused(
+                STOLEN,
+                f"A receiver with a higher epoch '{highest}' already exists. A new receiver with "
+                f"epoch {reader.epoch} cannot be created. Make sure you are creating receiver with "
+                "increasing epoch value to ensure connectivity, or ensure all old epoch receivers "
+                "are closed or disconnected.",
+            )
+        self._readers[place] = [reader]
+        for each in present:
+            old = "nil" if each.epoch is None else each.epoch
+            each.steal(
+                Refused(
+                    STOLEN,
+                    f"New receiver 'nil' with higher epoch of '{reader.epoch}' is created hence "
+                    f"current receiver 'nil' with epoch '{old}' is getting disconnected. If you "
+                    "are recreating the receiver, make sure a higher epoch is used.",
+                )
+            )
+
+    def leave(self, place: Place, reader: Stealable) -> None:
+        """It reads no more. Again is harmless."""
+        left = [each for each in self._readers.get(place, []) if each is not reader]
+        if left:
+            self._readers[place] = left
+        else:
+            self._readers.pop(place, None)
+
+
+if TYPE_CHECKING:
     T = TypeVar("T")
 
 FILTER = "apache.org:selector-filter:string"

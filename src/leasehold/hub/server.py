@@ -17,11 +17,11 @@ from anyio import CancelScope
 from leasehold.clock import SystemClock, host_name
 from leasehold.errors import StoreUnusable
 from leasehold.hub.connection import Connection
-from leasehold.hub.epochs import Epochs
 from leasehold.hub.error_conditions import FORCED, Refused
 from leasehold.hub.hubs import Streams
 from leasehold.hub.options import HubOptions
 from leasehold.hub.retries import Retries
+from leasehold.hub.selectors import Epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

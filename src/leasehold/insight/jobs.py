@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import BadSchedule, UnknownResource, UsageError
 from leasehold.insight.groups import some_of
-from leasehold.jobs.occurrence import ran
 from leasehold.jobs.operator_requests import standing
-from leasehold.jobs.run_log import entries
+from leasehold.jobs.run_log import entries, ran
 from leasehold.jobs.wish import GROUP
 from leasehold.model import State
 from leasehold.names import job_key, last_part
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leasehold.core.cron import Schedule
-    from leasehold.jobs.occurrence import Ran
     from leasehold.jobs.operator_requests import Order, Orders
-    from leasehold.jobs.run_log import Entry
+    from leasehold.jobs.run_log import Entry, Ran
     from leasehold.model import Checkpoint, Peer, Resource
     from leasehold.ports import Store
 

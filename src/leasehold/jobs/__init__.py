@@ -4,15 +4,14 @@
 name; ``job`` and ``Worker`` are for functions with schedules. ``leasehold run`` is ``command``.
 
 A job is the key ``job/<name>``. Its log is the history of the key: a term begins and ends in the
-same step as the reservation, with a note (``entry``). Which occurrences were started and done says
-the key's checkpoint (``occurrence``), and what operators want the checkpoints of keys beside it
-(``orders``).
+same step as the reservation, with a note (``run_log``). The key's checkpoint says which occurrences
+were started and done. What operators want is in the checkpoints of keys beside it
+(``operator_requests``).
 
 =============================  ==============================================================
 ``claimant`` on ``holding``    one wish, under a lease of its own
 ``keyring`` on ``holding``     many keys, under one lease; calls that come together go together
-``request``, ``reservation``   a claimant in a thread of its own, and its face
-``asynchronous``               the same face for asyncio
+``request``, ``reservation``   a claimant in a thread of its own, and its face, also for asyncio
 ``reserver``                   a keyring in a thread of its own, by name
 ``worker``                     functions, schedules, services
 ``command``                    any command, in a session that is ended in time
@@ -27,9 +26,15 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.jobs.asynchronous import AsyncReservation, reserve_async, try_reserve_async
     from leasehold.jobs.policy import CatchUp, OnCrash, Overlap, Policy
-    from leasehold.jobs.reservation import Reservation, reserve, try_reserve
+    from leasehold.jobs.reservation import (
+        AsyncReservation,
+        Reservation,
+        reserve,
+        reserve_async,
+        try_reserve,
+        try_reserve_async,
+    )
     from leasehold.jobs.reserver import Reserver
     from leasehold.jobs.run_log import Outcome
     from leasehold.jobs.wish import Done, Held
@@ -59,7 +64,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncReservation": "leasehold.jobs.asynchronous",
+    "AsyncReservation": "leasehold.jobs.reservation",
     "CatchUp": "leasehold.jobs.policy",
     "Done": "leasehold.jobs.wish",
     "Held": "leasehold.jobs.wish",
@@ -74,9 +79,9 @@ _HOMES = {
     "Worker": "leasehold.jobs.worker.worker",
     "job": "leasehold.jobs.worker.definition",
     "reserve": "leasehold.jobs.reservation",
-    "reserve_async": "leasehold.jobs.asynchronous",
+    "reserve_async": "leasehold.jobs.reservation",
     "try_reserve": "leasehold.jobs.reservation",
-    "try_reserve_async": "leasehold.jobs.asynchronous",
+    "try_reserve_async": "leasehold.jobs.reservation",
 }
 
 if not TYPE_CHECKING:

@@ -27,7 +27,7 @@ from leasehold.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
-from leasehold.jobs import occurrence as occurrences
+from leasehold.jobs import run_log as occurrences
 from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
 from leasehold.jobs.policy import OnCrash
 from leasehold.jobs.run_log import Outcome, Said, entries

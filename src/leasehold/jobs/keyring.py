@@ -12,6 +12,8 @@ Guarantees, beside those of ``holding``:
 
 All of it belongs to one event loop, but for ``valid``, ``remaining_s`` and ``ownership``, which may
 be asked from any thread.
+
+Telling the store of keys that are given back: kept for one holder, or free for all.
 """
 
 from __future__ import annotations
@@ -27,19 +29,46 @@ import anyio
 from leasehold.errors import LeaseholdError, LeaseLost, StoreError, StoreUnusable
 from leasehold.jobs.holding import TRUST_OVER, Ground, new_identity
 from leasehold.jobs.lane import Lane
-from leasehold.jobs.settling import settle
 from leasehold.jobs.tenancy import Tenancy
 from leasehold.jobs.wish import DEFAULT_LEASE, GROUP, grace_s, leave_s, timing_of
-from leasehold.model import Mark, MarkRefusal, Note, Ownership
+from leasehold.model import HandOver, Mark, MarkRefusal, Note, Ownership
 from leasehold.names import check_name, group_of
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from leasehold.clock import Clock
+    from leasehold.jobs.bunch import Owed
+    from leasehold.jobs.holding import Holding
     from leasehold.model import Checkpoint, Position, Resource
     from leasehold.ports import Store
+
+
+async def settle(
+    store: Store, owed: Collection[Owed], *, limit: timedelta, holding: Holding
+) -> None:
+    """Hand over what is to be kept for somebody, for so long at most, and release the rest.
+
+    What can not be handed over is released. All of it may be said again.
+
+    Raises:
+        StoreUnavailable: no answer: unknown.
+    """
+    passed = [
+        HandOver(ownership=each.proof, to=each.to, note=each.note or None)
+        for each in owed
+        if each.to is not None
+    ]
+    kept: Collection[str] = ()
+    if passed:
+        kept = await holding.call("hand_over", store.hand_over(passed, limit=limit))
+    rest = [each for each in owed if each.proof.key not in kept]
+    if rest:
+        notes = {each.proof.key: each.note for each in rest if each.note}
+        answer = store.release([each.proof for each in rest], notes=notes or None)
+        await holding.call("release", answer)
+
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ partition: its lease on that file, and the epoch that came with it, are the fenc
 on the machine find the file held, and hand their batches to the owner over a Unix socket. When it
 is dead or silent, one of them recovers the file, which shuts the old owner out, and goes on.
 
-Writing, from the outside in: ``producer`` (a call), ``sending`` (its future), ``lane`` (a queue for
-each partition), ``seat`` (who is the owner?), ``courier`` and ``door`` with ``wire`` between them
-(the socket), ``owner`` (one thread that stores all that waits with one sync), ``takeover`` (how to
-become it), ``ledger`` (numbers, and what each producer has stored). The bytes are the business of
-``events``, ``frame``, ``producers``, ``index`` and ``segment``.
+Writing, from the outside in: ``producer`` (a call), ``send_queue`` (its future, and a queue for
+each partition), ``partition_router`` (who is the owner?), ``owner_link`` (the socket to it),
+``partition_owner`` (one thread that stores all that waits with one sync, how to become it, and what
+each producer has stored). The bytes are the business of ``events``, ``segment_format``,
+``producer_states`` and ``segment``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.log.counts import Numbers
     from leasehold.log.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
     from leasehold.log.log import Log
     from leasehold.log.options import LogOptions, ProducerOptions
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from leasehold.log.reader import PartitionReader
     from leasehold.log.retention import TrimPlan
     from leasehold.log.start import Start
-    from leasehold.log.streams import PartitionInfo, StreamInfo, StreamSettings
+    from leasehold.log.streams import Numbers, PartitionInfo, StreamInfo, StreamSettings
 
 __all__ = [
     "SENT_SCHEMA",
@@ -56,7 +55,7 @@ _HOMES = {
     "EventBatch": "leasehold.log.events",
     "Log": "leasehold.log.log",
     "LogOptions": "leasehold.log.options",
-    "Numbers": "leasehold.log.counts",
+    "Numbers": "leasehold.log.streams",
     "PartitionInfo": "leasehold.log.streams",
     "PartitionReader": "leasehold.log.reader",
     "Producer": "leasehold.log.producer",

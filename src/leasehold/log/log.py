@@ -18,8 +18,6 @@ from leasehold.errors import DataDamaged, StoreUnusable, UnknownFile, UsageError
 from leasehold.files.disk import SystemDisk
 from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
-from leasehold.log.catalog import Catalog
-from leasehold.log.counts import Counts
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.options import LogOptions
 from leasehold.log.owner_link import Door, address_in
@@ -31,6 +29,8 @@ from leasehold.log.retention import trim
 from leasehold.log.segment_list import Shelf
 from leasehold.log.start import Start
 from leasehold.log.streams import (
+    Catalog,
+    Counts,
     PartitionInfo,
     StreamInfo,
     StreamSettings,
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
-    from leasehold.log.counts import Numbers
     from leasehold.log.options import ProducerOptions
     from leasehold.log.owner_link import Request
     from leasehold.log.partition_owner import Answer
     from leasehold.log.retention import TrimPlan
+    from leasehold.log.streams import Numbers
 
 _SYNC_THREADS = 16
 _LONGEST_AGE_S = 1e9

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.clock import boot_id, host_name
 from leasehold.errors import DataDamaged, VolumeUnusable
-from leasehold.files import block_reader
+from leasehold.files import reader
 from leasehold.files.model import BlockState, FileState
 from leasehold.files.volumes import Volume
 from leasehold.log.segment import Segment
@@ -115,7 +115,7 @@ class MappedSegment:
         volumes = [self._volumes[each] for each in block.volumes if each in self._volumes]
         if not volumes:
             return self.refresh()
-        length = block.start + block_reader.visible_length(
+        length = block.start + reader.visible_length(
             block,
             volumes,
             disk=volumes[0].disk,
@@ -218,4 +218,4 @@ class MappedSegment:
             if found is None or found.volume != volume_id:
                 raise VolumeUnusable(f"{volume.root} is not volume {volume_id}")
             self._sound.add(volume_id)
-        return block_reader.map_block(block, volume, self._length)
+        return reader.map_block(block, volume, self._length)

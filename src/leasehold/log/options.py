@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from leasehold.errors import InvalidOptions
-from leasehold.files.options import FileOptions
+from leasehold.files.model import FileOptions
 from leasehold.names import seconds_of
 
 _LONGEST_S = 24 * 3600.0

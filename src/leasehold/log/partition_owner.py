@@ -45,7 +45,6 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.files.model import FileState
-from leasehold.log.counts import Numbers
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.producer_batch import Moved, Stored
 from leasehold.log.producer_states import (
@@ -66,7 +65,7 @@ from leasehold.log.segment_format import (
     padded,
 )
 from leasehold.log.segment_list import Place
-from leasehold.log.streams import base_of, segment_path, segments
+from leasehold.log.streams import Numbers, base_of, segment_path, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,11 +76,10 @@ if TYPE_CHECKING:
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
     from leasehold.files.writer import FileWriter
-    from leasehold.log.counts import Counts
     from leasehold.log.producer_batch import Parcel, Partition
     from leasehold.log.segment import Segment
     from leasehold.log.segment_format import Encoded, FrameHeader
-    from leasehold.log.streams import StreamSettings
+    from leasehold.log.streams import Counts, StreamSettings
 
 _REMEMBERED = 64
 

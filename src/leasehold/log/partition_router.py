@@ -29,12 +29,11 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.files.model import FileState
-from leasehold.log.counts import Numbers
 from leasehold.log.owner_link import BEATS, SCHEME, Request
 from leasehold.log.partition_owner import PartitionOwner, newest, take
 from leasehold.log.producer_batch import Moved, NobodyThere, Silent
 from leasehold.log.retention import trim
-from leasehold.log.streams import base_of
+from leasehold.log.streams import Numbers, base_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,11 +41,9 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
-    from leasehold.log.catalog import Catalog
-    from leasehold.log.counts import Counts
     from leasehold.log.owner_link import Courier
     from leasehold.log.producer_batch import Parcel, Partition, Stored
-    from leasehold.log.streams import StreamInfo, StreamSettings
+    from leasehold.log.streams import Catalog, Counts, StreamInfo, StreamSettings
 
 log = logging.getLogger("leasehold.log")
 

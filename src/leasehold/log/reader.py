@@ -29,13 +29,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from leasehold.clock import new_suffix
 from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownFile, UnknownStream, UsageError
 from leasehold.log import segment_format
-from leasehold.log.catalog import CLAIM_MARK
 from leasehold.log.cursor import Cursor
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.segment_list import Shelf
 from leasehold.log.segment_watcher import SHORTEST_S, Watch
 from leasehold.log.start import Kind
-from leasehold.log.streams import partition_directory
+from leasehold.log.streams import CLAIM_MARK, partition_directory
 from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
@@ -44,13 +43,12 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.files.namespace import Namespace
-    from leasehold.log.catalog import Catalog
     from leasehold.log.events import EventBatch
     from leasehold.log.segment import Segment, Spot
     from leasehold.log.segment_format import FrameHeader
     from leasehold.log.segment_list import Place
     from leasehold.log.start import Start
-    from leasehold.log.streams import StreamInfo
+    from leasehold.log.streams import Catalog, StreamInfo
 
 T = TypeVar("T")
 _NEVER = 2**63

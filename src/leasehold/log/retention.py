@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
-    from leasehold.log.catalog import Catalog
     from leasehold.log.segment import Segment
     from leasehold.log.segment_list import Place
-    from leasehold.log.streams import StreamInfo
+    from leasehold.log.streams import Catalog, StreamInfo
 
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -29,9 +29,9 @@ refused.
 way end, calls ``on_partition_close``, has the position stored, and says *drained*; only then does
 the member stop believing and pass the key on. After ``drain_limit`` it does so by force.
 
-=====================  ================================================================
+=====================  =======================================================================
 module                 holds
-=====================  ================================================================
+=====================  =======================================================================
 ``processor``          ``EventProcessor``: start, stop, run, both sides together
 ``lease_thread``       the member and its handler, in a thread of its own
 ``checkpoint_writer``  checkpoints of all partitions, coalesced, and where a partition goes on
@@ -39,7 +39,7 @@ module                 holds
 ``pump``               one partition: ``prefetch_buffer``, ``delivery``, ``handlers``
 ``context``            what handlers are given
 ``events``             everything worth knowing, as events and sums; ``metrics`` exports it
-=====================  ================================================================
+=====================  =======================================================================
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def open_ranges(
     """
     if is_address(text):
         # Only here: whoever reads a log needs nothing of it.
-        from leasehold.sources.eventhubs.ranges import EventHubsRanges  # noqa: PLC0415
+        from leasehold.sources.eventhubs.source import EventHubsRanges  # noqa: PLC0415
 
         return EventHubsRanges(text, pinned=pinned)
     stream = stream_of(text)

@@ -28,20 +28,20 @@ A partition is handed over when no batch that reads it is under way, so an order
 nothing. The lease only decides who works; if it ends in the middle of a batch, that work is wasted
 and nothing else.
 
-=================  ====================================================================
-module             holds
-=================  ====================================================================
-``sessions``       a session with the settings that matter; ``java``: something to run it on
-``source``         the data source; ``schema``, ``reading``: events as Spark wants them
-``pipeline``       ``engine``: the loop; ``shares``: the lease and the partitions; ``opening``:
-                   fence, then ask; ``planning``, ``frames``: what a batch reads; ``staging``:
-                   the user's function and its failures; ``committing``: the last step
-``sinks``          the contract (``port``), Delta, PostgreSQL, Parquet, log, a function
-``publishing``     writing to the log, all or nothing
-``queries``        standby drivers of a Structured Streaming query, and their fences
-``audit``          proves from history, log and sink what happened
-``demo``           the main job, with real faults
-=================  ====================================================================
+==============  ===========================================================================
+module          holds
+==============  ===========================================================================
+``sessions``    a session with the settings that matter, and a Java to run it on
+``source``      the data source; ``schema``, ``reading``: events as Spark wants them
+``pipeline``    ``engine``: the loop; ``owned_partitions``: the lease; ``takeover``:
+                fence, then ask; ``planning``: what a batch reads; ``staging``: the
+                user's function and its failures; ``committing``: the last step
+``sinks``       the contract (``port``), Delta, PostgreSQL, Parquet, log, a function
+``log_writer``  writing to the log, all or nothing
+``queries``     standby drivers of a Structured Streaming query, and their fences
+``audit``       proves from history, log and sink what happened
+``demo``        the main job, with real faults
+==============  ===========================================================================
 
 Everything here needs ``pip install 'leasehold[spark]'``; names are loaded when they are asked for.
 """
@@ -54,15 +54,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leasehold.core.poison_policy import PoisonPolicy
     from leasehold.processor.options import OnTrimmed
+    from leasehold.spark.pipeline.events import Totals
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.pipeline import Pipeline
-    from leasehold.spark.pipeline.progress import Totals
     from leasehold.spark.queries.events import StandbyEvent
     from leasehold.spark.queries.fence import Fence
     from leasehold.spark.queries.standby import standby
     from leasehold.spark.sessions import session
-    from leasehold.spark.sinks.delta.reading import read_delta
     from leasehold.spark.sinks.delta.sink import DeltaSink
+    from leasehold.spark.sinks.delta.table_log import read_delta
     from leasehold.spark.sinks.foreach import ForeachSink, noop_sink
     from leasehold.spark.sinks.log import LogSink
     from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files, read_committed
@@ -117,12 +117,12 @@ _HOMES = {
     "Staged": "leasehold.spark.sinks.port",
     "StandbyEvent": "leasehold.spark.queries.events",
     "Sunk": "leasehold.spark.sinks.port",
-    "Totals": "leasehold.spark.pipeline.progress",
+    "Totals": "leasehold.spark.pipeline.events",
     "Written": "leasehold.spark.sinks.port",
     "committed_files": "leasehold.spark.sinks.parquet.sink",
     "noop_sink": "leasehold.spark.sinks.foreach",
     "read_committed": "leasehold.spark.sinks.parquet.sink",
-    "read_delta": "leasehold.spark.sinks.delta.reading",
+    "read_delta": "leasehold.spark.sinks.delta.table_log",
     "register": "leasehold.spark.source",
     "session": "leasehold.spark.sessions",
     "standby": "leasehold.spark.queries.standby",

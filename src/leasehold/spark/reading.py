@@ -9,12 +9,15 @@ Guarantees:
   are joined, so that Spark is not fed with crumbs. Large frames are sent in parts.
 * A process opens a stream once, for all its tasks. What a fork took along is not used.
 * What goes wrong names the partition and the range.
+
+Errors of ours that were raised in Spark's tasks and readers: only their text arrives.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import threading
 from array import array
@@ -22,11 +25,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 
-from leasehold.errors import LeaseholdError, StoreError
+from leasehold import errors
+from leasehold.errors import LeaseholdError, StoreError, UsageError
 from leasehold.log.events import STORED_SCHEMA
 from leasehold.sources.eventhubs.address import shown
 from leasehold.sources.ranges import open_ranges
+from leasehold.sources.tracebacks import reason_of
 from leasehold.spark.schema import arrow_of, cut
 
 if TYPE_CHECKING:
@@ -35,6 +42,28 @@ if TYPE_CHECKING:
     from leasehold.log.events import EventBatch
     from leasehold.sources.ranges import RangeSource
     from leasehold.spark.ranges import Range
+
+_FROM_SPARK = (PySparkException, Py4JJavaError)
+# The last line of a traceback; of several tracebacks in a row the last one tells what was raised.
+_RAISED = re.compile(r"^leasehold\.errors\.(\w+)(?:: (.*))?$", re.MULTILINE)
+
+
+def raised_in(error: Exception) -> tuple[str, str] | None:
+    """The name of an error of ours that Spark tells of, and its words; None if it is another."""
+    found = _RAISED.findall(reason_of(error)) if isinstance(error, _FROM_SPARK) else []
+    return (found[-1][0], found[-1][1]) if found else None
+
+
+def wrong_use_in(error: Exception) -> UsageError | None:
+    """The ``UsageError`` that it is or tells of: what was given can not work, however often."""
+    if isinstance(error, UsageError):
+        return error
+    name, words = raised_in(error) or ("", "")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, UsageError):
+        return UsageError(words or name)
+    return None
+
 
 LEAST_ROWS = 1 << 10  # fewer cost Spark more for each row
 LEAST_BYTES = 1 << 20  # and so does each batch, which counts where the rows are small

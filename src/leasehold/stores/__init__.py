@@ -1,13 +1,13 @@
 """Stores, by URL.
 
-==========================  ===============================================================
-URL                         store
-==========================  ===============================================================
-``memory://``               this process only; gone when it ends
-``sqlite:///path/to.db``    all processes of one machine; no server
-``postgresql://…``          any number of machines; needs ``leasehold[postgres]``
-``azure-blob://…``          any number of machines; a container of Azure Storage
-==========================  ===============================================================
+========================  =====================================================
+URL                       store
+========================  =====================================================
+``memory://``             this process only; gone when it ends
+``sqlite:///path/to.db``  all processes of one machine; no server
+``postgresql://…``        any number of machines; needs ``leasehold[postgres]``
+``azure-blob://…``        any number of machines; a container of Azure Storage
+========================  =====================================================
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from leasehold.model import (
 )
 from leasehold.stores.azure_blob import AzureBlobStore
 from leasehold.stores.azure_blob import checkpoint_blobs as slips_
-from leasehold.stores.azure_blob import checkpoint_calls as jotting_
+from leasehold.stores.azure_blob import ownerships as jotting_
 from leasehold.stores.azure_blob import store as store_
 from leasehold.stores.azure_blob.checkpoint_blobs import Slips
 from leasehold.stores.azure_blob.container import Container

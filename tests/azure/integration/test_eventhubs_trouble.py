@@ -18,7 +18,6 @@ from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.log import Start
 from leasehold.sources.eventhubs import EventHubsSource, parse
 from leasehold.sources.eventhubs.credentials import Token
-from leasehold.sources.eventhubs.ranges import EventHubsRanges
 from leasehold.sources.eventhubs.service_errors import (
     NOT_FOUND,
     UNAUTHORIZED,
@@ -26,6 +25,7 @@ from leasehold.sources.eventhubs.service_errors import (
     Refusal,
     error_of,
 )
+from leasehold.sources.eventhubs.source import EventHubsRanges
 
 SEND: dict[str, Any] = {"group": "billing", "epoch": 1, "name": "host-a"}
 

@@ -18,9 +18,9 @@ from leasehold.model import Lease, MemberInfo, Wanted
 from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs
 from leasehold.stores.azure_blob.container import Found
 from leasehold.stores.azure_blob.credentials import Bearer
+from leasehold.stores.azure_blob.document_cache import Spill
 from leasehold.stores.azure_blob.document_json import from_json, to_json
 from leasehold.stores.azure_blob.group_document import Book
-from leasehold.stores.azure_blob.history_archive import Spill
 from leasehold.stores.azure_blob.http import Connection
 from leasehold.stores.azure_blob.naming import Home
 from leasehold.testing.clock import ManualClock

@@ -34,7 +34,7 @@ from leasehold.model import (
     State,
     Wanted,
 )
-from leasehold.stores.azure_blob import checkpoint_blobs, checkpoint_calls, document_cache, http
+from leasehold.stores.azure_blob import checkpoint_blobs, document_cache, http, ownerships
 from leasehold.stores.azure_blob.checkpoint_blobs import Slips, slip_from
 from leasehold.stores.azure_blob.document_cache import Look, Shelf
 from leasehold.stores.azure_blob.group_document import Book
@@ -412,8 +412,8 @@ def _played(
         patch.object(document_cache, "_COURTESY_S", 0.0),
         patch.object(checkpoint_blobs, "_COURTESY_S", 0.0),
         patch.object(checkpoint_blobs, "_YIELDING_S", 0.0),
-        patch.object(checkpoint_calls, "_COURTESY_S", 0.0),
-        patch.object(checkpoint_calls, "_OFTEN", 0),  # a slip for everybody
+        patch.object(ownerships, "_COURTESY_S", 0.0),
+        patch.object(ownerships, "_OFTEN", 0),  # a slip for everybody
     ):
         for _ in range(STEPS * (2 if beside else 1)):
             if beside and rng.random() < beside:

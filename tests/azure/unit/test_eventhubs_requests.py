@@ -10,7 +10,7 @@ import pytest
 from leasehold.amqp.composites import Composite, Error, Source, Target
 from leasehold.amqp.messages import Message, answer_to, read_message
 from leasehold.amqp.performatives import Attach, Begin, Detach, Flow, Transfer
-from leasehold.sources.eventhubs.requests import MANAGEMENT, Requests
+from leasehold.sources.eventhubs.connection_manager import MANAGEMENT, Requests
 from leasehold.sources.eventhubs.service_errors import LOST, Refusal, Refused
 from leasehold.sources.eventhubs.session import Session
 

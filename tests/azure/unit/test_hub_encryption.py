@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.hub import tls_of
 
-from leasehold.hub.tls import Encryption
+from leasehold.hub.connection import Encryption
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from tests.support.stored_jobs import LONG, Jobs, jobs_in
 
 from leasehold import open_store
 from leasehold.clock import SystemClock
-from leasehold.jobs import Outcome, Reservation, occurrence, operator_requests, try_reserve
+from leasehold.jobs import Outcome, Reservation, operator_requests, run_log, try_reserve
 from leasehold.jobs.run_log import Said
 from leasehold.model import HandOver, Lease, Note, Position, Wanted
 
@@ -63,7 +63,7 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
 
 def test_a_schedule_that_nobody_carries_out_is_late(leasehold: CommandLine, jobs: Jobs) -> None:
     [owned] = jobs.join("a", "nightly", said=Said(schedule="0 2 * * * Europe/Berlin"))
-    jobs.mark(owned, occurrence.done(TWO))
+    jobs.mark(owned, run_log.done(TWO))
     running = leasehold("jobs", "show", "nightly", "-ojson").json
     assert running["late_s"] is None
     jobs.leave(owned)

@@ -11,7 +11,7 @@ from tests.support.command import CommandLine
 from tests.support.stored_jobs import Jobs, jobs_in
 
 from leasehold.cli.jobs import run_row
-from leasehold.jobs import Outcome, occurrence
+from leasehold.jobs import Outcome, run_log
 from leasehold.jobs.run_log import Entry, Said
 from leasehold.model import EndReason, Term
 from leasehold.names import job_key
@@ -115,7 +115,7 @@ def test_how_long_a_run_lasted_that_expired_is_not_known() -> None:
 
 def test_next_begins_after_what_is_done_already(leasehold: CommandLine, jobs: Jobs) -> None:
     [owned] = jobs.join("a", "nightly", said=Said(schedule="0 2 * * * UTC"))
-    jobs.mark(owned, occurrence.done(datetime(2100, 1, 31, 2, tzinfo=UTC)))
+    jobs.mark(owned, run_log.done(datetime(2100, 1, 31, 2, tzinfo=UTC)))
     jobs.leave(owned)
     rows = leasehold("jobs", "next", "nightly", "-n", "2", "-ojson").json
     assert [each["utc"][:10] for each in rows] == ["2100-02-01", "2100-02-02"]

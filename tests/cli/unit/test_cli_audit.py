@@ -17,7 +17,7 @@ from leasehold.cli.common import Output
 from leasehold.cli.tables import err
 from leasehold.names import partition_key
 from leasehold.spark.audit import Audit, Check, Finding, claims
-from leasehold.spark.audit.targets import target
+from leasehold.spark.audit.rows import target
 from leasehold.stores import open_store
 
 LONG = "the checkpoint says that events up to 1000 are done, and the sink holds those up to 999"

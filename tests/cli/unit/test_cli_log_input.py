@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from leasehold.cli.log_format import Fields, Format, format_of
+from leasehold.cli.log_formats import Fields, Format, format_of
 from leasehold.cli.log_input import tables
 from leasehold.errors import UsageError
 from leasehold.log.events import sent_batch

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from tests.support.command import CommandLine
 
-from leasehold.cli.process import _checkpoint, _poison
+from leasehold.cli.process import Words, _checkpoint, _poison, heard, status
 from leasehold.cli.process_handler import load_handler
-from leasehold.cli.progress_output import Words, heard, status
 from leasehold.clock import SystemClock
 from leasehold.core.poison_policy import Then
 from leasehold.errors import LeaseholdError, PositionLost, StoreUnavailable, UsageError

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.cron import Schedule, parse_schedule
-from leasehold.core.cron.zone import Zone
+from leasehold.core.cron.wall_times import Zone
 from leasehold.errors import BadSchedule
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

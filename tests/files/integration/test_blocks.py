@@ -25,12 +25,11 @@ from tests.support.blocks import (
 )
 
 from leasehold.errors import DataDamaged, LeaseLost, UsageError, VolumeUnusable
-from leasehold.files import Block, block_reader
+from leasehold.files import Block, reader
 from leasehold.files.block_meta import PIECE_BYTES, parse
 from leasehold.files.block_writer import SYNC_EVERY_BYTES, BlockWriter
 from leasehold.files.disk import SystemDisk
-from leasehold.files.fence import fence
-from leasehold.files.seal import remove
+from leasehold.files.fence import fence, remove
 from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk, RecordingDisk
 
@@ -39,12 +38,12 @@ DISK = SystemDisk()
 
 def visible(volumes: list[Volume], *, disk: SystemDisk | FailingDisk = DISK) -> int:
     block = open_block(volumes)
-    return block_reader.visible_length(block, volumes, disk=disk, boot_id=BOOT)
+    return reader.visible_length(block, volumes, disk=disk, boot_id=BOOT)
 
 
 def after_a_restart(volumes: list[Volume], *, disk: SystemDisk | FailingDisk = DISK) -> int:
     block = open_block(volumes)
-    return block_reader.visible_length(block, volumes, disk=disk, boot_id=OTHER_BOOT)
+    return reader.visible_length(block, volumes, disk=disk, boot_id=OTHER_BOOT)
 
 
 def sealed_block(volumes: list[Volume], *pieces: bytes) -> Block:
@@ -67,10 +66,11 @@ def test_what_is_written_is_on_every_volume_and_seen_when_acknowledged(tmp_path:
     for volume in volumes:
         assert visible([volume]) == 11
         assert Path(volume.data_path(ID)).read_bytes() == b"hello world"
-        assert block_reader.read(open_block(volumes), volume, 6, 5, disk=DISK) == b"world"
-        assert [
-            each.end for each in block_reader.records(open_block(volumes), volume, disk=DISK)
-        ] == [6, 11]
+        assert reader.read(open_block(volumes), volume, 6, 5, disk=DISK) == b"world"
+        assert [each.end for each in reader.records(open_block(volumes), volume, disk=DISK)] == [
+            6,
+            11,
+        ]
     writer.close()
 
 
@@ -289,21 +289,21 @@ def test_a_sealed_block_is_sound_on_every_volume(tmp_path: Path) -> None:
     block = sealed_block(volumes, b"a" * 1000, b"b", b"c" * PIECE_BYTES)
     assert block.volumes == ("v1", "v2", "v3")
     for volume in volumes:
-        assert block_reader.verify(block, volume, disk=DISK) == []
-        assert block_reader.trailing_bytes(block, volume, disk=DISK) == 0
-        view = block_reader.map_block(block, volume, block.length)
+        assert reader.verify(block, volume, disk=DISK) == []
+        assert reader.trailing_bytes(block, volume, disk=DISK) == 0
+        view = reader.map_block(block, volume, block.length)
         assert view.readonly
         assert bytes(view) == b"a" * 1000 + b"b" + b"c" * PIECE_BYTES
-    assert block_reader.visible_length(block, [], disk=DISK, boot_id=BOOT) == block.length
-    assert block_reader.with_length(block, 5).length == 5
+    assert reader.visible_length(block, [], disk=DISK, boot_id=BOOT) == block.length
+    assert reader.with_length(block, 5).length == 5
 
 
 def test_a_mapped_block_is_never_longer_than_its_file(tmp_path: Path) -> None:
     volumes = volumes_in(tmp_path, count=1)
     block = sealed_block(volumes, b"abc")
-    assert bytes(block_reader.map_block(block, volumes[0], 0)) == b""
+    assert bytes(reader.map_block(block, volumes[0], 0)) == b""
     with pytest.raises(DataDamaged, match="has 3 bytes, not 4"):
-        block_reader.map_block(block, volumes[0], 4)
+        reader.map_block(block, volumes[0], 4)
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
@@ -316,10 +316,10 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
         for bit in range(len(good) * 8):
             at = bit // 8
             DISK.write_at(fd, bytes([good[at] ^ 1 << bit % 8]), at, what="flip")
-            assert block_reader.verify(block, volume, disk=DISK), (path, bit)
+            assert reader.verify(block, volume, disk=DISK), (path, bit)
             DISK.write_at(fd, good[at : at + 1], at, what="flip")
         DISK.close(fd)
-    assert block_reader.verify(block, volume, disk=DISK) == []
+    assert reader.verify(block, volume, disk=DISK) == []
 
 
 def test_a_file_cut_by_hand_is_found(tmp_path: Path) -> None:
@@ -329,9 +329,9 @@ def test_a_file_cut_by_hand_is_found(tmp_path: Path) -> None:
         good = Path(path).read_bytes()
         for length in range(len(good)):
             Path(path).write_bytes(good[:length])
-            assert block_reader.verify(block, volumes[0], disk=DISK)
+            assert reader.verify(block, volumes[0], disk=DISK)
         Path(path).unlink()
-        assert block_reader.verify(block, volumes[0], disk=DISK)
+        assert reader.verify(block, volumes[0], disk=DISK)
         Path(path).write_bytes(good)
 
 
@@ -344,7 +344,7 @@ def test_a_block_that_is_not_the_one_in_the_journal_is_found(tmp_path: Path) -> 
         replace(block, file_id=9),
         replace(block, generation=9),
     ):
-        assert block_reader.verify(wrong, volumes[0], disk=DISK)
+        assert reader.verify(wrong, volumes[0], disk=DISK)
 
 
 def test_bytes_after_the_end_are_no_fault(tmp_path: Path) -> None:
@@ -352,8 +352,8 @@ def test_bytes_after_the_end_are_no_fault(tmp_path: Path) -> None:
     block = sealed_block(volumes, b"hello")
     with Path(volumes[0].data_path(ID)).open("ab") as late:
         late.write(b"late bytes of an old writer")
-    assert block_reader.verify(block, volumes[0], disk=DISK) == []
-    assert block_reader.trailing_bytes(block, volumes[0], disk=DISK) == 27
+    assert reader.verify(block, volumes[0], disk=DISK) == []
+    assert reader.trailing_bytes(block, volumes[0], disk=DISK) == 27
 
 
 def test_the_length_is_read_from_any_volume_that_answers(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_a_reader_that_opened_the_file_before_the_fence_sees_nothing_of_the_late
     with pytest.raises(LeaseLost):
         writer.acknowledge()
     assert visible(volumes) == 4
-    assert [each.end for each in block_reader.records(block, volumes[0], disk=DISK)] == [4]
+    assert [each.end for each in reader.records(block, volumes[0], disk=DISK)] == [4]
     writer.close()
 
 

@@ -32,9 +32,7 @@ from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block
 from leasehold.files.block_writer import BlockWriter
 from leasehold.files.disk import Disk
-from leasehold.files.fence import Evidence, Superseded, fence
-from leasehold.files.seal import remove, tidy
-from leasehold.files.tail import examine
+from leasehold.files.fence import Evidence, Superseded, examine, fence, remove, tidy
 from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk
 

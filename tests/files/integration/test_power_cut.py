@@ -26,11 +26,10 @@ from tests.support.blocks import (
 )
 
 from leasehold.errors import LeaseholdError
-from leasehold.files import block_reader
+from leasehold.files import reader
 from leasehold.files.block_meta import PIECE_BYTES
 from leasehold.files.block_writer import BlockWriter
-from leasehold.files.fence import Evidence, fence
-from leasehold.files.seal import remove
+from leasehold.files.fence import Evidence, fence, remove
 from leasehold.testing.disk import KillingDisk, PowerCutDisk
 
 
@@ -76,7 +75,7 @@ def test_a_power_cut_loses_nothing_that_was_synced(tmp_path: Path, batch: int) -
             assert sound(block, volumes), seed
             for volume in volumes:
                 if volume.id in block.volumes:
-                    data = block_reader.read(block, volume, 0, length, disk=DISK)
+                    data = reader.read(block, volume, 0, length, disk=DISK)
                     assert data == everything[:length], seed
 
 
@@ -114,7 +113,7 @@ def test_power_cuts_during_recovery_do_not_change_its_result(tmp_path: Path, bat
         if block:
             assert sound(block, volumes), seed
             first = next(each for each in volumes if each.id in block.volumes)
-            data = block_reader.read(block, first, 0, block.length, disk=DISK)
+            data = reader.read(block, first, 0, block.length, disk=DISK)
             assert data == everything[: block.length], seed
 
 

@@ -31,8 +31,7 @@ from leasehold.core.block_agreement import Condition
 from leasehold.errors import TailUncertain, UsageError, VolumeUnusable
 from leasehold.files import Block
 from leasehold.files.block_meta import HEADER_BYTES, RECORD_BYTES
-from leasehold.files.fence import Superseded, fence
-from leasehold.files.seal import remove, seal, tidy
+from leasehold.files.fence import Superseded, fence, remove, seal, tidy
 from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import InvalidName
-from leasehold.files.paths import LONGEST_PATH, ancestors, below, check_directory, check_path, only
+from leasehold.files.model import LONGEST_PATH, ancestors, below, check_directory, check_path, only
 
 PARTS = st.text(
     st.characters(blacklist_categories=("C", "Z"), blacklist_characters="/"), min_size=1, max_size=5

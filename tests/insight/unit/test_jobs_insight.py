@@ -9,7 +9,7 @@ import pytest
 from leasehold.clock import SystemClock
 from leasehold.errors import BadSchedule, InvalidName, UnknownResource
 from leasehold.insight.jobs import JobState, JobView, job_log, job_view, job_views, schedule_of
-from leasehold.jobs import Outcome, occurrence, operator_requests
+from leasehold.jobs import Outcome, operator_requests, run_log
 from leasehold.jobs.run_log import Said
 from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
 from leasehold.stores.memory import MemoryStore
@@ -81,10 +81,10 @@ async def test_a_pause_whose_time_is_over_is_none(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("position", "late_s"),
     [
-        (occurrence.done(NOON - timedelta(hours=1)), None),  # the next one is due right now
-        (occurrence.done(NOON - timedelta(hours=2)), 3600.0),
-        (occurrence.started(NOON - timedelta(hours=3)), 3 * 3600.0),  # its node has died
-        (occurrence.done(NOON), None),
+        (run_log.done(NOON - timedelta(hours=1)), None),  # the next one is due right now
+        (run_log.done(NOON - timedelta(hours=2)), 3600.0),
+        (run_log.started(NOON - timedelta(hours=3)), 3 * 3600.0),  # its node has died
+        (run_log.done(NOON), None),
         (Position(sequence_number=7, offset="its own"), None),
     ],
 )
@@ -103,10 +103,10 @@ async def test_an_occurrence_that_waits_for_longer_than_a_minute_is_late(
 @pytest.mark.parametrize(
     ("position", "next_at"),
     [
-        (occurrence.done(NOON + timedelta(hours=3)), NOON + timedelta(hours=4)),
-        (occurrence.born(NOON + timedelta(hours=2.5)), NOON + timedelta(hours=3)),
+        (run_log.done(NOON + timedelta(hours=3)), NOON + timedelta(hours=4)),
+        (run_log.born(NOON + timedelta(hours=2.5)), NOON + timedelta(hours=3)),
         # It has begun and is not done: it is run again.
-        (occurrence.started(NOON + timedelta(hours=3)), NOON + timedelta(hours=3)),
+        (run_log.started(NOON + timedelta(hours=3)), NOON + timedelta(hours=3)),
     ],
 )
 async def test_the_next_moment_is_one_that_is_not_done(
@@ -129,7 +129,7 @@ async def test_nothing_is_next_for_a_job_that_is_paused(store: MemoryStore) -> N
 
 async def test_a_minute_is_tolerated(store: MemoryStore) -> None:
     owned = await take(store, "a", Said(schedule="every 1h UTC"))
-    mark = Mark(ownership=owned, position=occurrence.done(NOON - timedelta(hours=1)))
+    mark = Mark(ownership=owned, position=run_log.done(NOON - timedelta(hours=1)))
     await store.checkpoint([mark])
     await store.release([owned])
     minute = timedelta(minutes=1)

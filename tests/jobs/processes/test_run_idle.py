@@ -17,9 +17,8 @@ from leasehold.errors import LeaseLost
 from leasehold.jobs import OnCrash, Outcome, Policy, Reservation, reserve
 from leasehold.jobs.claimant import Claimant
 from leasehold.jobs.command import one_shot
-from leasehold.jobs.command.exit_status import Reason
+from leasehold.jobs.command.exit_status import IfHeld, Reason
 from leasehold.jobs.command.one_shot import Wrapper
-from leasehold.jobs.command.plan import IfHeld
 from leasehold.jobs.command.signal_queue import Bell
 from leasehold.jobs.operator_requests import pause, resume
 from leasehold.model import Ownership

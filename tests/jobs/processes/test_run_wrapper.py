@@ -35,8 +35,7 @@ from leasehold.core.cron import parse_schedule
 from leasehold.jobs import OnCrash, Outcome, Policy, reserve
 from leasehold.jobs.command import scheduled
 from leasehold.jobs.command.command_run import LossKind, OnLoss
-from leasehold.jobs.command.exit_status import Reason
-from leasehold.jobs.command.plan import IfHeld
+from leasehold.jobs.command.exit_status import IfHeld, Reason
 from leasehold.jobs.command.signal_queue import Bell
 from leasehold.jobs.operator_requests import pause, resume
 from leasehold.model import Resource

@@ -17,6 +17,7 @@ from leasehold.errors import UsageError
 from leasehold.jobs import Outcome, reserve
 from leasehold.jobs.command.command_run import Ended, LossKind, OnLoss
 from leasehold.jobs.command.exit_status import (
+    IfHeld,
     Reason,
     Verdict,
     code_of,
@@ -24,7 +25,6 @@ from leasehold.jobs.command.exit_status import (
     what_happened,
     why_not,
 )
-from leasehold.jobs.command.plan import IfHeld
 from leasehold.jobs.wish import Done as NothingToDo
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
-from leasehold.jobs.occurrence import Ran, born, done, ran, started
+from leasehold.jobs.run_log import Ran, born, done, ran, started
 from leasehold.model import Checkpoint, Position
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)

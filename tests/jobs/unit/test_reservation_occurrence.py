@@ -10,7 +10,7 @@ import pytest
 from tests.support.job_scene import LEASE, LEASE_S, Scene, play
 
 from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
-from leasehold.jobs import Done, Held, OnCrash, Outcome, occurrence
+from leasehold.jobs import Done, Held, OnCrash, Outcome, run_log
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.run_log import Entry, entries
 from leasehold.jobs.wish import GROUP, Wish
@@ -334,11 +334,11 @@ def test_trouble_while_waiting_is_tried_again_with_growing_pauses_until_the_time
 def test_what_is_marked_is_what_the_timetable_reads() -> None:
     async def story(scene: Scene) -> None:
         job, _ = await scene.held(occurrence=TWO)
-        found = occurrence.ran((await scene.store.checkpoints(GROUP))[KEY])
+        found = run_log.ran((await scene.store.checkpoints(GROUP))[KEY])
         assert found is not None
         assert found.started == TWO
         await end(job)
-        found = occurrence.ran((await scene.store.checkpoints(GROUP))[KEY])
+        found = run_log.ran((await scene.store.checkpoints(GROUP))[KEY])
         assert found is not None
         assert (found.done, found.started) == (TWO, None)
 

@@ -361,7 +361,7 @@ def _as_owner(registry: CheckedRegistry, ownership: Ownership, now: float) -> Ow
     return replace(ownership, epoch=resource.epoch, holder=lease.holder, token=lease.token)
 
 
-@replaces("leasehold.stores.ledger:Ledger._lapsed")
+@replaces("leasehold.stores.registry:Ledger._lapsed")
 def keeps_for_ever(_original: Any) -> Any:
     """A key handed over to somebody who never comes is kept for ever."""
 
@@ -406,7 +406,7 @@ def unfenced_writes(original: Any) -> Any:
     return checkpoint
 
 
-@replaces("leasehold.stores.ledger:Ledger.end_term")
+@replaces("leasehold.stores.registry:Ledger.end_term")
 def forgets_epochs(original: Any) -> Any:
     """The record is deleted at release, and its epoch with it."""
 

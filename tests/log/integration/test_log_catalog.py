@@ -13,7 +13,7 @@ from tests.support.postgres import fresh_database
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidName, InvalidOptions, Stolen, UnknownStream
 from leasehold.log import StreamSettings
-from leasehold.log.catalog import Catalog
+from leasehold.log.streams import Catalog
 from leasehold.model import Mark, MemberInfo, Position, Wanted
 from leasehold.names import partition_key
 from leasehold.stores import open_store

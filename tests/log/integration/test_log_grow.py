@@ -22,8 +22,8 @@ from leasehold.log import (
     partition_of,
 )
 from leasehold.log import send_queue as growth_module
-from leasehold.log.catalog import Catalog
 from leasehold.log.send_queue import Growth
+from leasehold.log.streams import Catalog
 from leasehold.sources import LogSource, Start
 from leasehold.testing.clock import ManualClock
 

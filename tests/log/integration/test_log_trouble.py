@@ -25,7 +25,7 @@ DIES_IN_RECOVERY = """
 import os, signal, sys
 from datetime import timedelta
 from leasehold.files import recovery
-from leasehold.files.options import FileOptions
+from leasehold.files.model import FileOptions
 from leasehold.log import Event, Log, LogOptions
 
 url, path = sys.argv[1:]

@@ -56,21 +56,23 @@ def test_a_host_stopped_in_its_handler_comes_back_as_a_zombie_that_writes_nothin
         fault = {"stops": "handler", "stops_at": 15}
         zombie = c.begin("zombie", lease_s=LEASE_S, does="checkpoint", **fault)
         zombie.stopped()
-        stood = len(zombie.delivered())
+        stood = zombie.delivered()
         (checkpoint,) = c.checkpoints().values()
-        assert checkpoint.position.sequence_number == 9
+        # A batch ends with a frame of the log, so it may be short of its ten events.
+        done, last = checkpoint.position.sequence_number, stood[-1].number
+        assert done < 15 <= last
         heir = c.begin("heir", **HEIR)
-        assert heir.says("opened")["position"] == 10
+        assert heir.says("opened")["position"] == done + 1
         heir.says("stored", number=29)
         zombie.go_on()
-        zombie.says("refused", epoch=1, number=19, why="trust window over")
+        zombie.says("refused", epoch=1, number=last, why="trust window over")
         zombie.says("closed", reason="lost", epoch=1)
-        assert len(zombie.delivered()) == stood
+        assert zombie.delivered() == stood
         c.fill(20)
         c.stored()
         never_together(c)
-        assert balance(c).twice == 10
-        assert not zombie.of("stored", number=19)
+        assert balance(c).twice == last - done
+        assert not zombie.of("stored", number=last)
 
 
 @pytest.mark.spec("B5", "E3")

@@ -25,7 +25,7 @@ from leasehold.processor.pump import Pump
 from leasehold.processor.pump_manager import Floor
 from leasehold.sources import EventSource, Receiver
 from leasehold.testing.sim.checks import CheckedRegistry
-from leasehold.testing.sim.sinks import FencedSink
+from leasehold.testing.sim.pump_run import FencedSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def ends_with_its_receiver(original: Any) -> Any:
     return restart
 
 
-@replaces("leasehold.stores.ledger:Ledger.end_term")
+@replaces("leasehold.stores.registry:Ledger.end_term")
 def forgets_at_hand_over(original: Any) -> Any:
     """The checkpoint is part of the term, and goes with it."""
 
@@ -288,7 +288,7 @@ def late_copies_win(original: Any) -> Any:
     return checkpoint
 
 
-@replaces("leasehold.testing.sim.sinks:FencedSink._takes")
+@replaces("leasehold.testing.sim.pump_run:FencedSink._takes")
 def unfenced_sink(_original: Any) -> Any:
     """Whoever writes last is right."""
 

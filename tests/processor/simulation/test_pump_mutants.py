@@ -8,7 +8,7 @@ import pytest
 from tests.processor.simulation.pump_mutants import MUTANTS, PumpMutant
 
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.pump_day import run_pump_day
+from leasehold.testing.sim.pump_run import run_pump_day
 
 MOST_SEEDS = 150
 # Days that are known to find it, for those that live long: they are tried first.

@@ -6,7 +6,7 @@ import pytest
 from tests.support.golden import changed_stories
 from tests.support.seeds import seeded
 
-from leasehold.testing.sim.pump_day import PumpDay, run_pump_day
+from leasehold.testing.sim.pump_run import PumpDay, run_pump_day
 
 SEEDS = 300
 CHUNK = 25

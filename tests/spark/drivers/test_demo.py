@@ -15,9 +15,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.support.jvm import quick_jvm
 
-from leasehold.spark.demo.delays import compare
-from leasehold.spark.demo.flights import flights_file, read_flights
-from leasehold.spark.demo.processes import kill_session, session_members
+from leasehold.spark.demo.delays import compare, flights_file, read_flights
+from leasehold.spark.demo.drivers import kill_session, session_members
 
 FLIGHTS = 6_000
 PATIENCE_S = 500

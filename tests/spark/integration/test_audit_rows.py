@@ -20,8 +20,7 @@ from leasehold.errors import StoreUnavailable, StoreUnusable, Trimmed, UnknownRe
 from leasehold.log import Event, Log
 from leasehold.spark import PostgresSink
 from leasehold.spark.audit.gather import _sunk
-from leasehold.spark.audit.stream_rows import stream_moment, tells_its_event
-from leasehold.spark.audit.table_rows import TableMoment, table_moment
+from leasehold.spark.audit.rows import TableMoment, stream_moment, table_moment, tells_its_event
 from leasehold.stores.postgres.address import Address
 
 if TYPE_CHECKING:

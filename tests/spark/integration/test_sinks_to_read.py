@@ -15,7 +15,7 @@ from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, UnknownResource
 from leasehold.spark import ForeachSink, LogSink, PostgresSink, Sink
-from leasehold.spark.audit.targets import open_to_read, rows_of
+from leasehold.spark.audit.rows import open_to_read, rows_of
 from leasehold.spark.log_writer.publisher import Publisher
 
 NO_SPARK = cast("SparkSession", None)

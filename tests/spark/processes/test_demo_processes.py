@@ -16,15 +16,10 @@ import pytest
 
 from leasehold.clock import SystemClock
 from leasehold.log import Log, LogOptions
-from leasehold.spark.demo.brake import Brake
-from leasehold.spark.demo.messages import Moment
-from leasehold.spark.demo.processes import (
-    kill_session,
-    session_members,
-    signal_session,
-    stop_session,
-)
-from leasehold.spark.demo.sending import Sender
+from leasehold.spark.demo.driver import Brake
+from leasehold.spark.demo.drivers import kill_session, session_members, signal_session, stop_session
+from leasehold.spark.demo.screen import Moment
+from leasehold.spark.demo.show import Sender
 
 # A leader, and a child in a process group of its own, as Spark's workers are.
 PROGRAM = """

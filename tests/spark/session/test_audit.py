@@ -26,11 +26,18 @@ from leasehold.log import Event, Log
 from leasehold.model import EndReason
 from leasehold.sources import PartitionEnds
 from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink, Sink
-from leasehold.spark.audit import Material, Verdict, audit, checkpoints, commits, judge, logs, terms
+from leasehold.spark.audit import Material, Verdict, audit, judge
 from leasehold.spark.audit import rows as sink_rows
-from leasehold.spark.audit.findings import fetched
+from leasehold.spark.audit.claims import fetched
 from leasehold.spark.audit.gather import _sunk
-from leasehold.spark.audit.judge import _of_the_rows, _quick
+from leasehold.spark.audit.judge import (
+    _of_the_rows,
+    _quick,
+    checkpoint_findings,
+    commit_findings,
+    log_findings,
+    term_findings,
+)
 from leasehold.spark.audit.record import Level
 from leasehold.spark.audit.tables import Tables, tables
 
@@ -104,7 +111,7 @@ def test_each_fault_of_terms_has_its_own_words(spark: SparkSession) -> None:
     material = replace(
         a.CLEAN, terms=(*a.TERMS, *broken), epochs={"0": 2, "lost": 2, "never": 1, "free": 0}
     )
-    frames = terms.findings(small(spark, material))
+    frames = term_findings(small(spark, material))
     assert told(frames) == {
         ("terms-apart", "apart"): "epoch 2 of b began before epoch 1 of a was over: "
         "two owners at once",
@@ -153,7 +160,7 @@ def test_each_fault_of_commits_has_its_own_words(spark: SparkSession) -> None:
         ),
         ends={each: PartitionEnds(first=0, next=25) for each in names},
     )
-    frames = commits.findings(small(spark, material))
+    frames = commit_findings(small(spark, material))
     assert told(frames) == {
         ("commits-tile", "gap"): "events 10 to 14 are in no commit",
         ("commits-tile", "again"): "events 5 to 9 were committed again",
@@ -187,7 +194,7 @@ def test_each_fault_of_checkpoints_has_its_own_words(spark: SparkSession) -> Non
         ),
         commits=tuple(a.commit("v1", each, 0, 10, 2, "a") for each in names),
     )
-    assert told(checkpoints.findings(small(spark, material), sink=True)) == {
+    assert told(checkpoint_findings(small(spark, material), sink=True)) == {
         ("checkpoints-follow", "ahead"): "the checkpoint says that events up to 10 are done, and "
         "the sink holds those up to 9",
         ("checkpoints-owned", "nobody"): "the checkpoint was written under epoch 3, which nobody "
@@ -237,7 +244,7 @@ def test_a_log_with_a_gap_and_a_number_twice_is_found(spark: SparkSession) -> No
         ends={each: PartitionEnds(first=low, next=high) for each, (low, high) in ends.items()},
     )
     made_tables = tables(spark, material)
-    assert told(logs.findings(numbers(spark, pairs), made_tables.ends)) == {
+    assert told(log_findings(numbers(spark, pairs), made_tables.ends)) == {
         ("log-whole", "0"): "events that are missing: 1",
         ("log-whole", "1"): "numbers are given twice",
         ("log-whole", "4"): "events that are missing: 2",

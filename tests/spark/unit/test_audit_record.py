@@ -12,10 +12,10 @@ from tests.support import audits as a
 from leasehold.errors import UsageError
 from leasehold.model import EndReason
 from leasehold.spark.audit import Audit, Check, Finding, Verdict, claims
-from leasehold.spark.audit.findings import MOST_KEPT, Seen, check_of
+from leasehold.spark.audit.claims import MOST_KEPT, Seen, check_of
 from leasehold.spark.audit.record import Lag, Level, worst
 from leasehold.spark.audit.report import ownership, page
-from leasehold.spark.audit.targets import target
+from leasehold.spark.audit.rows import target
 
 NASTY = "<script>alert('x')</script>&\"$title"
 FAULT = Finding(check="terms-apart", partition="0", what="two owners", evidence="at noon")

@@ -16,7 +16,7 @@ import pytest
 from leasehold.spark.sinks.delta import files as files_of_delta
 from leasehold.spark.sinks.delta.files import TaskWriter, answers, stats_of
 from leasehold.spark.sinks.delta.storage import storage
-from leasehold.spark.sinks.delta.table_history import parsed
+from leasehold.spark.sinks.delta.table_log import parsed
 
 MOMENT = datetime(2013, 1, 1, 5, 0, 0, 1001, UTC)
 

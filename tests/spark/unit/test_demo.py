@@ -22,16 +22,25 @@ from typer.testing import CliRunner, Result
 from leasehold.cli import demo as command
 from leasehold.errors import UsageError
 from leasehold.log import partition_of
-from leasehold.spark.demo.delays import Comparison, compare
-from leasehold.spark.demo.flights import events_of, flights_file, read_flights
-from leasehold.spark.demo.further import further
-from leasehold.spark.demo.looks import Look, Part, Rates, driver_of
-from leasehold.spark.demo.messages import Kind, Said, heard
+from leasehold.spark.demo.delays import Comparison, compare, events_of, flights_file, read_flights
 from leasehold.spark.demo.place import Place, prepared
-from leasehold.spark.demo.screen import DriverLine, Picture, Screen, painted
-from leasehold.spark.demo.sending import Pace
-from leasehold.spark.demo.show import Shown
-from leasehold.spark.demo.story import Line, Story
+from leasehold.spark.demo.running import further
+from leasehold.spark.demo.screen import (
+    DriverLine,
+    Kind,
+    Line,
+    Look,
+    Part,
+    Picture,
+    Rates,
+    Said,
+    Screen,
+    Story,
+    driver_of,
+    heard,
+    painted,
+)
+from leasehold.spark.demo.show import Pace, Shown
 from leasehold.spark.demo.verdict import AuditWord, Verdict, table_of, wrong
 
 FLIGHTS = 6_000

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.spark.pipeline.events import BatchCommitted, ShareOpened
-from leasehold.spark.pipeline.progress import ProgressLines
+from leasehold.spark.pipeline.events import BatchCommitted, ProgressLines, ShareOpened
 from leasehold.testing.clock import ManualClock
 
 

@@ -28,8 +28,7 @@ from leasehold.spark import Batch, PipelineOptions, PoisonPolicy, Share, Staged,
 from leasehold.spark.pipeline.batch_errors import trouble_of
 from leasehold.spark.pipeline.committing import Committing
 from leasehold.spark.pipeline.engine import Surroundings
-from leasehold.spark.pipeline.events import BatchCommitted, BatchTried, EventDropped, Waiting
-from leasehold.spark.pipeline.progress import pace
+from leasehold.spark.pipeline.events import BatchCommitted, BatchTried, EventDropped, Waiting, pace
 from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.ranges import Range
 from leasehold.testing.clock import ManualClock

@@ -9,7 +9,7 @@ from pyspark.errors import StreamingQueryException
 
 from leasehold.errors import SinkUnfit, UsageError
 from leasehold.spark.queries.standby import Standby
-from leasehold.spark.task_errors import wrong_use_in
+from leasehold.spark.reading import wrong_use_in
 
 TOLD = """[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):
   File "reader.py", line 1, in initialOffset

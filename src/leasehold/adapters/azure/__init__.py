@@ -19,8 +19,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from leasehold.adapters.azure.mixed_store import MixedStore
-from leasehold.adapters.azure.records_store import RecordsStore
+from leasehold.adapters.azure.mixed_store import MixedStore, RecordsStore
 from leasehold.adapters.azure.shared_source import SharedSource
 from leasehold.errors import UsageError
 

@@ -2,20 +2,217 @@
 
 A wall time is the seconds since 1970 that a clock on the wall shows. No zone and no clock change
 is known here.
+
+A time zone as stretches of time between clock changes, and who owns which wall times.
+
+A clock that goes forward leaves wall times out, one that goes back shows some of them twice. There
+are two readings. **Elapsed**: each stretch has the wall times that the clock shows in it; some do
+not exist, some come twice. **Once**: each wall time belongs to exactly one stretch; what is left
+out belongs to the stretch after the gap, at its very beginning, and what comes twice to the first.
+
+A name that means another zone on another machine is refused: all nodes must find the same moments.
+
+Moments as whole seconds since 1970 in UTC, and back.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
-from datetime import MAXYEAR, MINYEAR, date
-from typing import TYPE_CHECKING, Protocol
+from datetime import MAXYEAR, MINYEAR, UTC, date, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from leasehold.core.cron.days import WEEK, DayRule
-from leasehold.core.cron.zone import DAY_S, EPOCH_ORDINAL, FIRST_S, LAST_S
+from leasehold.core.cron.fields import WEEK, DayRule
+from leasehold.errors import BadSchedule, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from zoneinfo import ZoneInfo
+
+DAY_S = 86_400
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Days from 0001-01-01, which has the ordinal 1, to 1970-01-01.
+EPOCH_ORDINAL = EPOCH.toordinal()
+
+
+def floor_s(moment: datetime) -> int:
+    """The last whole second that is not after the moment.
+
+    Raises:
+        UsageError: it has no time zone.
+    """
+    try:
+        since = moment - EPOCH
+    except TypeError:
+        raise _naive(moment) from None
+    return since.days * DAY_S + since.seconds
+
+
+def ceil_s(moment: datetime) -> int:
+    """The first whole second that is not before the moment.
+
+    Raises:
+        UsageError: it has no time zone.
+    """
+    return floor_s(moment) + (moment.microsecond > 0)
+
+
+def at_s(instant_s: int) -> datetime:
+    """The moment, in UTC."""
+    return EPOCH + timedelta(0, instant_s)
+
+
+# A few days from the ends of what a datetime can say: wall times of all zones fit in between.
+FIRST_S = floor_s(datetime(1, 1, 8, tzinfo=UTC))
+LAST_S = floor_s(datetime(9999, 12, 24, tzinfo=UTC))
+
+
+def _naive(moment: object) -> UsageError:
+    return UsageError(
+        f"{moment!r} is no moment: give a datetime that has a time zone, such as "
+        "datetime(2026, 3, 1, tzinfo=UTC)"
+    )
+
+
+# Changes are searched for in blocks of 97 days, in steps of 6 days. Two changes within one step
+# that undo each other are not seen; no zone has had such since 1970.
+_BLOCK_BITS = 23
+_STEP_S = 1 << 19
+_MOST_BLOCKS = 4_096
+_MOST_ZONES = 1_024
+# Zones can not be asked about the last hours of year 9999 and the first of year 1.
+_ASKED_FROM_S = FIRST_S - 5 * 86_400
+_ASKED_TO_S = LAST_S + 5 * 86_400
+# Files beside the zones that are none: links that each machine sets for itself, and copies of all
+# zones that not every machine has (those in right/ count leap seconds).
+_LOCAL = ("localtime", "posixrules")
+_COPIES = ("posix/", "right/")
+
+
+class Stretch(NamedTuple):
+    """From ``start_s`` to before ``end_s`` the clock is ``offset_s`` ahead of UTC.
+
+    It has the wall times from ``low_s`` to before ``high_s``.
+    """
+
+    start_s: int
+    end_s: int
+    offset_s: int
+    low_s: int
+    high_s: int
+
+
+class Zone:
+    """The stretches of a zone, in one of the two readings; those that were asked for are kept."""
+
+    __slots__ = ("_always", "_blocks", "_once", "_tz")
+
+    def __init__(self, tz: ZoneInfo, *, once: bool) -> None:
+        self._tz = tz
+        self._once = once
+        self._blocks: dict[int, list[Stretch]] = {}
+        self._always: Stretch | None = None
+        # A zone tells its offset without a moment only if it has never changed.
+        fixed = tz.utcoffset(None)
+        if fixed is not None:
+            offset_s = _whole_s(fixed)
+            start_s, end_s = 2 * FIRST_S, 2 * LAST_S
+            self._always = Stretch(start_s, end_s, offset_s, start_s + offset_s, end_s + offset_s)
+
+    def at(self, instant_s: int) -> Stretch:
+        """The stretch in which the instant lies. It may end where nothing changes."""
+        if self._always is not None:
+            return self._always
+        number = instant_s >> _BLOCK_BITS
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._keep(number)
+        for stretch in block:
+            if instant_s < stretch[1]:
+                return stretch
+        raise AssertionError(instant_s)
+
+    def _keep(self, number: int) -> list[Stretch]:
+        block = list(self._block(number))
+        if len(self._blocks) >= _MOST_BLOCKS:
+            self._blocks.clear()
+        self._blocks[number] = block
+        return block
+
+    def _block(self, number: int) -> Iterator[Stretch]:
+        begin_s = number << _BLOCK_BITS
+        end_s = begin_s + (1 << _BLOCK_BITS)
+        # A step before the block: no clock change reaches further than that.
+        start_s = begin_s - _STEP_S
+        offset_s = self._offset_s(start_s)
+        shown_s = start_s + offset_s
+        changes = [
+            *self._changes(start_s, begin_s),
+            begin_s,
+            *self._changes(begin_s, end_s),
+            end_s,
+        ]
+        for change_s in changes:
+            next_shown_s = max(shown_s, change_s + offset_s)
+            if change_s > begin_s:
+                low_s, high_s = (
+                    (shown_s, next_shown_s)
+                    if self._once
+                    else (start_s + offset_s, change_s + offset_s)
+                )
+                yield Stretch(start_s, change_s, offset_s, low_s, high_s)
+            start_s, shown_s = change_s, next_shown_s
+            offset_s = self._offset_s(change_s)
+
+    def _changes(self, start_s: int, end_s: int) -> list[int]:
+        """The instants after ``start_s`` and before ``end_s`` from which another offset holds."""
+        found = []
+        offset_s = self._offset_s(start_s)
+        for step_end_s in range(start_s + _STEP_S, end_s + 1, _STEP_S):
+            while offset_s != self._offset_s(step_end_s):
+                start_s = self._change(start_s, step_end_s, offset_s)
+                offset_s = self._offset_s(start_s)
+                if start_s < end_s:
+                    found.append(start_s)
+            start_s = step_end_s
+        return found
+
+    def _change(self, before_s: int, after_s: int, offset_s: int) -> int:
+        """The first instant of another offset, between one of this offset and one of another."""
+        while after_s - before_s > 1:
+            middle_s = (before_s + after_s) // 2
+            if self._offset_s(middle_s) == offset_s:
+                before_s = middle_s
+            else:
+                after_s = middle_s
+        return after_s
+
+    def _offset_s(self, instant_s: int) -> int:
+        asked = at_s(min(max(instant_s, _ASKED_FROM_S), _ASKED_TO_S))
+        offset = asked.astimezone(self._tz).utcoffset()
+        return _whole_s(offset or timedelta(0))
+
+
+@lru_cache(maxsize=_MOST_ZONES)
+def zone_of(tz: ZoneInfo, *, once: bool) -> Zone:
+    """The zone in this reading: one for the whole process.
+
+    Raises:
+        BadSchedule: its name does not mean the same zone on all machines.
+    """
+    name = (tz.key or "").lower()
+    if name in _LOCAL or name.startswith(_COPIES):
+        raise BadSchedule(
+            f"the time zone {tz.key!r} is not the same on all machines: write a name of the IANA "
+            "list, such as Europe/Berlin or UTC"
+        )
+    return Zone(tz, once=once)
+
+
+def _whole_s(offset: timedelta) -> int:
+    return offset.days * 86_400 + offset.seconds
+
 
 # Wall times beyond any that can be asked for.
 BEFORE_ALL_S = FIRST_S - 2 * DAY_S

@@ -1,20 +1,14 @@
 """The journal: the namespace's tables and their atomic steps.
 
-==============  ================================================================================
-module          what it knows
-==============  ================================================================================
-``journal``     the public face: each method is one step
-``group``       group commit: steps of several threads in one transaction
-``books``       one transaction: numbers, lines of history, holders
-``opening``     create and append
-``writing``     next block, drop volumes, close
-``recovering``  begin, commit and fail a recovery; what is due for one
-``names``       what is at a path; rename and delete
-``holders``     leases of holders; volumes
-``blocks``      blocks and their replicas
-``refusals``    why not, in words
-``rows``        how rows become records
-==============  ================================================================================
+================  ==================================================================
+module            what it knows
+================  ==================================================================
+``journal``       the public face: each method is one step
+``group_commit``  steps of several threads in one transaction
+``unit_of_work``  one transaction: numbers, lines of history, holders
+``steps``         create and append; next block, close; recoveries; paths; holders
+``rows``          how rows become records, and why a step is refused, in words
+================  ==================================================================
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
-from leasehold.files.journal import blocks, holders, opening, path_steps, recovering, writing
+from leasehold.files.journal import steps
 from leasehold.files.journal.group_commit import MOST_TOGETHER, GroupCommit, Question
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
 from leasehold.files.journal.unit_of_work import KEPT_LINES, Books, listed
-from leasehold.files.paths import below, check_directory, check_path
+from leasehold.files.model import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _queries() -> Mapping[str, str]:
 
 
 class Journal:
-    """Files, blocks, holders and epochs, in the database of a store."""
+    """Files, steps, holders and epochs, in the database of a store."""
 
     def __init__(self, database: BlockingDatabase, group: GroupCommit, limits: Limits) -> None:
         """Over a database that is ready; ``Journal.open`` makes one."""
@@ -113,15 +113,15 @@ class Journal:
         Raises:
             LeaseLost: it has no lease any more (none of its files is left), or another token.
         """
-        self._group.run("renew", lambda books: holders.renew(books, holder))
+        self._group.run("renew", lambda books: steps.renew(books, holder))
 
     def leave(self, holder: Holder) -> None:
         """End the lease, unless a file is open under it."""
-        self._group.run("leave", lambda books: holders.leave(books, holder))
+        self._group.run("leave", lambda books: steps.leave(books, holder))
 
     def holders(self, *, limit: int = 1000) -> list[HolderStatus]:
         """Who has a lease, the one that has been silent longest first."""
-        return self._read(lambda books: holders.holders(books, limit))
+        return self._read(lambda books: steps.holders(books, limit))
 
     # ----------------------------------------------------------- volumes
 
@@ -130,17 +130,17 @@ class Journal:
         known = self._read(lambda books: (books.tx.one("namespace") or ("",))[0])
         if known:
             return str(known)
-        return self._group.run("namespace", lambda books: holders.namespace_id(books, new_id))
+        return self._group.run("namespace", lambda books: steps.namespace_id(books, new_id))
 
     def register_volume(self, volume_id: str, path: str) -> None:
         """Note where a volume lies; it may have moved."""
         self._group.run(
-            "register volume", lambda books: holders.register_volume(books, volume_id, path)
+            "register volume", lambda books: steps.register_volume(books, volume_id, path)
         )
 
     def volumes(self) -> dict[str, str]:
         """Where each volume lies, by its id."""
-        return self._read(holders.volumes)
+        return self._read(steps.volumes)
 
     # ----------------------------------------------------------- writing
 
@@ -166,17 +166,17 @@ class Journal:
             RecoveryInProgress: the file is being recovered.
             LeaseLost: the holder's id is used with another token.
         """
-        wish = opening.Wish(
+        wish = steps.Wish(
             path=check_path(path),
             holder=holder,
-            volumes=blocks.check_volumes(volumes),
+            volumes=steps.check_volumes(volumes),
             request=request,
             replication=replication,
             block_size=block_size,
             overwrite=overwrite,
         )
         return self._group.run(
-            "create", lambda books: opening.create(books, wish), asks=Question(path=wish.path)
+            "create", lambda books: steps.create(books, wish), asks=Question(path=wish.path)
         )
 
     def append(
@@ -190,13 +190,13 @@ class Journal:
             RecoveryInProgress: the file is being recovered.
             LeaseLost: the holder's id is used with another token.
         """
-        wish = opening.Wish(
+        wish = steps.Wish(
             path=check_path(path),
             holder=holder,
-            volumes=blocks.check_volumes(volumes),
+            volumes=steps.check_volumes(volumes),
             request=request,
         )
-        return self._group.run("append", lambda books: opening.append(books, wish))
+        return self._group.run("append", lambda books: steps.append(books, wish))
 
     def next_block(
         self,
@@ -212,10 +212,10 @@ class Journal:
             UnknownFile: the file was deleted.
             FencedWrite: the file is closed, recovered or taken over.
         """
-        checked = blocks.check_volumes(volumes)
+        checked = steps.check_volumes(volumes)
         return self._group.run(
             "next block",
-            lambda books: writing.next_block(books, ticket, sealed, volumes=checked),
+            lambda books: steps.next_block(books, ticket, sealed, volumes=checked),
         )
 
     def drop_volumes(self, ticket: Ticket, block_id: int, *, keep: tuple[str, ...]) -> None:
@@ -227,7 +227,7 @@ class Journal:
         """
         self._group.run(
             "drop volumes",
-            lambda books: writing.drop_volumes(books, ticket, block_id, keep=keep),
+            lambda books: steps.drop_volumes(books, ticket, block_id, keep=keep),
         )
 
     def complete(self, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
@@ -239,7 +239,7 @@ class Journal:
         """
         return self._group.run(
             "close",
-            lambda books: writing.complete(books, ticket, sealed),
+            lambda books: steps.complete(books, ticket, sealed),
             asks=Question(file_id=ticket.file_id),
         )
 
@@ -250,7 +250,7 @@ class Journal:
             UnknownFile: the file was deleted.
             FencedWrite: the file is closed, recovered or taken over.
         """
-        self._group.run("discard", lambda books: writing.discard(books, ticket))
+        self._group.run("discard", lambda books: steps.discard(books, ticket))
 
     def check(self, ticket: Ticket) -> None:
         """Return if the file is still the ticket's.
@@ -263,7 +263,7 @@ class Journal:
         # volume has failed.
         self._group.run(
             "check",
-            lambda books: writing.check(books, ticket),
+            lambda books: steps.check(books, ticket),
             asks=Question(file_id=ticket.file_id),
         )
 
@@ -287,7 +287,7 @@ class Journal:
         """
         return self._group.run(
             "recovery begun",
-            lambda books: recovering.begin(books, check_path(path), holder, why, ticket),
+            lambda books: steps.begin_recovery(books, check_path(path), holder, why, ticket),
         )
 
     def commit_recovery(self, recovery: Recovery, sealed: Sealed | None) -> FileStatus:
@@ -297,9 +297,7 @@ class Journal:
             UnknownFile: the file was deleted meanwhile.
             FencedWrite: a newer recovery has begun.
         """
-        return self._group.run(
-            "recovered", lambda books: recovering.commit(books, recovery, sealed)
-        )
+        return self._group.run("recovered", lambda books: steps.commit(books, recovery, sealed))
 
     def fail_recovery(self, recovery: Recovery, *, trouble: str, pause_s: float) -> None:
         """End the attempt; the next one is due after ``pause_s``.
@@ -310,7 +308,7 @@ class Journal:
         """
         self._group.run(
             "recovery failed",
-            lambda books: recovering.fail(books, recovery, trouble=trouble, pause_s=pause_s),
+            lambda books: steps.fail(books, recovery, trouble=trouble, pause_s=pause_s),
         )
 
     def due(self, *, limit: int) -> list[str]:
@@ -319,10 +317,10 @@ class Journal:
         Holders without files that are past the hard limit are forgotten on the way.
         """
         paths, idle = self._read(
-            lambda books: (recovering.due(books, limit), holders.idle(books, _IDLE_AT_ONCE))
+            lambda books: (steps.due(books, limit), steps.idle(books, _IDLE_AT_ONCE))
         )
         if idle:
-            self._group.run("forget holders", lambda books: holders.drop_idle(books, idle))
+            self._group.run("forget holders", lambda books: steps.drop_idle(books, idle))
         return paths
 
     # ------------------------------------------------------------- reads
@@ -334,7 +332,7 @@ class Journal:
             UnknownFile: there is none.
         """
         checked = check_path(path)
-        return self._read(lambda books: path_steps.file_at(books, checked).status(books.now))
+        return self._read(lambda books: steps.file_at(books, checked).status(books.now))
 
     def status_of(self, file_id: int) -> FileStatus | None:
         """The file of this id, wherever it lies; None if it is gone."""
@@ -346,7 +344,7 @@ class Journal:
         return self._read(work)
 
     def view(self, path: str) -> tuple[FileStatus, tuple[Block, ...]]:
-        """The file at a path and all its blocks, as of one moment.
+        """The file at a path and all its steps, as of one moment.
 
         Raises:
             UnknownFile: there is none.
@@ -354,13 +352,13 @@ class Journal:
         checked = check_path(path)
 
         def work(books: Books) -> tuple[FileStatus, tuple[Block, ...]]:
-            row = path_steps.file_at(books, checked)
+            row = steps.file_at(books, checked)
             return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
 
         return self._read(work)
 
     def view_of(self, file_id: int) -> tuple[FileStatus, tuple[Block, ...]]:
-        """The file of this id and all its blocks, as of one moment, wherever it lies now.
+        """The file of this id and all its steps, as of one moment, wherever it lies now.
 
         Raises:
             UnknownFile: it was deleted.
@@ -389,7 +387,7 @@ class Journal:
     def list_open(
         self, prefix: str = "/", *, older_than_s: float = 0.0, after_id: int = 0, limit: int = 1000
     ) -> builtins.list[FileStatus]:
-        """Files below a directory that are open or recovering, by id, from after ``after_id`` on.
+        """Files below a directory that are open or steps, by id, from after ``after_id`` on.
 
         Only those that were opened ``older_than_s`` ago or earlier, by the wall clock.
         """
@@ -418,7 +416,7 @@ class Journal:
         checked = check_path(path)
 
         def work(books: Books) -> builtins.list[Entry]:
-            file_id = path_steps.file_at(books, checked).id
+            file_id = steps.file_at(books, checked).id
             return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
 
         return self._read(work)
@@ -456,7 +454,7 @@ class Journal:
         """
         origin, goal = check_path(source), check_path(target)
         return self._group.run(
-            "rename", lambda books: path_steps.rename(books, origin, goal, overwrite=overwrite)
+            "rename", lambda books: steps.rename(books, origin, goal, overwrite=overwrite)
         )
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
@@ -467,7 +465,7 @@ class Journal:
         """
         checked = check_directory(path)
         return self._group.run(
-            "delete", lambda books: path_steps.delete(books, checked, recursive=recursive)
+            "delete", lambda books: steps.delete(books, checked, recursive=recursive)
         )
 
     # ------------------------------------------------------------- trash

@@ -13,7 +13,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import LeaseLost
-from leasehold.files.paths import ancestors, below
+from leasehold.files.model import ancestors, below
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -29,13 +29,14 @@ from leasehold.jobs.command.command_run import CommandRun, Ended
 from leasehold.jobs.command.exit_status import (
     LEFT_BEHIND,
     Exit,
+    IfHeld,
     Reason,
     Verdict,
     ended_run,
+    environment,
     lost_run,
     what_happened,
 )
-from leasehold.jobs.command.plan import IfHeld, environment
 from leasehold.jobs.command.signal_queue import Bell, Stopped
 from leasehold.jobs.operator_requests import standing
 from leasehold.jobs.request import Request
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from leasehold.clock import Clock
-    from leasehold.jobs.command.plan import Plan
+    from leasehold.jobs.command.exit_status import Plan
 
 log = logging.getLogger("leasehold.jobs")
 

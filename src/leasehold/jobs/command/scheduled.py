@@ -25,9 +25,9 @@ from leasehold.jobs.command.exit_status import (
     Reason,
     Verdict,
     ended_run,
+    environment,
     what_happened,
 )
-from leasehold.jobs.command.plan import environment
 from leasehold.jobs.worker.definition import job
 from leasehold.jobs.worker.job_state import STOPPED
 from leasehold.jobs.worker.worker import Worker
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
-    from leasehold.jobs.command.plan import Plan
+    from leasehold.jobs.command.exit_status import Plan
     from leasehold.jobs.command.signal_queue import Bell
     from leasehold.jobs.worker.run import Run
 

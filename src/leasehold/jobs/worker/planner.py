@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.next_run import Place, decide
 from leasehold.errors import StoreUnavailable, UsageError
-from leasehold.jobs import occurrence as marks
 from leasehold.jobs import operator_requests as orders_
+from leasehold.jobs import run_log as marks
 from leasehold.jobs.run_log import Outcome, entries
 from leasehold.jobs.worker.job_state import Kind, Plan
 from leasehold.model import State
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.occurrence import Ran
     from leasehold.jobs.operator_requests import Orders
-    from leasehold.jobs.run_log import Entry
+    from leasehold.jobs.run_log import Entry, Ran
     from leasehold.jobs.worker.job_state import Seat
     from leasehold.jobs.worker.skew_clock import Almanac
     from leasehold.model import Checkpoint, Ownership, Term

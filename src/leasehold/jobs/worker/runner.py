@@ -30,7 +30,7 @@ import anyio
 
 from leasehold.core.backoff import Ladder
 from leasehold.errors import StoreError
-from leasehold.jobs import occurrence as marks_
+from leasehold.jobs import run_log as marks_
 from leasehold.jobs.holding import TRUST_OVER
 from leasehold.jobs.run_log import Outcome
 from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, Activity, Verdict

@@ -26,8 +26,8 @@ import anyio
 from leasehold.core.backoff import Ladder
 from leasehold.core.next_run import Overlap, Place, decide
 from leasehold.errors import LeaseLost, StoreError
-from leasehold.jobs import occurrence as marks
 from leasehold.jobs import operator_requests as orders_
+from leasehold.jobs import run_log as marks
 from leasehold.jobs.run_log import Outcome, Said
 from leasehold.jobs.worker.job_state import REPLACED, Activity, Kind, Plan, Seat
 from leasehold.jobs.worker.planner import Planner, order_of

@@ -2,12 +2,12 @@
 
 ::
 
-    source ── keeper: one connection, its tokens ── connection ── sessions ── a link per partition
+    source ── manager: one connection, its tokens ── connection ── sessions ── a link per partition
        └── receiver: position, gaps, trouble ────────── takes Arrow batches from ──────┘
 
-``address`` reads ``eventhubs://…``; ``moulds``, ``shapes`` and ``rows`` are the way from frames to
-Arrow, ``sections`` what becomes of all else in a message; ``ranges`` is for Spark. Everything but
-the address is loaded when it is used: whoever reads a log needs nothing of it.
+``address`` reads ``eventhubs://…``; ``fast_decode`` and ``rows`` are the way from frames to
+Arrow, ``sections`` what becomes of all else in a message. Everything but the address is
+loaded when it is used: whoever reads a log needs nothing of it.
 """
 
 from __future__ import annotations

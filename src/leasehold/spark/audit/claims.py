@@ -1,8 +1,25 @@
-"""The claims, in the order in which people read them."""
+"""The claims, in the order in which people read them.
+
+Findings as a DataFrame: made by each check, joined, and fetched together in one job.
+
+Of many findings of one check and level the first ones are fetched, and all are counted.
+"""
 
 from __future__ import annotations
 
-from leasehold.spark.audit.record import Claim
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from leasehold.spark.audit.record import Check, Claim, Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame
 
 TERMS_APART = Claim(
     name="terms-apart", words="No two terms of a partition overlap in time.", noun="term"
@@ -57,3 +74,81 @@ ALL = (
     ROWS_ONCE,
     LOG_WHOLE,
 )
+
+
+MOST_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """All findings of a claim and level: how many, and the first of them."""
+
+    count: int
+    first: tuple[Finding, ...]
+
+
+def found(
+    frame: DataFrame, claim: Claim, what: Column, evidence: Column, *, level: Level = Level.FAULT
+) -> DataFrame:
+    """Each row of ``frame``, which has a ``partition``, becomes a finding."""
+    return frame.select(
+        F.lit(claim.name).alias("check"),
+        F.lit(level.value).alias("level"),
+        F.col("partition"),
+        what.alias("what"),
+        evidence.alias("evidence"),
+    )
+
+
+def words(form: str, *columns: Column | str) -> Column:
+    """Text with values in it, as ``printf`` writes them."""
+    return F.format_string(form, *columns)
+
+
+def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], Seen]:
+    """Run them all, in one job."""
+    if not frames:
+        return {}
+    # In one task: what is found is little, and each exchange would cost more than it.
+    union = reduce(lambda one, other: one.unionByName(other), frames).coalesce(1)
+    kind = Window.partitionBy("check", "level")
+    order = kind.orderBy(F.length("partition"), "partition", "what", "evidence")
+    ranked = union.select(
+        "*", F.count("*").over(kind).alias("total"), F.row_number().over(order).alias("rank")
+    )
+    seen: dict[tuple[str, Level], list[Finding]] = {}
+    totals: dict[tuple[str, Level], int] = {}
+    rows = ranked.where(F.col("rank") <= MOST_KEPT).collect()
+    for row in sorted(rows, key=lambda each: (each["check"], each["level"], each["rank"])):
+        key = (row["check"], Level(row["level"]))
+        totals[key] = row["total"]
+        seen.setdefault(key, []).append(
+            Finding(
+                check=row["check"],
+                level=key[1],
+                partition=row["partition"],
+                what=row["what"],
+                evidence=row["evidence"],
+            )
+        )
+    return {key: Seen(count=totals[key], first=tuple(each)) for key, each in seen.items()}
+
+
+def check_of(
+    claim: Claim, looked_at: int, seen: Mapping[tuple[str, Level], Seen], unseen: Sequence[str] = ()
+) -> Check:
+    """The check of a claim. ``unseen``: what could not be looked at, besides findings."""
+    none = Seen(count=0, first=())
+    faults = seen.get((claim.name, Level.FAULT), none)
+    unknown = seen.get((claim.name, Level.UNKNOWN), none)
+    more = tuple(
+        Finding(check=claim.name, partition="", what=each, evidence="", level=Level.UNKNOWN)
+        for each in unseen
+    )
+    return Check(
+        claim=claim,
+        looked_at=looked_at,
+        faults=faults.count,
+        unknown=unknown.count + len(more),
+        findings=(*faults.first, *unknown.first, *more),
+    )

@@ -18,9 +18,9 @@ from leasehold.errors import LeaseholdError, StoreError, UnknownResource, Unknow
 from leasehold.names import last_part, partition_group, partition_key
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.audit.judge import judge
-from leasehold.spark.audit.material import Material
-from leasehold.spark.audit.targets import missing, open_to_read, rows_of
-from leasehold.spark.pipeline.frames import Frames
+from leasehold.spark.audit.record import Material
+from leasehold.spark.audit.rows import missing, open_to_read, rows_of
+from leasehold.spark.pipeline.planning import Frames
 from leasehold.spark.ranges import Range
 from leasehold.stores import open_store
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint, Term
     from leasehold.sources.port import PartitionEnds
     from leasehold.spark.audit.record import Audit
-    from leasehold.spark.audit.targets import Rows
+    from leasehold.spark.audit.rows import Rows
     from leasehold.spark.sinks.port import Commit, Sink
 
     _Known: TypeAlias = tuple[str, dict[str, int], tuple[Checkpoint, ...]]

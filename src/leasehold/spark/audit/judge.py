@@ -2,6 +2,23 @@
 
 ``rows`` are the rows of the sink, ``log`` those of the log with ``partition``, ``sequence_number``
 and ``enqueued_at``; without them what needs them is not claimed, and a note says so.
+
+Terms: one owner at a time, each under an epoch of its own, each with an end that is told.
+
+All times here are those of the store, so they may be compared.
+
+The log: each number from the first event that is kept to the last one, once.
+
+Checkpoints: written by an owner within its term, and never ahead of what the sink holds.
+
+The time of a checkpoint and those of a term are the store's, so they may be compared. A checkpoint
+that an operator has put somewhere follows nothing: it is left out where it is compared to the sink.
+
+Commits of the sink: made by owners, in the order of their epochs, each event in one of them.
+
+Commits are compared in the order in which the sink has them, never by the times that drivers wrote
+into them. An operator's reset may move a position: what comes before it and what comes after it
+are looked at apart, and the jump between them is told as something that nobody can prove.
 """
 
 from __future__ import annotations
@@ -11,19 +28,373 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from leasehold.spark.audit import checkpoints, claims, commits, logs, terms
+from leasehold.model import EndReason
+from leasehold.spark.audit import claims
 from leasehold.spark.audit import rows as sink_rows
-from leasehold.spark.audit.findings import check_of, fetched
-from leasehold.spark.audit.record import Audit, counted
+from leasehold.spark.audit.claims import (
+    CHECKPOINTS_FOLLOW,
+    CHECKPOINTS_OWNED,
+    COMMITS_FENCED,
+    COMMITS_OWNED,
+    COMMITS_TILE,
+    ENDS_TOLD,
+    EPOCHS_RISE,
+    LOG_WHOLE,
+    TERMS_APART,
+    check_of,
+    fetched,
+    found,
+    words,
+)
+from leasehold.spark.audit.record import Audit, Lag, Level, counted
 from leasehold.spark.audit.tables import tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.window import WindowSpec
 
-    from leasehold.spark.audit.material import Material
-    from leasehold.spark.audit.record import Check, Claim, Lag
+    from leasehold.spark.audit.record import Check, Claim, Material
     from leasehold.spark.audit.tables import Tables
+
+
+def term_findings(tables: Tables) -> list[DataFrame]:
+    """All that speaks against the terms."""
+    return [
+        overlapping_terms(tables.terms),
+        twice(tables.terms),
+        skipped(tables.terms),
+        lost(tables.terms, tables.epochs),
+        forgotten(tables.terms),
+        untold(tables.terms),
+    ]
+
+
+def overlapping_terms(terms: DataFrame) -> DataFrame:
+    """A term that began before an earlier one, by epoch, was over."""
+    # A term that lasts ends later than everything that has begun.
+    end = F.coalesce("ended_at", F.lit("9999-12-31 00:00:00").cast("timestamp"))
+    last = F.max(F.struct(end.alias("at"), "epoch", "holder", "ended")).over(
+        _by_epoch().rowsBetween(Window.unboundedPreceding, -1)
+    )
+    frame = terms.withColumn("last", last).where(F.col("started_at") < F.col("last.at"))
+    what = words(
+        "epoch %d of %s began before epoch %d of %s was over: two owners at once",
+        *("epoch", "holder", "last.epoch", "last.holder"),
+    )
+    evidence = words("began %s, the other ended %s", "started", "last.ended")
+    return found(frame, TERMS_APART, what, evidence)
+
+
+def twice(terms: DataFrame) -> DataFrame:
+    """An epoch that was given to two."""
+    frame = (
+        terms.groupBy("partition", "epoch")
+        .agg(F.count("*").alias("times"), F.sort_array(F.collect_list("holder")).alias("holders"))
+        .where("times > 1")
+    )
+    what = words("epoch %d was given %d times", "epoch", "times")
+    return found(frame, EPOCHS_RISE, what, words("to %s", F.array_join("holders", " and ")))
+
+
+def skipped(terms: DataFrame) -> DataFrame:
+    """Epochs between two terms that nobody had."""
+    before = F.lag("epoch").over(_by_epoch())
+    frame = terms.withColumn("before", before).where(F.col("epoch") > F.col("before") + 1)
+    what = words("epoch %d follows %d: there are terms that are not told", "epoch", "before")
+    return found(frame, EPOCHS_RISE, what, words("%s began %s", "holder", "started"))
+
+
+def lost(terms: DataFrame, epochs: DataFrame) -> DataFrame:
+    """An epoch that the store is at, and that has no term."""
+    newest = terms.groupBy("partition").agg(F.max("epoch").alias("newest"))
+    frame = epochs.join(newest, "partition", "left").where(
+        F.col("epoch") > F.coalesce("newest", F.lit(0))
+    )
+    what = words("the store is at epoch %d, which has no term", "epoch")
+    evidence = words("the newest term has epoch %d", F.coalesce("newest", F.lit(0)))
+    return found(frame, EPOCHS_RISE, what, evidence)
+
+
+def forgotten(terms: DataFrame) -> DataFrame:
+    """Partitions whose first terms are not kept any more: unknown."""
+    frame = terms.groupBy("partition").agg(F.min("epoch").alias("oldest")).where("oldest > 1")
+    what = words("the terms before epoch %d are not kept any more", "oldest")
+    evidence = F.lit("a store keeps the last 100 terms of a partition at least")
+    return found(frame, EPOCHS_RISE, what, evidence, level=Level.UNKNOWN)
+
+
+def untold(terms: DataFrame) -> DataFrame:
+    """Ends without a reason, reasons without an end, and ends before the start."""
+    ended, reason = F.col("ended_at").isNotNull(), F.col("reason").isNotNull()
+    backwards = ended & (F.col("ended_at") < F.col("started_at"))
+    reset = F.col("reason") == EndReason.RESET.value
+    long_reset = reset & (F.col("ended_at") > F.col("started_at"))
+    frame = terms.where((ended != reason) | backwards | long_reset)
+    what = (
+        F.when(backwards, words("epoch %d of %s ended before it began", "epoch", "holder"))
+        .when(long_reset, words("the reset of epoch %d lasted a while", "epoch"))
+        .when(ended, words("epoch %d of %s ended without a reason", "epoch", "holder"))
+        .otherwise(words("epoch %d of %s has a reason and no end", "epoch", "holder"))
+    )
+    evidence = words(
+        "began %s, ended %s, reason %s", "started", "ended", F.coalesce("reason", F.lit("none"))
+    )
+    return found(frame, ENDS_TOLD, what, evidence)
+
+
+def _by_epoch() -> WindowSpec:
+    return Window.partitionBy("partition").orderBy("epoch", "started_at")
+
+
+def log_findings(log: DataFrame, ends: DataFrame) -> list[DataFrame]:
+    """Partitions whose events are not what the catalogue of the log says."""
+    counts = log.groupBy("partition").agg(
+        F.count("*").alias("events"),
+        F.count_distinct("sequence_number").alias("numbers"),
+        F.min("sequence_number").alias("low"),
+        F.max("sequence_number").alias("high"),
+    )
+    nothing: dict[str, bool | float | int | str] = {
+        "events": 0,
+        "numbers": 0,
+        "low": -1,
+        "high": -1,
+    }
+    expected = F.col("next") - F.col("first")
+    joined = ends.join(counts, "partition", "left").fillna(nothing)
+    outside = (F.col("low") < F.col("first")) | (F.col("high") >= F.col("next"))
+    wrong = (F.col("numbers") != expected) | (F.col("events") != expected)
+    frame = joined.where(wrong | ((expected > 0) & outside))
+    what = (
+        F.when(F.col("events") > F.col("numbers"), F.lit("numbers are given twice"))
+        .when(
+            F.col("numbers") < expected,
+            words("events that are missing: %d", expected - F.col("numbers")),
+        )
+        .otherwise(F.lit("there are events outside of its ends"))
+    )
+    evidence = words(
+        "%d events from %d to %d; it should have those from %d to %d",
+        *("events", "low", "high", "first", F.col("next") - 1),
+    )
+    return [found(frame, LOG_WHOLE, what, evidence)]
+
+
+def commit_lags(log: DataFrame, commits: DataFrame, material: Material) -> tuple[Lag, ...]:
+    """How old the last event of each commit was; to be shown, since two clocks are in it."""
+    last = commits.select("partition", (F.col("end") - 1).alias("sequence_number"), "ordinal")
+    frame = log.join(F.broadcast(last), ["partition", "sequence_number"]).select(
+        "ordinal", F.unix_micros("enqueued_at").alias("micros")
+    )
+    shares = material.commits or ()
+    found_lags = []
+    for row in sorted(frame.collect()):
+        share = shares[row["ordinal"]]
+        age_s = share.committed_at.timestamp() - row["micros"] / 1e6
+        found_lags.append(
+            Lag(
+                partition=share.range.partition,
+                committed_at=share.committed_at,
+                lag_s=max(0.0, age_s),
+            )
+        )
+    return tuple(found_lags)
+
+
+def checkpoint_findings(tables: Tables, *, sink: bool) -> list[DataFrame]:
+    """All that speaks against the checkpoints; with a ``sink`` also what it says of them."""
+    by_epoch = tables.checkpoints.join(tables.terms, ["partition", "epoch"], "left")
+    kept = tables.terms.groupBy("partition").agg(F.min("epoch").alias("oldest"))
+    frames = [
+        unknown_checkpoints(by_epoch.join(kept, "partition", "left")),
+        outdated_checkpoints(by_epoch.join(kept, "partition", "left")),
+        untimely(by_epoch),
+    ]
+    return [*frames, ahead(by_epoch, tables.commits)] if sink else frames
+
+
+def unknown_checkpoints(by_epoch: DataFrame) -> DataFrame:
+    """A checkpoint under an epoch that nobody had."""
+    frame = by_epoch.where(F.col("holder").isNull()).where(
+        F.col("oldest").isNull() | (F.col("epoch") > F.col("oldest"))
+    )
+    what = words("the checkpoint was written under epoch %d, which nobody had", "epoch")
+    return found(frame, CHECKPOINTS_OWNED, what, words("written %s", "updated"))
+
+
+def outdated_checkpoints(by_epoch: DataFrame) -> DataFrame:
+    """A checkpoint of a term that is not kept any more: unknown."""
+    frame = by_epoch.where(F.col("holder").isNull() & (F.col("epoch") < F.col("oldest")))
+    what = words("the checkpoint is of epoch %d, whose term is not kept any more", "epoch")
+    evidence = words("the oldest term has epoch %d", "oldest")
+    return found(frame, CHECKPOINTS_OWNED, what, evidence, level=Level.UNKNOWN)
+
+
+def untimely(by_epoch: DataFrame) -> DataFrame:
+    """A checkpoint that was written before its term began, or after it was over."""
+    early = F.col("updated_at") < F.col("started_at")
+    late = F.col("updated_at") > F.col("ended_at")
+    frame = by_epoch.where(early | late)
+    when = F.when(early, "before its term began").otherwise("after its term was over")
+    what = words("the checkpoint of epoch %d of %s was written %s", "epoch", "holder", when)
+    evidence = words("written %s, term %s to %s", "updated", "started", "ended")
+    return found(frame, CHECKPOINTS_OWNED, what, evidence)
+
+
+def ahead(by_epoch: DataFrame, commits: DataFrame) -> DataFrame:
+    """A checkpoint behind which events are that the sink does not hold."""
+    held = commits.groupBy("partition").agg(F.max_by("end", "ordinal").alias("position"))
+    operators = F.coalesce(F.col("reason") == EndReason.RESET.value, F.lit(False))
+    position = F.coalesce("position", F.lit(0))
+    frame = (
+        by_epoch.where(~operators)
+        .join(held, "partition", "left")
+        .where(F.col("resumes_at") > position)
+    )
+    what = words(
+        "the checkpoint says that events up to %d are done, and the sink holds those up to %d",
+        *(F.col("resumes_at") - 1, position - 1),
+    )
+    evidence = words("checkpoint of epoch %d, written %s", "epoch", "updated")
+    return found(frame, CHECKPOINTS_FOLLOW, what, evidence)
+
+
+def commit_findings(tables: Tables) -> list[DataFrame]:
+    """All that speaks against the commits."""
+    by_run = with_runs(tables.commits, tables.terms)
+    return [
+        unknown_commits(tables.commits, tables.terms),
+        outdated_commits(tables.commits, tables.terms),
+        late(tables.commits),
+        gaps(by_run),
+        overlapping_runs(by_run),
+        jumps(by_run),
+        beginnings(tables.commits, tables.ends),
+        beyond(tables.commits, tables.ends),
+    ]
+
+
+def with_runs(commits: DataFrame, terms: DataFrame) -> DataFrame:
+    """Add ``run``: how many resets came before the commit, by its epoch."""
+    resets = (
+        terms.where(F.col("reason") == EndReason.RESET.value)
+        .groupBy("partition")
+        .agg(F.collect_list("epoch").alias("resets"))
+    )
+    epoch = F.col("epoch")
+    run = F.size(F.filter(F.coalesce("resets", F.array()), lambda each: each < epoch))
+    return commits.join(resets, "partition", "left").withColumn("run", run).drop("resets")
+
+
+def unknown_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
+    """A commit under an epoch that nobody, or somebody else, had."""
+    owners = terms.select("partition", "epoch", F.col("holder").alias("owner"))
+    oldest = terms.groupBy("partition").agg(F.min("epoch").alias("oldest"))
+    joined = commits.join(owners, ["partition", "epoch"], "left").join(oldest, "partition", "left")
+    nobody = F.col("owner").isNull() & F.coalesce(F.col("epoch") > F.col("oldest"), F.lit(True))
+    frame = joined.where(nobody | (F.col("owner") != F.col("holder")))
+    what = F.when(
+        nobody, words("a commit of %s is under epoch %d, which nobody had", "holder", "epoch")
+    ).otherwise(
+        words("a commit of %s is under epoch %d, which was that of %s", "holder", "epoch", "owner")
+    )
+    return found(frame, COMMITS_OWNED, what, _named())
+
+
+def outdated_commits(commits: DataFrame, terms: DataFrame) -> DataFrame:
+    """Commits of terms that are not kept any more: unknown."""
+    oldest = terms.groupBy("partition").agg(F.min("epoch").alias("oldest"))
+    frame = (
+        commits.join(oldest, "partition")
+        .where(F.col("epoch") < F.col("oldest"))
+        .groupBy("partition", "oldest")
+        .agg(F.count("*").alias("commits"))
+    )
+    what = words("commits of terms that are not kept any more: %d", "commits")
+    evidence = words("the oldest term has epoch %d", "oldest")
+    return found(frame, COMMITS_OWNED, what, evidence, level=Level.UNKNOWN)
+
+
+def late(commits: DataFrame) -> DataFrame:
+    """A commit of an owner after one of its successors: a zombie came through."""
+    highest = F.max(F.struct("epoch", "holder", "commit")).over(_before("partition"))
+    frame = commits.withColumn("newer", highest).where(F.col("epoch") < F.col("newer.epoch"))
+    what = words(
+        "%s committed under epoch %d after %s had committed under epoch %d",
+        *("holder", "epoch", "newer.holder", "newer.epoch"),
+    )
+    return found(frame, COMMITS_FENCED, what, _named())
+
+
+def gaps(by_run: DataFrame) -> DataFrame:
+    """Events between two commits that are in none."""
+    frame = by_run.withColumn("reached", F.max("end").over(_before("partition", "run"))).where(
+        F.col("start") > F.col("reached")
+    )
+    what = words("events %d to %d are in no commit", "reached", F.col("start") - 1)
+    return found(frame, COMMITS_TILE, what, words("before %s", _named()))
+
+
+def overlapping_runs(by_run: DataFrame) -> DataFrame:
+    """Events that are in two commits."""
+    frame = by_run.withColumn("reached", F.max("end").over(_before("partition", "run"))).where(
+        F.col("start") < F.col("reached")
+    )
+    last = F.least("reached", "end") - 1
+    what = words("events %d to %d were committed again", "start", last)
+    return found(frame, COMMITS_TILE, what, _named())
+
+
+def jumps(by_run: DataFrame) -> DataFrame:
+    """Where an operator's reset moved the position: unknown, since it was on purpose."""
+    frame = (
+        by_run.withColumn("before", F.lag("end").over(_in_order("partition")))
+        .withColumn("run_before", F.lag("run").over(_in_order("partition")))
+        .where((F.col("run") != F.col("run_before")) & (F.col("start") != F.col("before")))
+    )
+    back = F.col("start") < F.col("before")
+    what = F.when(
+        back, words("a reset went back from event %d to %d: they came again", "before", "start")
+    ).otherwise(words("a reset went on from event %d to %d: they were left out", "before", "start"))
+    return found(frame, COMMITS_TILE, what, _named(), level=Level.UNKNOWN)
+
+
+def beginnings(commits: DataFrame, ends: DataFrame) -> DataFrame:
+    """Events before the first commit that the log still has: unknown why."""
+    begun = commits.groupBy("partition").agg(F.min_by("start", "ordinal").alias("begun"))
+    first = F.coalesce("first", F.lit(0))
+    frame = begun.join(ends, "partition", "left").where(F.col("begun") > first)
+    what = words(
+        "events %d to %d come before the first commit that is told", first, F.col("begun") - 1
+    )
+    evidence = F.lit("the group began there, or the sink has forgotten its oldest commits")
+    return found(frame, COMMITS_TILE, what, evidence, level=Level.UNKNOWN)
+
+
+def beyond(commits: DataFrame, ends: DataFrame) -> DataFrame:
+    """Commits of events that the log has never had."""
+    frame = commits.join(ends, "partition").where(F.col("end") > F.col("next"))
+    what = words(
+        "events %d to %d were committed, and the log ends before event %d",
+        *(F.greatest("start", "next"), F.col("end") - 1, "next"),
+    )
+    return found(frame, COMMITS_TILE, what, _named())
+
+
+def _named() -> Column:
+    return words("commit %s: [%d, %d), epoch %d", "commit", "start", "end", "epoch")
+
+
+def _in_order(*names: str) -> WindowSpec:
+    return Window.partitionBy(*names).orderBy("ordinal")
+
+
+def _before(*names: str) -> WindowSpec:
+    return _in_order(*names).rowsBetween(Window.unboundedPreceding, -1)
+
 
 _LIVE = "the sink was written while it was read: stop the drivers, then audit again"
 _LONGEST = 300
@@ -48,9 +419,9 @@ def judge(
     """Every claim that can be judged on this material, and what it can not say."""
     small, made = tables(_quick(spark), material), tables(spark, material)
     sink, by_number = material.commits is not None, rows is not None and sink_rows.numbered(rows)
-    frames = [*terms.findings(small), *checkpoints.findings(small, sink=sink)]
+    frames = [*term_findings(small), *checkpoint_findings(small, sink=sink)]
     if sink:
-        frames += commits.findings(small)
+        frames += commit_findings(small)
     seen = dict(fetched(frames))
     try:
         seen |= fetched(_of_the_rows(rows, made, material.rows_replaced, by_number=by_number))
@@ -59,8 +430,8 @@ def judge(
     lags: tuple[Lag, ...] = ()
     try:
         if log is not None:
-            seen |= fetched(logs.findings(log, made.ends))
-            lags = logs.lags(log, made.commits, material) if material.commits else ()
+            seen |= fetched(log_findings(log, made.ends))
+            lags = commit_lags(log, made.commits, material) if material.commits else ()
     except _TROUBLE as error:
         material = replace(material, log_trouble=_short(error))
     checks = tuple(

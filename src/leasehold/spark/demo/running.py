@@ -1,7 +1,14 @@
-"""The demo from its first flight to its verdict."""
+"""The demo from its first flight to its verdict.
+
+What to do after the demo: commands that can be copied as they are printed.
+
+Guarantees: the commands are those of the environment that ran the demo, quoted for a shell. A line
+of more than 80 columns is broken between options, with a backslash, and goes on below.
+"""
 
 from __future__ import annotations
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,8 +18,14 @@ from deltalake import DeltaTable
 
 from leasehold.spark.audit import Verdict as AuditVerdict
 from leasehold.spark.audit import audit
-from leasehold.spark.demo.delays import GROUP, compare
-from leasehold.spark.demo.flights import STREAM, events_of, flights_file, read_flights
+from leasehold.spark.demo.delays import (
+    GROUP,
+    STREAM,
+    compare,
+    events_of,
+    flights_file,
+    read_flights,
+)
 from leasehold.spark.demo.screen import Screen
 from leasehold.spark.demo.show import Show, ShowOptions
 from leasehold.spark.demo.verdict import AuditWord, Verdict
@@ -21,12 +34,53 @@ from leasehold.spark.sinks.delta.sink import DeltaSink
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
     from rich.console import Console
 
     from leasehold.clock import Clock
     from leasehold.spark.demo.place import Place
+
+_WIDEST = 80
+_INDENT = "  "
+_MORE = "      "
+
+
+def further(place: Place, *, programs: Path, cwd: Path) -> list[str]:
+    """Lines to print; ``programs``: the directory of ``sys.executable``."""
+    leasehold = called("leasehold", programs=programs, cwd=cwd)
+    python = called("python", programs=programs, cwd=cwd)
+    store = ["--store", place.url]
+    return [
+        *command([leasehold, "groups", "describe", STREAM, GROUP], store),
+        *command([leasehold, "audit", STREAM, GROUP], ["--sink", f"delta:{place.table}"], store),
+        f"{_INDENT}# the same on your own data, in a clone of the repository:",
+        *command([python, "examples/spark_pipeline.py", "YOUR.csv"]),
+    ]
+
+
+def called(name: str, *, programs: Path, cwd: Path) -> str:
+    """How to call a program from ``cwd``: ``.venv/bin/leasehold``, or its name alone."""
+    program = programs / name
+    if not program.exists():
+        return name
+    return str(program.relative_to(cwd) if program.is_relative_to(cwd) else program)
+
+
+def command(*parts: list[str]) -> list[str]:
+    """One command in lines that fit, if no part alone is longer than a line."""
+    lines: list[str] = []
+    line = _INDENT
+    for number, part in enumerate(map(shlex.join, parts)):
+        longer = f"{line} {part}" if number else f"{line}{part}"
+        rest = 0 if number == len(parts) - 1 else len(" \\")
+        if number and len(longer) + rest > _WIDEST:
+            lines.append(f"{line} \\")
+            longer = f"{_MORE}{part}"
+        line = longer
+    return [*lines, line]
+
 
 _SPARK = {
     "spark.driver.memory": "512m",

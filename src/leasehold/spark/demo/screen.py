@@ -1,12 +1,26 @@
 """What people see while the demo runs: a picture on a terminal, else one line for each event.
 
 A line of more than 80 columns is folded, and goes on below its words.
+
+What a driver of the demo says to the demo, one line of JSON each, and what it is told.
+
+A driver says what it does; the screen believes only the store. The words serve to stop a driver at
+one exact moment, and to quote the table when it refuses a commit.
+
+What the store says of the group at one moment: who owns what, and how far everything is. Pure.
+
+Nothing here comes from the drivers: their own word is no proof.
+
+The story of the demo in lines: who takes what from whom, and how long it took. Pure.
 """
 
 from __future__ import annotations
 
+import json
 import textwrap
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Self
 
 from rich import box
@@ -16,14 +30,222 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from leasehold.model import State
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
     from rich.console import Console, RenderableType
 
-    from leasehold.spark.demo.looks import Look
-    from leasehold.spark.demo.story import Line
+    from leasehold.insight import GroupView, PartitionView
+
+
+class Moment(StrEnum):
+    """Where a driver can be made to wait."""
+
+    STAGED = "staged"  # rows are written, nobody sees them, the commit is the next call
+    COMMITTED = "committed"  # the table has them, the store has not heard of it
+
+
+class Kind(StrEnum):
+    """What is said."""
+
+    READY = "ready"
+    STAGED = "staged"
+    COMMITTED = "committed"
+    REFUSED = "refused"
+    WAITS = "waits"  # at the moment that was asked for
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One line of a driver. ``rows``: events of the batch; ``epochs``: of its partitions."""
+
+    kind: Kind
+    rows: int = 0
+    epochs: dict[str, int]
+    words: str = ""
+
+    def line(self) -> str:
+        """As it goes through the pipe."""
+        return json.dumps(asdict(self))
+
+
+def heard(line: str) -> Said | None:
+    """The line as a record; ``None`` for whatever else a program prints."""
+    try:
+        fields = json.loads(line)
+        return Said(
+            kind=Kind(fields["kind"]),
+            rows=int(fields["rows"]),
+            epochs={str(key): int(epoch) for key, epoch in fields["epochs"].items()},
+            words=str(fields["words"]),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+_WINDOW_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A partition. ``owner`` is ``None`` while nobody's lease covers it; ``done`` counts events."""
+
+    partition: str
+    owner: str | None
+    epoch: int
+    done: int
+    head: int
+    done_epoch: int
+
+    @property
+    def waiting(self) -> int:
+        """How many events are in the log, and not yet in the table for all that the store knows."""
+        return max(0, self.head - self.done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The group at ``at_s``."""
+
+    at_s: float
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def done(self) -> int:
+        """Events that are in the table, for all that the store knows."""
+        return sum(each.done for each in self.parts)
+
+    @property
+    def stored(self) -> int:
+        """Events in the log."""
+        return sum(each.head for each in self.parts)
+
+    def owned_by(self, name: str) -> tuple[str, ...]:
+        """The partitions of a driver."""
+        return tuple(each.partition for each in self.parts if each.owner == name)
+
+    @property
+    def all_owned(self) -> bool:
+        """Whether each partition has an owner."""
+        return bool(self.parts) and all(each.owner is not None for each in self.parts)
+
+
+def driver_of(holder: str) -> str:
+    """The name of a driver in the id under which the group knows it: ``A-host-1f2e3d4c``."""
+    return holder.partition("-")[0]
+
+
+def look_of(view: GroupView, *, at_s: float) -> Look:
+    """The view of a group, as the demo needs it."""
+    return Look(at_s=at_s, parts=tuple(map(_part, view.partitions)))
+
+
+def _part(view: PartitionView) -> Part:
+    held = view.state in (State.LEASED, State.BREAKING) and view.owner is not None
+    return Part(
+        partition=view.partition,
+        owner=driver_of(view.owner) if held and view.owner else None,
+        epoch=view.epoch,
+        done=0 if view.checkpoint is None else view.checkpoint + 1,
+        head=0 if view.head is None else view.head + 1,
+        done_epoch=view.checkpoint_epoch or 0,
+    )
+
+
+@dataclass(slots=True)
+class Rates:
+    """Events per second of each driver of late, by the checkpoints of its partitions."""
+
+    _seen: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
+    _totals: dict[str, int] = field(default_factory=dict)
+    _done: dict[str, int] = field(default_factory=dict)
+
+    def add(self, look: Look) -> None:
+        """Take a further look into account."""
+        for part in look.parts:
+            moved = part.done - self._done.get(part.partition, 0)
+            if moved > 0 and part.owner is not None:
+                self._totals[part.owner] = self._totals.get(part.owner, 0) + moved
+            self._done[part.partition] = part.done
+        self._seen.append((look.at_s, dict(self._totals)))
+        while len(self._seen) > 2 and self._seen[1][0] <= look.at_s - _WINDOW_S:  # noqa: PLR2004
+            self._seen.popleft()
+
+    def total(self, name: str) -> int:
+        """All events of a driver."""
+        return self._totals.get(name, 0)
+
+    def per_s(self, name: str) -> float:
+        """Its rate now."""
+        if not self._seen:
+            return 0.0
+        (began_s, before), (now_s, now) = self._seen[0], self._seen[-1]
+        moved = now.get(name, 0) - before.get(name, 0)
+        return moved / (now_s - began_s) if now_s > began_s else 0.0
+
+
+def listed(partitions: Sequence[str]) -> str:
+    """``partition 3`` or ``partitions 0, 2, 5``."""
+    noun = "partition" if len(partitions) == 1 else "partitions"
+    return f"{noun} {', '.join(partitions)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One thing that happened. ``tone``: good, bad or plain, for its colour."""
+
+    at_s: float
+    words: str
+    tone: str = "plain"
+
+
+@dataclass(slots=True)
+class Story:
+    """All that happened so far."""
+
+    lines: list[Line] = field(default_factory=list)
+    _owners: dict[str, str] = field(default_factory=dict)
+    _gone: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def tell(self, at_s: float, words: str, tone: str = "plain") -> Line:
+        """Something that the demo did or heard."""
+        line = Line(at_s=at_s, words=words, tone=tone)
+        self.lines.append(line)
+        return line
+
+    def lost(self, name: str, at_s: float, how: str) -> None:
+        """A driver works no more: ``how`` is ``was killed`` or ``was stopped``."""
+        self._gone[name] = (at_s, how)
+
+    def back(self, name: str) -> None:
+        """It works again."""
+        self._gone.pop(name, None)
+
+    def see(self, look: Look) -> list[Line]:
+        """Tell which partitions have changed their owner since the last look."""
+        moved: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for part in look.parts:
+            before = self._owners.get(part.partition, "")
+            if part.owner is not None and part.owner != before:
+                moved[before, part.owner].append(part.partition)
+                self._owners[part.partition] = part.owner
+        return [
+            self.tell(look.at_s, self._words(before, now, parts, look.at_s))
+            for (before, now), parts in moved.items()
+        ]
+
+    def _words(self, before: str, now: str, parts: list[str], at_s: float) -> str:
+        if not before:
+            return f"{now} takes {listed(parts)}"
+        if before in self._gone:
+            since_s, how = self._gone[before]
+            return f"{now} takes {listed(parts)}, {at_s - since_s:.1f} s after {before} {how}"
+        return f"{before} hands {listed(parts)} over to {now}"
+
 
 _TOLD_EVERY_S = 10.0
 _WIDTH = 78

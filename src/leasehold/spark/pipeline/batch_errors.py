@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from leasehold.errors import DataDamaged, StoreUnavailable, StoreUnusable, VolumeUnusable
-from leasehold.spark.task_errors import raised_in
+from leasehold.spark.reading import raised_in
 
 if TYPE_CHECKING:
     from leasehold.errors import LeaseholdError

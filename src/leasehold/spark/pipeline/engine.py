@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from leasehold.processor.events import Board
     from leasehold.sources.port import PartitionEnds
     from leasehold.sources.ranges import RangeSource
-    from leasehold.spark.pipeline.frames import Frames
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.owned_partitions import Shares
+    from leasehold.spark.pipeline.planning import Frames
     from leasehold.spark.pipeline.takeover import Place
     from leasehold.spark.ranges import Range
     from leasehold.spark.sinks.port import Sink, Staged

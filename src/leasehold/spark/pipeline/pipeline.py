@@ -19,11 +19,10 @@ from leasehold.processor.events import Board
 from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.sources.ranges import open_ranges
 from leasehold.spark.pipeline.engine import Engine, Surroundings
-from leasehold.spark.pipeline.events import ShareClosed
-from leasehold.spark.pipeline.frames import Frames
+from leasehold.spark.pipeline.events import ProgressLines, ShareClosed, Tally
 from leasehold.spark.pipeline.options import PipelineOptions
 from leasehold.spark.pipeline.owned_partitions import Shares
-from leasehold.spark.pipeline.progress import ProgressLines, Tally
+from leasehold.spark.pipeline.planning import Frames
 from leasehold.spark.sessions import check_workers
 from leasehold.spark.sinks.foreach import ForeachSink
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Ownership
     from leasehold.processor.events import Hook
-    from leasehold.spark.pipeline.progress import Totals
+    from leasehold.spark.pipeline.events import Totals
     from leasehold.spark.sinks.foreach import OnBatch
     from leasehold.spark.sinks.port import Sink
 

@@ -1,13 +1,26 @@
-"""What the next batch of a pipeline reads. Pure."""
+"""What the next batch of a pipeline reads. Pure.
+
+DataFrames over ranges of events.
+
+Each batch gets a new one: Spark may answer from the first run of a DataFrame whose input has
+changed since. A small batch is read by the driver and handed to Spark as it is; a large one is read
+by tasks. That is measured, and costs less than planning through the data source.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from leasehold.spark.ranges import Range
+import pyarrow as pa
+
+from leasehold.spark.ranges import Range, read, tasks, written
+from leasehold.spark.reading import events
+from leasehold.spark.schema import EVENTS, arrow_of, cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def next_ranges(
@@ -46,3 +59,71 @@ def halves(ranges: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, .
         return ranges[:middle], ranges[middle:]
     first, second = ranges[0].cut(ranges[0].start + total // 2)
     return (first,), (second,)
+
+
+_MOST_LOCAL_BYTES = 8 << 20
+
+
+class Frames:
+    """Makes them, for one stream."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: str,
+        store: str,
+        *,
+        columns: Sequence[str] = (),
+        local_events: int = 0,
+        task_count: int | None = None,
+    ) -> None:
+        """``columns``: of ``EVENTS``, all by default.
+
+        Raises:
+            UsageError: an event has no such column.
+        """
+        self._spark = spark
+        self._source = source
+        self._store = store
+        self.schema = cut(columns) if columns else EVENTS
+        self._arrow = arrow_of(self.schema)
+        self._local_events = local_events
+        self._tasks = task_count or spark.sparkContext.defaultParallelism
+
+    def of(self, ranges: Sequence[Range]) -> DataFrame:
+        """The events of the ranges."""
+        if sum(map(len, ranges)) <= self._local_events:
+            table = self._local(ranges)
+            if table is not None:
+                return self._spark.createDataFrame(table, schema=self.schema)
+        shares = [written(each) for each in tasks(ranges, self._tasks)]
+        numbers = self._spark.range(0, len(shares), 1, len(shares))
+        reader = task_reader(self._source, self._store, shares, self._arrow)
+        return numbers.mapInArrow(reader, self.schema)
+
+    def none(self) -> DataFrame:
+        """No events, with the same columns."""
+        return self._spark.createDataFrame(self._arrow.empty_table(), schema=self.schema)
+
+    def _local(self, ranges: Sequence[Range]) -> pa.Table | None:
+        """The events as a table; None if they are too big to go through the driver."""
+        batches, size = [], 0
+        for batch in events(self._source, self._store, ranges, self._arrow):
+            batches.append(batch)
+            size += batch.nbytes
+            if size > _MOST_LOCAL_BYTES:
+                return None
+        return pa.Table.from_batches(batches, schema=self._arrow)
+
+
+def task_reader(
+    source: str, store: str, shares: Sequence[str], schema: pa.Schema
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow`` over the numbers of the shares."""
+
+    def read_shares(numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from events(source, store, read(shares[number]), schema)
+
+    return read_shares

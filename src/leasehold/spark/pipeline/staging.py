@@ -37,9 +37,9 @@ from leasehold.spark.pipeline.events import (
     BatchTried,
     EventDropped,
     Waiting,
+    pace,
 )
 from leasehold.spark.pipeline.planning import halves
-from leasehold.spark.pipeline.progress import pace
 from leasehold.spark.sinks.port import Staged
 
 if TYPE_CHECKING:

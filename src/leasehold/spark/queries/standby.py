@@ -44,8 +44,8 @@ from leasehold.spark.queries.events import StandbyEvent, What
 from leasehold.spark.queries.fence import Fence
 from leasehold.spark.queries.location import canonical, default_file_system, job_name
 from leasehold.spark.queries.running_query import Progress, RunningQuery, kill_java
+from leasehold.spark.reading import wrong_use_in
 from leasehold.spark.sessions import session
-from leasehold.spark.task_errors import wrong_use_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

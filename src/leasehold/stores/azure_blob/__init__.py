@@ -11,10 +11,10 @@ How it works, in words:
 * A holder that writes **positions** often has a *slip* beside the book: a blob with the positions
   of its keys as metadata, named by the book. A checkpoint is one cheap write there, in nobody's
   way. Who takes a key from it seals the slip first, and takes what is on it into the book
-  (``slips``).
+  (``checkpoint_blobs``).
 * The service's timer alone says **who is alive**: one listing of a group tells the lease of every
-  member, and whether the book has changed. Members share the looking (``watch``); who does not look
-  asks for the book alone. So a quiet cycle is two calls.
+  member, and whether the book has changed. Members share the looking (``blob_leases``); who does
+  not look asks for the book alone. So a quiet cycle is two calls.
 * **Nobody is ended by a guess.** Before a book says that a lease has ended, the blob of that lease
   is removed without showing a lease id: the service does that only while no lease runs on it. A
   renewal that comes late finds nothing to renew. The end is final when the book says so.

@@ -11,7 +11,7 @@ from anyio import CancelScope, to_thread
 
 from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.names import check_name
-from leasehold.stores.sqlite import operators, steps
+from leasehold.stores.sqlite import steps
 from leasehold.stores.sqlite.books import Books
 from leasehold.stores.sqlite.group_commit import Turns
 from leasehold.stores.sqlite.location import (
@@ -174,17 +174,17 @@ class SqliteStore:
     async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
-        return await self._step(lambda books: operators.suggest(books, key, epoch, to))
+        return await self._step(lambda books: steps.suggest(books, key, epoch, to))
 
     async def dismiss(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
-        return await self._step(lambda books: operators.dismiss(books, holder))
+        return await self._step(lambda books: steps.dismiss(books, holder))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``."""
         checked = checked_positions(positions)
-        return await self._step(lambda books: operators.reset(books, checked))
+        return await self._step(lambda books: steps.reset(books, checked))
 
     # ------------------------------------------------------------- reads
 

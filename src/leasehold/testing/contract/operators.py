@@ -1,4 +1,7 @@
-"""Operators: they see all groups, suggest who should have a key, and ask members to leave."""
+"""Operators: they see all groups, suggest who should have a key, and ask members to leave.
+
+Resets: an operator puts checkpoints anywhere, all of them or none, and nobody can undo it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,380 @@ from datetime import timedelta
 from types import MappingProxyType
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from leasehold.errors import InvalidName, UsageError
-from leasehold.model import EndReason, HandOver, Lease, MemberInfo, Ownership, State
+from leasehold.errors import InvalidName, StoreUnavailable, UnknownResource, UsageError
+from leasehold.model import (
+    EndReason,
+    HandOver,
+    Lease,
+    MemberInfo,
+    Ownership,
+    Position,
+    State,
+    Wanted,
+)
 from leasehold.names import LONGEST_KEY, group_of, partition_key
 from leasehold.testing.contract.bad_input import BAD_KEYS, BAD_NAMES, ODD_PARTS, WIDE
 from leasehold.testing.contract.store_case import LONG, ContractBase, Scene, assert_unchanged
+from leasehold.testing.faults import LosingStore, Lost
+
+BAD_POSITIONS = (
+    7,
+    "7",
+    True,
+    Position(sequence_number=2**63),
+    Position(sequence_number=1, offset="\0"),
+    Position(sequence_number=1, offset="\ud800"),
+    Position(sequence_number=1, offset=7),  # type: ignore[arg-type]
+)
+_FREE = ("available", "expired", "broken", "hand-over is over", "receiver is gone")
+_OWNED = ("leased", "breaking", "kept for a receiver")
+
+
+def _at(sequence_number: int) -> Position:
+    return Position(sequence_number=sequence_number, offset=f"put at {sequence_number}")
+
+
+class ResetContract(ContractBase):
+    """What a reset does."""
+
+    @pytest.mark.spec("C2")
+    @pytest.mark.parametrize("to", [-1, 3, 7, 2**63 - 1])
+    async def test_back_and_forth(self, scene: Scene, to: int) -> None:
+        """The position is there to the letter, under the new epoch; no other key is touched."""
+        _, ownership = await scene.owned()
+        _, other = await scene.owned("other")
+        for each in (ownership, other):
+            await scene.mark(each, 7)
+        await scene.store.release([ownership])
+        before = await scene.picture()
+        assert await scene.store.reset({ownership.key: _at(to)}) == {}
+        after = await scene.picture()
+        stored = after.checkpoints[ownership.key]
+        assert (stored.epoch, stored.position.sequence_number) == (2, to)
+        assert stored.position.offset == f"put at {to}"
+        for seen in ("resources", "terms", "checkpoints"):
+            assert getattr(after, seen)[other.key] == getattr(before, seen)[other.key]
+        assert (after.peers, after.fenced) == (before.peers, before.fenced)
+
+    async def test_none_removes(self, scene: Scene) -> None:
+        """And where there is nothing, nothing is removed: the epoch rises all the same."""
+        _, ownership = await scene.owned()
+        (empty,) = await scene.declared("empty")
+        await scene.mark(ownership, 7)
+        await scene.store.release([ownership])
+        assert await scene.store.reset({ownership.key: None, empty: None}) == {}
+        assert await scene.store.checkpoints(scene.group) == {}
+        resources = await scene.store.resources(scene.group)
+        assert [resources[key].epoch for key in (ownership.key, empty)] == [2, 1]
+
+    async def test_a_key_that_never_had_an_owner(self, scene: Scene) -> None:
+        """A group may be set up before its first member comes."""
+        (key,) = await scene.declared("k")
+        assert await scene.store.reset({key: _at(40)}) == {}
+        stored = (await scene.store.checkpoints(scene.group))[key]
+        assert (stored.epoch, stored.resumes_at) == (1, 41)
+        assert stored.updated_at.tzinfo is not None
+        ownership = await scene.own(await scene.member("a"), key)
+        assert ownership.epoch == 2
+        assert await scene.mark(ownership, 39) == "behind"
+        assert await scene.mark(ownership, 41) is None
+
+    @pytest.mark.spec("B10")
+    async def test_the_history_says_who_and_when(self, scene: Scene) -> None:
+        """A term of the operator, of no length; epochs have no gap."""
+        lease, ownership = await scene.owned()
+        await scene.store.release([ownership])
+        await scene.store.reset({ownership.key: _at(3)})
+        await scene.own(lease, ownership.key)
+        terms = await scene.store.history(ownership.key)
+        assert [(term.epoch, term.holder, term.reason) for term in terms] == [
+            (3, lease.holder, None),
+            (2, "operator", EndReason.RESET),
+            (1, lease.holder, EndReason.RELEASED),
+        ]
+        assert terms[1].started_at == terms[1].ended_at
+        assert terms[1].started_at.tzinfo is not None
+
+    async def test_history_keeps_a_hundred(self, scene: Scene) -> None:
+        """Resets are terms: the oldest go, whatever they were."""
+        (key,) = await scene.declared("k")
+        for number in range(103):
+            await scene.store.reset({key: _at(number)})
+        terms = await scene.store.history(key, limit=1000)
+        assert [term.epoch for term in terms][:100] == list(range(103, 3, -1))
+
+    async def test_watchers_are_told(self, scene: Scene) -> None:
+        """The key is free, in a new epoch: a claim for the one they knew would be refused."""
+        (key,) = await scene.declared("k")
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        await scene.store.reset({key: _at(3)})
+        changes = await scene.store.renew(watcher, since=version)
+        assert [(each.key, each.epoch, each.state) for each in changes.resources] == [
+            (key, 1, State.AVAILABLE)
+        ]
+        assert (changes.peers, changes.ended) == ((), ())
+        assert list(await scene.store.claim(watcher, [Wanted(key=key, seen_epoch=0)])) == []
+        assert (await scene.own(watcher, key)).epoch == 2
+
+    @pytest.mark.parametrize("why", _FREE)
+    async def test_what_nobody_owns_may_be_reset(self, scene: Scene, why: str) -> None:
+        """By the store's clock; and what time had ended keeps that reason."""
+        key, reason = await _freed(scene, why)
+        assert await scene.store.reset({key: _at(3)}) == {}
+        resource = await scene.resource(key)
+        assert (resource.epoch, resource.state, resource.holder) == (2, State.AVAILABLE, None)
+        assert (resource.handed_to, resource.asked_by, resource.breaking_s) == (None, None, None)
+        assert await scene.reasons(key) == [reason, EndReason.RESET]
+        assert (await scene.own(await scene.member("next"), key)).epoch == 3
+
+    async def test_many_keys_of_many_groups_at_once(self, scene: Scene) -> None:
+        """One step, also where names are long."""
+        keys = [
+            key for n in range(3) for key in await scene.declared(*"abc", group=_group(scene, n))
+        ]
+        assert await scene.store.reset({key: _at(n) for n, key in enumerate(keys)}) == {}
+        for n in range(3):
+            stored = await scene.store.checkpoints(_group(scene, n))
+            assert [each.position.sequence_number for _, each in sorted(stored.items())] == [
+                3 * n,
+                3 * n + 1,
+                3 * n + 2,
+            ]
+
+
+class ResetRefusalContract(ContractBase):
+    """All or nothing."""
+
+    @pytest.mark.parametrize("why", _OWNED)
+    async def test_an_owned_key_refuses_the_whole_call(self, scene: Scene, why: str) -> None:
+        """With the name of who has it, or is to have it. The free ones are not touched."""
+        lease, ownership = await scene.owned()
+        first, last = await scene.declared("first", "last")
+        holder = lease.holder
+        if why == "breaking":
+            await scene.store.break_(ownership.key, epoch=1, after=scene.units(10))
+        if why == "kept for a receiver":
+            receiver = await scene.member("receiver")
+            await scene.hand_over(ownership, receiver)
+            holder = receiver.holder
+        before = await scene.picture()
+        refused = await scene.store.reset({first: _at(1), ownership.key: None, last: _at(2)})
+        assert refused == {ownership.key: holder}
+        assert_unchanged(before, await scene.picture())
+
+    async def test_all_owned_keys_are_named(self, scene: Scene) -> None:
+        """Each with its own holder; and the owners do not notice."""
+        one, first = await scene.owned("1")
+        two, second = await scene.owned("2")
+        await scene.mark(first, 7)
+        assert await scene.store.reset(dict.fromkeys((first.key, second.key))) == {
+            first.key: one.holder,
+            second.key: two.holder,
+        }
+        assert await scene.mark(first, 8) is None
+        assert await scene.mark(second, 1) is None
+
+    async def test_a_refusal_wakes_nobody(self, scene: Scene) -> None:
+        """Nothing has changed, so there is nothing to tell."""
+        _, ownership = await scene.owned()
+        (free,) = await scene.declared("free")
+        watcher = await scene.member("watcher")
+        version = (await scene.store.renew(watcher)).version
+        assert await scene.store.reset({free: None, ownership.key: None})
+        assert (await scene.store.renew(watcher, since=version)).resources == ()
+
+    @pytest.mark.parametrize("kind", ["never declared", "forgotten"])
+    async def test_an_unknown_key_refuses_the_whole_call(self, scene: Scene, kind: str) -> None:
+        """It is named. Owned keys beside it make no difference."""
+        _, ownership = await scene.owned()
+        free, odd = await scene.declared("free", "odd")
+        await scene.store.forget([odd])
+        unknown = odd if kind == "forgotten" else scene.key("unknown")
+        before = await scene.picture()
+        for others in ((free,), (free, ownership.key)):
+            with pytest.raises(UnknownResource, match=unknown):
+                await scene.store.reset(dict.fromkeys((*others, unknown), _at(1)))
+        assert_unchanged(before, await scene.picture())
+
+    @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
+    async def test_bad_keys(self, scene: Scene, bad: str) -> None:
+        """Then none is reset."""
+        (key,) = await scene.declared("k")
+        with pytest.raises(InvalidName):
+            await scene.store.reset({key: _at(1), bad: _at(1)})
+        assert (await scene.resource(key)).epoch == 0
+
+    @pytest.mark.parametrize("bad", BAD_POSITIONS, ids=ascii)
+    async def test_bad_positions(self, scene: Scene, bad: Position) -> None:
+        """The message names the key; then none is reset."""
+        good, key = await scene.declared("good", "k")
+        with pytest.raises(UsageError, match=key):
+            await scene.store.reset({good: _at(1), key: bad})
+        assert (await scene.resource(good)).epoch == 0
+
+    async def test_nothing_is_nothing(self, scene: Scene) -> None:
+        """And a list of keys is not taken for it."""
+        assert await scene.store.reset({}) == {}
+        with pytest.raises(UsageError):
+            await scene.store.reset([scene.key("k")])  # type: ignore[arg-type]
+
+
+class ResetFenceContract(ContractBase):
+    """Former owners, lost answers and races."""
+
+    @pytest.mark.spec("B5", "L7")
+    @pytest.mark.parametrize("why", _FREE)
+    async def test_dead_writes_are_fenced(self, scene: Scene, why: str) -> None:
+        """However the last term ended, and before and after the key has a new owner."""
+        key, _ = await _freed(scene, why)
+        dead = await _last_ownership(scene, key)
+        await scene.store.reset({key: _at(3)})
+        before = await scene.picture()
+        assert await scene.mark(dead, 9) == "fenced"
+        assert await scene.mark(replace(dead, epoch=2), 9) == "fenced"
+        # A repetition is answered as it was before; what counts is that nothing happens.
+        await scene.store.release([dead, replace(dead, epoch=2)])
+        third = await scene.member("third", group="")
+        await scene.hand_over(dead, third)
+        assert await scene.store.break_(key, epoch=1, after=timedelta(0)) is None
+        after = await scene.picture()
+        assert after.fenced == before.fenced + 2
+        assert_unchanged(before, replace(after, fenced=before.fenced))
+        current = await scene.own(await scene.member("next"), key)
+        assert await scene.mark(dead, 9) == "fenced"
+        assert await scene.mark(current, 4) is None
+
+    async def test_a_claim_under_way_is_refused(self, scene: Scene) -> None:
+        """It was sent by somebody who knew the old checkpoint: it has to look again."""
+        (key,) = await scene.declared("k")
+        lease, wanted = await scene.member("a"), await scene.wanted(key)
+        await scene.store.reset({key: _at(3)})
+        for force in (False, True):
+            assert list(await scene.store.claim(lease, [wanted], force=force)) == []
+        assert (await scene.own(lease, key)).epoch == 2
+
+    async def test_a_lost_answer_may_be_asked_for_again(self, scene: Scene) -> None:
+        """The second call is not refused, and what the first one did stands."""
+        _, ownership = await scene.owned()
+        await scene.mark(ownership, 7)
+        await scene.store.release([ownership])
+        (other,) = await scene.declared("other")
+        wanted = {ownership.key: _at(3), other: None}
+        losing = LosingStore(scene.store, lambda _: Lost.ANSWER).as_store
+        with pytest.raises(StoreUnavailable):
+            await losing.reset(wanted)
+        done = await scene.picture()
+        assert await scene.store.reset(wanted) == {}
+        assert_unchanged(done, await scene.picture())
+        assert await scene.mark(ownership, 9) == "fenced"
+
+    async def test_another_place_is_no_repetition(self, scene: Scene) -> None:
+        """Not even if only the offset differs; nor is the same place after an owner."""
+        (key,) = await scene.declared("k")
+        places = [_at(3), _at(2), replace(_at(2), offset="elsewhere"), None, _at(3)]
+        for epoch, place in enumerate(places, start=1):
+            assert await scene.store.reset({key: place}) == {}
+            assert (await scene.resource(key)).epoch == epoch
+        lease = await scene.member("a")
+        await scene.store.release([await scene.own(lease, key)])
+        assert await scene.store.reset({key: _at(3)}) == {}
+        assert (await scene.resource(key)).epoch == len(places) + 2
+
+    async def test_a_repetition_that_comes_late_does_no_harm(self, scene: Scene) -> None:
+        """Somebody owns it by then: it is refused, and the work goes on."""
+        (key,) = await scene.declared("k")
+        await scene.store.reset({key: _at(3)})
+        lease = await scene.member("a")
+        ownership = await scene.own(lease, key)
+        assert await scene.mark(ownership, 9) is None
+        before = await scene.picture()
+        assert await scene.store.reset({key: _at(3)}) == {key: lease.holder}
+        assert_unchanged(before, await scene.picture())
+
+    @pytest.mark.spec("B5")
+    async def test_resets_race_with_claims_and_writes(self, scene: Scene) -> None:
+        """Every epoch is one owner's or one reset's; a write after a reset starts from it.
+
+        The worker only ever writes the number after the one that it finds when it has claimed: if
+        a write of an older epoch came through, or a reset hit an owned key, it would be behind,
+        ahead or fenced.
+        """
+        (key,) = await scene.declared("k")
+        lease, resets, writes = await scene.member("worker"), 0, 0
+
+        async def operate(number: int) -> None:
+            nonlocal resets
+            async with scene.harness.open() as store:
+                for turn in range(12):
+                    refused = await store.reset({key: _at(100 * number + turn)})
+                    resets += not refused
+                    assert refused in ({}, {key: lease.holder})
+                    await anyio.lowlevel.checkpoint()
+
+        async def work() -> None:
+            nonlocal writes
+            async with scene.harness.open() as store:
+                mine = Scene(store, scene.harness, scene.suffix)
+                for _ in range(12):
+                    for ownership in await mine.claim(lease, key):
+                        found = (await store.checkpoints(scene.group)).get(key)
+                        at = found.resumes_at if found else 0
+                        await anyio.lowlevel.checkpoint()
+                        assert await mine.mark(ownership, at) is None
+                        stored = (await store.checkpoints(scene.group))[key]
+                        assert (stored.position.sequence_number, stored.epoch) == (
+                            at,
+                            ownership.epoch,
+                        )
+                        await store.release([ownership])
+                        assert await mine.mark(ownership, 10**6) == "fenced"
+                        writes += 1
+                    await anyio.lowlevel.checkpoint()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            for number in (1, 2):
+                tasks.start_soon(operate, number)
+        terms = await scene.store.history(key, limit=100)
+        assert [term.epoch for term in terms] == list(range(len(terms), 0, -1))
+        assert len(terms) == (await scene.resource(key)).epoch == resets + writes
+
+
+def _group(scene: Scene, number: int) -> str:
+    return f"{scene.group}{number}" + "x" * 150 * number
+
+
+async def _freed(scene: Scene, why: str) -> tuple[str, EndReason]:
+    """A key whose first term is over in this way, written down or not, and the reason."""
+    _, ownership = await scene.owned(units=1 if why == "expired" else LONG)
+    await scene.mark(ownership, 7)
+    if why == "available":
+        await scene.store.release([ownership])
+        return ownership.key, EndReason.RELEASED
+    if why == "expired":
+        await scene.wait()
+        return ownership.key, EndReason.EXPIRED
+    if why == "broken":
+        await scene.store.break_(ownership.key, epoch=1, after=scene.units(1))
+        await scene.wait()
+        return ownership.key, EndReason.BROKEN
+    receiver = await scene.member("receiver")
+    await scene.hand_over(ownership, receiver, units=1)
+    if why == "receiver is gone":
+        await scene.store.revoke(receiver)
+    else:
+        await scene.wait()
+    return ownership.key, EndReason.HANDED_OVER
+
+
+async def _last_ownership(scene: Scene, key: str) -> Ownership:
+    (term, *_) = await scene.store.history(key)
+    return Ownership(key=key, epoch=term.epoch, holder=term.holder, token=f"token of {term.holder}")
+
 
 BAD_EPOCHS = (-1, 2**63, 1.0, "1", None, True)
 _Receiver = Callable[[Scene, Lease], Awaitable[str]]

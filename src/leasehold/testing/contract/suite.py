@@ -26,6 +26,9 @@ from leasehold.testing.contract.lost_answers import LostAnswerContract, RaceCont
 from leasehold.testing.contract.operators import (
     DismissContract,
     GroupContract,
+    ResetContract,
+    ResetFenceContract,
+    ResetRefusalContract,
     SuggestContract,
 )
 from leasehold.testing.contract.ownership import (
@@ -34,11 +37,6 @@ from leasehold.testing.contract.ownership import (
     DeclareContract,
     HandOverContract,
     ReleaseContract,
-)
-from leasehold.testing.contract.resets import (
-    ResetContract,
-    ResetFenceContract,
-    ResetRefusalContract,
 )
 from leasehold.testing.contract.watching import WatchContract
 

@@ -25,11 +25,11 @@ from deltalake.transaction import AddAction
 
 from leasehold.clock import SystemClock, new_token
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import position_rules as places_of
-from leasehold.spark.sinks.delta import table_history
-from leasehold.spark.sinks.delta.fences import Fences
+from leasehold.spark.sinks.delta import rules as places_of
+from leasehold.spark.sinks.delta import table_log
 from leasehold.spark.sinks.delta.files import PREFIX, RESULT, DataFile, TaskWriter, answers
-from leasehold.spark.sinks.delta.schema import (
+from leasehold.spark.sinks.delta.rules import (
+    Fences,
     differences,
     refuse_unfit_new,
     refuse_unfit_rows,
@@ -198,7 +198,7 @@ class DeltaSink:
                     if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
                 }
                 if raised:
-                    mark = table_history.mark(
+                    mark = table_log.mark(
                         "fence",
                         group,
                         on=on,
@@ -239,7 +239,7 @@ class DeltaSink:
                         return
                     continue
                 at = {name: [place.position, place.epoch] for name, place in places.items()}
-                mark = table_history.mark("move", group, on=on, places=at)
+                mark = table_log.mark("move", group, on=on, places=at)
                 written = places_of.transactions(group, places, epochs_only=False)
                 try:
                     self._write(group, [], written, mark, on=on)
@@ -307,8 +307,8 @@ class DeltaSink:
 
     def commits(self, group: str) -> Iterator[Commit]:
         """All commits of the group that the table's log still has, oldest first."""
-        for found in table_history.entries(self._place):
-            yield from table_history.commits_in(found, group)
+        for found in table_log.entries(self._place):
+            yield from table_log.commits_in(found, group)
 
     def sweep(self, older_than: timedelta = timedelta(days=1)) -> list[str]:
         """Delete files that crashed tasks and drivers have left; return their paths.
@@ -420,7 +420,7 @@ class DeltaSink:
             AddAction(each.path, each.size_bytes, dict(each.cut), made_at_ms, True, each.stats)
             for each in inside.files
         ]
-        mark = table_history.mark_of_batch(batch, on=on, rows=inside.written.rows)
+        mark = table_log.mark_of_batch(batch, on=on, rows=inside.written.rows)
         offered_before = inside.offered
         inside.offered = True
         written = places_of.transactions(batch.group, ends, epochs_only=False)

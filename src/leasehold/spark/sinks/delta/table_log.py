@@ -7,11 +7,21 @@ raises ``Conflict`` and nothing was written. Commits of others are no hindrance.
 
 A table that was deleted, made anew, put back from a copy, restored or overwritten as a whole is
 told from one that has only gone on: ``SinkChanged``.
+
+What the log of a Delta table tells: whose commit each version is, and what it moved.
+
+Our commits carry one line of JSON under ``leasehold`` in their commit information: what was done,
+for which group, and on which version it was judged. They are read from the table's own log, which
+reaches as far back as ``delta.logRetentionDuration`` says (30 days unless set).
+
+Reading one version of a Delta table with Spark alone, without the jar of Delta.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -24,16 +34,21 @@ from deltalake.exceptions import (
 )
 from pyspark.sql.types import StructType
 
-from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark.sinks.delta import table_history
-from leasehold.spark.sinks.delta.schema import all_nullable, columns_of, refuse_unfit_table
+from leasehold.errors import LeaseholdError, SinkChanged, SinkUnfit, StoreUnavailable, UsageError
+from leasehold.spark.ranges import Range
+from leasehold.spark.sinks.delta.rules import all_nullable, columns_of, refuse_unfit_table
+from leasehold.spark.sinks.delta.storage import storage
+from leasehold.spark.sinks.port import Commit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deltalake.transaction import AddAction
+    from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.spark.sinks.delta.storage import Storage
+    from leasehold.spark.sinks.port import Batch
 
 # Said by deltalake when a version that is there stands against the commit. That version may be the
 # commit itself: the storage layer tries again by itself after an answer that was lost.
@@ -130,7 +145,7 @@ class DeltaLog:
             SinkChanged: it was restored or overwritten as a whole.
         """
         while self._scanned_from > max(self._judged.get(group, -1) + 1, 0):
-            found = table_history.entry(self._place, self._scanned_from - 1)
+            found = entry(self._place, self._scanned_from - 1)
             if found is None:
                 break  # older than the log reaches
             self._scanned_from -= 1
@@ -215,7 +230,7 @@ class DeltaLog:
 
     def paths(self) -> set[str]:
         """All data files that any version names which the log still has."""
-        return {path for found in table_history.entries(self._place) for path in found.paths}
+        return {path for found in entries(self._place) for path in found.paths}
 
     def _may_name(self, paths: Sequence[str], *, after: int) -> bool:
         """Whether a version after that one names any of these files; True if it can not be told.
@@ -224,11 +239,11 @@ class DeltaLog:
         """
         wanted = set(paths)
         try:
-            found = table_history.entry(self._place, after + 1)
+            found = entry(self._place, after + 1)
             if found is None:
                 return True
             while found is not None and wanted.isdisjoint(map(unquote, found.paths)):
-                found = table_history.entry(self._place, found.version + 1)
+                found = entry(self._place, found.version + 1)
         except (OSError, ValueError):
             return True
         return found is not None
@@ -249,7 +264,7 @@ class DeltaLog:
 
         To follow from a version of a table that was made anew would mix two tables.
         """
-        now = self._place.stamp(table_history.file_of(self._version))
+        now = self._place.stamp(file_of(self._version))
         return now is not None and now == self._stamp
 
     def _open(self) -> None:
@@ -268,7 +283,7 @@ class DeltaLog:
 
     def _follow(self, table: DeltaTable) -> None:
         for version in range(self._version + 1, table.version() + 1):
-            found = table_history.entry(self._place, version)
+            found = entry(self._place, version)
             if found is None:
                 self._transactions = {}  # cleaned up already: ask the table again
                 self._scanned_from = version + 1
@@ -291,11 +306,11 @@ class DeltaLog:
         self._id = str(metadata.id)
         self._table = table
         self._version = table.version()
-        self._stamp = self._place.stamp(table_history.file_of(self._version))
+        self._stamp = self._place.stamp(file_of(self._version))
         self.schema = schema
         self.partition_by = tuple(metadata.partition_columns)
 
-    def _note(self, found: table_history.Entry) -> None:
+    def _note(self, found: Entry) -> None:
         """Keep what a version says of rows that were replaced, and of what was judged."""
         if found.ours:
             group = str(found.ours["group"])
@@ -315,9 +330,9 @@ class DeltaLog:
         names: list[str] = []
         try:
             while self._place.local is not None and (
-                self._place.stamp(table_history.file_of(version + len(names))) is not None
+                self._place.stamp(file_of(version + len(names))) is not None
             ):
-                names.append(table_history.file_of(version + len(names)))
+                names.append(file_of(version + len(names)))
             self._place.finish(names)
         except OSError as error:
             raise StoreUnavailable(
@@ -325,3 +340,164 @@ class DeltaLog:
                 "written last may not outlive a power cut. Look at the disk; it is tried again"
             ) from error
         self._unsynced = None
+
+
+KEY = "leasehold"
+LOG = "_delta_log"
+_REPLACING = ("RESTORE", "CREATE OR REPLACE TABLE", "REPLACE TABLE")
+_MS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One version of a table.
+
+    Attributes:
+        ours: what we wrote into it; empty if it is not ours.
+        transactions: the application transactions it sets.
+        paths: the data files that it adds or removes.
+    """
+
+    version: int
+    info: Mapping[str, Any] = field(default_factory=dict)
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
+
+    @property
+    def replaces(self) -> str:
+        """How this version puts other rows in place of all rows, in words; empty if it does not."""
+        if self.ours:
+            return ""
+        operation = str(self.info.get("operation", ""))
+        told = self.info.get("operationParameters") or {}
+        if operation.startswith(_REPLACING):
+            return operation
+        whole = str(told.get("predicate") or "") in {"", "[]"}
+        dynamic = "dynamic" in json.dumps(told).lower()
+        if str(told.get("mode", "")) == "Overwrite" and whole and not dynamic:
+            return f"{operation}, mode Overwrite"
+        return ""
+
+
+def file_of(version: int) -> str:
+    """The file of a version, below the table."""
+    return f"{LOG}/{version:020d}.json"
+
+
+def entry(place: Storage, version: int) -> Entry | None:
+    """The version as its file tells it; None if the file is not there (any more)."""
+    text = place.read(file_of(version))
+    return None if text is None else parsed(version, text.decode("utf-8"))
+
+
+def parsed(version: int, text: str) -> Entry:
+    """The version from the text of its file."""
+    info: dict[str, Any] = {}
+    transactions: dict[str, int] = {}
+    paths: list[str] = []
+    for line in text.splitlines():
+        action = json.loads(line) if line.strip() else {}
+        info = action.get("commitInfo", info)
+        if "txn" in action:
+            transactions[action["txn"]["appId"]] = int(action["txn"]["version"])
+        paths.extend(action[kind]["path"] for kind in ("add", "remove") if kind in action)
+    return Entry(
+        version=version,
+        info=info,
+        ours=_ours(info),
+        transactions=transactions,
+        paths=tuple(paths),
+    )
+
+
+def entries(place: Storage) -> Iterator[Entry]:
+    """All versions whose files are there, oldest first."""
+    for name in place.names(LOG):
+        stem, _, suffix = name.partition(".")
+        if suffix == "json" and stem.isdigit():
+            found = entry(place, int(stem))
+            if found is not None:
+                yield found
+
+
+def mark_of_batch(batch: Batch, *, on: int, rows: int) -> dict[str, str]:
+    """What a commit says of itself. ``on``: the version on which it was judged."""
+    shares = [[s.range.partition, s.range.start, s.range.end, s.epoch] for s in batch.shares]
+    return mark(
+        "commit",
+        batch.group,
+        on=on,
+        shares=shares,
+        holder=batch.holder,
+        began_at=batch.began_at.astimezone(UTC).isoformat(),
+        rows=rows,
+    )
+
+
+def mark(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
+    """The custom metadata of a commit of ours."""
+    return {KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
+
+
+def commits_in(found: Entry, group: str) -> Iterator[Commit]:
+    """The shares that a version has committed for a group."""
+    told = found.ours
+    if told.get("kind") != "commit" or told.get("group") != group:
+        return
+    committed_at = datetime.fromtimestamp(int(found.info.get("timestamp", 0)) / _MS, UTC)
+    for partition, start, end, epoch in told["shares"]:
+        yield Commit(
+            commit=str(found.version),
+            range=Range(partition=partition, start=start, end=end),
+            epoch=epoch,
+            holder=told["holder"],
+            began_at=datetime.fromisoformat(told["began_at"]),
+            committed_at=committed_at,
+            rows=told["rows"],
+        )
+
+
+def _ours(info: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        told = json.loads(info[KEY])
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return told if isinstance(told, dict) and "kind" in told and "on" in told else {}
+
+
+_DELETIONS = "deletionVectors"
+
+
+def read_delta(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The rows of the table as it is now, or as it was at a version; later commits do not show.
+
+    Raises:
+        UsageError: there is no table, or it marks rows as deleted in a way that only Delta's own
+            reader knows.
+    """
+    place = storage(path, dict(storage_options or {}))
+    try:
+        table = DeltaTable(place.uri, version=version, storage_options=place.settings)
+    except TableNotFoundError as error:
+        raise UsageError(
+            f"there is no Delta table at {place.name}: look at the path; a pipeline makes the "
+            "table with its first commit"
+        ) from error
+    if _DELETIONS in (table.protocol().reader_features or ()):
+        raise UsageError(
+            f"the Delta table at {place.name} may have deletion vectors, which need Delta's own "
+            "reader: read it with delta-spark, or with deltalake"
+        )
+    columns = all_nullable(columns_of(table))
+    files = table.file_uris()
+    if not files:
+        return spark.createDataFrame([], columns)
+    reader = spark.read.schema(columns).option("basePath", place.uri)
+    return reader.parquet(*files).select(*(f"`{name}`" for name in columns.fieldNames()))

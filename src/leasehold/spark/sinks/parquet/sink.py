@@ -25,14 +25,16 @@ from leasehold.errors import BatchFailed, LeaseholdError, SinkUnfit, UsageError
 from leasehold.spark import reading
 from leasehold.spark.sinks.commit_ledger import Ledger
 from leasehold.spark.sinks.directory import DELTA, refuse_taken
-from leasehold.spark.sinks.parquet.files import WrittenFile, batch_of, write_files
-from leasehold.spark.sinks.parquet.manifest import (
+from leasehold.spark.sinks.parquet.files import (
+    WrittenFile,
+    batch_of,
     directory_of,
     open_manifest,
     read_pointer,
     settle,
     unknown_here,
     without_secrets,
+    write_files,
 )
 from leasehold.spark.sinks.port import Staged, Written
 

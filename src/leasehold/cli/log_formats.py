@@ -1,4 +1,4 @@
-"""Events on stdout: lines for people, JSON lines, or the bodies as they are."""
+"""The formats of events on the command line, and how events are printed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,46 @@ import base64
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leasehold.cli.tables import line_width
 
 if TYPE_CHECKING:
     from leasehold.log import Event, EventBatch
+
+
+class Format(StrEnum):
+    """How the events to be appended are written."""
+
+    LINES = "lines"
+    JSONL = "jsonl"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+_BY_SUFFIX = {
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Which field of a record is the key, and which the body; none: the whole record."""
+
+    key: str | None = None
+    body: str | None = None
+
+
+def format_of(path: Path | None) -> Format:
+    """What the name of the file says it is; lines if it says nothing."""
+    return _BY_SUFFIX.get(path.suffix.lower(), Format.LINES) if path else Format.LINES
+
 
 _KEY_WIDTH = 12
 _LEAST_BODY_WIDTH = 16

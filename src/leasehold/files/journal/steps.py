@@ -1,0 +1,777 @@
+"""Steps of a recovery: begin, commit, fail, and which files are due for one.
+
+To begin draws a new epoch, the recovery id, and shuts out whoever was there. Only the newest id can
+commit. The time of an attempt and the time of the next one are kept with the file, not with the
+one that tries: a file that fails does not hold up others, nor is it forgotten.
+
+Parts of steps: a file with its open block in one look, and how blocks and replicas change.
+
+Steps on holders and volumes. A renewal changes one row, whatever the number of files.
+
+Steps on paths: what is there, rename, delete. Files are known by id, so writers go on.
+
+Steps of a writer, each shown a ticket: next block, drop volumes, complete.
+
+The refusals come in one order: the file is gone; it is closed, being recovered, or under another
+epoch. A step that finds itself done already gives the same answer.
+
+Steps that open a file: create and append. All is checked before anything is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from leasehold.errors import FileExists, InvalidOptions, LeaseLost, StoreUnusable, UsageError
+from leasehold.files import model
+from leasehold.files.journal import rows
+from leasehold.files.journal.rows import FILE_COLUMNS, FileRow, blocks_of, holder_of
+from leasehold.files.journal.unit_of_work import listed
+from leasehold.files.model import Block, BlockState, Opened, Recovery, Ticket, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from leasehold.files.journal.unit_of_work import Books
+    from leasehold.files.model import FileStatus, Holder, HolderStatus, Sealed
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A file and its open block, if it has one."""
+
+    row: FileRow
+    block: Block | None
+
+
+def held_file(books: Books, file_id: int) -> Held | None:
+    """The file of this id, in one question."""
+    rows = books.held(file_id)
+    if not rows:
+        return None
+    found = blocks_of(row[FILE_COLUMNS:] for row in rows)
+    return Held(FileRow(*rows[0][:FILE_COLUMNS]), found[0] if found else None)
+
+
+def block_by_id(books: Books, block_id: int) -> Block | None:
+    """The block of this id, open or complete."""
+    found = blocks_of(books.tx.all("block", id=block_id))
+    return found[0] if found else None
+
+
+def check_volumes(volumes: Collection[str]) -> tuple[str, ...]:
+    """The volumes of a block, each once, in the order of their ids.
+
+    Raises:
+        InvalidOptions: there is none, or one twice.
+    """
+    if not volumes or len(set(volumes)) != len(volumes):
+        raise InvalidOptions(
+            f"a block needs one or more volumes, each once, not {tuple(volumes)!r}"
+        )
+    return tuple(sorted(volumes))
+
+
+def check_sealed(block: Block, sealed: Sealed) -> None:
+    """Look whether the seal can be that of the open block.
+
+    Raises:
+        UsageError: it is of another block, or names volumes the block is not on.
+    """
+    if sealed.block_id != block.id:
+        raise UsageError(
+            f"block {sealed.block_id:#x} is not the open one, which is {block.id:#x}: read the "
+            "file again"
+        )
+    check_keep(block, sealed.volumes)
+    if sealed.length < 0:
+        raise UsageError(f"a block can not have {sealed.length} bytes")
+
+
+def check_keep(block: Block, keep: Collection[str]) -> None:
+    """Look whether the block can be left on these volumes alone.
+
+    Raises:
+        UsageError: there is none, or one the block is not on.
+    """
+    if not keep or not set(keep) <= set(block.volumes):
+        raise UsageError(
+            f"block {block.id:#x} lies on {', '.join(block.volumes)}: one or more of these can be "
+            f"kept, not {', '.join(keep) or 'none'}"
+        )
+
+
+def is_sealed_so(block: Block | None, sealed: Sealed, *, generation: int) -> bool:
+    """Whether the block was sealed so before: the call is a repetition."""
+    return (
+        block is not None
+        and block.state is BlockState.COMPLETE
+        and block.generation == generation
+        and (block.length, block.checksum) == (sealed.length, sealed.checksum)
+    )
+
+
+def begin_block(
+    books: Books, *, file_id: int, index: int, epoch: int, start: int, volumes: tuple[str, ...]
+) -> Block:
+    """A new open block at the end of a file."""
+    block = Block(
+        id=books.draw_block_id(),
+        file_id=file_id,
+        index=index,
+        generation=epoch,
+        state=BlockState.OPEN,
+        start=start,
+        length=0,
+        checksum=0,
+        volumes=volumes,
+    )
+    books.later("block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start)
+    books.later("replicas_add", block_id=block.id, volumes=listed(volumes))
+    return block
+
+
+def seal(books: Books, block: Block, sealed: Sealed, *, generation: int) -> None:
+    """Complete the open block; volumes that do not have all of it lose their replica."""
+    keep_only(books, block, sealed.volumes)
+    books.later(
+        "block_seal",
+        id=block.id,
+        generation=generation,
+        length=sealed.length,
+        checksum=sealed.checksum,
+    )
+
+
+def keep_only(books: Books, block: Block, keep: Collection[str]) -> None:
+    """Replicas on other volumes go to the trash."""
+    if set(keep) == set(block.volumes):
+        return
+    books.tx.run("replicas_trash", block_id=block.id, keep=listed(keep))
+    books.tx.run("replicas_drop", block_id=block.id, keep=listed(keep))
+
+
+def drop(books: Books, block: Block) -> None:
+    """Take a block out of its file, all its replicas to the trash."""
+    keep_only(books, block, ())
+    books.tx.run("block_drop", id=block.id)
+
+
+def renew(books: Books, holder: Holder) -> None:
+    """Extend the lease. Late is good enough, as long as nobody has ended it.
+
+    Raises:
+        LeaseLost: the holder is not in the books any more, or its id is used by another.
+    """
+    if books.tx.run("holder_renew", id=holder.id, token=holder.token, now=books.now):
+        return
+    found = books.tx.one("holder_token", id=holder.id)
+    reason = "unknown" if found is None else "another token is in use"
+    what = "has no lease" if found is None else "is used by another incarnation"
+    raise LeaseLost(
+        f"the holder {holder.id} {what}: it closed all its files, or they were taken over; "
+        "check each file, and open anew what is still needed",
+        key=holder.id,
+        reason=reason,
+    )
+
+
+def leave(books: Books, holder: Holder) -> None:
+    """End the lease, unless it still covers an open file. Not to be there is no error."""
+    if books.tx.one("holder_token", id=holder.id) == (holder.token,):
+        books.drop_idle(holder.id)
+
+
+def holders(books: Books, limit: int) -> list[HolderStatus]:
+    """All holders, the one that has been silent longest first."""
+    return [holder_of(row, books.now) for row in books.tx.all("holders", most=limit)]
+
+
+def idle(books: Books, limit: int) -> list[str]:
+    """Holders without files that are past the hard limit."""
+    before = books.now - books.limits.hard_s
+    return [each for (each,) in books.tx.all("holders_idle", before=before, most=limit)]
+
+
+def drop_idle(books: Books, ids: Iterable[str]) -> None:
+    """End the leases of those that are still so."""
+    before = books.now - books.limits.hard_s
+    books.tx.run("holders_drop_idle", ids=listed(ids), before=before)
+
+
+def namespace_id(books: Books, new_id: str) -> str:
+    """The id by which volumes know whose they are; given once and for all."""
+    books.tx.run("namespace_write", namespace=new_id)
+    return str((books.tx.one("namespace") or ("",))[0])
+
+
+def register_volume(books: Books, volume_id: str, path: str) -> None:
+    """Note where a volume lies."""
+    books.tx.run("volume_write", id=volume_id, path=path, wall=books.wall)
+
+
+def volumes(books: Books) -> dict[str, str]:
+    """Where each volume lies, by its id."""
+    return dict(books.tx.all("volumes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What is at a path: a file, or a file where a directory should be, or the first file below."""
+
+    path: str
+    row: FileRow | None
+    above: str | None
+    below: str | None
+
+    def check_free(self) -> None:
+        """Look whether a file could be at this path, whatever file is there now.
+
+        Raises:
+            FileExists: the path is a directory, or a part of it is a file.
+        """
+        if self.above is not None:
+            raise rows.below_file(self.path, self.above)
+        if self.below is not None:
+            raise rows.is_directory(self.path, self.below)
+
+
+def look(books: Books, path: str) -> Place:
+    """What is at a path, in one question."""
+    found = [FileRow(*row) for row in books.look(path)]
+    return Place(
+        path=path,
+        row=next((row for row in found if row.path == path), None),
+        above=next((row.path for row in found if len(row.path) < len(path)), None),
+        below=next((row.path for row in found if len(row.path) > len(path)), None),
+    )
+
+
+def file_at(books: Books, path: str) -> FileRow:
+    """The file at a path.
+
+    Raises:
+        UnknownFile: there is none.
+    """
+    found = books.tx.one("file_at", path=path)
+    if found is None:
+        raise rows.unknown(path)
+    return FileRow(*found)
+
+
+def remove_one(books: Books, row: FileRow, *, by: str) -> None:
+    """Delete one file, open or not; its blocks go to the trash."""
+    low, high = model.only(row.path)
+    books.note(
+        "delete",
+        file_id=row.id,
+        path=row.path,
+        epoch=row.epoch,
+        holder=row.holder,
+        detail=f"overwritten by {by}" if by else "",
+    )
+    _remove_range(books, low, high)
+    if not row.closed and row.holder != by:
+        books.drop_idle(row.holder)
+
+
+def delete(books: Books, path: str, *, recursive: bool) -> int:
+    """Delete a file or a directory; return how many files went. Nothing there: 0, as when repeated.
+
+    Raises:
+        FileExists: it is a directory, and ``recursive`` was not said.
+    """
+    place = look(books, path)
+    if place.row is not None:
+        remove_one(books, place.row, by="")
+        return 1
+    if place.below is None:
+        return 0
+    if not recursive:
+        raise FileExists(
+            f"{path} is a directory, {place.below} lies below it: say recursive to delete all of it"
+        )
+    low, high = model.below(path)
+    (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
+    books.note_range("delete", low=low, high=high, target="", cut=1, count=count)
+    _remove_range(books, low, high)
+    return int(count)
+
+
+def rename(books: Books, source: str, target: str, *, overwrite: bool) -> int:
+    """Give a file or a whole directory another path; return how many files moved.
+
+    Raises:
+        UnknownFile: there is nothing at ``source``.
+        FileExists: ``target`` is taken.
+        UsageError: the target lies below the source, or is the same.
+    """
+    if target == source or target.startswith(f"{source}/"):
+        raise UsageError(f"{source} can not be renamed to {target}, itself or a path below it")
+    origin, place = look(books, source), look(books, target)
+    if origin.row is None and origin.below is None:
+        count = _renamed_before(books, place, source)
+        if count:
+            return count
+        raise rows.unknown(source)
+    # The file that is moved away is no obstacle above its own target; that was refused before.
+    place.check_free()
+    if place.row is not None and (not overwrite or origin.row is None):
+        raise rows.exists(target)
+    low, high = model.only(source) if origin.row is not None else model.below(source)
+    (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
+    cut = len(source) + 1
+    (longest,) = books.tx.one("files_longest", low=low, high=high) or ("",)
+    model.check_path(target + str(longest)[len(source) :])
+    detail = f"from {source}"
+    if place.row is not None:
+        remove_one(books, place.row, by="a rename")
+    books.note_range(
+        "rename", low=low, high=high, target=target, cut=cut, count=count, detail=detail
+    )
+    books.tx.run("files_rename", low=low, high=high, target=target, cut=cut)
+    return int(count)
+
+
+def _renamed_before(books: Books, place: Place, source: str) -> int:
+    """How many files this very rename has moved before, if it was the last thing that was done."""
+    sample = place.row
+    if sample is None and place.below is not None:
+        sample = file_at(books, place.below)
+    if sample is None:
+        return 0
+    books.flush_lines()
+    last = books.tx.one("history", file_id=sample.id, most=1)
+    if last is None or last[2] != "rename" or last[7] != f"from {source}":
+        return 0
+    if place.row is not None:
+        return 1
+    low, high = model.below(place.path)
+    (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
+    return int(count)
+
+
+def _remove_range(books: Books, low: str, high: str) -> None:
+    books.tx.run("replicas_trash_of_range", low=low, high=high)
+    books.tx.run("replicas_drop_of_range", low=low, high=high)
+    books.tx.run("blocks_drop_of_range", low=low, high=high)
+    books.tx.run("files_drop", low=low, high=high)
+
+
+def check(books: Books, ticket: Ticket) -> None:
+    """Return if the file is still the ticket's.
+
+    Raises:
+        UnknownFile: it was deleted.
+        FencedWrite: it is closed, being recovered, or under another epoch.
+    """
+    found = held_file(books, ticket.file_id)
+    refusal = rows.of_ticket(None if found is None else found.row, ticket)
+    if refusal is not None:
+        books.count_refusal()
+        raise refusal
+
+
+def discard(books: Books, ticket: Ticket) -> None:
+    """Delete the file of the ticket, while it is the ticket's.
+
+    Raises:
+        UnknownFile: it was deleted already.
+        FencedWrite: it is closed, being recovered, or under another epoch.
+    """
+    held, _ = _mine(books, ticket)
+    remove_one(books, held.row, by="")
+
+
+def next_block(books: Books, ticket: Ticket, sealed: Sealed, *, volumes: tuple[str, ...]) -> Block:
+    """Seal the open block and begin the next one.
+
+    Raises:
+        UnknownFile: the file was deleted.
+        FencedWrite: the file is closed, being recovered, or under another epoch.
+        UsageError: the seal is not that of the open block.
+    """
+    held, block = _mine(books, ticket)
+    if block.id != sealed.block_id:
+        before = block_by_id(books, sealed.block_id)
+        follows = before is not None and before.index + 1 == block.index
+        if follows and is_sealed_so(before, sealed, generation=ticket.epoch):
+            return block
+    check_sealed(block, sealed)
+    seal(books, block, sealed, generation=ticket.epoch)
+    books.tx.run("file_grow", id=ticket.file_id, grown=sealed.length, wall=books.wall)
+    begun = begin_block(
+        books,
+        file_id=ticket.file_id,
+        index=block.index + 1,
+        epoch=ticket.epoch,
+        start=block.start + sealed.length,
+        volumes=volumes,
+    )
+    _note_write(
+        books,
+        "next block",
+        held,
+        f"block {block.id:#x} has {sealed.length} bytes; block {begun.id:#x} on "
+        f"{', '.join(volumes)}",
+    )
+    return begun
+
+
+def drop_volumes(books: Books, ticket: Ticket, block_id: int, *, keep: tuple[str, ...]) -> None:
+    """Leave the open block on these volumes alone.
+
+    Raises:
+        UnknownFile: the file was deleted.
+        FencedWrite: the file is closed, being recovered, or under another epoch.
+        UsageError: it is not the open block, or is not on one of these volumes.
+    """
+    held, block = _mine(books, ticket)
+    if block.id != block_id:
+        raise UsageError(f"block {block_id:#x} is not the open one, which is {block.id}")
+    check_keep(block, keep)
+    dropped = sorted(set(block.volumes) - set(keep))
+    if dropped:
+        keep_only(books, block, keep)
+        _note_write(books, "drop volumes", held, f"block {block.id:#x} lost {', '.join(dropped)}")
+
+
+def complete(books: Books, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
+    """Close the file. A tail of no bytes is dropped.
+
+    Raises:
+        UnknownFile: the file was deleted.
+        FencedWrite: the file is closed, being recovered, or under another epoch.
+        UsageError: the seal is not that of the open block.
+    """
+    found = held_file(books, ticket.file_id)
+    if found is not None and _completed_before(books, found, ticket, sealed):
+        return found.row.status(books.now)
+    held, block = _mine(books, ticket, found=found, looked=True)
+    tail = sealed if sealed is not None and sealed.length else None
+    if tail is not None and tail.block_id != block.id:
+        # Its answer was lost: the block was sealed by a next_block, and nothing was written after.
+        before = block_by_id(books, tail.block_id)
+        follows = before is not None and before.index + 1 == block.index
+        if follows and is_sealed_so(before, tail, generation=ticket.epoch):
+            tail = None
+    return close(books, held, block, tail, generation=ticket.epoch, step="close")
+
+
+def close(
+    books: Books,
+    held: Held,
+    block: Block | None,
+    tail: Sealed | None,
+    *,
+    generation: int,
+    step: str,
+) -> FileStatus:
+    """The file is closed, with ``tail`` as the end of its open block or without that block."""
+    row = held.row
+    if block is not None and tail is not None:
+        check_sealed(block, tail)
+        seal(books, block, tail, generation=generation)
+    elif block is not None:
+        drop(books, block)
+    grown = 0 if tail is None else tail.length
+    recovered = row.recovered if step == "close" else generation
+    books.later("file_close", id=row.id, grown=grown, wall=books.wall, recovered=recovered)
+    books.drop_idle(row.holder)
+    length = row.length + grown
+    words = f"{length} bytes"
+    if block is not None and tail is None:
+        words += f"; block {block.id:#x} dropped"
+    _note_write(books, step, held, words)
+    return row.closed_status(length=length, modified_at=books.wall)
+
+
+def _completed_before(books: Books, held: Held, ticket: Ticket, sealed: Sealed | None) -> bool:
+    row = held.row
+    ours = row.epoch == ticket.epoch and row.holder == ticket.holder.id
+    if row.epoch == ticket.epoch and not row.closed:
+        return False
+    if sealed is None or not sealed.length:
+        return ours
+    if row.recovered > ticket.epoch:
+        return False
+    block = block_by_id(books, sealed.block_id)
+    return is_sealed_so(block, sealed, generation=ticket.epoch)
+
+
+def _mine(
+    books: Books, ticket: Ticket, *, found: Held | None = None, looked: bool = False
+) -> tuple[Held, Block]:
+    if not looked:
+        found = held_file(books, ticket.file_id)
+    refusal = rows.of_ticket(None if found is None else found.row, ticket)
+    if refusal is not None:
+        books.count_refusal()
+        raise refusal
+    if found is None or found.block is None:
+        raise UsageError(f"{ticket.path} has no open block: recover it")
+    return found, found.block
+
+
+def _note_write(books: Books, step: str, held: Held, detail: str) -> None:
+    row = held.row
+    books.note(
+        step, file_id=row.id, path=row.path, epoch=row.epoch, holder=row.holder, detail=detail
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody wants to open, and how. ``request`` is the caller's own name for the call."""
+
+    path: str
+    holder: Holder
+    volumes: tuple[str, ...]
+    request: str
+    replication: int = 0
+    block_size: int = 0
+    overwrite: bool = False
+
+
+def create(books: Books, wish: Wish) -> Opened:
+    """A new file, open, with its first block.
+
+    Raises:
+        FileExists: the path, or a part of it, is taken.
+        FileHeld: somebody is writing the file.
+        RecoveryInProgress: the file is being recovered.
+        LeaseLost: the holder's id is used by another.
+    """
+    found = look(books, wish.path)
+    found.check_free()
+    row = found.row
+    if row is not None:
+        if _is_repetition(row, wish):
+            return _opened_before(books, row, wish)
+        if not wish.overwrite:
+            _check_closed(books, row, wish.holder)
+            raise rows.exists(wish.path)
+    books.enlist(wish.holder)
+    if row is not None:
+        remove_one(books, row, by=wish.holder.id)
+    file_id, epoch = books.draw_file_id(), books.draw_epoch()
+    books.add_file(
+        wish.path,
+        id=file_id,
+        epoch=epoch,
+        holder=wish.holder.id,
+        replication=wish.replication,
+        block_size=wish.block_size,
+        wall=books.wall,
+        request=wish.request,
+    )
+    block = begin_block(books, file_id=file_id, index=0, epoch=epoch, start=0, volumes=wish.volumes)
+    _note_opened(books, "create", wish, block)
+    return _opened(wish, block, block_size=wish.block_size, replication=wish.replication)
+
+
+def append(books: Books, wish: Wish) -> Opened:
+    """A closed file, open again, with a new block at its end.
+
+    Raises:
+        UnknownFile: there is no file at the path.
+        FileHeld: somebody is writing the file.
+        RecoveryInProgress: the file is being recovered.
+        LeaseLost: the holder's id is used by another.
+    """
+    row = file_at(books, wish.path)
+    if _is_repetition(row, wish):
+        return _opened_before(books, row, wish)
+    _check_closed(books, row, wish.holder)
+    books.enlist(wish.holder)
+    epoch = books.draw_epoch()
+    books.tx.run(
+        "file_open",
+        id=row.id,
+        epoch=epoch,
+        holder=wish.holder.id,
+        wall=books.wall,
+        request=wish.request,
+    )
+    (index,) = books.tx.one("next_index", file_id=row.id) or (0,)
+    block = begin_block(
+        books, file_id=row.id, index=index, epoch=epoch, start=row.length, volumes=wish.volumes
+    )
+    _note_opened(books, "append", wish, block)
+    return _opened(wish, block, block_size=row.block_size, replication=row.replication)
+
+
+def _is_repetition(row: FileRow, wish: Wish) -> bool:
+    mine = row.holder == wish.holder.id and row.token == wish.holder.token
+    return mine and row.state == "open" and row.request == wish.request != ""
+
+
+def _opened_before(books: Books, row: FileRow, wish: Wish) -> Opened:
+    held = held_file(books, row.id)
+    if held is None or held.block is None:
+        raise StoreUnusable(f"the open file {row.path} has no open block: recover it")
+    return _opened(wish, held.block, block_size=row.block_size, replication=row.replication)
+
+
+def _check_closed(books: Books, row: FileRow, holder: Holder) -> None:
+    if row.recovering:
+        raise rows.recovering(row, retry_after_s=row.attempt_left_s(books.now))
+    if not row.closed:
+        raise rows.held(row, by=holder, now=books.now, limit_s=books.limits.soft_s)
+
+
+def _opened(wish: Wish, block: Block, *, block_size: int, replication: int) -> Opened:
+    ticket = Ticket(
+        file_id=block.file_id, path=wish.path, epoch=block.generation, holder=wish.holder
+    )
+    return Opened(ticket=ticket, block=block, block_size=block_size, replication=replication)
+
+
+def _note_opened(books: Books, step: str, wish: Wish, block: Block) -> None:
+    books.note(
+        step,
+        file_id=block.file_id,
+        path=wish.path,
+        epoch=block.generation,
+        holder=wish.holder.id,
+        detail=f"block {block.id:#x} on {', '.join(block.volumes)}",
+    )
+
+
+def begin_recovery(
+    books: Books, path: str, holder: Holder, why: Why, ticket: Ticket | None = None
+) -> Recovery | None:
+    """Take the file from whoever has it; None if it is closed already.
+
+    With a ticket only the file of the ticket is meant, and only while it is the holder's own.
+
+    Raises:
+        UnknownFile: there is no file at the path.
+        FileHeld: its writer was heard of within the limit.
+        RecoveryInProgress: another attempt has time left, or the next is not due.
+        LeaseLost: the recoverer's id is used by another.
+    """
+    row = file_at(books, path)
+    if ticket is not None and row.id != ticket.file_id:
+        raise rows.deleted(ticket)
+    if row.closed:
+        return None
+    if ticket is not None and (
+        row.holder != holder.id or (not row.recovering and row.epoch != ticket.epoch)
+    ):
+        raise rows.fenced(row, path=path, epoch=ticket.epoch)
+    _check_may_begin(books, row, holder, why)
+    held = held_file(books, row.id)
+    books.enlist(holder)
+    epoch = books.draw_epoch()
+    until_s = books.now + books.limits.attempt_s
+    books.tx.run("file_recovering", id=row.id, epoch=epoch, holder=holder.id, until_s=until_s)
+    if row.holder != holder.id:
+        books.drop_idle(row.holder)
+    books.note(
+        "recovery begun",
+        file_id=row.id,
+        path=path,
+        epoch=epoch,
+        holder=holder.id,
+        detail=f"{why.value}; was held by {row.holder} under epoch {row.epoch}",
+    )
+    return Recovery(
+        file_id=row.id,
+        path=path,
+        id=epoch,
+        block=None if held is None else held.block,
+        attempt=row.attempts + 1,
+        was_held_by=row.holder,
+    )
+
+
+def _check_may_begin(books: Books, row: FileRow, holder: Holder, why: Why) -> None:
+    if row.recovering:
+        left_s = row.attempt_left_s(books.now)
+        if left_s and row.holder != holder.id:
+            raise rows.recovering(row, retry_after_s=left_s)
+        if why is Why.HARD and books.now < row.next_attempt_s:
+            raise rows.recovering(row, retry_after_s=row.next_attempt_s - books.now)
+        return
+    limit_s = {Why.SOFT: books.limits.soft_s, Why.HARD: books.limits.hard_s}.get(why)
+    if limit_s is not None and row.silent_s(books.now) <= limit_s:
+        raise rows.held(row, by=holder, now=books.now, limit_s=limit_s)
+
+
+def commit(books: Books, recovery: Recovery, sealed: Sealed | None) -> FileStatus:
+    """Close the file with the end that recovery found; without a seal the tail is dropped.
+
+    Raises:
+        UnknownFile: the file was deleted meanwhile.
+        FencedWrite: another recovery has begun.
+        UsageError: the seal is not that of the open block.
+    """
+    held = _current(books, recovery)
+    if held is None:
+        return _file(books, recovery).row.status(books.now)
+    tail = sealed if sealed is not None and sealed.length else None
+    if tail is not None and held.block is None:
+        raise UsageError(f"{recovery.path} has no open block that could be sealed")
+    dropped = held.block is not None and tail is None
+    step = "tail dropped" if dropped else "recovered"
+    return close(books, held, held.block, tail, generation=recovery.id, step=step)
+
+
+def fail(books: Books, recovery: Recovery, *, trouble: str, pause_s: float) -> None:
+    """The attempt is over; the next is due after a pause.
+
+    Raises:
+        UnknownFile: the file was deleted meanwhile.
+        FencedWrite: another recovery has begun.
+    """
+    held = _current(books, recovery)
+    if held is None:
+        return
+    row = held.row
+    over = row.attempt_until_s <= books.now < row.next_attempt_s
+    if over and row.trouble == trouble:
+        return  # said before
+    books.tx.run(
+        "file_failed", id=row.id, now=books.now, next_s=books.now + pause_s, trouble=trouble
+    )
+    books.note(
+        "recovery failed",
+        file_id=row.id,
+        path=row.path,
+        epoch=row.epoch,
+        holder=row.holder,
+        detail=trouble,
+    )
+
+
+def due(books: Books, limit: int) -> list[str]:
+    """Paths to recover now: of holders past the hard limit, the oldest first, and failed ones.
+
+    Of the two kinds neither can crowd out the other.
+    """
+    before = books.now - books.limits.hard_s
+    held = [path for (path,) in books.tx.all("due_held", before=before, most=limit)]
+    again = [path for (path,) in books.tx.all("due_again", now=books.now, most=limit)]
+    room = max(limit - len(again), (limit + 1) // 2)
+    return [*held[:room], *again][:limit]
+
+
+def _file(books: Books, recovery: Recovery) -> Held:
+    held = held_file(books, recovery.file_id)
+    if held is None:
+        books.count_refusal()
+        raise rows.gone(recovery)
+    return held
+
+
+def _current(books: Books, recovery: Recovery) -> Held | None:
+    """The file, if this recovery is the newest; None if it was committed before."""
+    held = _file(books, recovery)
+    if held.row.recovered == recovery.id:
+        return None
+    if not held.row.recovering or held.row.epoch != recovery.id:
+        books.count_refusal()
+        raise rows.fenced(held.row, path=recovery.path, epoch=recovery.id)
+    return held

@@ -1,0 +1,431 @@
+"""Epochs and positions that were set before there is a table to keep them.
+
+A Delta table needs columns, and they are known only with the first batch; a partition is fenced
+before that. Until then each fence is a small file in ``_leasehold/fences`` beside the log. Of the
+files of a partition the one with the highest epoch counts, and of these the newest.
+
+Whoever writes such a file looks for the table afterwards, and fences in the table too if it is
+there. Whoever sees the table for the first time reads the files afterwards. So a fence that has
+returned is known to everybody who can commit, however the two meet.
+
+Which rows fit a Delta table, and which tables this sink can write to. Pure.
+
+The schema of a Delta table is written as Spark writes its own, so the two are compared as Spark
+types. Columns are matched by name, in any order. A table that we make takes nulls everywhere: what
+Spark says of nulls depends on how a column was computed, not on what it means.
+
+Where the partitions of a group stand in a Delta table, and what may be committed. Pure.
+
+Two application transactions keep a partition: ``leasehold:<group>/<partition>`` has the position as
+its version, and the same with ``#epoch`` the epoch. Every commit and every fence writes the second,
+so of two that were judged on the same version of the table only one gets through.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from pyspark.sql import types as t
+
+from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnusable
+from leasehold.spark.sinks.directory import FENCES
+from leasehold.spark.sinks.port import Sunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+    from leasehold.spark.sinks.delta.storage import Storage
+    from leasehold.spark.sinks.port import Batch
+
+_KEEPABLE = (
+    t.BinaryType,
+    t.BooleanType,
+    t.ByteType,
+    t.DateType,
+    t.DecimalType,
+    t.DoubleType,
+    t.FloatType,
+    t.IntegerType,
+    t.LongType,
+    t.ShortType,
+    t.StringType,
+    t.TimestampNTZType,
+    t.TimestampType,
+)
+_PARTITIONABLE = (
+    t.BooleanType,
+    t.ByteType,
+    t.DateType,
+    t.IntegerType,
+    t.LongType,
+    t.ShortType,
+    t.StringType,
+)
+_NOT_IN_NAMES = " ,;{}()\n\t="
+_CHECKED_BY_OTHERS = (
+    "delta.generationExpression",
+    "delta.identity.start",
+    "delta.invariants",
+    "CURRENT_DEFAULT",
+)
+_RETENTION = "delta.setTransactionRetentionDuration"
+_MAPPING = "delta.columnMapping.mode"
+
+
+def refuse_unfit_table(
+    sink: str,
+    schema: t.StructType,
+    settings: Mapping[str, str | None],
+    partition_by: Sequence[str] = (),
+) -> None:
+    """Let pass only a table whose rules we keep.
+
+    Raises:
+        SinkUnfit: it has rules that we do not keep; the message names all of them.
+    """
+    reasons = [*_reasons(schema, settings), *_reasons_cut(schema, partition_by)]
+    if reasons:
+        raise SinkUnfit(
+            f"{sink} can not be written to: {'; '.join(reasons)}. Nothing was written. Change the "
+            "table, or write to another one"
+        )
+
+
+def refuse_unfit_rows(sink: str, rows: t.StructType, table: t.StructType) -> None:
+    """Let pass only rows whose columns are those of the table.
+
+    Raises:
+        SinkUnfit: they are not; the message names each difference.
+    """
+    found = list(differences(rows, table))
+    if found:
+        raise SinkUnfit(
+            f"the rows do not fit {sink}: {'; '.join(found)}. Nothing was written. Make the "
+            "transformation give the columns of the table, or change the table"
+        )
+
+
+def differences(rows: t.StructType, table: t.StructType) -> Iterator[str]:
+    """Each difference, in words."""
+    have = {each.name: each for each in rows}
+    want = {each.name: each for each in table}
+    for name, field in want.items():
+        if name not in have:
+            yield f"column {name} ({field.dataType.simpleString()}) is missing"
+        elif not _fits(have[name].dataType, field.dataType):
+            yield (
+                f"column {name} is {_words(have[name].dataType)} in the rows and "
+                f"{_words(field.dataType)} in the table"
+            )
+    for name, field in have.items():
+        if name not in want:
+            yield f"column {name} ({field.dataType.simpleString()}) is not in the table"
+
+
+def refuse_unfit_new(sink: str, rows: t.StructType, partition_by: Sequence[str]) -> None:
+    """Let pass only columns that a new table can have.
+
+    Raises:
+        SinkUnfit: it can not; the message names each reason.
+    """
+    reasons = list(_reasons_new(rows, partition_by))
+    if reasons:
+        raise SinkUnfit(
+            f"no table with these columns can be made at {sink}: {'; '.join(reasons)}. Nothing "
+            "was written. Name or convert the columns in the transformation"
+        )
+
+
+def nullable(kind: t.DataType) -> t.DataType:
+    """The same type, with nulls allowed everywhere, and without comments."""
+    if isinstance(kind, t.StructType):
+        return all_nullable(kind)
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(nullable(kind.elementType))
+    if isinstance(kind, t.MapType):
+        return t.MapType(nullable(kind.keyType), nullable(kind.valueType))
+    return kind
+
+
+def columns_of(table: DeltaTable) -> t.StructType:
+    """The columns of a table, as Spark types."""
+    return t.StructType.fromJson(json.loads(table.schema().to_json()))
+
+
+def all_nullable(columns: t.StructType) -> t.StructType:
+    """The same columns, with nulls allowed everywhere, and without comments."""
+    return t.StructType([t.StructField(each.name, nullable(each.dataType)) for each in columns])
+
+
+def required(table: t.StructType) -> tuple[str, ...]:
+    """The columns that take no null."""
+    return tuple(each.name for each in table if not each.nullable)
+
+
+def _reasons(schema: t.StructType, settings: Mapping[str, str | None]) -> Iterator[str]:
+    if _RETENTION in settings:
+        yield (
+            f"{_RETENTION} is set, so the table forgets how far each partition was written, and "
+            "rows would come twice: unset it"
+        )
+    if (settings.get(_MAPPING) or "none") != "none":
+        yield f"its columns have other names in the files ({_MAPPING})"
+    checks = sorted(key for key in settings if key.startswith("delta.constraints."))
+    if checks:
+        yield f"it has rules for rows that this sink does not check ({', '.join(checks)})"
+    for field in schema:
+        rules = [rule for rule in _CHECKED_BY_OTHERS if rule in field.metadata]
+        if rules:
+            yield f"column {field.name} is computed or checked by the table ({', '.join(rules)})"
+
+
+def _reasons_cut(schema: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+    """Values of other types would not be in the names of directories as Delta has them."""
+    for name in partition_by:
+        if not isinstance(schema[name].dataType, _PARTITIONABLE):
+            yield (
+                f"it is partitioned by {name}, which is {schema[name].dataType.simpleString()}: "
+                "this sink cuts tables by text, whole numbers, dates or true and false"
+            )
+
+
+def _reasons_new(rows: t.StructType, partition_by: Sequence[str]) -> Iterator[str]:
+    if not rows.fields:
+        yield "there are none"
+    names = [each.name.lower() for each in rows]
+    for field in rows:
+        if names.count(field.name.lower()) > 1:
+            yield f"column {field.name} is there twice (upper and lower case are the same)"
+        if not field.name or set(field.name) & set(_NOT_IN_NAMES):
+            yield f"column {field.name!r} has one of the characters {_NOT_IN_NAMES!r}, or no name"
+        if not _keepable(field.dataType):
+            yield f"column {field.name} is {field.dataType.simpleString()}, which Delta lacks"
+    for name in partition_by:
+        if name not in rows.fieldNames():
+            yield f"partition_by names {name}, which is no column"
+        elif not isinstance(rows[name].dataType, _PARTITIONABLE):
+            yield (
+                f"partition_by names {name}, which is {rows[name].dataType.simpleString()}: a "
+                "table is cut by text, whole numbers, dates or true and false"
+            )
+    if rows.fields and set(rows.fieldNames()) <= set(partition_by):
+        yield "partition_by names all columns, so that none is left for the files"
+
+
+def _keepable(kind: t.DataType) -> bool:
+    if isinstance(kind, t.StructType):
+        return all(_keepable(each.dataType) for each in kind)
+    if isinstance(kind, t.ArrayType):
+        return _keepable(kind.elementType)
+    if isinstance(kind, t.MapType):
+        return _keepable(kind.keyType) and _keepable(kind.valueType)
+    return isinstance(kind, _KEEPABLE)
+
+
+def _fits(rows: t.DataType, table: t.DataType) -> bool:
+    """Whether the values can be stored as they are. A null deep inside can not be looked for."""
+    if isinstance(rows, t.StructType) and isinstance(table, t.StructType):
+        return rows.fieldNames() == table.fieldNames() and all(
+            _fits(a.dataType, b.dataType) and (b.nullable or not a.nullable)
+            for a, b in zip(rows, table, strict=True)
+        )
+    if isinstance(rows, t.ArrayType) and isinstance(table, t.ArrayType):
+        return _fits(rows.elementType, table.elementType) and (
+            table.containsNull or not rows.containsNull
+        )
+    if isinstance(rows, t.MapType) and isinstance(table, t.MapType):
+        return (
+            _fits(rows.keyType, table.keyType)
+            and _fits(rows.valueType, table.valueType)
+            and (table.valueContainsNull or not rows.valueContainsNull)
+        )
+    return rows == table
+
+
+def _words(kind: t.DataType) -> str:
+    """A type for people; nested ones with what they say of nulls."""
+    if isinstance(kind, t.StructType | t.ArrayType | t.MapType):
+        return json.dumps(kind.jsonValue())
+    return kind.simpleString()
+
+
+_NOWHERE = -1  # a position that was taken back: a transaction can not be deleted
+
+
+def position_id(group: str, partition: str) -> str:
+    """The application id whose version is the position."""
+    return f"leasehold:{quote(group, safe='/')}/{quote(partition, safe='')}"
+
+
+def epoch_id(group: str, partition: str) -> str:
+    """The application id whose version is the epoch."""
+    return f"{position_id(group, partition)}#epoch"
+
+
+def group_id(group: str) -> str:
+    """The application id that is set once a group has written to the table."""
+    return f"leasehold:{quote(group, safe='/')}#group"
+
+
+def combined(
+    group: str, partition: str, version_of: Callable[[str], int | None], before: Sunk
+) -> Sunk:
+    """What is known of a partition: by the table, and by what was fenced ``before`` it was made."""
+    position = version_of(position_id(group, partition))
+    epoch = version_of(epoch_id(group, partition))
+    return Sunk(
+        position=before.position if position is None else _known(position),
+        epoch=max(epoch or 0, before.epoch),
+    )
+
+
+def transactions(group: str, places: Mapping[str, Sunk], *, epochs_only: bool) -> dict[str, int]:
+    """What to write so that the partitions stand there."""
+    written = {epoch_id(group, name): place.epoch for name, place in places.items()}
+    if not epochs_only:
+        for name, place in places.items():
+            at = _NOWHERE if place.position is None else place.position
+            written[position_id(group, name)] = at
+    return written
+
+
+def refuse_older_epochs(sink: str, now: Mapping[str, Sunk], epochs: Mapping[str, int]) -> None:
+    """Let pass only those whose epochs are not below what the table knows.
+
+    Raises:
+        FencedWrite: one of them is; it names the partition.
+    """
+    for partition, epoch in epochs.items():
+        if now[partition].epoch > epoch:
+            raise FencedWrite(
+                f"partition {partition} was fenced in {sink} under epoch "
+                f"{now[partition].epoch}, and this write came under epoch {epoch}: it was "
+                "refused and nothing was written. Somebody else owns the partition; its new owner "
+                "goes on from the last commit, so there is nothing to do",
+                key=partition,
+                epoch=epoch,
+                reason="fenced",
+            )
+
+
+def refuse_lost(sink: str, now: Mapping[str, Sunk], seen: Mapping[str, Sunk]) -> None:
+    """Let pass only a table that knows at least what it has told before.
+
+    Raises:
+        SinkChanged: it has forgotten an epoch or a position.
+    """
+    for partition, before in seen.items():
+        lost = before.position is not None and now[partition].position is None
+        if lost or now[partition].epoch < before.epoch:
+            raise SinkChanged(
+                f"{sink} knew partition {partition} at position {before.position} under epoch "
+                f"{before.epoch}, and now says {now[partition].position} and "
+                f"{now[partition].epoch}: the table was made anew or put back from a copy. Nothing "
+                "was written. Stop the pipeline, make sure which rows the table holds, and start "
+                "it with a new group or move its positions there"
+            )
+
+
+def done_before(sink: str, batch: Batch, now: Mapping[str, Sunk]) -> bool:
+    """Whether the batch is in the table already; False if it may be committed.
+
+    Raises:
+        SinkChanged: it is neither in the table nor the next in line.
+    """
+    shares = [(each, now[each.range.partition]) for each in batch.shares]
+    if shares and all(
+        at.position == each.range.end and at.epoch == each.epoch for each, at in shares
+    ):
+        return True
+    for each, at in shares:
+        if at.position is not None and at.position != each.range.start:
+            raise SinkChanged(
+                f"the batch {batch.label} starts at {each.range.start} in partition "
+                f"{each.range.partition}, but {sink} holds its events up to {at.position} under "
+                f"epoch {at.epoch}, and nobody else owns it: the position was moved by an operator "
+                "or by a stranger. Nothing was written. Start the pipeline again: it goes on where "
+                "the table says"
+            )
+    return False
+
+
+def _known(position: int) -> int | None:
+    return None if position == _NOWHERE else position
+
+
+_SUFFIX = ".json"
+
+
+class Fences:
+    """The files of one table. ``token`` gives names that nobody has used."""
+
+    def __init__(self, place: Storage, token: Callable[[], str]) -> None:
+        """Nothing is read yet."""
+        self._place = place
+        self._token = token
+        self._known: dict[tuple[str, str], Sunk] = {}
+        self._count: dict[tuple[str, str], int] = {}
+
+    def of(self, group: str, partition: str) -> Sunk:
+        """What the last ``read`` found of a partition."""
+        return self._known.get((group, partition), Sunk())
+
+    def read(self) -> None:
+        """Read all files.
+
+        Raises:
+            StoreUnusable: one of them is damaged.
+        """
+        best: dict[tuple[str, str], tuple[int, int]] = {}
+        known: dict[tuple[str, str], Sunk] = {}
+        for name in self._place.names(FENCES):
+            if not name.endswith(_SUFFIX):
+                continue  # not finished: its writer was killed, or writes on
+            key, order, position = self._one(name)
+            if order >= best.get(key, (0, 0)):
+                best[key] = order
+                known[key] = Sunk(position=position, epoch=order[0])
+        self._known = known
+        self._count = {key: count for key, (_, count) in best.items()}
+
+    def write(self, group: str, places: Mapping[str, Sunk]) -> None:
+        """Keep these from now on; a file of a lower epoch changes nothing."""
+        for partition, place in places.items():
+            key = (group, partition)
+            count = self._count.get(key, 0) + 1
+            self._count[key] = count
+            name = sha256(json.dumps(key).encode()).hexdigest()[:32]
+            text = json.dumps(
+                {
+                    "group": group,
+                    "partition": partition,
+                    "epoch": place.epoch,
+                    "position": place.position,
+                    "count": count,
+                }
+            )
+            self._place.write_new(
+                f"{FENCES}/{name}-{place.epoch:020d}-{count:06d}{_SUFFIX}",
+                text.encode(),
+                temporary=f"{FENCES}/{self._token()}.tmp",
+            )
+
+    def _one(self, name: str) -> tuple[tuple[str, str], tuple[int, int], int | None]:
+        try:
+            told = json.loads(self._place.read(f"{FENCES}/{name}") or b"")
+            position = told["position"]
+            return (
+                (str(told["group"]), str(told["partition"])),
+                (int(told["epoch"]), int(told["count"])),
+                None if position is None else int(position),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreUnusable(
+                f"{self._place.name}/{FENCES}/{name} is damaged ({error!r}): it says who may "
+                "write to the table. Restore it, or stop all drivers and delete it"
+            ) from error
