@@ -119,7 +119,7 @@ def jobs(sizes: Sizes) -> Sequence[Job]:
 PART = Part(
     name="azure",
     about=(
-        "Azurite 3.35.0 and the endpoint of leasehold.hub, each in a process of its own. peer: "
+        "Azurite 3.35.0 and our endpoint, each in a process of its own. peer: "
         "azure-eventhub, its BlobCheckpointStore and azure-storage-blob, unmodified. Dollars: by "
         "Microsoft's sample prices of block blobs, hot tier; ratio: peer / ours, for rates ours / "
         "peer."

@@ -12,8 +12,8 @@ from bench.peer import MEAN_PERIOD_S
 from bench.report import Bar, Row, at_most, cost
 from tests.support.azurite import azurite
 
+from leasehold.azure.blob_store.blob_leases import turns
 from leasehold.processor import Options
-from leasehold.stores.azure_blob.blob_leases import turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

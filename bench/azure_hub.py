@@ -22,8 +22,9 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from leasehold.hub import HubOptions, HubServer
-from leasehold.log import Event, Log, LogOptions
+from leasehold.azure import HubOptions, HubServer
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,8 +19,8 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 from bench.azure_hub import BODY_BYTES, endpoint
 from bench.report import Row, at_most, cost
 
-from leasehold.log import Start
-from leasehold.sources.eventhubs import EventHubsSource
+from leasehold.azure import EventHubsSource
+from leasehold.events import Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

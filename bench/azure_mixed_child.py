@@ -19,15 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
-from leasehold.adapters.azure import MixedStore, SharedSource
-from leasehold.adapters.azure.aio import BlobRecords
+from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, SharedSource
 from leasehold.core.lease_timing import Timing
 from leasehold.processor import EventProcessor, Options
 from leasehold.processor.events import Overtaken
-from leasehold.sources.eventhubs import EventHubsSource
 
 if TYPE_CHECKING:
-    from leasehold.log import EventBatch
+    from leasehold.events import EventBatch
     from leasehold.processor import CloseReason, PartitionContext
     from leasehold.processor.events import HookEvent
 

@@ -18,8 +18,8 @@ from azure.eventhub import EventHubConsumerClient
 from bench.azure_hub import endpoint
 from bench.report import Bar, Row
 
-from leasehold.log import Start
-from leasehold.sources.eventhubs import EventHubsSource
+from leasehold.azure import EventHubsSource
+from leasehold.events import Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

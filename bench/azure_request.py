@@ -20,11 +20,11 @@ from azure.storage.blob import BlobClient, BlobLeaseClient
 from bench.report import Row, cost
 from tests.support.azurite import azurite
 
+from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.container import CREATED, OK, Container
+from leasehold.azure.blob_store.credentials import right_for
+from leasehold.azure.blob_store.http import Wire
 from leasehold.clock import SystemClock, new_token, system_random
-from leasehold.stores.azure_blob.address import Address
-from leasehold.stores.azure_blob.container import CREATED, OK, Container
-from leasehold.stores.azure_blob.credentials import right_for
-from leasehold.stores.azure_blob.http import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

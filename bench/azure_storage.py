@@ -18,14 +18,14 @@ from bench.azure_tally import LOOKING, Bill, CountingTransport, Cycle, Tally, Wa
 from bench.peer import EXPIRY_S, GREEDY
 from bench.peer import _Client as PeerClient
 
+from leasehold.azure.blob_store import AzureBlobStore
+from leasehold.azure.blob_store.address import Address
 from leasehold.clock import SystemClock
 from leasehold.core.lease_timing import Timing
 from leasehold.lease.member import Member
 from leasehold.lease.options import MemberOptions
 from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
-from leasehold.stores.azure_blob import AzureBlobStore
-from leasehold.stores.azure_blob.address import Address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -21,7 +21,7 @@ from azure.core.pipeline.transport import RequestsTransport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from leasehold.stores.azure_blob import AzureBlobStore
+    from leasehold.azure.blob_store import AzureBlobStore
 
 
 class Kind(StrEnum):

@@ -19,7 +19,8 @@ import pyarrow as pa
 from azure.eventhub import EventData, EventDataBatch
 from bench.report import Bar, Job, Part, Row, at_most, cost, main
 
-from leasehold.log import Event, Log, ProducerOptions, Start
+from leasehold.events import Event, Start
+from leasehold.log import Log, ProducerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,13 +17,13 @@ from bench.processor_scene import STREAM
 
 from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import Timing
+from leasehold.log import LogSource
 from leasehold.processor import EventProcessor, Options
-from leasehold.sources import LogSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leasehold.log import Event, EventBatch
+    from leasehold.events import Event, EventBatch
     from leasehold.processor import CloseReason, PartitionContext
 
 _GROUP = "bench"

@@ -21,14 +21,14 @@ from bench.amqp_peer import peer_server
 from bench.processor_scene import BODY_BYTES, PATIENCE_S, STREAM, child, scene, told
 from bench.report import Bar, Row, at_most, cost
 
-from leasehold.log import Event, ProducerOptions
+from leasehold.events import Event
+from leasehold.log import LogSource, ProducerOptions
 from leasehold.processor import EventProcessor
-from leasehold.sources import LogSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from leasehold.log import EventBatch
+    from leasehold.events import EventBatch
 
 _ROWS = 1_000
 _PEER = "$Default"

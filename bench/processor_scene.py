@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from leasehold.log import Event, Log, ProducerOptions
+from leasehold.events import Event
+from leasehold.log import Log, ProducerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

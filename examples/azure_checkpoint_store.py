@@ -18,7 +18,7 @@ from typing import Any
 from azure.eventhub.aio import EventHubConsumerClient
 
 from leasehold import LeaseholdError
-from leasehold.adapters.azure.aio import CheckpointStore
+from leasehold.azure import AsyncCheckpointStore
 
 
 async def on_event_batch(context: Any, events: list[Any]) -> None:
@@ -40,7 +40,7 @@ async def main(connection_string: str, store_url: str) -> None:
     stop = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(each, stop.set)
-    async with CheckpointStore(store_url, lease=timedelta(seconds=30)) as store:
+    async with AsyncCheckpointStore(store_url, lease=timedelta(seconds=30)) as store:
         client = EventHubConsumerClient.from_connection_string(
             connection_string, "$Default", checkpoint_store=store, load_balancing_interval=10
         )

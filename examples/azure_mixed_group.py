@@ -15,12 +15,10 @@ import sys
 
 from azure.eventhub import parse_connection_string
 
-from leasehold.adapters.azure import MixedStore, RecordsStore, SharedSource
-from leasehold.adapters.azure.aio import BlobRecords
+from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, RecordsStore, SharedSource
 from leasehold.errors import LeaseholdError
+from leasehold.events import EventBatch
 from leasehold.processor import CloseReason, EventProcessor, PartitionContext
-from leasehold.sources import EventBatch
-from leasehold.sources.eventhubs import EventHubsSource
 
 USAGE = "usage: azure_mixed_group.py HUB CONTAINER [STORE]"
 

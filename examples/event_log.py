@@ -17,7 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from leasehold import LeaseholdError
-from leasehold.log import Event, Log, Start
+from leasehold.events import Event, Start
+from leasehold.log import Log
 
 
 def main(place: Path) -> None:

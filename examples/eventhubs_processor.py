@@ -10,10 +10,10 @@ one, without an event coming twice.
 
 import sys
 
+from leasehold.azure import EventHubsSource
 from leasehold.errors import LeaseholdError
+from leasehold.events import EventBatch
 from leasehold.processor import CloseReason, EventProcessor, PartitionContext
-from leasehold.sources import EventBatch
-from leasehold.sources.eventhubs import EventHubsSource
 
 USUAL = ["eventhubs:///orders", "sqlite:///hub.db"]
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from leasehold.errors import LeaseholdError
-from leasehold.log import Log
+from leasehold.events import Event
+from leasehold.log import Log, LogSource
 from leasehold.processor import BlockingContext, CloseReason, EventProcessor
-from leasehold.sources import Event, LogSource
 
 
 def handle(context: BlockingContext, event: Event) -> None:

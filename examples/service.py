@@ -16,9 +16,9 @@ from collections import Counter
 from pathlib import Path
 
 from leasehold.errors import LeaseholdError
-from leasehold.log import Log
+from leasehold.events import EventBatch
+from leasehold.log import Log, LogSource
 from leasehold.processor import BlockingContext, EventProcessor
-from leasehold.sources import EventBatch, LogSource
 
 
 def handle(context: BlockingContext, batch: EventBatch) -> None:

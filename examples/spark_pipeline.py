@@ -21,7 +21,8 @@ from pyspark.sql import functions as sql
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from leasehold.errors import LeaseholdError
-from leasehold.log import Event, Log, ProducerOptions
+from leasehold.events import Event
+from leasehold.log import Log, ProducerOptions
 from leasehold.spark import DeltaSink, Pipeline, session
 
 READERS = {

@@ -2,7 +2,7 @@
 
 Public are the names below and the modules ``leasehold.errors``, ``leasehold.model``,
 ``leasehold.names``, ``leasehold.ports``, ``leasehold.files``, ``leasehold.log``,
-``leasehold.sources``, ``leasehold.processor`` (with its ``hooks`` and ``metrics``) and
+``leasehold.events``, ``leasehold.processor`` (with its ``hooks`` and ``metrics``) and
 ``leasehold.testing``. Everything else may change without notice.
 """
 

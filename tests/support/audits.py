@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from leasehold.events import PartitionEnds
 from leasehold.model import Checkpoint, EndReason, Position, Term
 from leasehold.names import partition_key
-from leasehold.sources import PartitionEnds
 from leasehold.spark import Commit
 from leasehold.spark.audit import Material
 from leasehold.spark.ranges import Range

@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 from tests.support.azurite import Azurite, shared_azurite_by_hand
 
+from leasehold.azure.blob_store import AzureBlobStore, http
 from leasehold.model import Lease, MemberInfo, Ownership, Wanted
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import AzureBlobStore, http
 from leasehold.testing.clock import ManualClock
 
 GROUP = "partition/orders/billing"

@@ -17,8 +17,9 @@ import pytest
 from azure.eventhub import EventHubConsumerClient as BlockingClient
 from azure.eventhub.aio import EventHubConsumerClient
 
-from leasehold.hub import HubOptions, HubServer
-from leasehold.log import Event, Log
+from leasehold.azure import HubOptions, HubServer
+from leasehold.events import Event
+from leasehold.log import Log
 
 HUB, CONSUMERS = "orders", "$Default"
 # A client that is closed while it connects leaves its sockets to the collector.

@@ -18,14 +18,14 @@ from email.utils import format_datetime
 from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
-from leasehold.stores.azure_blob.address import Address
-from leasehold.stores.azure_blob.blob_leases import Leasing
-from leasehold.stores.azure_blob.container import Container
-from leasehold.stores.azure_blob.credentials import Sas
-from leasehold.stores.azure_blob.document_cache import Shelf
-from leasehold.stores.azure_blob.http import Answer, Wire, date_s
-from leasehold.stores.azure_blob.ownerships import Keeping
-from leasehold.stores.azure_blob.service_time import Proofs
+from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.blob_leases import Leasing
+from leasehold.azure.blob_store.container import Container
+from leasehold.azure.blob_store.credentials import Sas
+from leasehold.azure.blob_store.document_cache import Shelf
+from leasehold.azure.blob_store.http import Answer, Wire, date_s
+from leasehold.azure.blob_store.ownerships import Keeping
+from leasehold.azure.blob_store.service_time import Proofs
 from leasehold.testing.clock import ManualClock
 
 ROOT = "/c01/"

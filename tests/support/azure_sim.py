@@ -22,8 +22,8 @@ from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManag
 from tests.support.job_scene import LoopClock
 
 from leasehold import Member, MemberOptions, Timing
-from leasehold.adapters.azure import MixedStore, RecordsStore
-from leasehold.adapters.azure.records import owner_of_ours
+from leasehold.azure import MixedStore, RecordsStore
+from leasehold.azure.interop.records import owner_of_ours
 from leasehold.clock import SystemClock
 from leasehold.model import Ownership
 from leasehold.names import partition_group, partition_key

@@ -12,8 +12,9 @@ from urllib.parse import quote
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
 from tests.support.hub import RunningHub
 
-from leasehold.log import Event
-from leasehold.sources.eventhubs import EventHubsReceiver, EventHubsSource
+from leasehold.azure import EventHubsSource
+from leasehold.azure.eventhubs.receiver import EventHubsReceiver
+from leasehold.events import Event
 
 PATIENCE_S = 90.0
 

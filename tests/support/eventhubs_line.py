@@ -8,16 +8,16 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from leasehold.amqp.composites import Composite, Source, Target
-from leasehold.amqp.frames import frame
-from leasehold.amqp.performatives import Attach, Begin, Transfer
-from leasehold.amqp.types import Long, Symbol, Timestamp
+from leasehold.azure.amqp.composites import Composite, Source, Target
+from leasehold.azure.amqp.frames import frame
+from leasehold.azure.amqp.performatives import Attach, Begin, Transfer
+from leasehold.azure.amqp.types import Long, Symbol, Timestamp
+from leasehold.azure.eventhubs.address import parse
+from leasehold.azure.eventhubs.connection import Connection
+from leasehold.azure.eventhubs.event_link import EventLink, Wanted
+from leasehold.azure.eventhubs.session import Session
 from leasehold.clock import SystemClock
-from leasehold.log import Event, EventBatch
-from leasehold.sources.eventhubs import parse
-from leasehold.sources.eventhubs.connection import Connection
-from leasehold.sources.eventhubs.event_link import EventLink, Wanted
-from leasehold.sources.eventhubs.session import Session
+from leasehold.events import Event, EventBatch
 
 CHANNEL, HANDLE = 3, 7
 HOST = parse("eventhubs://app:key@contoso/orders", {})

@@ -19,8 +19,9 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote_plus
 from uuid import UUID
 
-from leasehold.amqp.composites import Composite, Source, Target
-from leasehold.amqp.frames import (
+from leasehold.azure import HubOptions, HubServer, SasKeys
+from leasehold.azure.amqp.composites import Composite, Source, Target
+from leasehold.azure.amqp.frames import (
     AMQP_HEADER,
     HEADER,
     SASL,
@@ -29,8 +30,8 @@ from leasehold.amqp.frames import (
     FrameReader,
     frame,
 )
-from leasehold.amqp.messages import Message, read_message
-from leasehold.amqp.performatives import (
+from leasehold.azure.amqp.messages import Message, read_message
+from leasehold.azure.amqp.performatives import (
     Attach,
     Begin,
     Flow,
@@ -41,11 +42,11 @@ from leasehold.amqp.performatives import (
     Transfer,
     parse,
 )
-from leasehold.amqp.types import Described, Symbol
-from leasehold.amqp.values import encode
+from leasehold.azure.amqp.types import Described, Symbol
+from leasehold.azure.amqp.values import encode
 from leasehold.clock import SystemClock
-from leasehold.hub import HubOptions, HubServer, keyring_of
-from leasehold.log import Event, Log, LogOptions, Receipt
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions, Receipt
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Composite)
@@ -123,7 +124,7 @@ def running_hub(place: Path, *, partitions: int = 2, **options: Any) -> Iterator
     thread = threading.Thread(target=loop.run_forever, name="hub-of-test")
     with Log.open(url, volumes=[place / "v"], options=LogOptions(run_monitor=False)) as log:
         log.create("hub", partitions=partitions)
-        given = {"port": 0, "keyring": keyring_of([f"{KEY_NAME}={KEY}"]), **options}
+        given = {"port": 0, "keys": SasKeys.parse([f"{KEY_NAME}={KEY}"]), **options}
         thread.start()
         try:
 

@@ -87,7 +87,8 @@ def end(spark: SparkSession) -> None:
 
 def _stream(spark: SparkSession, place: Path) -> None:
     """A query over our own source, as drivers with a standby run it."""
-    from leasehold.log import Event, Log
+    from leasehold.events import Event
+    from leasehold.log import Log
 
     url = f"sqlite:///{place}/leases.db"
     with Log.open(url, volumes=[place / "volume"]) as log:

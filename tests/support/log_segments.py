@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
+from leasehold.events import Event, Start
+from leasehold.events.event import sent_batch
 from leasehold.files import FileOptions, Namespace
-from leasehold.log import Event, PartitionReader, Start, StreamInfo, StreamSettings
-from leasehold.log.events import sent_batch
+from leasehold.log import PartitionReader, StreamInfo, StreamSettings
 from leasehold.log.producer_states import encode_producers
 from leasehold.log.segment import IndexBuilder, Segment
 from leasehold.log.segment_format import SegmentHeader, encode_events, encode_segment_header, padded

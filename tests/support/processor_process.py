@@ -24,7 +24,8 @@ from leasehold import Timing
 from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
-from leasehold.log import EventBatch
+from leasehold.events import EventBatch
+from leasehold.log import LogSource
 from leasehold.model import Mark
 from leasehold.names import last_part
 from leasehold.processor import (
@@ -43,7 +44,6 @@ from leasehold.processor.events import (
     PartitionDrains,
     PartitionOpened,
 )
-from leasehold.sources import LogSource
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.sqlite import SqliteStore
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from leasehold import Timing
 from leasehold.clock import SystemClock
 from leasehold.core.backoff import Ladder
-from leasehold.log import Event, EventBatch
+from leasehold.events import Event, EventBatch
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
 from leasehold.processor import CheckpointPolicy, EventProcessor, HookEvent, Options

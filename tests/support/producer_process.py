@@ -15,7 +15,8 @@ from datetime import timedelta
 
 from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.errors import LeaseholdError
-from leasehold.log import Event, Log, Producer, ProducerOptions
+from leasehold.events import Event
+from leasehold.log import Log, Producer, ProducerOptions
 
 WINDOW = 8
 

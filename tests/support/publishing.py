@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from leasehold.clock import new_token
-from leasehold.log import Log, Start
+from leasehold.events import Start
+from leasehold.log import Log
 from leasehold.spark import Share
 from leasehold.spark.log_writer.publication import Claim
 from leasehold.spark.log_writer.publisher import Publisher

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from leasehold.log import Event
-from leasehold.log.events import sent_batch
+from leasehold.events import Event
+from leasehold.events.event import sent_batch
 from leasehold.log.producer_states import ProducerState, encode_producers
 from leasehold.log.segment import REGION_BYTES, IndexBuilder
 from leasehold.log.segment_format import (

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from leasehold.log import Event, Log, LogOptions, ProducerOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions, ProducerOptions
 
 SOON = timedelta(seconds=100)
 STREAM = "orders"

@@ -28,7 +28,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.stop_signals import SAME_S
 from leasehold.spark import DeltaSink, Fence, StandbyEvent, session
-from leasehold.spark.queries.standby import Standby, stopped_by_signals
+from leasehold.spark.standby_query.standby import Standby, stopped_by_signals
 
 ROWS = 10
 CLOCK = SystemClock()

@@ -20,8 +20,9 @@ from leasehold import (
     partition_group,
     partition_key,
 )
+from leasehold.events import Event, EventBatch, EventSource, Start
 from leasehold.files import AsyncNamespace, FileOptions, FileStatus, Namespace
-from leasehold.log import Event, EventBatch, Log, Receipt, Start
+from leasehold.log import Log, LogSource, Receipt
 from leasehold.ports import Keeper, Store
 from leasehold.processor import (
     BlockingContext,
@@ -31,7 +32,6 @@ from leasehold.processor import (
     PartitionContext,
     PartitionStatus,
 )
-from leasehold.sources import EventSource, LogSource
 from leasehold.stores.memory import MemoryStore
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.sqlite import SqliteStore

@@ -52,11 +52,11 @@ _EXIT_CODES: list[tuple[type[LeaseholdError], int]] = [
 # starts each minute has no use for Arrow.
 _COMMANDS = (
     *("process", "worker", "run", "simulate", "audit", "demo"),
-    *("groups", "members", "leases", "partitions", "checkpoints", "files", "jobs", "log", "hub"),
+    *("groups", "members", "partitions", "checkpoints", "files", "jobs", "log", "hub"),
 )
 # Those that need Arrow, and neither run Spark nor handlers of the user's.
 _ARROW_ALONE = frozenset(
-    ("checkpoints", "files", "groups", "hub", "jobs", "leases", "log", "members", "partitions")
+    ("checkpoints", "files", "groups", "hub", "jobs", "log", "members", "partitions")
 )
 
 

@@ -33,8 +33,8 @@ from leasehold.cli.tables import (
 )
 from leasehold.cli.watch import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError
+from leasehold.events.start import Start
 from leasehold.insight import Desk, PartitionView, ResetPlan, open_desk, plan_reset
-from leasehold.log.start import Start
 from leasehold.names import last_part
 
 checkpoints_app = typer.Typer(

@@ -70,7 +70,7 @@ def demo(
     place_of = import_module("leasehold.spark.demo.place").prepared
     running = import_module("leasehold.spark.demo.running")
     show = import_module("leasehold.spark.demo.show")
-    verdicts = import_module("leasehold.spark.demo.verdict")
+    verdicts = import_module("leasehold.spark.demo.running")
     options = running.DemoOptions(
         flights=flights, show=show.ShowOptions(per_s=per_s, partitions=partitions)
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import leasehold.hub
+import leasehold.azure
 import leasehold.log
 from leasehold.cli.common import (
     DatabaseUrl,
@@ -27,7 +27,7 @@ from leasehold.cli.tables import err
 from leasehold.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.hub import HubOptions, HubServer, Keyring
+    from leasehold.azure import HubOptions, HubServer, SasKeys
     from leasehold.log import Log
 
 EXAMPLE = "leasehold hub --log data --create orders=4 --port 5672"
@@ -91,10 +91,10 @@ def hub(
     """  # noqa: E501
     wanted = dict(map(_created, create or ()))
     given = key or os.environ.get(KEYS_VARIABLE, "").split()
-    options = leasehold.hub.HubOptions(
+    options = leasehold.azure.HubOptions(
         host=host,
         port=port,
-        keyring=leasehold.hub.keyring_of(given),
+        keys=leasehold.azure.SasKeys.parse(given),
         tls=_tls(cert, cert_key),
         most_connections=most_connections,
     )
@@ -135,7 +135,7 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
     for each in _SIGNALS:
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
             loop.add_signal_handler(each, stop.set)
-    async with leasehold.hub.HubServer(opened, options) as server:
+    async with leasehold.azure.HubServer(opened, options) as server:
         hubs = [each.name for each in opened.streams()]
         address = ":".join(map(str, server.address))
         names = f" ({', '.join(hubs)})" if hubs else ": --create NAME=PARTITIONS makes one"
@@ -147,18 +147,18 @@ async def _serve(opened: Log, options: HubOptions, *, is_new_key: bool) -> None:
                 "it listens at all addresses of this machine; clients are given its name, "
                 f"{server.client_host}: write another one if they know it by that"
             )
-        typer.echo(_shown(server, options.keyring, is_new=is_new_key))
+        typer.echo(_shown(server, options.keys, is_new=is_new_key))
         await stop.wait()
         err.print("asked to stop: what was accepted is stored, all are told")
     err.print("left in good order")
 
 
-def _shown(server: HubServer, keyring: Keyring, *, is_new: bool) -> str:
+def _shown(server: HubServer, keys: SasKeys, *, is_new: bool) -> str:
     """The connection string; a key that was given is known to whoever gave it."""
     text = server.connection_string()
     if is_new:
         return text
-    name, secret = next(iter(keyring.keys.items()))
+    name, secret = next(iter(keys.keys.items()))
     return text.replace(f"SharedAccessKey={secret};", f"SharedAccessKey=<the key of {name}>;")
 
 

@@ -44,10 +44,11 @@ from leasehold.cli.tables import (
     print_rows,
 )
 from leasehold.errors import LeaseholdError, Trimmed, UsageError
-from leasehold.log.start import Start
+from leasehold.events.start import Start
 
 if TYPE_CHECKING:
-    from leasehold.log import EventBatch, Log, PartitionReader, Receipt
+    from leasehold.events import EventBatch
+    from leasehold.log import Log, PartitionReader, Receipt
 
 Stream = Annotated[str, typer.Argument(metavar="STREAM", help="The name of the stream.")]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from leasehold.cli.tables import line_width
 
 if TYPE_CHECKING:
-    from leasehold.log import Event, EventBatch
+    from leasehold.events import Event, EventBatch
 
 
 class Format(StrEnum):

@@ -1,11 +1,16 @@
-"""``leasehold partitions``: have a partition moved to another member, in good order."""
+"""``leasehold partitions``: who owns a partition, who did before; move it, or end that forcibly.
+
+``break`` names the epoch it means: an ownership that began since is never touched.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import timedelta
+from typing import Annotated, Any
 
 import anyio
 import typer
+from typer.core import TyperGroup
 
 from leasehold.cli.common import (
     Column,
@@ -16,28 +21,289 @@ from leasehold.cli.common import (
     PartitionId,
     StoreUrl,
     StreamName,
+    count_cell,
     duration,
+    row_of,
+    seconds_cell,
     shown_seconds,
     store_url,
+    time_cell,
+    yes_no_cell,
 )
-from leasehold.cli.leases import now_there
 from leasehold.cli.tables import (
     err,
     fitting_table,
+    record_table,
 )
-from leasehold.cli.watch import NoWait, Page, Timeout, print_page, wait_until_done
-from leasehold.errors import LeaseholdError, LeaseLost
+from leasehold.cli.watch import (
+    NoWait,
+    Page,
+    Timeout,
+    Watch,
+    Watching,
+    print_page,
+    show,
+    wait_until_done,
+)
+from leasehold.errors import LeaseholdError, LeaseLost, UsageError
 from leasehold.insight import Desk, GroupView, PartitionView, open_desk
 from leasehold.insight.groups import would_be_undone
+from leasehold.model import State, Term
+
+
+class _Partitions(TyperGroup):
+    """Names the command that shows one partition to those who look for another word."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in {"show", "list"}:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean 'ls'?")
+        return super().resolve_command(ctx, args)
+
 
 partitions_app = typer.Typer(
-    name="partitions", help="Where the partitions of a group are worked on.", no_args_is_help=True
+    name="partitions",
+    cls=_Partitions,
+    help="Who owns the partitions of a group, who did before, and moving them.",
+    no_args_is_help=True,
 )
 
 
-@partitions_app.callback()
-def _partitions() -> None:
-    """Where the partitions of a group are worked on."""
+@partitions_app.command("ls", cls=Watching, epilog="leasehold partitions ls orders billing 3")
+def list_partitions(
+    stream: StreamName,
+    group: GroupName,
+    partition: Annotated[
+        str | None, typer.Argument(metavar="[PARTITION]", help="Only this one, with all details.")
+    ] = None,
+    *,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """Show who holds each partition, in which epoch, for how long, and what is under way."""
+
+    async def look(desk: Desk) -> Page:
+        view = await desk.group(stream, group, lags=partition is not None)
+        if partition is not None:
+            row = row_of(view.partition(partition))
+            return Page(data=row, blocks=[record_table(row, _RECORD)])
+        rows = [lease_row(each) for each in view.partitions]
+        return Page(data=rows, blocks=[fitting_table(rows, _LEASE_LAYOUTS)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@partitions_app.command(
+    "history", cls=Watching, epilog="leasehold partitions history orders billing 3"
+)
+def history(
+    stream: StreamName,
+    group: GroupName,
+    partition: PartitionId,
+    *,
+    limit: Annotated[
+        int, typer.Option("-n", help="The last N terms.", min=1, max=100, metavar="N")
+    ] = 10,
+    watch: Watch = None,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """List who held a partition, newest first, and why each term ended."""
+
+    async def look(desk: Desk) -> Page:
+        key = (await desk.group(stream, group, lags=False)).partition(partition).key
+        rows = [_term_row(each) for each in await desk.store.history(key, limit=limit)]
+        return Page(data=rows, blocks=[fitting_table(rows, _TERM_LAYOUTS)])
+
+    show(look, store=store, form=form, watch=watch)
+
+
+@partitions_app.command(
+    "break", epilog="leasehold partitions break orders billing 3 --epoch 7 --execute"
+)
+def break_lease(
+    stream: StreamName,
+    group: GroupName,
+    partition: PartitionId,
+    *,
+    epoch: Annotated[
+        int,
+        typer.Option(help="The epoch you mean, as `partitions ls` shows it.", min=1, metavar="N"),
+    ],
+    after: Annotated[
+        str | None,
+        typer.Option(
+            help="Leave the owner so much time to stop: 10s. \\[default: the length of its lease, "
+            "which is safe]",
+            metavar="TIME",
+        ),
+    ] = None,
+    execute: Execute = False,
+    store: StoreUrl = None,
+    form: Form = Output.TABLE,
+) -> None:
+    """End one ownership of a partition by force, at once or after a while.
+
+    Exit code 4 if that epoch is over; then nothing is changed.
+    """
+    given = duration(after, option="--after") if after is not None else None
+
+    async def run() -> None:
+        async with open_desk(store_url(store)) as desk:
+            part = (await desk.group(stream, group, lags=False)).partition(partition)
+            _check_epoch(part, epoch)
+            lease_s = _lease_s(part)
+            wait_s = lease_s if given is None else given.total_seconds()
+            if wait_s is None:
+                raise UsageError(
+                    f"how long the lease of {part.owner} is can not be told: say --after TIME"
+                )
+            _print(part, form)
+            _say_risk(part, wait_s, lease_s)
+            if not execute:
+                # The store never waits longer than the lease lasts.
+                most_s = wait_s if part.time_left_s is None else min(wait_s, part.time_left_s)
+                when = f"within {shown_seconds(most_s)}" if wait_s else "at once"
+                err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
+                return
+            done = await desk.store.break_(part.key, epoch=epoch, after=timedelta(seconds=wait_s))
+            now = (await desk.group(stream, group, lags=False)).partition(partition)
+            if done is None:
+                _check_epoch(now, epoch)
+                raise LeaseLost(f"epoch {epoch} is not held any more: {now_there(now)}")
+            left_s = done.breaking_s
+            ends = f"ends within {shown_seconds(left_s)}" if left_s else "has ended"
+            err.print(f"done: epoch {epoch} {ends}")
+
+    anyio.run(run)
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def now_there(part: PartitionView) -> str:
+    """In words: what a partition is now."""
+    if part.keeper is None:
+        return f"now nobody has it, and its last epoch is {part.epoch} ({part.state.value})"
+    if part.handed_to is not None:
+        return f"now it is kept for {part.handed_to} (epoch {part.epoch} was handed over)"
+    left = "" if part.time_left_s is None else f", {shown_seconds(part.time_left_s)} left"
+    return f"now {part.owner} has it in epoch {part.epoch} ({part.state.value}{left})"
+
+
+def lease_row(part: PartitionView) -> dict[str, object]:
+    """The part of a partition that is about its lease, and what is under way with it."""
+    names = (
+        "partition",
+        "key",
+        "state",
+        "owner",
+        "host",
+        "pid",
+        "epoch",
+        "renewed_ago_s",
+        "time_left_s",
+        "breaking_s",
+        "handed_to",
+        "asked_by",
+    )
+    row = row_of(part)
+    return {**{name: row[name] for name in names}, "under_way": _under_way(part)}
+
+
+def _under_way(part: PartitionView) -> str | None:
+    if part.state is State.BREAKING and part.breaking_s is not None:
+        return f"ends within {shown_seconds(part.breaking_s)}"
+    if part.handed_to is not None:
+        return f"kept for {part.handed_to}"
+    return None if part.asked_by is None else f"asked by {part.asked_by}"
+
+
+_HAIR_S = 0.01  # two numbers of the store were added up
+_PART = Column(name="partition", title="part", justify="right")
+_STATE = Column(name="state")
+_OWNER = Column(name="owner", fold=True)
+_EPOCH = Column(name="epoch", justify="right")
+_TIMES = (
+    Column(name="renewed_ago_s", title="renewed", justify="right", shown=seconds_cell),
+    Column(name="time_left_s", title="left", justify="right", shown=seconds_cell),
+)
+# The same titles as in the tables of this and the other commands.
+_RECORD = (
+    *_TIMES,
+    Column(name="breaking_s", title="ends within", shown=seconds_cell),
+    Column(name="checkpointed_at", title="written", shown=time_cell),
+    Column(name="lag_events", title="lag", shown=count_cell),
+    Column(name="lag_s", title="waits", shown=seconds_cell),
+    Column(name="missed_events", title="missed", shown=count_cell),
+    Column(name="astray", shown=yes_no_cell),
+)
+_UNDER_WAY = Column(name="under_way", title="under way", fold=True)
+_LEASE_LAYOUTS = (
+    (_PART, _STATE, _OWNER, Column(name="host", fold=True), _EPOCH, *_TIMES, _UNDER_WAY),
+    (_PART, _STATE, _OWNER, _EPOCH, *_TIMES, _UNDER_WAY),
+)
+_HELD = (_EPOCH, Column(name="holder", fold=True))
+_BEGAN = Column(name="started_at", title="started", shown=time_cell)
+_ENDED = (
+    Column(name="lasted_s", title="lasted", justify="right", shown=seconds_cell),
+    Column(name="reason"),
+)
+_TERM_LAYOUTS = (
+    (*_HELD, _BEGAN, Column(name="ended_at", title="ended", shown=time_cell), *_ENDED),
+    (*_HELD, _BEGAN, *_ENDED),
+)
+
+
+def _term_row(term: Term) -> dict[str, object]:
+    lasted = None if term.ended_at is None else (term.ended_at - term.started_at).total_seconds()
+    row = row_of(term)
+    return {
+        "epoch": row["epoch"],
+        "holder": row["holder"],
+        "started_at": row["started_at"],
+        "ended_at": row["ended_at"],
+        "lasted_s": lasted,
+        "reason": row["reason"],
+    }
+
+
+def _check_epoch(part: PartitionView, epoch: int) -> None:
+    """Refuse to break another ownership than the one that is meant.
+
+    Raises:
+        LeaseLost: with what is there now.
+    """
+    if part.epoch != epoch or part.keeper is None or part.handed_to is not None:
+        raise LeaseLost(
+            f"epoch {epoch} of partition {part.partition} is not held: {now_there(part)}",
+            key=part.key,
+            epoch=epoch,
+            reason="not held",
+            now_held_by=part.owner,
+        )
+
+
+def _lease_s(part: PartitionView) -> float | None:
+    """How long the owner's lease is; ``None`` if nobody can tell."""
+    if part.time_left_s is None or part.renewed_ago_s is None:
+        return None
+    return part.time_left_s + part.renewed_ago_s
+
+
+def _print(part: PartitionView, form: Output) -> None:
+    row = lease_row(part)
+    print_page(Page(data=row, blocks=[fitting_table([row], _LEASE_LAYOUTS)]), form)
+
+
+def _say_risk(part: PartitionView, wait_s: float, lease_s: float | None) -> None:
+    if lease_s is None or wait_s < lease_s - _HAIR_S:
+        long = "" if lease_s is None else f" of {shown_seconds(lease_s)}"
+        err.print(
+            f"careful: {shown_seconds(wait_s)} is less than its lease{long}: {part.owner} may "
+            "still be at work when the next owner begins. Its checkpoints would be refused, its "
+            "other effects not"
+        )
 
 
 @partitions_app.command(
@@ -167,7 +433,7 @@ async def _moved(desk: Desk, view: GroupView, part: PartitionView, to: str, limi
     if not await wait_until_done(desk, step, limit_s=limit_s):
         raise LeaseholdError(
             f"partition {part.partition} has not moved within {shown_seconds(limit_s)}; the "
-            "question stands, see `leasehold leases show`"
+            "question stands, see `leasehold partitions ls`"
         )
     err.print(f"{to} has partition {part.partition}")
 

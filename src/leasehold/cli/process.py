@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+import leasehold.events
 import leasehold.log
 import leasehold.processor
-import leasehold.sources
 from leasehold.cli.common import (
     StoreUrl,
     counted,
@@ -38,8 +38,9 @@ from leasehold.clock import Clock, SystemClock
 from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import Timing
 from leasehold.errors import UnknownStream, UsageError
+from leasehold.events.source_urls import is_in_store
+from leasehold.events.start import Start
 from leasehold.lease.group_state import LARGEST_WEIGHT
-from leasehold.log.start import Start
 from leasehold.processor import CheckpointPolicy, PoisonPolicy
 from leasehold.processor.events import (
     CheckpointRefused,
@@ -56,12 +57,12 @@ from leasehold.processor.events import (
     PumpRestarted,
     ReceiverDisplaced,
 )
-from leasehold.sources.eventhubs.address import is_address
-from leasehold.sources.tracebacks import traceback_of
+from leasehold.runtime.tracebacks import traceback_of
 
 if TYPE_CHECKING:
+    from leasehold.events import EventSource
+    from leasehold.log import LogDeadLetters
     from leasehold.processor import Counts, EventProcessor, HookEvent
-    from leasehold.sources import EventSource, LogDeadLetters
 
 _MOST_TRACEBACKS = 200
 _ACTIONS = {
@@ -344,7 +345,9 @@ def process(
         drain_limit=duration(drain_limit, option="--drain-limit", most="7d"),
     )
     policy, dead_stream = _poison(poison, retries)
-    url = store_url(store, make=is_address(source))  # a log's stream lies in it; a hub does not
+    url = store_url(
+        store, make=not is_in_store(source)
+    )  # a log's stream lies in it; a hub does not
     if dead_stream and dead_stream == source.removeprefix("log:"):
         raise UsageError(
             f"dead letters of {dead_stream!r} can not go into {dead_stream!r} itself: they would "
@@ -445,7 +448,7 @@ def _poison(text: str, retries: int | None) -> tuple[PoisonPolicy, str]:
 @contextmanager
 def _opened(text: str, url: str, name: str) -> Iterator[EventSource]:
     try:
-        source = leasehold.sources.open_source(text, store_url=url, name=name)
+        source = leasehold.events.open_source(text, store_url=url, name=name)
     except UnknownStream as error:
         raise UnknownStream(f"{error}; {_SOURCES}") from error
     try:
@@ -461,7 +464,7 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
         return
     options = leasehold.log.LogOptions(run_monitor=False)
     with leasehold.log.Log.open(url, name="dead-letters", options=options) as log:
-        letters = leasehold.sources.LogDeadLetters(log, stream)
+        letters = leasehold.log.LogDeadLetters(log, stream)
         try:
             yield letters
         finally:

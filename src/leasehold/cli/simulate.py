@@ -17,11 +17,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.cli.svg import sparklines, svg, window
 from leasehold.core.balance import Strategy
 from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.fault_run import Day, run_day
+from leasehold.testing.sim.ownership_chart import sparklines, svg, window
 from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
 
 _PICTURE_COLUMNS = 52

@@ -26,7 +26,7 @@ from leasehold.errors import LeaseholdError, UsageError
 from leasehold.jobs.worker.definition import Job
 from leasehold.jobs.worker.worker import Worker
 from leasehold.runtime.stop_signals import Asked, StopRequests
-from leasehold.sources.tracebacks import traceback_of
+from leasehold.runtime.tracebacks import traceback_of
 
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"
 _HOW = "write MODULE, such as billing.jobs, or MODULE:NAME for one job or a list of them"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.insight.checkpoint_resets import ResetPlan, plan_reset
+    from leasehold.insight.checkpoints import ResetPlan, plan_reset
     from leasehold.insight.groups import GroupView, group_view, group_views
     from leasehold.insight.inspector import Desk, open_desk
     from leasehold.insight.members import MemberView
@@ -38,11 +38,11 @@ _HOMES = {
     "MemberView": "leasehold.insight.members",
     "PartitionView": "leasehold.insight.partitions",
     "Peek": "leasehold.insight.partition_ends",
-    "ResetPlan": "leasehold.insight.checkpoint_resets",
+    "ResetPlan": "leasehold.insight.checkpoints",
     "group_view": "leasehold.insight.groups",
     "group_views": "leasehold.insight.groups",
     "open_desk": "leasehold.insight.inspector",
-    "plan_reset": "leasehold.insight.checkpoint_resets",
+    "plan_reset": "leasehold.insight.checkpoints",
 }
 
 if not TYPE_CHECKING:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
+    from leasehold.events.source import PartitionEnds
     from leasehold.insight.partition_ends import Ends, Peek
     from leasehold.model import Checkpoint
     from leasehold.ports import Store
-    from leasehold.sources.port import PartitionEnds
 
 _PARTS_OF_A_GROUP = 3  # partition/<stream>/<group>
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import anyio.to_thread
 
 from leasehold.errors import DataDamaged, Trimmed, UsageError, VolumeUnusable
-from leasehold.log.start import Start
-from leasehold.sources.port import PartitionEnds, partition_number
+from leasehold.events.source import PartitionEnds, partition_number
+from leasehold.events.start import Start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

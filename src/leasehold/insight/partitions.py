@@ -11,8 +11,8 @@ from leasehold.names import last_part
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from leasehold.events.source import PartitionEnds
     from leasehold.model import Checkpoint, Peer, Resource
-    from leasehold.sources.port import PartitionEnds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

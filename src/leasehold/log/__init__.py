@@ -20,54 +20,46 @@ from typing import TYPE_CHECKING
 from leasehold.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from leasehold.log.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
+    from leasehold.log.dead_letters import LogDeadLetters
     from leasehold.log.log import Log
     from leasehold.log.options import LogOptions, ProducerOptions
     from leasehold.log.producer import Producer
     from leasehold.log.producer_batch import Receipt
     from leasehold.log.reader import PartitionReader
     from leasehold.log.retention import TrimPlan
-    from leasehold.log.start import Start
+    from leasehold.log.source import LogSource
     from leasehold.log.streams import Numbers, PartitionInfo, StreamInfo, StreamSettings
 
 __all__ = [
-    "SENT_SCHEMA",
-    "STORED_SCHEMA",
-    "Event",
-    "EventBatch",
     "Log",
+    "LogDeadLetters",
     "LogOptions",
+    "LogSource",
     "Numbers",
     "PartitionInfo",
     "PartitionReader",
     "Producer",
     "ProducerOptions",
     "Receipt",
-    "Start",
     "StreamInfo",
     "StreamSettings",
     "TrimPlan",
-    "partition_of",
 ]
 
 _HOMES = {
-    "Event": "leasehold.log.events",
-    "EventBatch": "leasehold.log.events",
     "Log": "leasehold.log.log",
+    "LogDeadLetters": "leasehold.log.dead_letters",
     "LogOptions": "leasehold.log.options",
+    "LogSource": "leasehold.log.source",
     "Numbers": "leasehold.log.streams",
     "PartitionInfo": "leasehold.log.streams",
     "PartitionReader": "leasehold.log.reader",
     "Producer": "leasehold.log.producer",
     "ProducerOptions": "leasehold.log.options",
     "Receipt": "leasehold.log.producer_batch",
-    "SENT_SCHEMA": "leasehold.log.events",
-    "STORED_SCHEMA": "leasehold.log.events",
-    "Start": "leasehold.log.start",
     "StreamInfo": "leasehold.log.streams",
     "StreamSettings": "leasehold.log.streams",
     "TrimPlan": "leasehold.log.retention",
-    "partition_of": "leasehold.log.events",
 }
 
 if not TYPE_CHECKING:

@@ -35,8 +35,8 @@ from leasehold.log.segment_format import SEGMENT_HEADER_BYTES, Kind, read_body
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from leasehold.events.event import EventBatch
     from leasehold.files.namespace import Namespace
-    from leasehold.log.events import EventBatch
     from leasehold.log.segment_format import FrameHeader
     from leasehold.log.segment_list import Place, Shelf
 

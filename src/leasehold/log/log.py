@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, new_suffix
 from leasehold.errors import DataDamaged, StoreUnusable, UnknownFile, UsageError, VolumeUnusable
+from leasehold.events.start import Start
 from leasehold.files.disk import SystemDisk
 from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
@@ -27,7 +28,6 @@ from leasehold.log.producer_batch import Moved, Partition
 from leasehold.log.reader import PartitionReader
 from leasehold.log.retention import trim
 from leasehold.log.segment_list import Shelf
-from leasehold.log.start import Start
 from leasehold.log.streams import (
     Catalog,
     Counts,

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
-from leasehold.log.events import SENT_SCHEMA
+from leasehold.events.event import SENT_SCHEMA
 from leasehold.log.producer_batch import Moved, NobodyThere, Parcel, Partition, Silent, Stored
 from leasehold.log.segment_format import Stamp
 

@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
-from leasehold.log.events import Event, partition_of, sent_batch, split_by_key
+from leasehold.events.event import Event, partition_of, sent_batch, split_by_key
 from leasehold.log.options import ProducerOptions
 from leasehold.log.segment_format import MAX_BODY_BYTES
 from leasehold.log.send_queue import Gate, Growth, Lane, Sending, cut

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.clock import new_suffix
 from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownFile, UnknownStream, UsageError
+from leasehold.events.start import Kind
 from leasehold.log import segment_format
 from leasehold.log.cursor import Cursor
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.segment_list import Shelf
 from leasehold.log.segment_watcher import SHORTEST_S, Watch
-from leasehold.log.start import Kind
 from leasehold.log.streams import CLAIM_MARK, partition_directory
 from leasehold.names import seconds_of
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from leasehold.clock import Clock
+    from leasehold.events.event import EventBatch
+    from leasehold.events.start import Start
     from leasehold.files.namespace import Namespace
-    from leasehold.log.events import EventBatch
     from leasehold.log.segment import Segment, Spot
     from leasehold.log.segment_format import FrameHeader
     from leasehold.log.segment_list import Place
-    from leasehold.log.start import Start
     from leasehold.log.streams import Catalog, StreamInfo
 
 T = TypeVar("T")

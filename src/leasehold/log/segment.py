@@ -30,8 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from leasehold.errors import DataDamaged, StoreUnusable, UsageError
-from leasehold.log.events import EventBatch
-from leasehold.log.keys import key_hash, sorted_hashes
+from leasehold.events.event import EventBatch
+from leasehold.events.keys import key_hash, sorted_hashes
 from leasehold.log.producer_states import (
     DEFAULT_LIMIT,
     ProducerState,

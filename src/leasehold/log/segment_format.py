@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from leasehold.errors import DataDamaged, StoreUnusable, UsageError
-from leasehold.log.events import STORED_SCHEMA
+from leasehold.events.event import STORED_SCHEMA
 
 MAJOR_VERSION = 1
 MINOR_VERSION = 1  # 0: without a checksum of all but the bodies

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from leasehold.errors import BufferFull, LeaseholdError, UsageError
-from leasehold.log.events import Event, sent_batch
+from leasehold.events.event import Event, sent_batch
 from leasehold.log.owner_link import Courier
 from leasehold.log.producer_batch import Parcel, joined, receipts_of
 from leasehold.log.segment_format import Stamp

@@ -12,7 +12,7 @@ from contextlib import contextmanager as blocking_manager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leasehold.errors import UsageError
-from leasehold.log.events import Event, EventBatch
+from leasehold.events.event import Event, EventBatch
 from leasehold.model import Position
 
 if TYPE_CHECKING:

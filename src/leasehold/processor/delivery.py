@@ -18,18 +18,18 @@ import anyio
 
 from leasehold.core.poison_policy import Then
 from leasehold.errors import LeaseLost, StoreError, UsageError
+from leasehold.events.dead_letters import DeadLetter
 from leasehold.processor.events import HandlerFailed, Poisoned
 from leasehold.processor.handlers import Call, is_cancelled, no_handlers_error
-from leasehold.sources.dead_letters import DeadLetter
-from leasehold.sources.tracebacks import reason_of, traceback_of
+from leasehold.runtime.tracebacks import reason_of, traceback_of
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Callable
 
     from leasehold.clock import Clock
+    from leasehold.events.event import EventBatch
     from leasehold.lease.handle import Tenure
-    from leasehold.log.events import EventBatch
     from leasehold.processor.context import BlockingContext, PartitionContext
     from leasehold.processor.events import Board
     from leasehold.processor.handlers import Handlers

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from leasehold.clock import Clock
-    from leasehold.log.events import Event, EventBatch
+    from leasehold.events.event import Event, EventBatch
     from leasehold.processor.context import At, BlockingContext, PartitionContext
 
     # An async handler gets the one context, a plain function the other. For mypy, an async

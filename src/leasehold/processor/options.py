@@ -14,13 +14,13 @@ from leasehold.core.lease_timing import MOST_LEASE_S, Timing
 from leasehold.core.poison_policy import PoisonPolicy, Then
 from leasehold.core.stall_rule import StallRule
 from leasehold.errors import InvalidOptions
+from leasehold.events.start import Start
 from leasehold.lease.group_state import is_whole
 from leasehold.lease.options import MemberOptions, check_share, check_timing
-from leasehold.log.start import Start
 from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
-    from leasehold.sources.dead_letters import DeadLetters
+    from leasehold.events.dead_letters import DeadLetters
 
 E = TypeVar("E", bound=Enum)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from leasehold.clock import Clock
+    from leasehold.events.source import EventSource
     from leasehold.model import Ownership
     from leasehold.ports import Store
     from leasehold.processor.events import Counts, Hook, PartitionStatus
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
         PartitionClient,
     )
     from leasehold.processor.pump import Pump
-    from leasehold.sources.port import EventSource
     from leasehold.stores.postgres.transactions import Transactions
 
 log = logging.getLogger("leasehold.processor")

@@ -21,7 +21,7 @@ from leasehold.processor.context import PartitionContext
 from leasehold.processor.events import CheckpointRefused, CloseReason, MayRepeat, PumpState, Stalled
 from leasehold.processor.options import Load
 from leasehold.processor.pump import Pump
-from leasehold.sources.tracebacks import reason_of
+from leasehold.runtime.tracebacks import reason_of
 
 if TYPE_CHECKING:
     import random
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.core.load_meter import Meter
+    from leasehold.events.event import EventBatch
+    from leasehold.events.source import EventSource
     from leasehold.lease.handle import Tenure
-    from leasehold.log.events import EventBatch
     from leasehold.model import Ownership, Position
     from leasehold.processor.checkpoint_writer import Told
     from leasehold.processor.context import Transacting
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from leasehold.processor.lease_thread import LeaseSide
     from leasehold.processor.options import Options
     from leasehold.runtime.loop_thread import Bridge
-    from leasehold.sources.port import EventSource
 
 log = logging.getLogger("leasehold.processor")
 

@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     from leasehold.spark.pipeline.events import Totals
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.pipeline import Pipeline
-    from leasehold.spark.queries.events import StandbyEvent
-    from leasehold.spark.queries.fence import Fence
-    from leasehold.spark.queries.standby import standby
     from leasehold.spark.sessions import session
     from leasehold.spark.sinks.delta.sink import DeltaSink
     from leasehold.spark.sinks.delta.table_log import read_delta
@@ -69,6 +66,9 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import Batch, Commit, Share, Sink, Staged, Sunk, Written
     from leasehold.spark.sinks.postgres.sink import PostgresSink
     from leasehold.spark.source import register
+    from leasehold.spark.standby_query.events import StandbyEvent
+    from leasehold.spark.standby_query.fence import Fence
+    from leasehold.spark.standby_query.standby import standby
 
 __all__ = [
     "Batch",
@@ -103,7 +103,7 @@ _HOMES = {
     "Batch": "leasehold.spark.sinks.port",
     "Commit": "leasehold.spark.sinks.port",
     "DeltaSink": "leasehold.spark.sinks.delta.sink",
-    "Fence": "leasehold.spark.queries.fence",
+    "Fence": "leasehold.spark.standby_query.fence",
     "ForeachSink": "leasehold.spark.sinks.foreach",
     "LogSink": "leasehold.spark.sinks.log",
     "OnTrimmed": "leasehold.processor.options",
@@ -115,7 +115,7 @@ _HOMES = {
     "Share": "leasehold.spark.sinks.port",
     "Sink": "leasehold.spark.sinks.port",
     "Staged": "leasehold.spark.sinks.port",
-    "StandbyEvent": "leasehold.spark.queries.events",
+    "StandbyEvent": "leasehold.spark.standby_query.events",
     "Sunk": "leasehold.spark.sinks.port",
     "Totals": "leasehold.spark.pipeline.events",
     "Written": "leasehold.spark.sinks.port",
@@ -125,7 +125,7 @@ _HOMES = {
     "read_delta": "leasehold.spark.sinks.delta.table_log",
     "register": "leasehold.spark.source",
     "session": "leasehold.spark.sessions",
-    "standby": "leasehold.spark.queries.standby",
+    "standby": "leasehold.spark.standby_query.standby",
 }
 
 

@@ -30,17 +30,16 @@ from pyspark.errors import PySparkException
 
 from leasehold import errors
 from leasehold.errors import LeaseholdError, StoreError, UsageError
-from leasehold.log.events import STORED_SCHEMA
-from leasehold.sources.eventhubs.address import shown
-from leasehold.sources.ranges import open_ranges
-from leasehold.sources.tracebacks import reason_of
+from leasehold.events.event import STORED_SCHEMA
+from leasehold.events.source_urls import open_ranges, shown
+from leasehold.runtime.tracebacks import reason_of
 from leasehold.spark.schema import arrow_of, cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from leasehold.log.events import EventBatch
-    from leasehold.sources.ranges import RangeSource
+    from leasehold.events.event import EventBatch
+    from leasehold.events.source import RangeSource
     from leasehold.spark.ranges import Range
 
 _FROM_SPARK = (PySparkException, Py4JJavaError)

@@ -34,7 +34,7 @@ _MODULES = {
     "sqlite": "leasehold.stores.sqlite",
     "postgresql": "leasehold.stores.postgres",
     "postgres": "leasehold.stores.postgres",
-    "azure-blob": "leasehold.stores.azure_blob",
+    "azure-blob": "leasehold.azure.blob_store",
 }
 _EXTRAS = {"postgresql": "postgres", "postgres": "postgres", "azure-blob": "azure"}
 _TRANSACTIONS = {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from leasehold.errors import BeyondEnd, Stolen, Trimmed
-from leasehold.log.events import STORED_SCHEMA, EventBatch
-from leasehold.log.start import Kind, Start
-from leasehold.sources.port import PartitionEnds
+from leasehold.events.event import STORED_SCHEMA, EventBatch
+from leasehold.events.source import PartitionEnds
+from leasehold.events.start import Kind, Start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,16 +14,16 @@ from datetime import datetime
 import pytest
 from tests.support.azurite import Azurite, shared_azurite, shared_azurite_by_hand
 
+from leasehold.azure.blob_store import document_cache
+from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.container import OK, Container
+from leasehold.azure.blob_store.credentials import right_for
+from leasehold.azure.blob_store.http import Wire
+from leasehold.azure.blob_store.naming import Home, lease_id
 from leasehold.clock import SystemClock, system_random
 from leasehold.model import Lease
 from leasehold.ports import Store
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import document_cache
-from leasehold.stores.azure_blob.address import Address
-from leasehold.stores.azure_blob.container import OK, Container
-from leasehold.stores.azure_blob.credentials import right_for
-from leasehold.stores.azure_blob.http import Wire
-from leasehold.stores.azure_blob.naming import Home, lease_id
 from leasehold.testing.clock import ManualClock
 from leasehold.testing.contract import ManualTime, RealTime, StoreContract
 from leasehold.testing.contract.lost_answers import RaceContract

@@ -20,10 +20,9 @@ from azure.eventhub.aio import CheckpointStore as Contract
 from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManager
 from tests.support.job_scene import FaultyStore, LoopClock
 
-from leasehold import Member, MemberOptions, Timing
-from leasehold.adapters import azure
-from leasehold.adapters.azure import aio
-from leasehold.adapters.azure.record_layout import Place
+from leasehold import Member, MemberOptions, Timing, azure
+from leasehold.azure import AsyncCheckpointStore
+from leasehold.azure.interop.record_layout import Place
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, InvalidDuration, StoreUnavailable, UsageError
 from leasehold.model import Ownership
@@ -69,8 +68,8 @@ class Scene:
         self.tasks: dict[object, asyncio.Task[None]] = {}
         self.rng = random.Random(1)
 
-    def process(self, stream: str = "") -> aio.CheckpointStore:
-        return aio.CheckpointStore(self.store, lease=LEASE, stream=stream, clock=NowClock())
+    def process(self, stream: str = "") -> AsyncCheckpointStore:
+        return AsyncCheckpointStore(self.store, lease=LEASE, stream=stream, clock=NowClock())
 
     def client(self, name: str, strategy: Any = LoadBalancingStrategy.GREEDY) -> OwnershipManager:
         """The balancer of one client, asked as their client asks it."""
@@ -132,7 +131,7 @@ def checkpoint(partition: str, number: Any, offset: Any) -> dict[str, Any]:
     return {**IDS, "partition_id": partition, "sequence_number": number, "offset": offset}
 
 
-async def listed(store: aio.CheckpointStore) -> dict[str, dict[str, Any]]:
+async def listed(store: AsyncCheckpointStore) -> dict[str, dict[str, Any]]:
     return {each["partition_id"]: each for each in await store.list_ownership(*PLACE)}
 
 
@@ -140,7 +139,7 @@ async def listed(store: aio.CheckpointStore) -> dict[str, dict[str, Any]]:
 
 
 def test_both_are_checkpoint_stores_of_theirs() -> None:
-    assert issubclass(aio.CheckpointStore, Contract)
+    assert issubclass(AsyncCheckpointStore, Contract)
     assert issubclass(azure.CheckpointStore, BlockingContract)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = azure.Nothing
@@ -301,7 +300,7 @@ def test_the_blocking_store_does_the_same_from_any_thread_and_says_that_it_is_cl
 
 def test_a_lease_that_no_store_allows_is_refused_at_once() -> None:
     with pytest.raises(InvalidDuration):
-        aio.CheckpointStore("memory://", lease=timedelta(0))
+        AsyncCheckpointStore("memory://", lease=timedelta(0))
 
 
 # ------------------------------------------------- faults of theirs that are closed
@@ -440,7 +439,7 @@ def test_the_clock_of_a_machine_decides_nothing() -> None:
         store = scene.process()
         await store.claim_ownership([row("0", "me")])
         await asyncio.sleep(50)
-        ahead = aio.CheckpointStore(scene.store, lease=LEASE, clock=Ahead())
+        ahead = AsyncCheckpointStore(scene.store, lease=LEASE, clock=Ahead())
         seen = (await listed(ahead))["0"]
         assert seen["owner_id"] == "me"
         assert seen["last_modified_time"] > SystemClock().utc_now().timestamp() + 1700

@@ -22,8 +22,8 @@ from tests.support.azure_group import (
     until,
 )
 
-from leasehold.adapters import azure
-from leasehold.adapters.azure import aio
+from leasehold import azure
+from leasehold.azure import AsyncCheckpointStore
 
 pytestmark = [
     pytest.mark.server,
@@ -69,12 +69,12 @@ async def test_two_asynchronous_clients_share_and_the_one_that_stays_goes_on(
     url = f"sqlite:///{tmp_path}/owners.db"
     async with hub(tmp_path, partitions=4) as h:
         async with (
-            aio.CheckpointStore(url, lease=LEASE) as a,
-            aio.CheckpointStore(url, lease=LEASE_OF_LEAVING) as b,
+            AsyncCheckpointStore(url, lease=LEASE) as a,
+            AsyncCheckpointStore(url, lease=LEASE_OF_LEAVING) as b,
         ):
             options = {"load_balancing_interval": INTERVAL_S}
             await share_and_leave(h, h.client("a", a, **options), h.client("b", b, **options))
-        async with aio.CheckpointStore(url) as store:
+        async with AsyncCheckpointStore(url) as store:
             found = await store.list_checkpoints(h.namespace, HUB, CONSUMERS)
             owners = await store.list_ownership(h.namespace, HUB, CONSUMERS)
         assert {(each["partition_id"], each["sequence_number"]) for each in found} == {
@@ -125,7 +125,7 @@ async def test_the_example_consumes_and_leaves_in_good_order(tmp_path: Path) -> 
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        async with aio.CheckpointStore(url) as store:
+        async with AsyncCheckpointStore(url) as store:
             (found,) = await store.list_checkpoints(h.namespace, HUB, CONSUMERS)
             (owned,) = await store.list_ownership(h.namespace, HUB, CONSUMERS)
         assert (found["sequence_number"], owned["owner_id"]) == (5, "")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters import azure
-from leasehold.adapters.azure import aio
-from leasehold.adapters.azure.record_layout import Place
+from leasehold import azure
+from leasehold.azure import AsyncCheckpointStore
+from leasehold.azure.interop.record_layout import Place
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import open_store
 
@@ -29,7 +29,7 @@ def test_a_store_that_was_closed_grants_nothing_to_a_client_that_still_asks() ->
 
     async def story() -> None:
         async with open_store("memory://") as ours:
-            store = aio.CheckpointStore(ours)
+            store = AsyncCheckpointStore(ours)
             assert await store.claim_ownership([row("0", "a")])
             await store.close()
             await store.close()
@@ -48,7 +48,7 @@ def test_all_leases_are_ended_even_if_one_of_them_can_not_be(
 ) -> None:
     async def story() -> None:
         async with open_store("memory://") as ours:
-            store, failures = aio.CheckpointStore(ours), [StoreUnavailable("no answer")]
+            store, failures = AsyncCheckpointStore(ours), [StoreUnavailable("no answer")]
             await store.claim_ownership([row("0", "a"), row("1", "b")])
             revoke = ours.revoke
 

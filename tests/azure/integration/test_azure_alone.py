@@ -13,7 +13,7 @@ from azure.eventhub import LoadBalancingStrategy
 from tests.support.azure_sim import EXPIRY_S, NAMESPACE, THEIR_CYCLE_S, Group, TheirStore, play
 
 from leasehold import Member
-from leasehold.adapters.azure import MixedStore, RecordsStore
+from leasehold.azure import MixedStore, RecordsStore
 from leasehold.errors import UsageError
 from leasehold.model import Mark, Position
 

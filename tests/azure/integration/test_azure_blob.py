@@ -14,14 +14,14 @@ import pytest
 from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, ByHand, granted, keys, opened, owned
 from tests.support.azurite import shared_azurite
 
+from leasehold.azure.blob_store import AzureBlobStore, http
+from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.naming import Home, history_blob, lease_id
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidDuration, LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Position, State, Wanted
 from leasehold.processor import EventProcessor
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import AzureBlobStore, http
-from leasehold.stores.azure_blob.address import Address
-from leasehold.stores.azure_blob.naming import Home, history_blob, lease_id
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 

@@ -12,12 +12,12 @@ import pytest
 from tests.support.azure_blob_scene import GROUP, NEVER, granted, keys, opened, owned
 from tests.support.azurite import shared_azurite
 
+from leasehold.azure.blob_store.address import Address
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable, UsageError
 from leasehold.jobs import Held, reserve, try_reserve
 from leasehold.model import Mark, Ownership, Position
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob.address import Address
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
@@ -102,7 +102,7 @@ async def test_many_tasks_of_one_store_do_not_starve_each_other(url: str) -> Non
 async def test_a_closed_or_forked_store_says_so(url: str) -> None:
     async with opened(url) as store:
         with (
-            patch("leasehold.stores.azure_blob.http.os.getpid", lambda: -1),
+            patch("leasehold.azure.blob_store.http.os.getpid", lambda: -1),
             pytest.raises(UsageError, match="forked"),
         ):
             await store.groups()

@@ -21,12 +21,12 @@ from tests.support.azure_blob_scene import (
 )
 from tests.support.azurite import shared_azurite
 
+from leasehold.azure.blob_store import AzureBlobStore, document_cache
+from leasehold.azure.blob_store.container import OK
+from leasehold.azure.blob_store.http import Answer
+from leasehold.azure.blob_store.naming import Home, lease_id
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.model import EndReason, Lease, MemberInfo, State, Wanted
-from leasehold.stores.azure_blob import AzureBlobStore, document_cache
-from leasehold.stores.azure_blob.container import OK
-from leasehold.stores.azure_blob.http import Answer
-from leasehold.stores.azure_blob.naming import Home, lease_id
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 

@@ -13,9 +13,10 @@ from datetime import timedelta
 import pytest
 from tests.support.azurite import shared_azurite_by_hand
 
+from leasehold.azure import BlobLease
+from leasehold.azure.blob_store.blob_lease import Blobs, open_blobs
 from leasehold.errors import FencedWrite, LeaseLost
 from leasehold.model import State
-from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs, open_blobs
 from leasehold.testing.clock import ManualClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]

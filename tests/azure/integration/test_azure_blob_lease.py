@@ -14,10 +14,11 @@ from types import MappingProxyType
 import pytest
 from tests.support.azurite import Azurite, shared_azurite_by_hand
 
+from leasehold.azure import BlobLease
+from leasehold.azure.blob_store.blob_lease import Blobs, open_blobs
 from leasehold.core.lease_rules import COLUMNS, Move, judge
 from leasehold.errors import FencedWrite, InvalidDuration, LeaseLost, UnknownResource
 from leasehold.model import State
-from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs, open_blobs
 from leasehold.testing.clock import ManualClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]

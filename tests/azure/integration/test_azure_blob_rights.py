@@ -24,11 +24,11 @@ from tests.support.azure_blob_scene import GROUP, granted, keys, opened, owned
 from tests.support.azurite import Azurite, shared_azurite, shared_azurite_with_tokens
 from tests.support.hub import certificate
 
+from leasehold.azure.blob_store import AzureBlobStore
 from leasehold.clock import Clock, SystemClock
 from leasehold.errors import StoreUnavailable, StoreUnusable, UnknownStore
 from leasehold.model import Mark, Position
 from leasehold.stores import open_store
-from leasehold.stores.azure_blob import AzureBlobStore
 from leasehold.testing.clock import ManualClock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]

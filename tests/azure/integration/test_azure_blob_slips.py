@@ -22,6 +22,13 @@ from tests.support.azure_blob_scene import (
 )
 from tests.support.azurite import shared_azurite
 
+from leasehold.azure.blob_store import AzureBlobStore
+from leasehold.azure.blob_store import checkpoint_blobs as slips_
+from leasehold.azure.blob_store import ownerships as jotting_
+from leasehold.azure.blob_store import store as store_
+from leasehold.azure.blob_store.checkpoint_blobs import Slips
+from leasehold.azure.blob_store.container import Container
+from leasehold.azure.blob_store.naming import Home
 from leasehold.errors import StoreUnavailable, StoreUnusable
 from leasehold.model import (
     HandOver,
@@ -33,13 +40,6 @@ from leasehold.model import (
     Position,
     Wanted,
 )
-from leasehold.stores.azure_blob import AzureBlobStore
-from leasehold.stores.azure_blob import checkpoint_blobs as slips_
-from leasehold.stores.azure_blob import ownerships as jotting_
-from leasehold.stores.azure_blob import store as store_
-from leasehold.stores.azure_blob.checkpoint_blobs import Slips
-from leasehold.stores.azure_blob.container import Container
-from leasehold.stores.azure_blob.naming import Home
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 HOME = Home(GROUP)
@@ -473,7 +473,7 @@ async def test_slips_of_two_holders_may_have_the_same_name() -> None:
             lease = await granted(store, f"host{number}", duration=LEASE)
             (mine,) = await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
             with patch(
-                "leasehold.stores.azure_blob.checkpoint_blobs.new_suffix", lambda: "c0ffee00"
+                "leasehold.azure.blob_store.checkpoint_blobs.new_suffix", lambda: "c0ffee00"
             ):
                 for position in range(5):
                     assert await mark(store, mine, position) is None

@@ -26,10 +26,9 @@ from tests.support.azure_group import CONSUMERS, HUB, LEFT_OPEN, Client, Hub, hu
 from tests.support.azurite import Azurite, shared_azurite
 
 from leasehold import Timing
-from leasehold.adapters.azure import MixedStore, RecordsStore, SharedSource
-from leasehold.adapters.azure.aio import BlobRecords
+from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, RecordsStore, SharedSource
 from leasehold.errors import StoreUnusable
-from leasehold.log import EventBatch
+from leasehold.events import EventBatch
 from leasehold.model import EndReason
 from leasehold.names import partition_key
 from leasehold.processor import (
@@ -41,7 +40,6 @@ from leasehold.processor import (
     PartitionContext,
 )
 from leasehold.processor.events import Overtaken
-from leasehold.sources.eventhubs import EventHubsSource
 from leasehold.stores import open_store
 from leasehold.testing.source import MemorySource
 

@@ -24,13 +24,12 @@ from tests.support.azure_sim import (
 from tests.support.job_scene import LoopClock
 
 from leasehold import Member, MemberOptions, Timing
-from leasehold.adapters.azure import MixedStore, SharedSource
-from leasehold.adapters.azure.records import is_stand_in, owner_of_ours
+from leasehold.azure import MixedStore, SharedSource
+from leasehold.azure.interop.records import is_stand_in, owner_of_ours
 from leasehold.errors import InvalidOptions, Stolen
-from leasehold.log import Start
+from leasehold.events import Receiver, Start
 from leasehold.model import Checkpoint, EndReason, Mark, MarkRefusal, Ownership, Position
 from leasehold.names import partition_key
-from leasehold.sources import Receiver
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.source import MemorySource
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support.azure_sim import CONSUMERS, GROUP, HUB, Group, play
 
 from leasehold import Member
-from leasehold.adapters.azure import MixedStore
-from leasehold.adapters.azure.records import owner_of_ours
+from leasehold.azure import MixedStore
+from leasehold.azure.interop.records import owner_of_ours
 from leasehold.model import EndReason, Mark, Ownership, Position
 from leasehold.names import partition_key
 

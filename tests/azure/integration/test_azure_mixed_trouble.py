@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.azure_sim import CONSUMERS, EXPIRY_S, GROUP, HUB, THEIR_CYCLE_S, Group, play
 
-from leasehold.adapters.azure.records import is_stand_in
+from leasehold.azure.interop.records import is_stand_in
 from leasehold.errors import InvalidDuration
 from leasehold.model import Mark, Ownership, Position
 from leasehold.names import partition_key

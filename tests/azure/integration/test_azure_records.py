@@ -12,10 +12,9 @@ from azure.eventhub.extensions.checkpointstoreblob import (
 from azure.storage.blob import ContainerClient
 from tests.support.azurite import shared_azurite
 
-from leasehold.adapters.azure import MixedStore
-from leasehold.adapters.azure.aio import BlobRecords
-from leasehold.adapters.azure.record_layout import Place
-from leasehold.adapters.azure.records import Records
+from leasehold.azure import BlobRecords, MixedStore
+from leasehold.azure.interop.record_layout import Place
+from leasehold.azure.interop.records import Records
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.model import Position

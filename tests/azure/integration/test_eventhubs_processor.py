@@ -23,12 +23,12 @@ from tests.support.eventhubs import address_of, in_loop, source_of
 from tests.support.hub import RunningHub, running_hub, until
 from tests.support.processors import Scene, scene
 
+from leasehold.azure import EventHubsSource
 from leasehold.clock import SystemClock
 from leasehold.errors import BeyondEnd, StoreUnusable, Trimmed
-from leasehold.log import Start
+from leasehold.events import Start
+from leasehold.events.source_urls import open_ranges
 from leasehold.processor.events import PartitionOpened, ReceiverDisplaced
-from leasehold.sources.eventhubs import EventHubsSource
-from leasehold.sources.ranges import open_ranges
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import closed, events
 

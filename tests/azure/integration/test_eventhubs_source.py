@@ -23,7 +23,9 @@ from tests.support.eventhubs import (
 )
 from tests.support.hub import KEY, RunningHub, running_hub, until
 
-from leasehold.amqp.messages import SECTIONS_PROPERTY, text_of
+from leasehold.azure import EventHubsSource, original_message
+from leasehold.azure.amqp.messages import SECTIONS_PROPERTY, text_of
+from leasehold.azure.eventhubs.credentials import Token
 from leasehold.clock import SystemClock
 from leasehold.errors import (
     BeyondEnd,
@@ -34,9 +36,7 @@ from leasehold.errors import (
     UnknownStream,
     UsageError,
 )
-from leasehold.log import Start
-from leasehold.sources.eventhubs import EventHubsSource, original
-from leasehold.sources.eventhubs.credentials import Token
+from leasehold.events import Start
 
 SEND: dict[str, Any] = {"group": "billing", "epoch": 1, "name": "host-a"}
 
@@ -93,10 +93,10 @@ def test_the_events_are_those_that_the_official_client_gets(tmp_path: Path) -> N
                     str(name, "utf-8"): text_of(value.decode() if name == b"text" else value)
                     for name, value in cast("dict[bytes, Any]", other.properties or {}).items()
                 }
-            whole = original(ours[2].properties, ours[2].body)
+            whole = original_message(ours[2].properties, ours[2].body)
             assert whole.properties[0] == "m-1"
             assert whole.properties[6] == "text/plain"
-            assert original(ours[3].properties, ours[3].body).data == (b"two ", b"parts")
+            assert original_message(ours[3].properties, ours[3].body).data == (b"two ", b"parts")
 
         for arrow in ("on", "off"):
             in_loop(partial(test, arrow))
@@ -366,7 +366,7 @@ def test_a_receiver_or_source_that_is_closed_says_so_to_who_waits(tmp_path: Path
 def test_resets_of_a_quiet_partition_do_not_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.sources.eventhubs.receiver._SOUND_S", 0.0)
+    monkeypatch.setattr("leasehold.azure.eventhubs.receiver._SOUND_S", 0.0)
     with running_hub(tmp_path) as hub:
 
         async def test() -> None:
@@ -412,7 +412,7 @@ def test_heartbeats_and_tokens_go_on_while_nothing_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gives up on a client that is silent for twice as long as this."""
-    monkeypatch.setattr("leasehold.sources.eventhubs.connection_manager._SHORTEST_LIFE_S", 0.3)
+    monkeypatch.setattr("leasehold.azure.eventhubs.connection_manager._SHORTEST_LIFE_S", 0.3)
     with running_hub(tmp_path, idle_limit=timedelta(seconds=1)) as hub:
 
         async def test() -> None:

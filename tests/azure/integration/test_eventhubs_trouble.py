@@ -14,18 +14,19 @@ import pytest
 from tests.support.eventhubs import address_of, in_loop, source_of, taken
 from tests.support.hub import running_hub, until
 
-from leasehold.errors import StoreUnavailable, UsageError
-from leasehold.log import Start
-from leasehold.sources.eventhubs import EventHubsSource, parse
-from leasehold.sources.eventhubs.credentials import Token
-from leasehold.sources.eventhubs.service_errors import (
+from leasehold.azure import EventHubsSource
+from leasehold.azure.eventhubs.address import parse
+from leasehold.azure.eventhubs.credentials import Token
+from leasehold.azure.eventhubs.service_errors import (
     NOT_FOUND,
     UNAUTHORIZED,
     Asked,
     Refusal,
     error_of,
 )
-from leasehold.sources.eventhubs.source import EventHubsRanges
+from leasehold.azure.eventhubs.source import EventHubsRanges
+from leasehold.errors import StoreUnavailable, UsageError
+from leasehold.events import Start
 
 SEND: dict[str, Any] = {"group": "billing", "epoch": 1, "name": "host-a"}
 
@@ -34,7 +35,7 @@ def test_a_link_whose_token_has_ended_is_made_anew_with_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after hours without Entra ID: the hub ends the link, though the identity is a good one."""
-    monkeypatch.setattr("leasehold.sources.eventhubs.receiver._SOUND_S", 0.0)
+    monkeypatch.setattr("leasehold.azure.eventhubs.receiver._SOUND_S", 0.0)
     with running_hub(tmp_path) as hub:
 
         async def test() -> None:

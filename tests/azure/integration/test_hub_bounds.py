@@ -14,10 +14,10 @@ from uuid import UUID
 import pytest
 from tests.support.hub import RawClient, RunningHub, running_hub, tls_of, until
 
-from leasehold.amqp.composites import Accepted, Rejected, Target
-from leasehold.amqp.frames import frame
-from leasehold.amqp.messages import VALUE, Message, section
-from leasehold.amqp.performatives import (
+from leasehold.azure.amqp.composites import Accepted, Rejected, Target
+from leasehold.azure.amqp.frames import frame
+from leasehold.azure.amqp.messages import VALUE, Message, section
+from leasehold.azure.amqp.performatives import (
     Attach,
     Close,
     Detach,
@@ -25,10 +25,10 @@ from leasehold.amqp.performatives import (
     Flow,
     Transfer,
 )
-from leasehold.amqp.types import Char, Described, Symbol, UInt, ULong
-from leasehold.amqp.values import encode
-from leasehold.hub.reader_link import ReaderLink
-from leasehold.hub.request_nodes import ManagementNode
+from leasehold.azure.amqp.types import Char, Described, Symbol, UInt, ULong
+from leasehold.azure.amqp.values import encode
+from leasehold.azure.endpoint.reader_link import ReaderLink
+from leasehold.azure.endpoint.request_nodes import ManagementNode
 from leasehold.log import PartitionReader
 
 MIB = 1 << 20
@@ -132,7 +132,7 @@ def test_an_error_nobody_thought_of_rejects_one_delivery(
         client.open().put_token()
         handle = client.attach("hub/Partitions/0", receives=False).handle
         with monkeypatch.context() as changed:
-            changed.setattr("leasehold.hub.sender_link.intake_of", broken)
+            changed.setattr("leasehold.azure.endpoint.sender_link.intake_of", broken)
             client.transfer(handle, Message(data=(b"x",)).encode())
             state = client.wait(Disposition)[0].state
         assert isinstance(state, Rejected)
@@ -229,7 +229,7 @@ def test_who_asks_faster_than_the_log_answers_is_not_read_from(
 def test_a_client_that_attaches_without_end_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.hub.connection._MOST_TASKS", 50)
+    monkeypatch.setattr("leasehold.azure.endpoint.connection._MOST_TASKS", 50)
     with running_hub(tmp_path) as hub, RawClient(hub.port) as client:
         client.open().put_token()
         attach = Attach(name="again", handle=9, role=False, target=Target(address="hub"))

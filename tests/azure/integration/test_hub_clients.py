@@ -19,7 +19,7 @@ from azure.eventhub import aio as azure_aio
 from azure.eventhub.exceptions import AuthenticationError, ConnectError, EventHubError
 from tests.support.hub import RunningHub, running_hub, until
 
-from leasehold.log import partition_of
+from leasehold.events import partition_of
 
 # The clients leave sockets open when they are closed: they are collected while that is allowed.
 pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::ResourceWarning")]

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.hub import RawClient, RunningHub, running_hub, stuffed, until
 
-from leasehold.amqp.composites import Accepted, Composite, Source, Target
-from leasehold.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
-from leasehold.amqp.messages import Message, read_message
-from leasehold.amqp.performatives import (
+from leasehold.azure.amqp.composites import Accepted, Composite, Source, Target
+from leasehold.azure.amqp.frames import AMQP_HEADER, SASL_HEADER, frame
+from leasehold.azure.amqp.messages import Message, read_message
+from leasehold.azure.amqp.performatives import (
     Attach,
     Begin,
     Close,

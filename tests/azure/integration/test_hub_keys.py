@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.support.hub import RawClient, RunningHub, running_hub, sas, tls_of
 
-from leasehold.amqp.frames import AMQP_HEADER, SASL_HEADER
-from leasehold.amqp.performatives import Begin, Detach, Flow, Open, SaslMechanisms
+from leasehold.azure.amqp.frames import AMQP_HEADER, SASL_HEADER
+from leasehold.azure.amqp.performatives import Begin, Detach, Flow, Open, SaslMechanisms
 
 
 @pytest.fixture(scope="module")

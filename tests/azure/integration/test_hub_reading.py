@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from tests.support.hub import RawClient, RunningHub, running_hub, until
 
-from leasehold.amqp.messages import Message, read_message
-from leasehold.amqp.performatives import Detach, Disposition, Flow, Transfer
-from leasehold.amqp.types import Int, Long, Short, Symbol, Timestamp
-from leasehold.log import STORED_SCHEMA, Event
+from leasehold.azure.amqp.messages import Message, read_message
+from leasehold.azure.amqp.performatives import Detach, Disposition, Flow, Transfer
+from leasehold.azure.amqp.types import Int, Long, Short, Symbol, Timestamp
+from leasehold.events import STORED_SCHEMA, Event
 
 SEQUENCE = "com.microsoft:producer-sequence-number"
 NUMBERED = "com.microsoft:idempotent-producer"

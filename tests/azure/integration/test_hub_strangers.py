@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from tests.support.hub import RawClient, RunningHub, running_hub, stuffed, until
 
-from leasehold.amqp.composites import Rejected, Source, Target
-from leasehold.amqp.frames import frame
-from leasehold.amqp.messages import APPLICATION_PROPERTIES, Message
-from leasehold.amqp.performatives import Attach, Close, Detach, Disposition
-from leasehold.amqp.types import Described, UInt, ULong
-from leasehold.amqp.values import encode
-from leasehold.hub.hubs import Hub, Streams
+from leasehold.azure.amqp.composites import Rejected, Source, Target
+from leasehold.azure.amqp.frames import frame
+from leasehold.azure.amqp.messages import APPLICATION_PROPERTIES, Message
+from leasehold.azure.amqp.performatives import Attach, Close, Detach, Disposition
+from leasehold.azure.amqp.types import Described, UInt, ULong
+from leasehold.azure.amqp.values import encode
+from leasehold.azure.endpoint.hubs import Hub, Streams
 
 MIB = 1 << 20
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.support.hub import RawClient, RunningHub, running_hub, tls_of, until
 
-from leasehold.amqp.frames import SASL_HEADER
-from leasehold.amqp.performatives import SaslMechanisms
+from leasehold.azure.amqp.frames import SASL_HEADER
+from leasehold.azure.amqp.performatives import SaslMechanisms
 
 EACH = 20  # strangers of each kind
 LIMIT_S = 30.0  # what `handshake_limit` is, unless one says so

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.support.hub import RawClient, RunningHub, running_hub
 
-from leasehold.amqp.composites import Accepted, Rejected
-from leasehold.amqp.messages import Message
-from leasehold.amqp.performatives import Detach, Disposition, Flow, Transfer
+from leasehold.azure.amqp.composites import Accepted, Rejected
+from leasehold.azure.amqp.messages import Message
+from leasehold.azure.amqp.performatives import Detach, Disposition, Flow, Transfer
+from leasehold.azure.endpoint.selectors import Selector
 from leasehold.errors import UnknownStream
-from leasehold.hub.selectors import Selector
 
 
 def made_anew(hub: RunningHub) -> None:

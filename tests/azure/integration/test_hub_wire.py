@@ -20,11 +20,11 @@ from tests.support.hub import (
     until,
 )
 
-from leasehold.amqp.composites import Rejected, Target
-from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.frames import AMQP_HEADER, EMPTY, SASL_HEADER, frame
-from leasehold.amqp.messages import Message, read_message
-from leasehold.amqp.performatives import (
+from leasehold.azure.amqp.composites import Rejected, Target
+from leasehold.azure.amqp.faults import AmqpFault
+from leasehold.azure.amqp.frames import AMQP_HEADER, EMPTY, SASL_HEADER, frame
+from leasehold.azure.amqp.messages import Message, read_message
+from leasehold.azure.amqp.performatives import (
     Attach,
     Begin,
     Close,

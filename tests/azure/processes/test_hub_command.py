@@ -15,9 +15,9 @@ import pytest
 from tests.support.command import CommandLine
 from tests.support.hub import RawClient, sas
 
-from leasehold.amqp.composites import Accepted
-from leasehold.amqp.messages import Message
-from leasehold.amqp.performatives import Close, Disposition
+from leasehold.azure.amqp.composites import Accepted
+from leasehold.azure.amqp.messages import Message
+from leasehold.azure.amqp.performatives import Close, Disposition
 from leasehold.cli.hub import _allow_files
 from leasehold.clock import host_name
 from leasehold.log import Log, LogOptions

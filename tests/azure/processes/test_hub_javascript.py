@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.azurite import installed, node
 from tests.support.hub import running_hub
 
-from leasehold.log import partition_of
+from leasehold.events import partition_of
 
 SCRIPT = Path(__file__).parents[2] / "support" / "hub_js" / "roundtrip.js"
 

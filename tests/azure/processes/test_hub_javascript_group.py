@@ -20,11 +20,9 @@ from tests.support.hub_js.child import node_child
 from tests.support.hub_js.group import PARTITIONS, Group, group, owned, share_and_part
 
 from leasehold import Timing
-from leasehold.adapters.azure import MixedStore, SharedSource
-from leasehold.adapters.azure.aio import BlobRecords
-from leasehold.log import EventBatch
+from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, SharedSource
+from leasehold.events import EventBatch
 from leasehold.processor import EventProcessor, Options
-from leasehold.sources.eventhubs import EventHubsSource
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 MEMBER = partial(node_child, "member.js")

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.amqp.composites import Accepted, Composite, Error, Rejected, Source, Target
-from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.frames import AMQP_HEADER, HEADER, SASL, FrameReader, frame
-from leasehold.amqp.messages import (
+from leasehold.azure.amqp.composites import Accepted, Composite, Error, Rejected, Source, Target
+from leasehold.azure.amqp.faults import AmqpFault
+from leasehold.azure.amqp.frames import AMQP_HEADER, HEADER, SASL, FrameReader, frame
+from leasehold.azure.amqp.messages import (
     Message,
     answer_to,
     read_message,
@@ -17,7 +17,7 @@ from leasehold.amqp.messages import (
     text_of,
     texts_of,
 )
-from leasehold.amqp.performatives import (
+from leasehold.azure.amqp.performatives import (
     Attach,
     Begin,
     Close,
@@ -32,8 +32,8 @@ from leasehold.amqp.performatives import (
     Transfer,
     parse,
 )
-from leasehold.amqp.types import Described, Symbol, Timestamp, UInt, ULong
-from leasehold.amqp.values import decode, encode
+from leasehold.azure.amqp.types import Described, Symbol, Timestamp, UInt, ULong
+from leasehold.azure.amqp.values import decode, encode
 
 _ALL: list[Composite] = [
     Open(container_id="here", hostname="there", idle_time_out=5, properties={Symbol("a"): 1}),

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.types import (
+from leasehold.azure.amqp.faults import AmqpFault
+from leasehold.azure.amqp.types import (
     Array,
     Byte,
     Char,
@@ -27,7 +27,7 @@ from leasehold.amqp.types import (
     ULong,
     UShort,
 )
-from leasehold.amqp.values import decode, encode, skip
+from leasehold.azure.amqp.values import decode, encode, skip
 
 _NUMBERS = [
     st.integers(0, 2**8 - 1).map(UByte),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from leasehold.azure.blob_store.address import Address
 from leasehold.errors import UnknownStore
-from leasehold.stores.azure_blob.address import Address
 
 KEY, SAS = "c2VjcmV0LWtleQ==", "sv=2021&sig=top%2Fsecret"
 CONNECTION = f"DefaultEndpointsProtocol=https;AccountName=acme;AccountKey={KEY};"

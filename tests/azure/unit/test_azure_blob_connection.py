@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from leasehold.stores.azure_blob.http import Connection
+from leasehold.azure.blob_store.http import Connection
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

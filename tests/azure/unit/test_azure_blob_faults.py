@@ -13,16 +13,17 @@ from unittest.mock import patch
 import pytest
 from tests.support.hub import until
 
+from leasehold.azure import BlobLease
+from leasehold.azure.blob_store.blob_lease import Blobs
+from leasehold.azure.blob_store.container import Found
+from leasehold.azure.blob_store.credentials import Bearer
+from leasehold.azure.blob_store.document_cache import Spill
+from leasehold.azure.blob_store.document_json import from_json, to_json
+from leasehold.azure.blob_store.group_document import Book
+from leasehold.azure.blob_store.http import Connection
+from leasehold.azure.blob_store.naming import Home
 from leasehold.errors import UsageError
 from leasehold.model import Lease, MemberInfo, Wanted
-from leasehold.stores.azure_blob.blob_lease import BlobLease, Blobs
-from leasehold.stores.azure_blob.container import Found
-from leasehold.stores.azure_blob.credentials import Bearer
-from leasehold.stores.azure_blob.document_cache import Spill
-from leasehold.stores.azure_blob.document_json import from_json, to_json
-from leasehold.stores.azure_blob.group_document import Book
-from leasehold.stores.azure_blob.http import Connection
-from leasehold.stores.azure_blob.naming import Home
 from leasehold.testing.clock import ManualClock
 
 NOW, WALL = 1_000_000.0, datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leasehold.azure.blob_store import service_time
+from leasehold.azure.blob_store.credentials import Bearer, SharedKey
+from leasehold.azure.blob_store.document_json import at_wall, from_json, to_json
+from leasehold.azure.blob_store.group_document import Book
+from leasehold.azure.blob_store.naming import Home, lease_id, part, token_digest
 from leasehold.errors import StoreUnusable, UnknownStore
 from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Position, Wanted
-from leasehold.stores.azure_blob import service_time
-from leasehold.stores.azure_blob.credentials import Bearer, SharedKey
-from leasehold.stores.azure_blob.document_json import at_wall, from_json, to_json
-from leasehold.stores.azure_blob.group_document import Book
-from leasehold.stores.azure_blob.naming import Home, lease_id, part, token_digest
 from leasehold.stores.rows import LeaseRow
 from leasehold.testing.clock import ManualClock
 

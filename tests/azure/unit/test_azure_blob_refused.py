@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.credentials import ended_on, right_for
+from leasehold.azure.blob_store.http import Wire
 from leasehold.errors import StoreUnusable
-from leasehold.stores.azure_blob.address import Address
-from leasehold.stores.azure_blob.credentials import ended_on, right_for
-from leasehold.stores.azure_blob.http import Wire
 from leasehold.testing.clock import ManualClock
 
 SIGNED = "sv=2021&sig=top%2Fsecret"

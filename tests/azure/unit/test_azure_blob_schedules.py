@@ -19,6 +19,11 @@ import pytest
 from tests.support.azure_schedule import CURRENT, Call, HostStore, Service, started
 from tests.support.seeds import seeded
 
+from leasehold.azure.blob_store import checkpoint_blobs, document_cache, http, ownerships
+from leasehold.azure.blob_store.checkpoint_blobs import Slips, slip_from
+from leasehold.azure.blob_store.document_cache import Look, Shelf
+from leasehold.azure.blob_store.group_document import Book
+from leasehold.azure.blob_store.naming import Home
 from leasehold.core.backoff import Ladder
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import (
@@ -34,11 +39,6 @@ from leasehold.model import (
     State,
     Wanted,
 )
-from leasehold.stores.azure_blob import checkpoint_blobs, document_cache, http, ownerships
-from leasehold.stores.azure_blob.checkpoint_blobs import Slips, slip_from
-from leasehold.stores.azure_blob.document_cache import Look, Shelf
-from leasehold.stores.azure_blob.group_document import Book
-from leasehold.stores.azure_blob.naming import Home
 
 GROUP = "partition/orders/billing"
 BOOK = Home(GROUP).book

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.azure.record_layout import (
+from leasehold.azure.interop.record_layout import (
     Place,
     checkpoint_metadata,
     ownership_metadata,

@@ -12,12 +12,13 @@ from urllib.parse import parse_qs, quote
 
 import pytest
 
+from leasehold.azure import EventHubsSource
+from leasehold.azure.eventhubs.address import parse, shown
+from leasehold.azure.eventhubs.credentials import JWT, SAS, Entra, provider_for
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
-from leasehold.sources import open_source
-from leasehold.sources.eventhubs import EventHubsSource, parse, shown
-from leasehold.sources.eventhubs.credentials import JWT, SAS, Entra, provider_for
-from leasehold.sources.opening import name_of, stream_of
+from leasehold.events import open_source
+from leasehold.events.source_urls import name_of, stream_of
 
 KEY = "c2VjcmV0L2tleSs9=="
 PORTAL = (

@@ -14,20 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.eventhubs_line import CHANNEL, HANDLE, Line, in_loop, notes_of, transfers
 
-from leasehold.amqp.composites import Composite
-from leasehold.amqp.frames import frame
-from leasehold.amqp.messages import (
+from leasehold.azure import original_message
+from leasehold.azure.amqp.composites import Composite
+from leasehold.azure.amqp.frames import frame
+from leasehold.azure.amqp.messages import (
     ARROW_FORMAT,
     SECTIONS_PROPERTY,
     Message,
     section,
     text_of,
 )
-from leasehold.amqp.performatives import Transfer
-from leasehold.amqp.types import Float, Int, Long, Symbol, Timestamp, UInt, ULong, UShort
-from leasehold.log import Event
-from leasehold.sources.eventhubs import original
-from leasehold.sources.eventhubs.service_errors import DAMAGED
+from leasehold.azure.amqp.performatives import Transfer
+from leasehold.azure.amqp.types import Float, Int, Long, Symbol, Timestamp, UInt, ULong, UShort
+from leasehold.azure.eventhubs.service_errors import DAMAGED
+from leasehold.events import Event
 
 KEYS = st.text(max_size=8)
 SIMPLE = st.one_of(
@@ -137,7 +137,7 @@ def compare(ours: Event, theirs: EventData, what: dict[str, Any]) -> None:
     for name, value in what["application"].items():
         if value is not None and name != SECTIONS_PROPERTY:
             assert shown[name] == text_of(value)
-    whole = original(ours.properties, ours.body)
+    whole = original_message(ours.properties, ours.body)
     assert dict(whole.application_properties) == what["application"]
     if any(value is not None for value in what["properties"]):
         assert tuple(whole.properties) == what["properties"]

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from tests.support.eventhubs_line import HANDLE, Line, in_loop, notes_of, transfers
 
-from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.messages import ARROW_FORMAT, Message
-from leasehold.amqp.performatives import Transfer
-from leasehold.amqp.types import Symbol, Timestamp
-from leasehold.log import STORED_SCHEMA
-from leasehold.sources.eventhubs.service_errors import DAMAGED, TOO_MANY
+from leasehold.azure.amqp.faults import AmqpFault
+from leasehold.azure.amqp.messages import ARROW_FORMAT, Message
+from leasehold.azure.amqp.performatives import Transfer
+from leasehold.azure.amqp.types import Symbol, Timestamp
+from leasehold.azure.eventhubs.service_errors import DAMAGED, TOO_MANY
+from leasehold.events import STORED_SCHEMA
 
 
 def arrow_batch(numbers: Sequence[int | None], bodies: Sequence[bytes]) -> pa.RecordBatch:
@@ -84,7 +84,7 @@ def test_events_and_arrow_batches_are_taken_in_the_order_they_came() -> None:
 
 
 def test_a_message_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.sources.eventhubs.event_link.MOST_DELIVERY_BYTES", 100_000)
+    monkeypatch.setattr("leasehold.azure.eventhubs.event_link.MOST_DELIVERY_BYTES", 100_000)
 
     def test() -> None:
         line = Line()

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from leasehold.amqp.composites import Composite, Error, Source, Target
-from leasehold.amqp.messages import Message, answer_to, read_message
-from leasehold.amqp.performatives import Attach, Begin, Detach, Flow, Transfer
-from leasehold.sources.eventhubs.connection_manager import MANAGEMENT, Requests
-from leasehold.sources.eventhubs.service_errors import LOST, Refusal, Refused
-from leasehold.sources.eventhubs.session import Session
+from leasehold.azure.amqp.composites import Composite, Error, Source, Target
+from leasehold.azure.amqp.messages import Message, answer_to, read_message
+from leasehold.azure.amqp.performatives import Attach, Begin, Detach, Flow, Transfer
+from leasehold.azure.eventhubs.connection_manager import MANAGEMENT, Requests
+from leasehold.azure.eventhubs.service_errors import LOST, Refusal, Refused
+from leasehold.azure.eventhubs.session import Session
 
 CREDIT = 2
 IDLE = Error(condition="amqp:link:detach-forced", description="idle for 00:10:00")

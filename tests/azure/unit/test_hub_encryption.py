@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.hub import tls_of
 
-from leasehold.hub.connection import Encryption
+from leasehold.azure.endpoint.connection import Encryption
 
 MIB = 1 << 20
 

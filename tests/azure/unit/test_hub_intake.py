@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leasehold.amqp.faults import AmqpFault
-from leasehold.amqp.messages import BATCH_FORMAT, Message
-from leasehold.amqp.types import Int, Symbol
-from leasehold.hub.sender_link import intake_of
+from leasehold.azure.amqp.faults import AmqpFault
+from leasehold.azure.amqp.messages import BATCH_FORMAT, Message
+from leasehold.azure.amqp.types import Int, Symbol
+from leasehold.azure.endpoint.sender_link import intake_of
 
 KEY = Symbol("x-opt-partition-key")
 _MESSAGES = st.builds(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.hub import retries as module
-from leasehold.hub.retries import Numbered, Retries, contents_of
-from leasehold.log import Event
-from leasehold.log.events import sent_batch
+from leasehold.azure.endpoint import retries as module
+from leasehold.azure.endpoint.retries import Numbered, Retries, contents_of
+from leasehold.events import Event
+from leasehold.events.event import sent_batch
 
 WHO = ("hub", "now", 0, 7)
 

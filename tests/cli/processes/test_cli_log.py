@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.command import started
 
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 
 
 @pytest.fixture

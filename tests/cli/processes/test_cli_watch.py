@@ -28,7 +28,9 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_a_pipe_gets_one_line_of_json_for_each_look_until_ctrl_c(scene: Scene) -> None:
-    with started("leases", "show", *ORDERS, "--watch=100ms", "-ojson", store=scene.url) as watching:
+    with started(
+        "partitions", "ls", *ORDERS, "--watch=100ms", "-ojson", store=scene.url
+    ) as watching:
         assert watching.stdout is not None
         first = json.loads(watching.stdout.readline())
         scene.join("b", 1)

@@ -31,7 +31,7 @@ assert "rich" not in sys.modules
 leasehold("jobs", "ls", *STORE)
 leasehold("jobs", "history", "nightly", *STORE)
 leasehold("groups", "ls", *STORE)
-leasehold("leases", "--help")
+leasehold("partitions", "--help")
 leasehold("--help")
 
 import pyarrow as pa

@@ -11,7 +11,8 @@ from tests.support.groups import Scene
 from tests.support.postgres import database
 
 from leasehold.clock import SystemClock
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 
 ORDERS = ("orders", "billing")
 RESET = ("checkpoints", "reset", *ORDERS)
@@ -122,7 +123,7 @@ def test_a_reset_is_in_the_history_and_the_group_goes_on_from_there(
     leasehold: CommandLine, scene: Scene
 ) -> None:
     assert leasehold(*RESET, "--to", "seq:2", "--execute", "--partition", "0").code == 0
-    terms = leasehold("leases", "history", *ORDERS, "0", "-ojsonl").jsonl
+    terms = leasehold("partitions", "history", *ORDERS, "0", "-ojsonl").jsonl
     assert (terms[0]["holder"], terms[0]["reason"]) == ("operator", "reset")
     row = leasehold("checkpoints", "ls", *ORDERS, "-ojsonl").jsonl[0]
     assert (row["checkpoint"], row["lag_events"]) == (1, 8)

@@ -13,7 +13,8 @@ from tests.support.postgres import database
 
 from leasehold import open_store
 from leasehold.cli import tables
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 from leasehold.model import Lease
 
 GROUP_KEYS = {
@@ -139,7 +140,7 @@ def test_describe_fits_into_80_columns_and_has_more_where_there_is_room(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [("groups", "ls"), ("members", "ls"), ("leases", "show")])
+@pytest.mark.parametrize("command", [("groups", "ls"), ("members", "ls"), ("partitions", "ls")])
 def test_every_list_fits_into_80_columns_with_long_names(
     leasehold: CommandLine, tmp_path: Path, command: tuple[str, str]
 ) -> None:

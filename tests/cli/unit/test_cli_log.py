@@ -15,7 +15,8 @@ from tests.support.command import CommandLine, Done
 from tests.support.postgres import database
 
 from leasehold import open_store, partition_group, partition_key
-from leasehold.log import Event, Log, LogOptions, partition_of
+from leasehold.events import Event, partition_of
+from leasehold.log import Log, LogOptions
 from leasehold.model import Mark, MemberInfo, Position, Wanted
 
 SMALL = ("--segment-size", "4096")

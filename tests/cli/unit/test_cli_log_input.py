@@ -14,7 +14,7 @@ import pytest
 from leasehold.cli.log_formats import Fields, Format, format_of
 from leasehold.cli.log_input import tables
 from leasehold.errors import UsageError
-from leasehold.log.events import sent_batch
+from leasehold.events.event import sent_batch
 
 
 def events(data: bytes, form: Format, batch: int = 100, **fields: str) -> list[dict[str, Any]]:

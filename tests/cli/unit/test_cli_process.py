@@ -18,7 +18,8 @@ from leasehold.cli.process_handler import load_handler
 from leasehold.clock import SystemClock
 from leasehold.core.poison_policy import Then
 from leasehold.errors import LeaseholdError, PositionLost, StoreUnavailable, UsageError
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 from leasehold.processor import CheckpointPolicy, CloseReason, Counts, HookEvent
 from leasehold.processor.events import (
     CheckpointRefused,

@@ -13,9 +13,9 @@ LISTS = [
     ("groups", "ls"),
     ("groups", "describe", *ORDERS),
     ("members", "ls", *ORDERS),
-    ("leases", "show", *ORDERS),
-    ("leases", "show", *ORDERS, "0"),
-    ("leases", "history", *ORDERS, "0"),
+    ("partitions", "ls", *ORDERS),
+    ("partitions", "ls", *ORDERS, "0"),
+    ("partitions", "history", *ORDERS, "0"),
     ("checkpoints", "ls", *ORDERS),
 ]
 

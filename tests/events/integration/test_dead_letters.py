@@ -15,12 +15,12 @@ from tests.support.processors import AT_ONCE, SECOND, Scene, options, scene
 
 from leasehold.core.backoff import Ladder
 from leasehold.errors import UsageError
-from leasehold.log import Event, Log, LogOptions, Producer
+from leasehold.events import Event
+from leasehold.events.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
+from leasehold.log import Log, LogDeadLetters, LogOptions, Producer
 from leasehold.log.producer import Sent
 from leasehold.processor import Options, PumpState
 from leasehold.processor.events import HandlerFailed, Poisoned, PumpRestarted
-from leasehold.sources import LogDeadLetters
-from leasehold.sources.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
 from leasehold.spark import PoisonPolicy
 
 pytestmark = pytest.mark.anyio

@@ -12,12 +12,11 @@ import pytest
 
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, UnknownStream, UsageError
-from leasehold.sources import DeadLetter, Event
-from leasehold.sources import watch as watch_module
-from leasehold.sources.bell import Bell, Sight
-from leasehold.sources.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
-from leasehold.sources.tracebacks import reason_of, traceback_of
-from leasehold.sources.watch import Changes, Watcher
+from leasehold.events import DeadLetter, Event
+from leasehold.events.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
+from leasehold.log import stream_watcher as watch_module
+from leasehold.log.stream_watcher import Bell, Changes, Sight, Watcher
+from leasehold.runtime.tracebacks import reason_of, traceback_of
 
 pytestmark = pytest.mark.anyio
 

@@ -13,19 +13,11 @@ from typing import Any
 import pytest
 
 from leasehold.errors import BeyondEnd, PositionLost, UnknownStore, UnknownStream, UsageError
-from leasehold.log import Log, LogOptions
+from leasehold.events import DeadLetter, DeadLetters, Event, Start, open_source
+from leasehold.events.dead_letters import MOST_TRACEBACK_BYTES
+from leasehold.log import Log, LogDeadLetters, LogOptions, LogSource
 from leasehold.processor import OnTrimmed
 from leasehold.processor.pump import open_receiver
-from leasehold.sources import (
-    DeadLetter,
-    DeadLetters,
-    Event,
-    LogDeadLetters,
-    LogSource,
-    Start,
-    open_source,
-)
-from leasehold.sources.dead_letters import MOST_TRACEBACK_BYTES
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

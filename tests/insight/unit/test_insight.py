@@ -11,15 +11,15 @@ import pytest
 from tests.support.groups import Scene
 
 from leasehold.errors import Trimmed, UnknownResource, UsageError
+from leasehold.events import Event, PartitionEnds, Start
 from leasehold.insight import GroupView, LogPlaces, group_view, group_views, open_desk, plan_reset
 from leasehold.insight.groups import known_groups
 from leasehold.insight.partition_ends import RememberedEnds
 from leasehold.insight.partitions import Waiting, waiting
-from leasehold.log import Event, Log, LogOptions, Start
+from leasehold.log import Log, LogOptions
 from leasehold.model import Checkpoint, HandOver, Position, State
 from leasehold.names import in_order
 from leasehold.ports import Store
-from leasehold.sources import PartitionEnds
 from leasehold.testing.clock import ManualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -258,7 +258,7 @@ def hears_all_again(original: Any) -> Any:
     return renew
 
 
-@replaces("leasehold.lease.holdings:Holdings.open")
+@replaces("leasehold.lease.cycle:Holdings.open")
 def takes_up_again(original: Any) -> Any:
     """A release without an answer is forgotten, and the key taken up again."""
 
@@ -304,7 +304,7 @@ def tells_nobody(original: Any) -> Any:
     return closed
 
 
-@replaces("leasehold.lease.holdings:Holdings.force_overdue")
+@replaces("leasehold.lease.cycle:Holdings.force_overdue")
 def waits_for_ever(_original: Any) -> Any:
     """Work that does not stop is waited for, whatever the deadline."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leasehold import Strategy
-from leasehold.cli.svg import sparklines, svg
+from leasehold.testing.sim.ownership_chart import sparklines, svg
 from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
 
 

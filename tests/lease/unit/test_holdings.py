@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from leasehold.lease.holdings import Holdings
+from leasehold.lease.cycle import Holdings
 from leasehold.model import Ownership
 
 KEY = "job/a"

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from leasehold.errors import UsageError
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.events.event import sent_batch
+from leasehold.log import Log, LogOptions
 from leasehold.log import segment_format as frame_module
-from leasehold.log.events import sent_batch
 from leasehold.log.owner_link import (
     Door,
     Garbled,

@@ -11,7 +11,7 @@ import pytest
 from tests.support.log_segments import Place, opened_place
 
 from leasehold.errors import Stolen, UsageError
-from leasehold.log import Start
+from leasehold.events import Start
 
 SOON = timedelta(seconds=120)
 

@@ -15,7 +15,8 @@ import pytest
 from tests.support.log_segments import Place, number_in, opened_place
 from tests.support.pausing import pause
 
-from leasehold.log import PartitionReader, Start, segment_watcher
+from leasehold.events import Start
+from leasehold.log import PartitionReader, segment_watcher
 from leasehold.log.segment_watcher import Watch
 
 SOON = timedelta(seconds=120)

@@ -12,19 +12,11 @@ import pytest
 from tests.support.postgres import database
 
 from leasehold.errors import InvalidOptions, StoreUnavailable, UnknownStream, UsageError
-from leasehold.log import (
-    Event,
-    Log,
-    LogOptions,
-    ProducerOptions,
-    StreamInfo,
-    StreamSettings,
-    partition_of,
-)
+from leasehold.events import Event, Start, partition_of
+from leasehold.log import Log, LogOptions, LogSource, ProducerOptions, StreamInfo, StreamSettings
 from leasehold.log import send_queue as growth_module
 from leasehold.log.send_queue import Growth
 from leasehold.log.streams import Catalog
-from leasehold.sources import LogSource, Start
 from leasehold.testing.clock import ManualClock
 
 SOON_S = 120

@@ -21,8 +21,9 @@ from tests.support.pausing import pause
 from tests.support.postgres import fresh_database
 
 from leasehold.errors import FileHeld
+from leasehold.events import Event
 from leasehold.files import FileState
-from leasehold.log import Event, Log, ProducerOptions, Receipt, StreamSettings
+from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings
 from leasehold.log import owner_link as door_module
 from leasehold.log.owner_link import Reply, send_reply
 from leasehold.log.partition_owner import begin

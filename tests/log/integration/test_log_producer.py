@@ -13,8 +13,9 @@ import pytest
 
 from leasehold.clock import SystemClock
 from leasehold.errors import BufferFull, InvalidOptions, StoreUnavailable, UnknownStream, UsageError
+from leasehold.events import Event, EventBatch, partition_of
 from leasehold.files.disk import SystemDisk
-from leasehold.log import Event, EventBatch, Log, ProducerOptions, Receipt, partition_of
+from leasehold.log import Log, ProducerOptions, Receipt
 from leasehold.log.streams import segments
 
 SOON_S = 120

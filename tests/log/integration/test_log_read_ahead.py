@@ -14,9 +14,10 @@ from tests.support.log_segments import Owner, Place, number_in, numbered, opened
 
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged
+from leasehold.events import Start
 from leasehold.files import FileOptions, Namespace
 from leasehold.files import namespace as namespace_module
-from leasehold.log import PartitionReader, Start
+from leasehold.log import PartitionReader
 from leasehold.log import cursor as ahead_module
 from leasehold.log.segment_format import FrameHeader, View, read_body
 

@@ -13,7 +13,8 @@ import pytest
 from tests.support.log_segments import Owner, Place, number_in, numbered, opened_place
 
 from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
-from leasehold.log import Event, PartitionReader, Start, StreamSettings
+from leasehold.events import Event, Start
+from leasehold.log import PartitionReader, StreamSettings
 from leasehold.log import segment as segments_module
 from leasehold.log.segment_format import FRAME_HEADER_BYTES, FrameHeader, View, parse_header
 from leasehold.log.streams import segment_path

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from leasehold.errors import UnknownStream
-from leasehold.log import Event, Log, Start
+from leasehold.events import Event, Start
+from leasehold.log import Log
 
 SOON_S = 120
 SOON = timedelta(seconds=SOON_S)

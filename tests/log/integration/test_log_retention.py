@@ -11,7 +11,8 @@ import pytest
 from tests.support.log_segments import Owner, Place, number_in, opened_place
 
 from leasehold.errors import Trimmed
-from leasehold.log import Event, EventBatch, Log, PartitionReader, Start, StreamSettings, TrimPlan
+from leasehold.events import Event, EventBatch, Start
+from leasehold.log import Log, PartitionReader, StreamSettings, TrimPlan
 from leasehold.log.retention import trim
 from leasehold.log.streams import segments
 from leasehold.model import Mark, MemberInfo, Position, Wanted

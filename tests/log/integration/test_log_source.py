@@ -14,15 +14,14 @@ from inotify_simple import flags
 from tests.support.producing import ProducerProcess
 
 from leasehold.errors import Stolen, Trimmed, UnknownStream, UsageError
+from leasehold.events import Event, EventSource, Receiver, Start
 from leasehold.files.disk import SystemDisk
-from leasehold.log import Event, Log, LogOptions, Producer, ProducerOptions
+from leasehold.log import Log, LogOptions, LogSource, Producer, ProducerOptions
+from leasehold.log import receiver as receiver_module
+from leasehold.log import stream_watcher as watch_module
 from leasehold.log.mapped_segment import MappedSegment
-from leasehold.sources import EventSource, LogSource, Receiver, Start
-from leasehold.sources import receiver as receiver_module
-from leasehold.sources import watch as watch_module
-from leasehold.sources.bell import Bell, Sight
-from leasehold.sources.receiver import LogReceiver
-from leasehold.sources.watch import Watcher
+from leasehold.log.receiver import LogReceiver
+from leasehold.log.stream_watcher import Bell, Sight, Watcher
 from leasehold.testing.disk import FailingDisk
 
 pytestmark = pytest.mark.anyio

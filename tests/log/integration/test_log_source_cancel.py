@@ -15,18 +15,10 @@ import anyio
 import pytest
 
 from leasehold.errors import Stolen, UsageError
-from leasehold.log import (
-    Event,
-    EventBatch,
-    Log,
-    LogOptions,
-    PartitionReader,
-    Producer,
-    ProducerOptions,
-)
-from leasehold.sources import LogSource, Start
-from leasehold.sources import watch as watch_module
-from leasehold.sources.receiver import LogReceiver
+from leasehold.events import Event, EventBatch, Start
+from leasehold.log import Log, LogOptions, LogSource, PartitionReader, Producer, ProducerOptions
+from leasehold.log import stream_watcher as watch_module
+from leasehold.log.receiver import LogReceiver
 
 pytestmark = pytest.mark.anyio
 

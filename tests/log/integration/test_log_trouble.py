@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from leasehold.errors import InvalidDuration, UsageError
+from leasehold.events import Event
 from leasehold.files import FileState
-from leasehold.log import Event, Log, ProducerOptions
+from leasehold.log import Log, ProducerOptions
 from leasehold.log import producer as producer_module
 from leasehold.log.partition_router import Seat
 from leasehold.log.streams import segment_path
@@ -26,7 +27,8 @@ import os, signal, sys
 from datetime import timedelta
 from leasehold.files import recovery
 from leasehold.files.model import FileOptions
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 
 url, path = sys.argv[1:]
 options = LogOptions(files=FileOptions(attempt_limit=timedelta(seconds=0.5)))

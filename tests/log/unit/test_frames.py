@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import DataDamaged, StoreUnusable, UsageError
-from leasehold.log import Event
-from leasehold.log.events import sent_batch
+from leasehold.events import Event
+from leasehold.events.event import sent_batch
 from leasehold.log.producer_states import (
     ProducerState,
     encode_producers,

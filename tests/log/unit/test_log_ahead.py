@@ -13,7 +13,7 @@ from typing import NoReturn
 import pytest
 from tests.support.segment_bytes import Assembly
 
-from leasehold.log import Event
+from leasehold.events import Event
 from leasehold.log import cursor as ahead_module
 from leasehold.log.cursor import Ahead
 from leasehold.log.segment import Segment

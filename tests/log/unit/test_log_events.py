@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import UsageError
-from leasehold.log import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
-from leasehold.log.events import sent_batch, split_by_key
-from leasehold.log.keys import key_hash, sorted_hashes
+from leasehold.events import SENT_SCHEMA, STORED_SCHEMA, Event, EventBatch, partition_of
+from leasehold.events.event import sent_batch, split_by_key
+from leasehold.events.keys import key_hash, sorted_hashes
 from leasehold.log.segment import Segment
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -7,9 +7,9 @@ import pytest
 from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import UsageError
-from leasehold.log import Event
+from leasehold.events import Event
+from leasehold.events.event import sent_batch
 from leasehold.log import segment as segment_module
-from leasehold.log.events import sent_batch
 from leasehold.log.segment import Index, IndexBuilder, Segment
 from leasehold.log.segment_format import FrameHeader, View, parse_header
 

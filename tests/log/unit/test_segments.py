@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.segment_bytes import Assembly
 
 from leasehold.errors import DataDamaged
-from leasehold.log import STORED_SCHEMA, Event
+from leasehold.events import STORED_SCHEMA, Event
 from leasehold.log.producer_states import ProducerState
 from leasehold.log.segment import Segment, verify
 from leasehold.log.segment_format import (

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
-from leasehold.log import Start
-from leasehold.log.start import Kind
+from leasehold.events import Start
+from leasehold.events.start import Kind
 
 
 @pytest.mark.parametrize(

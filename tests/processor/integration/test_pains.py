@@ -25,7 +25,7 @@ from tests.support.processors import (
 )
 
 from leasehold.errors import CheckpointBehind, InvalidOptions, LeaseLost, PositionLost
-from leasehold.log import Event, EventBatch
+from leasehold.events import Event, EventBatch
 from leasehold.model import EndReason
 from leasehold.ports import Store
 from leasehold.processor import CheckpointPolicy, EventProcessor

@@ -20,7 +20,7 @@ from tests.support.processors import (
 
 from leasehold import Strategy
 from leasehold.errors import UsageError
-from leasehold.log import Event, Start
+from leasehold.events import Event, Start
 from leasehold.model import EndReason
 from leasehold.processor import CheckpointPolicy, CloseReason, EventProcessor, HookEvent
 from leasehold.processor.events import (

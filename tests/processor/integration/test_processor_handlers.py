@@ -22,7 +22,7 @@ from tests.support.processors import (
 
 from leasehold.clock import SystemClock
 from leasehold.errors import CheckpointBehind, UsageError
-from leasehold.log import Event, EventBatch
+from leasehold.events import DeadLetter, Event, EventBatch
 from leasehold.model import Mark, MarkRefusal, Position
 from leasehold.processor import (
     BlockingContext,
@@ -39,7 +39,6 @@ from leasehold.processor.events import (
     PartitionOpened,
     Poisoned,
 )
-from leasehold.sources import DeadLetter
 from leasehold.spark import PoisonPolicy
 from leasehold.stores.memory import MemoryStore
 

@@ -16,7 +16,7 @@ from tests.support.processors import (
 )
 
 from leasehold.errors import HandlerTimeout, LeaseLost
-from leasehold.log import Event
+from leasehold.events import Event
 from leasehold.processor import BlockingContext, CloseReason, PumpState
 from leasehold.processor.events import (
     CheckpointRefused,

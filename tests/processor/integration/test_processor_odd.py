@@ -17,7 +17,7 @@ import pytest
 from tests.support.processors import AT_ONCE, PATIENCE_S, lease_threads, options, scene
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageError
-from leasehold.log import Event, Start
+from leasehold.events import Event, Start
 from leasehold.model import Position
 from leasehold.processor import (
     BlockingContext,

@@ -23,7 +23,7 @@ from tests.support.processors import (
 from leasehold.errors import (
     StoreUnusable,
 )
-from leasehold.log import Event
+from leasehold.events import Event
 from leasehold.processor import EventProcessor, blocking
 from leasehold.stores import open_store
 from leasehold.testing.source import MemorySource

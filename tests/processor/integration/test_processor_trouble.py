@@ -30,7 +30,7 @@ from leasehold.errors import (
     StoreUnusable,
     UnknownStream,
 )
-from leasehold.log import Event, Start
+from leasehold.events import Event, PartitionEnds, Start
 from leasehold.processor import CloseReason, OnTrimmed, PumpState
 from leasehold.processor.events import (
     CheckpointRefused,
@@ -43,7 +43,6 @@ from leasehold.processor.events import (
     ReceiverDisplaced,
     Stalled,
 )
-from leasehold.sources import PartitionEnds
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.source import MemoryReceiver, MemorySource
 

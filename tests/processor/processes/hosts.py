@@ -25,7 +25,8 @@ import anyio
 import pytest
 from tests.support.pausing import no_transaction
 
-from leasehold.log import Event, Log, LogOptions, ProducerOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions, ProducerOptions
 from leasehold.model import Checkpoint
 from leasehold.names import last_part, partition_group
 from leasehold.ports import Store

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.support.command import CommandLine
 
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 
 COMMAND = str(Path(sys.executable).with_name("leasehold"))
 PATIENCE_S = 120

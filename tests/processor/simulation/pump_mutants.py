@@ -15,15 +15,13 @@ import anyio
 from tests.lease.simulation.mutants import CHECKPOINT, unfenced_writes
 from tests.support.replaced import Replacement, replaces
 
+from leasehold.events import EventBatch, EventSource, Receiver, Start
 from leasehold.lease.handle import Tenure
-from leasehold.log import EventBatch, Start
 from leasehold.model import Checkpoint, EndReason, Mark, MarkRefusal, Ownership, Position
 from leasehold.processor import CloseReason, PumpState
 from leasehold.processor.checkpoint_writer import Marks, Resuming, Told
-from leasehold.processor.prefetch_buffer import Intake
-from leasehold.processor.pump import Pump
+from leasehold.processor.pump import Intake, Pump
 from leasehold.processor.pump_manager import Floor
-from leasehold.sources import EventSource, Receiver
 from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.pump_run import FencedSink
 

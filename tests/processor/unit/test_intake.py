@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from leasehold.log import EventBatch
-from leasehold.processor.prefetch_buffer import Intake
+from leasehold.events import EventBatch
+from leasehold.processor.pump import Intake
 from leasehold.testing.source import MemorySource
 
 pytestmark = pytest.mark.anyio

@@ -13,7 +13,7 @@ import pytest
 
 from leasehold import Strategy, Timing
 from leasehold.errors import InvalidDuration, InvalidName, InvalidOptions, UsageError
-from leasehold.log import Start
+from leasehold.events import Start
 from leasehold.processor import EventProcessor, Load, OnTrimmed, Options
 from leasehold.spark import PoisonPolicy
 from leasehold.testing.source import MemorySource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.log import Event
+from leasehold.events import Event
 from leasehold.model import Position
 from leasehold.processor.context import position_of
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from leasehold.errors import UnknownStream, UsageError
-from leasehold.log import Event, Log, LogOptions
+from leasehold.events import Event
+from leasehold.log import Log, LogOptions
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PATIENCE_S = 60

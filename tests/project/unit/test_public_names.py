@@ -7,24 +7,24 @@ from types import ModuleType
 import pytest
 
 import leasehold
+import leasehold.azure.endpoint
+import leasehold.events
 import leasehold.files
-import leasehold.hub
 import leasehold.insight
 import leasehold.jobs
 import leasehold.log
 import leasehold.processor
-import leasehold.sources
 import leasehold.spark
 
 MODULES = [
     leasehold,
     leasehold.files,
-    leasehold.hub,
+    leasehold.azure.endpoint,
     leasehold.insight,
     leasehold.jobs,
     leasehold.log,
     leasehold.processor,
-    leasehold.sources,
+    leasehold.events,
     leasehold.spark,
 ]
 

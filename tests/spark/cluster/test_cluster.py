@@ -24,7 +24,7 @@ from tests.support.sessions import Process
 from tests.support.spark_cluster import Cluster, settings
 
 import leasehold
-from leasehold.log import Event, Start
+from leasehold.events import Event, Start
 
 PARTITIONS = 4
 # Nobody is to lose anything because the machine is busy, and all is to be shared soon.

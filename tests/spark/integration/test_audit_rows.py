@@ -17,7 +17,8 @@ from tests.support.publishing import STREAM, claim, make_log, publisher, share, 
 from tests.support.sink_contract import GROUP, batch_of
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, Trimmed, UnknownResource
-from leasehold.log import Event, Log
+from leasehold.events import Event
+from leasehold.log import Log
 from leasehold.spark import PostgresSink
 from leasehold.spark.audit.gather import _sunk
 from leasehold.spark.audit.rows import TableMoment, stream_moment, table_moment, tells_its_event

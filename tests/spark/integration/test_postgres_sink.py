@@ -25,7 +25,7 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.spark import PostgresSink, Sunk
-from leasehold.spark.sinks.postgres.stage import to_hex
+from leasehold.spark.sinks.postgres.sink import to_hex
 
 pytestmark = pytest.mark.server
 

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
 from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed, UsageError
-from leasehold.sources import PartitionEnds
-from leasehold.sources.ranges import LogRanges
+from leasehold.events import PartitionEnds
+from leasehold.log.source import LogRanges
 from leasehold.spark.reading import closed
 from leasehold.spark.schema import EVENTS
 from leasehold.spark.source.data_source import LeaseholdSource

@@ -22,9 +22,9 @@ from tests.support.sink_contract import GROUP, batch_of
 from tests.support.spark_logs import QUICK, made
 
 from leasehold.errors import UnknownResource
-from leasehold.log import Event, Log
+from leasehold.events import Event, PartitionEnds
+from leasehold.log import Log
 from leasehold.model import EndReason
-from leasehold.sources import PartitionEnds
 from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink, Sink
 from leasehold.spark.audit import Material, Verdict, audit, judge
 from leasehold.spark.audit import rows as sink_rows
@@ -38,7 +38,7 @@ from leasehold.spark.audit.judge import (
     log_findings,
     term_findings,
 )
-from leasehold.spark.audit.record import Level
+from leasehold.spark.audit.report import Level
 from leasehold.spark.audit.tables import Tables, tables
 
 Pairs = Sequence[tuple[str, int]]

@@ -13,7 +13,7 @@ from tests.support.hub import KEY, RunningHub, running_hub
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_logs import QUICK
 
-from leasehold.log import Event
+from leasehold.events import Event
 from leasehold.spark import Pipeline, PipelineOptions
 from leasehold.spark.reading import closed
 

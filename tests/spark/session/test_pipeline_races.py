@@ -30,7 +30,8 @@ from leasehold.errors import (
     UnknownStream,
     UsageError,
 )
-from leasehold.log import Event, Log, Start
+from leasehold.events import Event, Start
+from leasehold.log import Log
 from leasehold.processor import HookEvent, OnTrimmed
 from leasehold.spark import Pipeline, PoisonPolicy, Sunk
 from leasehold.spark.pipeline.events import (

@@ -16,11 +16,11 @@ from tests.support.spark_logs import made, sent
 
 from leasehold.core.backoff import Ladder
 from leasehold.errors import BatchFailed, PositionLost, SinkChanged, StoreUnavailable, UsageError
-from leasehold.log import Event, Log, Start
+from leasehold.events import Event, Start
+from leasehold.log import Log, LogDeadLetters
 from leasehold.model import Position
 from leasehold.names import partition_key
 from leasehold.processor import HookEvent, OnTrimmed
-from leasehold.sources import LogDeadLetters
 from leasehold.spark import Batch, Pipeline, PipelineOptions, PoisonPolicy, Sunk
 from leasehold.spark.pipeline.events import BatchCommitted, Waiting
 from leasehold.stores import open_store

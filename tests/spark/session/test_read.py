@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from tests.support.spark_streams import STREAM, Stream, numbered, opened_stream
 
-from leasehold.log import Event
+from leasehold.events import Event
 from leasehold.spark.schema import EVENTS
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

@@ -21,9 +21,9 @@ from leasehold.jobs import Reservation, reserve, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
 from leasehold.spark import Fence, StandbyEvent
-from leasehold.spark.queries.events import What
-from leasehold.spark.queries.location import canonical, job_name
-from leasehold.spark.queries.standby import Standby
+from leasehold.spark.standby_query.events import What
+from leasehold.spark.standby_query.location import canonical, job_name
+from leasehold.spark.standby_query.standby import Standby
 from leasehold.stores import open_store
 
 Function = Callable[[DataFrame, int, Fence], None]

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.runtime.stop_signals import Asked, StopRequests
 from leasehold.spark import Pipeline
-from leasehold.spark.queries import standby
+from leasehold.spark.standby_query import standby
 from leasehold.testing.clock import ManualClock
 
 LATER = [(0.0, []), (0.9, []), (1.0, [143]), (60.0, [143])]

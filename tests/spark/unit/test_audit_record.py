@@ -13,8 +13,7 @@ from leasehold.errors import UsageError
 from leasehold.model import EndReason
 from leasehold.spark.audit import Audit, Check, Finding, Verdict, claims
 from leasehold.spark.audit.claims import MOST_KEPT, Seen, check_of
-from leasehold.spark.audit.record import Lag, Level, worst
-from leasehold.spark.audit.report import ownership, page
+from leasehold.spark.audit.report import Lag, Level, ownership, page, worst
 from leasehold.spark.audit.rows import target
 
 NASTY = "<script>alert('x')</script>&\"$title"

@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 
 from leasehold.cli import demo as command
 from leasehold.errors import UsageError
-from leasehold.log import partition_of
+from leasehold.events import partition_of
 from leasehold.spark.demo.delays import Comparison, compare, events_of, flights_file, read_flights
 from leasehold.spark.demo.place import Place, prepared
-from leasehold.spark.demo.running import further
+from leasehold.spark.demo.running import AuditWord, Verdict, further, table_of, wrong
 from leasehold.spark.demo.screen import (
     DriverLine,
     Kind,
@@ -41,7 +41,6 @@ from leasehold.spark.demo.screen import (
     painted,
 )
 from leasehold.spark.demo.show import Pace, Shown
-from leasehold.spark.demo.verdict import AuditWord, Verdict, table_of, wrong
 
 FLIGHTS = 6_000
 

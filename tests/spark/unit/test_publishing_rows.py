@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.errors import SinkUnfit, VolumeUnusable
-from leasehold.log import SENT_SCHEMA, StreamInfo, StreamSettings, partition_of
+from leasehold.events import SENT_SCHEMA, partition_of
+from leasehold.log import StreamInfo, StreamSettings
 from leasehold.spark.log_writer import staged_rows as publishing_rows
 from leasehold.spark.log_writer.staged_rows import (
     Plan,

@@ -20,8 +20,8 @@ from leasehold.errors import (
 )
 from leasehold.jobs import Reservation, try_reserve
 from leasehold.spark import Batch, Commit, Fence, Staged, Sunk, Written
-from leasehold.spark.queries.fence import QuerySink
-from leasehold.spark.queries.location import canonical, job_name
+from leasehold.spark.standby_query.fence import QuerySink
+from leasehold.spark.standby_query.location import canonical, job_name
 from leasehold.stores.memory import MemoryStore
 
 LEASE = timedelta(seconds=30)

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from leasehold.log import Start
+from leasehold.events import Start
 from leasehold.spark.ranges import Range
 from leasehold.spark.source.filters import NOTHING, take
 

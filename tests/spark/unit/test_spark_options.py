@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from leasehold.errors import InvalidOptions, UsageError
-from leasehold.log import Start
+from leasehold.events import Start
 from leasehold.spark.ranges import Range
 from leasehold.spark.source.options import check_kind, parse
 

@@ -8,8 +8,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from leasehold.errors import SinkUnfit, UsageError
-from leasehold.spark.queries.standby import Standby
 from leasehold.spark.reading import wrong_use_in
+from leasehold.spark.standby_query.standby import Standby
 
 TOLD = """[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):
   File "reader.py", line 1, in initialOffset

@@ -8,7 +8,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from leasehold.errors import UsageError
-from leasehold.log import STORED_SCHEMA
+from leasehold.events import STORED_SCHEMA
 from leasehold.spark.schema import EVENTS, arrow_of, checked, cut
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
+from leasehold.azure.blob_store.credentials import Bearer
+from leasehold.azure.eventhubs.credentials import Entra
 from leasehold.errors import StoreUnavailable, StoreUnusable
-from leasehold.sources.eventhubs.credentials import Entra
-from leasehold.stores.azure_blob.credentials import Bearer
 from leasehold.stores.identity import reason_of, token_of
 from leasehold.testing.clock import ManualClock
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from leasehold.spark.audit.record import Check, Claim, Finding, Level
+from leasehold.spark.audit.report import Check, Claim, Finding, Level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

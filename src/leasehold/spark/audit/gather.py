@@ -15,10 +15,10 @@ import anyio
 
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError, StoreError, UnknownResource, UnknownStream, UsageError
+from leasehold.events.source_urls import open_ranges
 from leasehold.names import last_part, partition_group, partition_key
-from leasehold.sources.ranges import open_ranges
 from leasehold.spark.audit.judge import judge
-from leasehold.spark.audit.record import Material
+from leasehold.spark.audit.report import Material
 from leasehold.spark.audit.rows import missing, open_to_read, rows_of
 from leasehold.spark.pipeline.planning import Frames
 from leasehold.spark.ranges import Range
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.clock import Clock
+    from leasehold.events.source import PartitionEnds
     from leasehold.model import Checkpoint, Term
-    from leasehold.sources.port import PartitionEnds
-    from leasehold.spark.audit.record import Audit
+    from leasehold.spark.audit.report import Audit
     from leasehold.spark.audit.rows import Rows
     from leasehold.spark.sinks.port import Commit, Sink
 

@@ -49,14 +49,14 @@ from leasehold.spark.audit.claims import (
     found,
     words,
 )
-from leasehold.spark.audit.record import Audit, Lag, Level, counted
+from leasehold.spark.audit.report import Audit, Lag, Level, counted
 from leasehold.spark.audit.tables import tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.window import WindowSpec
 
-    from leasehold.spark.audit.record import Check, Claim, Material
+    from leasehold.spark.audit.report import Check, Claim, Material
     from leasehold.spark.audit.tables import Tables
 
 

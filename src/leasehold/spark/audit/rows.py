@@ -55,9 +55,9 @@ from leasehold.errors import (
     UnknownResource,
     UsageError,
 )
-from leasehold.sources.ranges import open_ranges
+from leasehold.events.source_urls import open_ranges
 from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, found, words
-from leasehold.spark.audit.record import Level
+from leasehold.spark.audit.report import Level
 from leasehold.spark.log_writer.publication_ledger import Book
 from leasehold.spark.pipeline.planning import Frames
 from leasehold.spark.ranges import Range
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from leasehold.spark.audit.record import Claim
+    from leasehold.spark.audit.report import Claim
     from leasehold.spark.sinks.log import LogSink
     from leasehold.spark.sinks.port import Sink
     from leasehold.spark.sinks.postgres.sink import PostgresSink

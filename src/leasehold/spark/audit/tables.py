@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark.audit.record import Material
+    from leasehold.spark.audit.report import Material
 
 _TIME = pa.timestamp("us", tz="UTC")
 _TERMS = pa.schema(

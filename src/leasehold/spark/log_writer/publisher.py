@@ -50,7 +50,7 @@ from leasehold.errors import (
     UsageError,
     VolumeUnusable,
 )
-from leasehold.log.events import split_by_key
+from leasehold.events.event import split_by_key
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.owner_link import Courier

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from pyarrow import ipc
 
 from leasehold.errors import SinkUnfit, UsageError, VolumeUnusable
-from leasehold.log.events import SENT_SCHEMA, sent_batch, split_by_key
+from leasehold.events.event import SENT_SCHEMA, sent_batch, split_by_key
 from leasehold.log.segment_format import MAX_BODY_BYTES
 from leasehold.log.send_queue import cut
 

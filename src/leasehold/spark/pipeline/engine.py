@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.clock import Clock
+    from leasehold.events.source import PartitionEnds, RangeSource
     from leasehold.lease.handle import Tenure
     from leasehold.processor.events import Board
-    from leasehold.sources.port import PartitionEnds
-    from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.owned_partitions import Shares
     from leasehold.spark.pipeline.planning import Frames

@@ -10,14 +10,14 @@ from leasehold.core.balance import Strategy
 from leasehold.core.lease_timing import Timing
 from leasehold.core.poison_policy import PoisonPolicy, Then
 from leasehold.errors import InvalidOptions
+from leasehold.events.start import Start
 from leasehold.lease.group_state import is_whole
 from leasehold.lease.options import MemberOptions
-from leasehold.log.start import Start
 from leasehold.names import seconds_of
 from leasehold.processor.options import OnTrimmed
 
 if TYPE_CHECKING:
-    from leasehold.sources.dead_letters import DeadLetters
+    from leasehold.events.dead_letters import DeadLetters
 
 _LONGEST_S = 24 * 3600.0
 _LARGEST = 1_000_000_000

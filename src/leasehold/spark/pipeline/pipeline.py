@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Self
 
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import UsageError
+from leasehold.events.source_urls import open_ranges
 from leasehold.names import check_name, last_part
 from leasehold.processor.events import Board
 from leasehold.runtime.stop_signals import Asked, StopRequests
-from leasehold.sources.ranges import open_ranges
 from leasehold.spark.pipeline.engine import Engine, Surroundings
 from leasehold.spark.pipeline.events import ProgressLines, ShareClosed, Tally
 from leasehold.spark.pipeline.options import PipelineOptions

@@ -27,9 +27,9 @@ from leasehold.errors import (
     StoreUnavailable,
     UsageError,
 )
+from leasehold.events.dead_letters import DeadLetter
 from leasehold.names import last_part
-from leasehold.sources.dead_letters import DeadLetter
-from leasehold.sources.tracebacks import reason_of, traceback_of
+from leasehold.runtime.tracebacks import reason_of, traceback_of
 from leasehold.spark.pipeline.batch_errors import name_batch, trouble_of
 from leasehold.spark.pipeline.events import (
     BatchRefused,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.resume_position import By, resumed, resumed_by_checkpoint
 from leasehold.errors import PositionLost, SinkChanged
-from leasehold.log.start import Start
+from leasehold.events.start import Start
 from leasehold.processor.options import OnTrimmed
 from leasehold.spark.sinks.port import Sunk
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from leasehold.core.resume_position import Resumed
+    from leasehold.events.source import PartitionEnds, RangeSource
     from leasehold.lease.handle import Tenure
     from leasehold.model import Checkpoint
-    from leasehold.sources.port import PartitionEnds
-    from leasehold.sources.ranges import RangeSource
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.owned_partitions import Shares
     from leasehold.spark.sinks.port import Sink

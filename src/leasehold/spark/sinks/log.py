@@ -19,7 +19,7 @@ from pyspark.taskcontext import TaskContext
 
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
-from leasehold.sources.opening import stream_of
+from leasehold.events.source_urls import stream_of
 from leasehold.spark.log_writer.publication import Claim
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.spark.log_writer.staged_rows import Plan, StagedFile, check_columns, stage

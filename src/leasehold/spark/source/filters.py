@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from leasehold.log.start import Kind, Start
+from leasehold.events.start import Kind, Start
 from leasehold.spark.ranges import Range
 from leasehold.spark.schema import EVENTS
 

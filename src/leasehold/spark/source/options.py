@@ -13,9 +13,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from leasehold.errors import InvalidOptions, UsageError
-from leasehold.log.start import Start
-from leasehold.sources.eventhubs.address import is_address, shown
-from leasehold.sources.opening import name_of
+from leasehold.events.source_urls import is_in_store, name_of, shown
+from leasehold.events.start import Start
 from leasehold.spark import ranges as range_text
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
     """
     said = known(given, NAMES, what="reading")
     source = _source(said)
-    if not said.get("store") and not is_address(source):
+    if not said.get("store") and is_in_store(source):
         raise UsageError('no store is named: add .option("store", "sqlite:///leases.db")')
     if "ranges" in said and (others := [name for name in _SELECTING if name in said]):
         raise InvalidOptions(

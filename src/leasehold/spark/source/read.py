@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from leasehold.errors import BeyondEnd, Trimmed, UsageError
-from leasehold.log.start import Kind
+from leasehold.events.start import Kind
 from leasehold.spark.ranges import Range, tasks
 from leasehold.spark.reading import opened, settle
 from leasehold.spark.source.filters import NOTHING, take
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from leasehold.log.start import Start
-    from leasehold.sources.ranges import RangeSource
+    from leasehold.events.source import RangeSource
+    from leasehold.events.start import Start
     from leasehold.spark.source.options import ReadOptions
 
 _LEAST_EVENTS = 2_000  # a task costs more than to read so few

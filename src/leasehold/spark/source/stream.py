@@ -29,9 +29,9 @@ from pyspark.sql.streaming.datasource import (
 
 from leasehold.clock import SystemClock
 from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed
-from leasehold.log.start import Kind
-from leasehold.sources.eventhubs.address import shown
-from leasehold.sources.port import PartitionEnds
+from leasehold.events.source import PartitionEnds
+from leasehold.events.source_urls import shown
+from leasehold.events.start import Kind
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import closed, opened
 from leasehold.spark.source.filters import NOTHING
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from leasehold.clock import Clock
-    from leasehold.sources.ranges import RangeSource
+    from leasehold.events.source import RangeSource
     from leasehold.spark.source.options import ReadOptions
 
 Offsets = dict[str, int]

@@ -30,17 +30,17 @@ from pyspark.taskcontext import TaskContext
 
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token
 from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
+from leasehold.events.source_urls import stream_of
 from leasehold.names import check_name, holder_id
-from leasehold.sources.opening import stream_of
 from leasehold.spark.log_writer.publication import Claim
 from leasehold.spark.log_writer.publisher import SAVES, Publisher
 from leasehold.spark.log_writer.staged_rows import check_columns, stage
-from leasehold.spark.queries.location import canonical
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import settle
 from leasehold.spark.schema import arrow_of
 from leasehold.spark.sinks.port import Share
 from leasehold.spark.source.options import known
+from leasehold.spark.standby_query.location import canonical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

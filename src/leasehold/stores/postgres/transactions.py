@@ -5,33 +5,330 @@ both not, and only if the ownership still stood. See ``guard`` for why nobody ca
 
 The connections are its own and are kept for the next block: at most ``most_connections`` that are
 awaited, and as many that block.
+
+Connections that are lent to callers: a bounded number, clean each time, never a broken one.
+
+Those that are awaited and those that block differ only in what the driver forces; what is decided
+about them is decided in ``Lender``.
 """
 
 from __future__ import annotations
 
+import select
+import threading
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
+import anyio
 import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
-from leasehold.errors import UsageError
+from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.lending import (
-    AwaitedLender,
-    BlockingLender,
-    Terms,
-    awaited,
-    blocking,
+from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.transaction_fence import (
+    Fenced,
+    Guard,
+    Stage,
+    cleaned,
+    rolled_back_by_caller,
 )
-from leasehold.stores.postgres.transaction_fence import Fenced, Guard, Stage, rolled_back_by_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from leasehold.clock import Clock
     from leasehold.model import Ownership, Position
-    from leasehold.stores.postgres.lending import Awaited, Blocking
+    from leasehold.stores.postgres.transaction_fence import Steps
+
+T = TypeVar("T")
+Awaited: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+Blocking: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+C = TypeVar("C", Awaited, Blocking)
+
+_PREPARE_AFTER = 5
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+# One that rested for longer is asked first if it still lives: the server may have been restarted.
+_FRESH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How many connections, to where, and how long to wait for what."""
+
+    address: Address
+    clock: Clock
+    most: int
+    patience_s: float
+    room_s: float
+
+    def conninfo(self) -> str:
+        """For the driver alone. A server that vanishes without a word is noticed in time."""
+        beat_s = str(max(1, int(self.patience_s / 3)))
+        own = {
+            "tcp_user_timeout": str(int(self.patience_s * 1000)),
+            "keepalives_idle": beat_s,
+            "keepalives_interval": beat_s,
+            "keepalives_count": "2",
+        }
+        given = {key: str(value) for key, value in conninfo_to_dict(self.address.conninfo).items()}
+        return make_conninfo(**own | given)
+
+
+async def awaited(connection: Awaited, steps: Steps[T]) -> T:
+    """Take the steps on a connection that is awaited, whatever its caller has set on it."""
+    cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+    row: tuple[Any, ...] | None = None
+    while True:
+        try:
+            ask = next(steps) if row is None else steps.send(row)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await cursor.execute(ask.query, ask.values, prepare=False)
+        while cursor.nextset():
+            pass
+        row = (await cursor.fetchone() if cursor.description else None) or ()
+
+
+def blocking(connection: Blocking, steps: Steps[T]) -> T:
+    """The same on a connection that blocks."""
+    cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+    row: tuple[Any, ...] | None = None
+    while True:
+        try:
+            ask = next(steps) if row is None else steps.send(row)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        cursor.execute(ask.query, ask.values, prepare=False)
+        while cursor.nextset():
+            pass
+        row = (cursor.fetchone() if cursor.description else None) or ()
+
+
+class Lender(Generic[C]):
+    """What is decided about connections, of whichever kind."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Connect to nothing yet."""
+        self._terms = terms
+        self._clock = terms.clock
+        self._conninfo = terms.conninfo()
+        self._idle: list[tuple[C, float]] = []
+        self._closed = threading.Event()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise UsageError("these transactions were closed: open them anew")
+
+    def _take(self) -> tuple[C, bool] | None:
+        """An idle connection, and whether it may have died meanwhile."""
+        try:
+            connection, since_s = self._idle.pop()
+        except IndexError:
+            return None
+        aged = self._clock.boottime_s() - since_s > _FRESH_S
+        return connection, aged or _has_news(connection)
+
+    def _fit(self, connection: C) -> bool:
+        """Whether it may be kept: it lives, no transaction is open, and we are not closing."""
+        status = connection.info.transaction_status
+        return status is TransactionStatus.IDLE and not self._closed.is_set()
+
+    def _put(self, connection: C) -> None:
+        self._idle.append((connection, self._clock.boottime_s()))
+
+    def _pauses(self) -> Iterator[float]:
+        """How long to pause after each attempt to connect, until the patience is over."""
+        until_s, pause_s = self._clock.boottime_s() + self._terms.patience_s, _FIRST_PAUSE_S
+        while self._clock.boottime_s() + pause_s < until_s:
+            yield pause_s
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _pause_s(self, pauses: Iterator[float], error: psycopg.Error) -> float:
+        """The next pause. Raises what to tell the caller if there is none."""
+        if not passes(error):
+            raise explained(error, self._terms.address) from error
+        pause_s = next(pauses, None)
+        if pause_s is None or self._closed.is_set():
+            raise StoreUnavailable(
+                f"{explained(error, self._terms.address)} (given up after "
+                f"{self._terms.patience_s:g} s); no transaction was begun"
+            ) from error
+        return pause_s
+
+    def _no_room(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"other blocks kept all {self._terms.most} connections to {self._terms.address.where} "
+            f"busy for {self._terms.room_s:g} s: make the blocks shorter, or allow more "
+            "connections; no transaction was begun"
+        )
+
+
+def _has_news(connection: Awaited | Blocking) -> bool:
+    """Whether the server has said something unasked: nearly always its last word."""
+    socket = select.poll()
+    socket.register(connection.fileno(), select.POLLIN)
+    return bool(socket.poll(0))
+
+
+class AwaitedLender(Lender[Awaited]):
+    """For one event loop: the one in which it is used first."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Connect to nothing yet."""
+        super().__init__(terms)
+        self._room = anyio.Semaphore(terms.most)
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Awaited]:
+        """A connection for this block alone. It is kept if it can be cleaned, else closed.
+
+        Raises:
+            UsageError: closed.
+            StoreUnavailable: no connection can be had; or none is free.
+            StoreUnusable: the server refuses us.
+        """
+        self._check_open()
+        try:
+            await self._clock.bounded(self._room.acquire(), seconds=self._terms.room_s)
+        except TimeoutError as error:
+            raise self._no_room() from error
+        try:
+            connection = await self._rested() or await self._connected()
+            try:
+                yield connection
+            finally:
+                await self._put_back(connection)
+        finally:
+            self._room.release()
+
+    async def close(self) -> None:
+        """Close what is idle now, and the rest when its block ends."""
+        self._closed.set()
+        await self._drop_idle()
+
+    async def _rested(self) -> Awaited | None:
+        while (taken := self._take()) is not None:
+            connection, doubtful = taken
+            if not doubtful or await self._clean(connection):
+                return connection
+            await connection.close()
+        return None
+
+    async def _connected(self) -> Awaited:
+        pauses = self._pauses()
+        while True:
+            try:
+                return await psycopg.AsyncConnection.connect(
+                    self._conninfo, autocommit=True, prepare_threshold=_PREPARE_AFTER
+                )
+            except psycopg.Error as error:
+                pause_s = self._pause_s(pauses, error)
+            await self._clock.sleep(pause_s)
+
+    async def _clean(self, connection: Awaited) -> bool:
+        try:
+            steps = awaited(connection, cleaned())
+            await self._clock.bounded(steps, seconds=self._terms.patience_s)
+        except (psycopg.Error, TimeoutError):
+            return False
+        except BaseException:
+            await connection.close()
+            raise
+        return self._fit(connection)
+
+    async def _put_back(self, connection: Awaited) -> None:
+        connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
+        connection.prepare_threshold = _PREPARE_AFTER
+        broken = connection.broken
+        if self._fit(connection) and await self._clean(connection):
+            self._put(connection)
+        else:
+            await connection.close()
+        if broken or self._closed.is_set():
+            # The others were made before the trouble and may be just as broken.
+            await self._drop_idle()
+
+    async def _drop_idle(self) -> None:
+        while (taken := self._take()) is not None:
+            await taken[0].close()
+
+
+class BlockingLender(Lender[Blocking]):
+    """The same, for any number of threads."""
+
+    def __init__(self, terms: Terms) -> None:
+        """Connect to nothing yet."""
+        super().__init__(terms)
+        self._room = threading.Semaphore(terms.most)
+
+    @contextmanager
+    def lent(self) -> Iterator[Blocking]:
+        """See ``AwaitedLender``."""
+        self._check_open()
+        if not self._room.acquire(timeout=self._terms.room_s):
+            raise self._no_room()
+        try:
+            connection = self._rested() or self._connected()
+            try:
+                yield connection
+            finally:
+                self._put_back(connection)
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """See ``AwaitedLender``."""
+        self._closed.set()
+        self._drop_idle()
+
+    def _rested(self) -> Blocking | None:
+        while (taken := self._take()) is not None:
+            connection, doubtful = taken
+            if not doubtful or self._clean(connection):
+                return connection
+            connection.close()
+        return None
+
+    def _connected(self) -> Blocking:
+        pauses = self._pauses()
+        while True:
+            try:
+                return psycopg.Connection.connect(
+                    self._conninfo, autocommit=True, prepare_threshold=_PREPARE_AFTER
+                )
+            except psycopg.Error as error:
+                self._closed.wait(self._pause_s(pauses, error))
+
+    def _clean(self, connection: Blocking) -> bool:
+        try:
+            blocking(connection, cleaned())
+        except psycopg.Error:
+            return False
+        return self._fit(connection)
+
+    def _put_back(self, connection: Blocking) -> None:
+        connection.row_factory, connection.cursor_factory = tuple_row, psycopg.Cursor
+        connection.prepare_threshold = _PREPARE_AFTER
+        broken = connection.broken
+        if self._fit(connection) and self._clean(connection):
+            self._put(connection)
+        else:
+            connection.close()
+        if broken or self._closed.is_set():
+            self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        while (taken := self._take()) is not None:
+            taken[0].close()
+
 
 _MOST_CONNECTIONS = 8
 _PATIENCE = timedelta(seconds=5)

@@ -40,8 +40,7 @@ from leasehold.processor.lease_thread import LeaseSide
 from leasehold.processor.options import Options
 from leasehold.processor.pump_manager import Floor
 from leasehold.runtime.loop_thread import OneLoop
-from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.deliveries import Deliveries
+from leasehold.testing.sim.checks import Deliveries, InvariantBroken
 from leasehold.testing.sim.fault_run import balanced_soon, calm, one_change, settled, storm
 from leasehold.testing.sim.faults import CALM_WORK, WorkRates, stormy, stormy_work
 from leasehold.testing.sim.host import HostClock
@@ -53,7 +52,7 @@ from leasehold.testing.sim.world import Setting, World
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
-    from leasehold.log.events import Event, EventBatch
+    from leasehold.events.event import Event, EventBatch
     from leasehold.model import Mark, Ownership
     from leasehold.processor.context import PartitionContext
     from leasehold.testing.sim.host import Host

@@ -1,6 +1,6 @@
 """A log in simulated time, and the way of a host to it: late, failing, or hanging.
 
-The rules are those of ``leasehold.sources.port``: numbered events, served to the highest epoch;
+The rules are those of ``leasehold.events.source``: numbered events, served to the highest epoch;
 a receive that was cancelled has not moved. Code of a host goes on only when the host runs.
 """
 
@@ -11,9 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from leasehold.errors import BeyondEnd, Stolen
-from leasehold.log.events import EventBatch
-from leasehold.log.start import Kind, Start
-from leasehold.sources.port import PartitionEnds
+from leasehold.events.event import EventBatch
+from leasehold.events.source import PartitionEnds
+from leasehold.events.start import Kind, Start
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.source import MemorySource
 

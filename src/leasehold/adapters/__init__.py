@@ -1,1 +1,0 @@
-"""Other people's contracts, kept on our stores, and our contract on theirs."""

@@ -1,0 +1,251 @@
+"""The Azure Blob store: any number of machines, one container, no server of one's own."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from leasehold.azure.blob_store.blob_leases import Leasing, cautious
+from leasehold.azure.blob_store.container import Container
+from leasehold.azure.blob_store.credentials import right_for
+from leasehold.azure.blob_store.document_cache import Shelf, Turn, nobody
+from leasehold.azure.blob_store.group_document import Book
+from leasehold.azure.blob_store.http import Wire
+from leasehold.azure.blob_store.lease_lengths import lease_s
+from leasehold.azure.blob_store.naming import Home
+from leasehold.azure.blob_store.ownerships import Keeping
+from leasehold.azure.blob_store.service_time import Proofs
+from leasehold.clock import system_random
+from leasehold.model import Lease
+from leasehold.names import check_group, check_name, group_of
+from leasehold.stores.validation import (
+    check_suggestion,
+    checked_keys,
+    checked_notes,
+    checked_positions,
+    limit_s,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from datetime import timedelta
+
+    from leasehold.azure.blob_store.address import Address
+    from leasehold.clock import Clock
+    from leasehold.model import (
+        Changes,
+        Checkpoint,
+        HandOver,
+        Mark,
+        MarkRefusal,
+        MemberInfo,
+        Note,
+        Ownership,
+        Peer,
+        Position,
+        Resource,
+        Term,
+        Wanted,
+    )
+
+T = TypeVar("T")
+
+# Threads of our own, so that a program that fills the common pool with slow work does not delay
+# a renewal.
+_THREADS = 16
+
+
+class AzureBlobStore:
+    """A ``Store`` in a container. Its clock is the service's.
+
+    A call that is cancelled may still be carried out: to its caller that is *unknown*, as the
+    contract says of an answer that never came.
+    """
+
+    def __init__(self, address: Address, *, clock: Clock) -> None:
+        """Over a container that is there; ``AzureBlobStore.open`` makes one."""
+        self._url = address.url
+        rng = system_random()
+        self.wire = Wire(address, right_for(address, clock), clock=clock, rng=rng)
+        self._container = Container(address, self.wire)
+        self._shelf = Shelf(self._container, clock=clock, rng=rng)
+        proofs = Proofs(clock)
+        self._leasing = Leasing(self._shelf, proofs, clock)
+        self._keeping = Keeping(self._shelf, proofs, clock)
+        self._threads = CapacityLimiter(_THREADS)
+
+    @classmethod
+    async def open(cls, address: Address, *, clock: Clock) -> AzureBlobStore:
+        """Open the container, made if it is not there.
+
+        Raises:
+            UnknownStore: there is no right, and no way to get one.
+            StoreUnavailable: there is no answer.
+            StoreUnusable: we may not use it.
+        """
+        store = cls(address, clock=clock)
+        try:
+            await store._in_thread(store._container.make)
+        except BaseException:
+            store.wire.close()
+            raise
+        return store
+
+    @property
+    def url(self) -> str:
+        """See ``Store``."""
+        return self._url
+
+    # ----------------------------------------------------------- changes
+
+    async def declare(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        return await self._in_thread(partial(self._keeping.declare, checked_keys(keys)))
+
+    async def forget(self, keys: Sequence[str]) -> int:
+        """See ``Store``."""
+        return await self._in_thread(partial(self._keeping.forget, checked_keys(keys)))
+
+    def check_lease(self, duration: timedelta) -> None:
+        """See ``LeaseLimits``."""
+        lease_s(duration)
+
+    async def grant(
+        self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
+    ) -> Lease:
+        """See ``Store``. From 15 to 60 seconds, in whole seconds."""
+        check_name(holder, what="holder")
+        check_name(token, what="token")
+        if group:
+            check_group(group)
+        lease = Lease(holder=holder, token=token, group=group, duration_s=lease_s(duration))
+        return await self._in_thread(partial(self._leasing.grant, lease, info))
+
+    async def renew(
+        self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
+    ) -> Changes:
+        """See ``Store``. From four members of a stream on, they take turns to look who is alive.
+
+        So a lease that ran out may be ended by a later renewal than the first one after its end:
+        by each that comes a whole lease after the last look of who renews, at the latest.
+        """
+        return await self._in_thread(partial(self._leasing.renew, lease, since, info))
+
+    async def revoke(self, lease: Lease) -> None:
+        """See ``Store``."""
+        await self._in_thread(partial(self._leasing.revoke, lease))
+
+    async def claim(
+        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+    ) -> Sequence[Ownership]:
+        """See ``Store``."""
+        return await self._in_thread(partial(self._keeping.claim, lease, wanted, force=force))
+
+    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+        """See ``Store``."""
+        return await self._in_thread(partial(self._keeping.ask, lease, wanted))
+
+    async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
+        """See ``Store``."""
+        kept_s = limit_s(limit, what="hand-over limit")
+        return await self._in_thread(partial(self._keeping.hand_over, hand_overs, kept_s))
+
+    async def release(
+        self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
+        """See ``Store``."""
+        checked = checked_notes(ownerships, notes)
+        return await self._in_thread(partial(self._keeping.release, ownerships, checked))
+
+    async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
+        """See ``Store``."""
+        after_s = limit_s(after, what="break period")
+        return await self._in_thread(partial(self._keeping.break_, key, epoch, after_s))
+
+    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        """See ``Store``. One request for each group, however many marks there are."""
+        return await self._in_thread(partial(self._keeping.checkpoint, marks))
+
+    async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
+        """See ``Store``."""
+        return await self._in_thread(partial(self._keeping.annotate, notes))
+
+    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+        """See ``Store``."""
+        check_suggestion(key, epoch=epoch, to=to)
+        return await self._in_thread(partial(self._keeping.suggest, key, epoch, to))
+
+    async def dismiss(self, holder: str) -> bool:
+        """See ``Store``."""
+        check_name(holder, what="holder")
+        return await self._in_thread(partial(self._keeping.dismiss, holder))
+
+    async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+        """See ``Store``. Keys of several groups are changed group by group."""
+        checked = checked_positions(positions)
+        return await self._in_thread(partial(self._keeping.reset, checked))
+
+    # ------------------------------------------------------------- reads
+
+    async def groups(self) -> Sequence[str]:
+        """See ``Store``."""
+        return await self._in_thread(self._keeping.groups)
+
+    async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
+        """See ``Store``."""
+        return await self._in_thread(partial(self._shelf.checkpoints, Home(group)))
+
+    async def resources(self, group: str) -> Mapping[str, Resource]:
+        """See ``Store``."""
+
+        def shown(turn: Turn) -> Mapping[str, Resource]:
+            found = turn.book.resources(group, turn.now)
+            return {key: cautious(each, turn) for key, each in found.items()}
+
+        return await self._read(group, shown, alive=True)
+
+    async def peers(self, group: str) -> Mapping[str, Peer]:
+        """See ``Store``. How long a lease still runs is not known: at most its duration."""
+        return await self._read(group, lambda turn: turn.book.peers(group, turn.now), alive=True)
+
+    async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
+        """See ``Store``."""
+
+        def terms(turn: Turn) -> tuple[list[Term], bool]:
+            found = list(turn.book.history(key, limit))
+            return found, len(found) < limit and key in turn.book.spilled
+
+        found, more = await self._read(group_of(key), terms)
+        if more:
+            older = partial(self._shelf.spill.history, key, found[::-1])
+            found = (await self._in_thread(older))[: -limit - 1 : -1]
+        return found
+
+    async def fenced_writes(self, group: str) -> int:
+        """See ``Store``."""
+        return await self._read(group, lambda turn: turn.book.fenced_writes(group))
+
+    async def close(self) -> None:
+        """See ``Store``. A call that still runs ends by itself."""
+        self.wire.close()
+
+    # ------------------------------------------------------------- parts
+
+    async def _read(self, group: str, look_up: Callable[[Turn], T], *, alive: bool = False) -> T:
+        concerns = Book.everybody if alive else nobody
+        return await self._in_thread(
+            partial(self._shelf.read, Home(group), look_up, concerns=concerns)
+        )
+
+    async def _in_thread(self, call: Callable[[threading.Event], T]) -> T:
+        given_up = threading.Event()
+        try:
+            return await to_thread.run_sync(
+                call, given_up, abandon_on_cancel=True, limiter=self._threads
+            )
+        finally:
+            # Cancelled while it waits for its turn: it need not wait any longer.
+            given_up.set()

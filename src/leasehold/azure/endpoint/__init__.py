@@ -1,0 +1,20 @@
+"""An Event Hubs endpoint over the log: a hub is a stream, and its partitions are the stream's.
+
+Unmodified clients use it (``UseDevelopmentEmulator=true``, or TLS): AMQP 1.0 with tokens signed by
+a shared key, the management node, senders, and receivers with positions and epochs. Events are
+durable in the log before they are accepted, and everything else that writes or reads the log sees
+the same events.
+
+From the outside in: ``server`` (who is connected), ``connection`` (bytes and frames) with
+``session`` and ``links``; ``request_nodes`` with ``sas_keys`` (tokens, management);
+``sender_link`` (a delivery becomes an Arrow batch) with ``retries``; ``reader_link`` with
+``selectors`` and ``delivery`` (a batch becomes frames). ``sections`` keeps what an
+event has no column for.
+
+An extension for receivers of ours: one that attaches with the desired capability
+``leasehold:arrow`` is offered the same. Then each transfer has the message format ``0x4C480001``,
+and carries one Arrow IPC record batch message of ``leasehold.log.STORED_SCHEMA``, without the
+schema.
+On such a link credit counts events, not deliveries: a transfer of n events uses n credits, and
+moves the delivery count by n. A batch never has more events than there is credit.
+"""

@@ -1,0 +1,65 @@
+"""Why a link, a request or a delivery was refused: the words that a client shows."""
+
+from __future__ import annotations
+
+from leasehold.azure.amqp.composites import Error
+from leasehold.errors import (
+    BufferFull,
+    LeaseholdError,
+    StoreError,
+    UnknownStream,
+    UsageError,
+)
+
+UNAUTHORIZED = "amqp:unauthorized-access"
+NOT_FOUND = "amqp:not-found"
+INTERNAL = "amqp:internal-error"
+STOLEN = "amqp:link:stolen"
+TOO_BIG = "amqp:link:message-size-exceeded"
+TOO_MANY = "amqp:resource-limit-exceeded"
+FORCED = "amqp:connection:forced"
+DETACH_FORCED = "amqp:link:detach-forced"
+BUSY = "com.microsoft:server-busy"
+ARGUMENT = "com.microsoft:argument-error"
+OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
+AUTH_FAILED = "com.microsoft:auth-failed"
+
+
+class Refused(Exception):
+    """Something was asked that is not given. ``status`` is how nodes for requests say it."""
+
+    def __init__(self, condition: str, description: str, *, status: int = 400) -> None:
+        super().__init__(description)
+        self.condition = condition
+        self.description = description
+        self.status = status
+
+    @property
+    def error(self) -> Error:
+        """As it is put on the wire."""
+        return Error(condition=self.condition, description=self.description)
+
+
+def unauthorized(what: str) -> Refused:
+    """For someone without a token: nothing is told about what there is."""
+    return Refused(
+        UNAUTHORIZED,
+        f"Unauthorized access. A token with a claim on {what} is required.",
+        status=401,
+    )
+
+
+def refused_for(error: BaseException) -> Refused:
+    """What a client is told of an error of the log."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, UnknownStream):
+        return Refused(
+            NOT_FOUND, "The messaging entity could not be found: it was deleted.", status=404
+        )
+    if isinstance(error, BufferFull | StoreError):
+        return Refused(BUSY, f"The log can not store or read now, try again: {error}", status=503)
+    if isinstance(error, UsageError):
+        return Refused(ARGUMENT, str(error))
+    words = str(error) if isinstance(error, LeaseholdError) else "see the log of the hub"
+    return Refused(INTERNAL, f"The log could not serve this: {words}", status=500)

@@ -1,0 +1,157 @@
+"""The contract of an event source: partitions of numbered events, served to the highest epoch.
+
+It lies here and not in ``leasehold.ports`` because it speaks of batches of events, which are
+Arrow, and the rooms below know nothing of them.
+
+Guarantees of every source:
+
+* The events of a partition have rising sequence numbers, and come in that order.
+* A receiver is opened with the epoch of its lease. Once a receiver of the same group was opened
+  with a higher epoch, or with the same one later, the older receiver gets nothing more: it is
+  told ``Stolen``.
+* A receive that was cancelled has not moved: the events come with the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from leasehold.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+    from leasehold.events.event import EventBatch
+    from leasehold.events.start import Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionEnds:
+    """The first event that is kept, and the number that the next one will get."""
+
+    first: int
+    next: int
+    last_enqueued_at: datetime | None = None
+
+
+class Receiver(Protocol):
+    """Reads one partition, from one place on. For one task; another one may close it."""
+
+    @property
+    def position(self) -> int:
+        """The sequence number of the next event."""
+        ...
+
+    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+        """Wait for the next events, and return them: at least one.
+
+        Raises:
+            Stolen: a receiver with a newer claim reads the partition for this group.
+            Trimmed: retention has removed the next event.
+            DataDamaged, VolumeUnusable: it can not be read.
+            UnknownStream: the stream was deleted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End it; the claim of its epoch stays, so that no older one comes back."""
+        ...
+
+
+class EventSource(Protocol):
+    """A stream that is shared out by partitions."""
+
+    @property
+    def name(self) -> str:
+        """The name of the stream, as it is in the keys of its partitions."""
+        ...
+
+    async def partitions(self) -> Sequence[str]:
+        """The ids of all partitions. There may be more of them later, never fewer."""
+        ...
+
+    async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """Where each of these partitions begins and ends now."""
+        ...
+
+    async def receiver(
+        self, partition: str, *, group: str, epoch: int, start: Start, name: str
+    ) -> Receiver:
+        """Open a receiver at ``start`` under ``epoch``; ``name`` is shown to whom it displaces.
+
+        Raises:
+            Stolen: the group has a receiver with a higher epoch.
+            Trimmed: retention has removed the event at ``start``.
+            BeyondEnd: ``start`` lies beyond the end.
+            UsageError: there is no such partition.
+            UnknownStream: the stream was deleted.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close all receivers, and what belongs to the source."""
+        ...
+
+
+def partition_number(partition: str) -> int:
+    """The number of a partition of the log.
+
+    Raises:
+        UsageError: it is none that a log can have.
+    """
+    if not (partition.isascii() and partition.isdigit()) or str(int(partition)) != partition:
+        raise UsageError(
+            f"there is no partition {partition!r}: those of a log are numbers, such as '0' or '12'"
+        )
+    return int(partition)
+
+
+class RangeSource(Protocol):
+    """A stream whose events can be read by their numbers. Everything blocks; for any thread."""
+
+    @property
+    def name(self) -> str:
+        """The name of the stream."""
+        ...
+
+    def partitions(self) -> Sequence[str]:
+        """The ids of all partitions."""
+        ...
+
+    def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """Where each of these partitions begins and ends now.
+
+        Raises:
+            DataDamaged, VolumeUnusable: the end of one can not be told.
+        """
+        ...
+
+    def find(self, partition: str, start: Start) -> int:
+        """The sequence number that ``start`` means now.
+
+        Raises:
+            Trimmed: retention has removed the event.
+            BeyondEnd: it lies beyond the end.
+        """
+        ...
+
+    def read(
+        self, partition: str, start: int, end: int, *, bodies: bool = True
+    ) -> Iterator[EventBatch]:
+        """The events from ``start`` up to, and without, ``end``: all of them, in order.
+
+        ``bodies=False``: they are not needed, and may be empty.
+
+        Raises:
+            Trimmed: retention has removed some of them.
+            BeyondEnd: the partition does not reach to ``end``.
+            DataDamaged, VolumeUnusable: they can not be read.
+            UnknownStream: the stream was deleted.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what belongs to it."""
+        ...

@@ -1,0 +1,163 @@
+"""Receives one partition of the embedded log.
+
+The position is moved only by a ``receive`` that returns: what a thread has read for one that was
+cancelled meanwhile is put back before the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from leasehold.errors import UsageError
+from leasehold.events.start import Start
+from leasehold.log.stream_watcher import Sight
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from leasehold.events.event import EventBatch
+    from leasehold.log.reader import PartitionReader
+    from leasehold.log.stream_watcher import Bell, Watcher
+
+T = TypeVar("T")
+
+# The watcher tells when there is more, and has more than one way to know. This is for what nobody
+# has thought of.
+LOOK_ANYWAY_S = 60.0
+_SHORTEST_S = 0.02  # nobody tells: look again and again, with pauses that grow
+_LONGEST_S = 1.0
+
+
+class LogReceiver:
+    """Made by ``LogSource.receiver``. For one task; another one may close it."""
+
+    def __init__(
+        self,
+        reader: PartitionReader,
+        bell: Bell,
+        *,
+        watcher: Watcher,
+        threads: Executor,
+        rng: random.Random,
+    ) -> None:
+        """Over a reader that is open, and a bell that has entered before it was."""
+        self._reader = reader
+        self._bell = bell
+        self._watcher = watcher
+        self._threads = threads
+        self._rng = rng
+        self._position = reader.position
+        self._pause_s = 0.0
+        self._looking: asyncio.Future[EventBatch | None] | None = None
+        self._asleep = False
+        self._closed = False
+
+    @property
+    def position(self) -> int:
+        """The sequence number of the next event."""
+        return self._position
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it waits, and has done all that has to be done before."""
+        return self._asleep
+
+    @property
+    def sight(self) -> Sight:
+        """Who will tell it that there is more."""
+        return self._bell.sight
+
+    @property
+    def reader(self) -> PartitionReader:
+        """What it reads with; not to be moved by others."""
+        return self._reader
+
+    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+        """See ``Receiver``.
+
+        Raises:
+            UsageError: it is closed, or was closed while it waited.
+        """
+        while True:
+            self._check_open()
+            fresh = self._bell.still()
+            batch = await self._looked(partial(self._look, most_events, most_bytes, fresh=fresh))
+            if batch is not None:
+                self._pause_s = 0.0
+                self._position = batch.last_sequence + 1
+                return batch
+            self._check_open()
+            with self._watcher.asleep(self._bell):
+                self._asleep = True
+                try:
+                    await self._bell.wait(self._pause())
+                finally:
+                    self._asleep = False
+
+    async def close(self) -> None:
+        """See ``Receiver``. One that waits is woken, and told so. Again is harmless."""
+        if not self._closed:
+            self.end()
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
+
+    def end(self) -> None:
+        """Refuse to go on, and wake who waits; the reader is closed by somebody else."""
+        self._closed = True
+        self._watcher.leave(self._bell)
+        self._bell.ring()
+
+    async def _looked(self, look: Callable[[], EventBatch | None]) -> EventBatch | None:
+        """Look in a thread. If this is cancelled, the next one waits for that look to end."""
+        loop = asyncio.get_running_loop()
+        if self._looking is not None:
+            await asyncio.wait((self._looking,))
+        self._looking = loop.run_in_executor(self._threads, look)
+        try:
+            return await shielded(self._looking)
+        except UsageError:
+            self._check_open()  # closed while it looked: say so
+            raise
+        finally:
+            if self._looking.done():
+                self._looking = None
+
+    def _look(self, most_events: int, most_bytes: int, *, fresh: bool) -> EventBatch | None:
+        """In a thread: read what is there, else see to it that somebody tells."""
+        reader = self._reader
+        if reader.position != self._position:  # nobody got what was read last
+            reader.seek(Start.sequence(self._position))
+        batch = reader.read(most_events=most_events, most_bytes=most_bytes, fresh=fresh)
+        while batch is None and self._watcher.aim(
+            self._bell, reader.watched(), elsewhere=reader.written_elsewhere
+        ):
+            batch = reader.read(most_events=most_events, most_bytes=most_bytes)
+        return batch
+
+    def _pause(self) -> float:
+        if self._bell.sight is not Sight.NOBODY:
+            return LOOK_ANYWAY_S * self._rng.uniform(1.0, 1.5)  # not all at once
+        self._pause_s = min(max(self._pause_s * 2, _SHORTEST_S), _LONGEST_S)
+        return self._pause_s
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(
+                f"the receiver of partition {self._reader.partition} of {self._reader.stream!r} is "
+                "closed: open another one"
+            )
+
+
+async def shielded(answer: asyncio.Future[T]) -> T:
+    """Await what goes on when this is cancelled. Its error is nobody's business then."""
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(answer)

@@ -1,0 +1,330 @@
+"""The embedded log as an event source.
+
+Guarantees beyond those of every source:
+
+* Partitions that have nothing to read cost next to nothing: one thread watches for all of them.
+* A partition never waits for another one, until very many are read at the same moment.
+* The stream is the one that was there when the source was made: if it is deleted, and be it made
+  anew under its name, everything is refused with ``UnknownStream``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from anyio import CancelScope, CapacityLimiter, to_thread
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.errors import BeyondEnd, UnknownStream, UsageError
+from leasehold.events.source import PartitionEnds, partition_number
+from leasehold.events.start import Start
+from leasehold.log.log import Log
+from leasehold.log.options import LogOptions
+from leasehold.log.receiver import LogReceiver, shielded
+from leasehold.log.stream_watcher import Bell, Watcher
+from leasehold.log.streams import stream_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from leasehold.clock import Clock
+    from leasehold.events.event import EventBatch
+    from leasehold.log.reader import PartitionReader
+    from leasehold.log.streams import PartitionInfo, StreamInfo
+
+T = TypeVar("T")
+
+_MOST_EVENTS = 1 << 20
+_MOST_BYTES = 1 << 30
+_THREADS = 64  # they begin when they are needed; each is had only for as long as a look takes
+
+
+class LogSource:
+    """A stream of a log that is open, which stays open when the source is closed.
+
+    For one event loop. ``async with`` closes it.
+    """
+
+    def __init__(self, log: Log, stream: str, *, clock: Clock | None = None) -> None:
+        """Look the stream up; this blocks for one query.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+        """
+        self._log = log
+        self._stream = log.stream(stream)
+        self._owns_log = False
+        self._threads = ThreadPoolExecutor(_THREADS, f"leasehold-source-{stream}")
+        directory = stream_directory(stream)
+        self.watcher = Watcher(
+            f"leasehold-watch-{stream}",
+            changes=lambda after: log.files.changes(directory, after=after),
+            check=self._now,
+            clock=clock or SystemClock(),
+        )
+        self._rng = system_random()
+        self._receivers: set[LogReceiver] = set()
+        self._closed = False
+
+    @classmethod
+    def open(cls, url: str, stream: str, *, name: str = "host") -> Self:
+        """Open the log in the database that ``url`` names, for this source alone. This blocks.
+
+        Raises:
+            UnknownStream: it has no such stream; the message names those there are.
+            UnknownStore, StoreUnavailable, StoreUnusable: see ``Log.open``.
+            UsageError: there is no log.
+        """
+        log = Log.open(url, name=name, options=LogOptions(run_monitor=False))
+        try:
+            source = cls(log, stream)
+        except BaseException:
+            log.close()
+            raise
+        source._owns_log = True
+        return source
+
+    @property
+    def name(self) -> str:
+        """The name of the stream."""
+        return self._stream.name
+
+    async def partitions(self) -> Sequence[str]:
+        """See ``EventSource``. Here they are the numbers from 0 on.
+
+        Raises:
+            UnknownStream: the stream was deleted.
+        """
+        found = await self._run(self._now)
+        return tuple(str(number) for number in range(found.partitions))
+
+    async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """See ``EventSource``.
+
+        Raises:
+            UsageError: there is no such partition.
+            UnknownStream: the stream was deleted.
+        """
+        numbers = [partition_number(each) for each in partitions]
+
+        def look() -> StreamInfo:
+            self._now()
+            return self._log.info(self.name, partitions=numbers)
+
+        found = await self._run(look)
+        return {
+            str(part.number): PartitionEnds(
+                first=part.first_sequence,
+                next=part.next_sequence,
+                last_enqueued_at=part.last_enqueued_at,
+            )
+            for part in found.parts
+        }
+
+    async def receiver(
+        self, partition: str, *, group: str, epoch: int, start: Start, name: str
+    ) -> LogReceiver:
+        """See ``EventSource``."""
+        number = partition_number(partition)
+        self._check_open()
+        bell = Bell(partition)
+
+        def opened() -> PartitionReader:
+            self._now()
+            self.watcher.enter(bell)  # before its first look, so that it misses nothing
+            try:
+                # Many partitions are read side by side already: no thread more for each of them.
+                return self._log.reader(
+                    self.name,
+                    number,
+                    start=start,
+                    group=group,
+                    epoch=epoch,
+                    name=name,
+                    ahead=False,
+                )
+            except BaseException:
+                self.watcher.leave(bell)
+                raise
+
+        opening = self._threads.submit(opened)
+        try:
+            reader = await shielded(asyncio.wrap_future(opening))
+            self._check_open()
+        except BaseException:
+            # Nobody waits for it any more. This is called in its thread, so closing waits for it.
+            opening.add_done_callback(lambda done: self._abandon(done, bell))
+            raise
+        self._receivers = {each for each in self._receivers if not each.closed}
+        made = LogReceiver(reader, bell, watcher=self.watcher, threads=self._threads, rng=self._rng)
+        self._receivers.add(made)
+        return made
+
+    async def close(self) -> None:
+        """See ``EventSource``. Receivers that wait are woken. Again is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        for receiver in self._receivers:
+            receiver.end()
+        with CancelScope(shield=True):
+            await to_thread.run_sync(self._shut, limiter=CapacityLimiter(1))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --------------------------------------------------------------- parts
+
+    def _now(self) -> StreamInfo:
+        """The stream as it is now, in a thread."""
+        found = self._log.stream(self.name)
+        if found.created_at != self._stream.created_at:
+            raise UnknownStream(
+                f"the stream {self.name!r} of {self._stream.created_at} was deleted, and made anew "
+                f"at {found.created_at}: make another source for the new one"
+            )
+        return found
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        self._check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _abandon(self, opening: Future[PartitionReader], bell: Bell) -> None:
+        self.watcher.leave(bell)
+        if not opening.cancelled() and opening.exception() is None:
+            opening.result().close()
+
+    def _shut(self) -> None:
+        for receiver in self._receivers:
+            receiver.reader.close()
+        self._receivers.clear()
+        self.watcher.close()
+        self._threads.shutdown()
+        if self._owns_log:
+            self._log.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the source of {self.name!r} is closed: open another one")
+
+
+class LogRanges:
+    """A stream of a log that is open. The log is closed with it if ``owns_log``.
+
+    ``pinned``: it is the stream that was there when this was made; of one that was made anew under
+    its name nothing is told.
+    """
+
+    def __init__(
+        self, log: Log, stream: str, *, owns_log: bool = False, pinned: bool = False
+    ) -> None:
+        """Look the stream up.
+
+        Raises:
+            UnknownStream: there is none; the message names those there are.
+        """
+        self._log = log
+        self._stream = log.stream(stream)
+        self._owns_log = owns_log
+        self._pinned = pinned
+
+    @property
+    def name(self) -> str:
+        """The name of the stream."""
+        return self._stream.name
+
+    def partitions(self) -> Sequence[str]:
+        """See ``RangeSource``."""
+        found = self._same(self._log.stream(self.name))
+        return tuple(str(number) for number in range(found.partitions))
+
+    def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
+        """See ``RangeSource``."""
+        numbers = map(partition_number, partitions)
+        found = self._same(self._log.info(self.name, partitions=numbers))
+        return {
+            str(part.number): PartitionEnds(
+                first=part.first_sequence,
+                next=self._end(part),
+                last_enqueued_at=part.last_enqueued_at,
+            )
+            for part in found.parts
+        }
+
+    def _same(self, found: StreamInfo) -> StreamInfo:
+        if self._pinned and found.created_at != self._stream.created_at:
+            raise UnknownStream(
+                f"the stream {self.name!r} of {self._stream.created_at} was deleted, and made anew "
+                f"at {found.created_at}: its events have other numbers; start again, with another "
+                "group or with its checkpoints reset"
+            )
+        return found
+
+    def _end(self, part: PartitionInfo) -> int:
+        """The end, or an error: of a last segment that it can not read, the log tells the begin."""
+        if part.segments and part.last_enqueued_at is None:
+            return self.find(str(part.number), Start.latest())
+        return part.next_sequence
+
+    def find(self, partition: str, start: Start) -> int:
+        """See ``RangeSource``."""
+        number = partition_number(partition)
+        with self._log.reader(self.name, number, start=start, ahead=False) as reader:
+            return reader.position
+
+    def read(
+        self, partition: str, start: int, end: int, *, bodies: bool = True
+    ) -> Iterator[EventBatch]:
+        """See ``RangeSource``."""
+        if start >= end:
+            return
+        number = partition_number(partition)
+        # A task for each core leaves none for a thread that compares checksums ahead.
+        with self._log.reader(
+            self.name, number, start=Start.sequence(start), ahead=False, bodies=bodies
+        ) as reader:
+            while (left := end - reader.position) > 0:
+                batch = reader.read(
+                    most_events=min(left, _MOST_EVENTS), most_bytes=_MOST_BYTES, fresh=True
+                )
+                if batch is None:
+                    raise BeyondEnd(
+                        f"partition {partition} of {self.name!r} ends before event "
+                        f"{reader.position}, and events up to {end} were asked for: it has never "
+                        "been that long, or the stream was made anew",
+                        end=reader.position,
+                    )
+                yield batch
+
+    def close(self) -> None:
+        """See ``RangeSource``."""
+        if self._owns_log:
+            self._log.close()
+
+
+def open_source(stream: str, *, store_url: str, name: str) -> LogSource:
+    """Open a stream of the log in the store; ``events.source_urls`` calls this for ``log:``."""
+    return LogSource.open(store_url, stream, name=name)
+
+
+def open_ranges(stream: str, *, store_url: str, name: str, pinned: bool) -> LogRanges:
+    """Open a stream for reading ranges; ``events.source_urls`` calls this for ``log:``."""
+    with ExitStack() as undo:
+        log = Log.open(store_url, name=name, options=LogOptions(run_monitor=False))
+        undo.callback(log.close)
+        made = LogRanges(log, stream, owns_log=True, pinned=pinned)
+        undo.pop_all()
+    return made

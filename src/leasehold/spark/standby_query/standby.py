@@ -1,0 +1,628 @@
+"""``standby``: several drivers, one Structured Streaming query, one of them runs it at a time.
+
+Guarantees:
+
+- Name and checkpoint location are reserved together, under one lease. Two names on one location
+  exclude each other, and so do two locations under one name.
+- The others wait with their session up. After an orderly end one of them starts the query within a
+  second; after a crash when the lease has ended.
+- A driver that loses the reservation stops its query before anybody else is let in. If that does
+  not work the process is ended. If it was paused meanwhile, its sinks refuse what it writes, where
+  they were fenced: see ``leasehold.spark.standby_query.fence``.
+- A stop ends. What does not end within ``drain`` loses the reservation, and then the same holds.
+
+How the process of a standby is left: in order at the first signal, at once at the second.
+
+``leave_stuck`` ends the process whatever hangs in it: nobody else may begin while it could write.
+
+One running query of a standby: its end, its progress, and how it is stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from leasehold.clock import SystemClock, system_random
+from leasehold.core.backoff import Ladder
+from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreError, UsageError
+from leasehold.jobs import Reservation
+from leasehold.jobs.claimant import GIVEN_UP, Claimant
+from leasehold.jobs.request import Request
+from leasehold.jobs.wish import DEFAULT_LEASE, Wish
+from leasehold.names import job_key
+from leasehold.runtime.stop_signals import Asked, StopRequests
+from leasehold.spark.reading import wrong_use_in
+from leasehold.spark.sessions import session
+from leasehold.spark.standby_query.events import StandbyEvent, What
+from leasehold.spark.standby_query.fence import Fence
+from leasehold.spark.standby_query.location import canonical, default_file_system, job_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import NoReturn
+
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from leasehold.clock import Clock
+    from leasehold.jobs import Held
+    from leasehold.ports import Store
+
+log = logging.getLogger("leasehold.spark")
+
+_LOOK_S = 0.05
+
+
+class Progress(StreamingQueryListener):
+    """Stores the number of each batch that is done as the checkpoint of the job, for operators.
+
+    It comes a moment after the batch, so nothing rests on it. What was heard before the query is
+    known is kept.
+    """
+
+    def __init__(self, reservation: Reservation, told: Callable[[int], None]) -> None:
+        """``told`` hears of each batch."""
+        self._reservation = reservation
+        self._told = told
+        self._run: str | None = None
+        self._early: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self.last: int | None = None
+
+    def follow(self, run: str) -> None:
+        """From now on this run of a query counts."""
+        self._run = run
+        if run in self._early:
+            self._done(self._early[run])
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """See Spark."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """See Spark."""
+        run, batch = str(event.progress.runId), int(event.progress.batchId)
+        if self._run is None:
+            self._early[run] = batch
+        elif run == self._run:
+            self._done(batch)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """See Spark."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """See Spark."""
+
+    def catch_up(self, batch: int | None) -> None:
+        """The query has ended, and this was its last batch: Spark may not have told of it."""
+        if batch is not None:
+            self._done(batch)
+
+    def _done(self, batch: int) -> None:
+        with self._lock:
+            if self.last is not None and batch <= self.last:
+                return
+            self.last = batch
+        self._told(batch)
+        try:
+            self._reservation.mark(batch)
+        except (LeaseLost, CheckpointBehind) as refused:
+            log.debug("batch %d: %s", batch, refused)
+        except StoreError as error:
+            log.warning("the number of batch %d could not be stored: %s", batch, error)
+
+
+class RunningQuery:
+    """A query that was started, and the fence it writes under."""
+
+    def __init__(self, query: StreamingQuery, fence: Fence) -> None:
+        """Nothing is watched yet."""
+        self._query = query
+        self._fence = fence
+        self._ended = threading.Event()
+
+    def check_location(self, reserved: str, *, default: str) -> None:
+        """Return if the query keeps its progress at the place that is reserved.
+
+        Raises:
+            UsageError: it is another place.
+        """
+        try:
+            root = str(self._query._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001
+        except Exception:  # noqa: BLE001 - a query of another kind does not tell
+            return
+        used = canonical(root, default=default)
+        if used != reserved:
+            raise UsageError(
+                f"the query keeps its progress at {used}, and {reserved} is reserved: set "
+                ".option('checkpointLocation', fence.checkpoint_location)"
+            )
+
+    def watch(self, ended: Callable[[Exception | None], None]) -> None:
+        """Have ``ended`` called, in a thread of its own, when the query has ended."""
+
+        def wait() -> None:
+            found: Exception | None = None
+            try:
+                self._query.awaitTermination()
+            except Exception as error:  # noqa: BLE001 - whatever ended it
+                found = error
+            self._ended.set()
+            ended(found)
+
+        name = f"waits for {self._fence.name}"
+        threading.Thread(target=wait, name=name, daemon=True).start()
+
+    def stop(self, *, more_time: Callable[[], bool]) -> bool:
+        """Stop it; True when nothing of it runs any more, False if there was no ``more_time``."""
+
+        def stop() -> None:
+            with suppress(Exception):  # it may have failed meanwhile, and has ended then as well
+                if not self._ended.is_set():
+                    self._query.stop()
+
+        stopping = threading.Thread(target=stop, name=f"stops {self._fence.name}", daemon=True)
+        stopping.start()
+        while True:
+            stopping.join(_LOOK_S)
+            if not stopping.is_alive() and self._fence.idle(within_s=_LOOK_S):
+                return True
+            if not more_time():
+                return False
+
+
+def kill_java() -> None:
+    """End Spark's own process, if this one has started it: it must not go on alone."""
+    gateway = SparkContext._gateway  # noqa: SLF001
+    process = getattr(gateway, "proc", None)
+    if process is not None:
+        with suppress(OSError):
+            process.kill()
+
+
+EXIT_STUCK = 75
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ENOUGH = 0
+
+
+@contextmanager
+def stopped_by_signals(
+    stop: Callable[[], None], *, clock: Clock | None = None
+) -> Iterator[Callable[[], None]]:
+    """Have ``stop`` called at the first SIGTERM or Ctrl-C, in another thread.
+
+    The second one ends the process at once, with 128 and its number; what comes within a second
+    of the first is the same request. Gives a function that takes the signals again, from whoever
+    took them meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals come to the main thread only
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    numbers = queue.SimpleQueue[int]()
+    requests, time = StopRequests(), clock or SystemClock()
+
+    def wait() -> None:
+        if numbers.get() != _ENOUGH:
+            stop()
+
+    def handle(number: int, _frame: object) -> None:
+        asked = requests.heard(time.boottime_s())
+        if asked is Asked.AGAIN:
+            kill_java()
+            os._exit(128 + number)
+        if asked is Asked.FIRST:
+            # The stop takes locks, and the main thread may have them: this handler runs in it.
+            numbers.put(number)
+
+    def hold() -> None:
+        for number in _SIGNALS:
+            signal.signal(number, handle)
+
+    threading.Thread(target=wait, name="waits for signals", daemon=True).start()
+    hold()
+    try:
+        yield hold
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        numbers.put(_ENOUGH)
+
+
+def leave_stuck(last_words: Callable[[], None], *, within_s: float) -> NoReturn:
+    """End the process at once, with everything: what still runs could write.
+
+    The words are said in a thread of their own: who listens may hang as well.
+    """
+    kill_java()
+
+    def say() -> None:
+        last_words()
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    saying = threading.Thread(target=say, daemon=True)
+    saying.start()
+    saying.join(within_s)
+    os._exit(EXIT_STUCK)
+
+
+if TYPE_CHECKING:
+    Build = Callable[[SparkSession, Fence], StreamingQuery]
+    OnEvent = Callable[[StandbyEvent], None]
+
+log = logging.getLogger("leasehold.spark")
+
+# Which part of the lease the last words may take: less than its margin.
+_LAST_WORDS = 0.05
+_SPARK_STOPS_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
+_PAUSES = Ladder(base_s=1.0, most_s=60.0)
+# What Spark says when somebody without a reservation works on the same checkpoint.
+_FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Word:
+    """Why the waiting for a query is over: ``ended``, ``lost``, ``asked`` or ``stop``."""
+
+    why: str
+    error: Exception | None = None
+    heir: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """What a term came to: an error that counts, whether this driver is done, any batch done."""
+
+    error: Exception | None = None
+    done: bool = False
+    progressed: bool = False
+
+
+class Standby:
+    """One driver. ``run`` blocks in the thread that calls it; ``stop`` may come from any."""
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        name: str,
+        checkpoint_location: str,
+        store: str | Store,
+        spark: SparkSession | Callable[[], SparkSession] | None = None,
+        lease: timedelta = DEFAULT_LEASE,
+        restarts: int = 3,
+        drain: timedelta = timedelta(seconds=10),
+        exit_when_stuck: bool = True,
+        on_event: OnEvent | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """See ``standby``."""
+        self.name = name
+        self._build = build
+        self._location = checkpoint_location
+        self._store = store
+        self._given = spark
+        self._lease = lease
+        self._restarts = restarts
+        self._drain_s = drain.total_seconds()
+        self._exit_when_stuck = exit_when_stuck
+        self._on_event = on_event
+        self._clock = clock or SystemClock()
+        self._rng = system_random()
+        self._words = queue.SimpleQueue[_Word]()
+        self._request: Request | None = None
+        self._stopping = threading.Event()
+        self._served = False
+        # Both are looked at before a session is started, which takes its time.
+        Wish.of((name,), lease=lease)
+        canonical(checkpoint_location)
+
+    def stop(self) -> None:
+        """End in good order: the query first, then the reservation."""
+        self._stopping.set()
+        self._words.put(_Word(why="stop"))
+        if self._request is not None:
+            self._request.cancel()
+
+    def run(self, *, ready: Callable[[], None] = lambda: None) -> None:
+        """Stand by, run the query, stand by again: until ``stop``, or the query ends by itself.
+
+        ``ready`` is called when the session is up.
+
+        Raises:
+            UsageError: what was given can not work.
+            StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
+            StreamingQueryException: the query failed, and failed again after all restarts.
+        """
+        spark, mine = self._spark()
+        failures = 0
+        try:
+            ready()
+            while not self._stopping.is_set():
+                reservation = self._reserved(spark)
+                if reservation is None:
+                    continue
+                outcome = self._serve(spark, reservation)
+                if outcome.done:
+                    break
+                failures = 0 if outcome.progressed else failures
+                if outcome.error is not None:
+                    failures += 1
+                    self._pause_after(outcome.error, failures)
+        finally:
+            if mine:
+                with suppress(Exception):  # a signal to all processes has ended Spark's as well
+                    spark.stop()
+
+    def _spark(self) -> tuple[SparkSession, bool]:
+        if self._given is None:
+            return session(self.name), True
+        if isinstance(self._given, SparkSession):
+            return self._given, False
+        return self._given(), False
+
+    # ------------------------------------------------------------ the reservation
+
+    def _reserved(self, spark: SparkSession) -> Reservation | None:
+        """Wait for it; None if there is nothing to do now: stopped, or the store was away."""
+        self._words = words = queue.SimpleQueue[_Word]()
+        place = canonical(self._location, default=default_file_system(spark))
+        self._request = request = Request(
+            Wish.of((self.name, job_name(place)), lease=self._lease),
+            store=self._store,
+            clock=self._clock,
+            on_waiting=self._waits,
+            on_lost=lambda reason: words.put(_Word(why="lost", error=_lost(reason))),
+            on_asked=lambda by: words.put(_Word(why="asked", heir=by)),
+        )
+        if self._stopping.is_set():
+            request.cancel()
+        try:
+            answer = request.ask(wait=None)
+        except StoreError as error:
+            if not self._served:
+                raise
+            self._tell(What.FAILED, text=f"the store can not be asked: {error}")
+            self._stopping.wait(_PAUSES.pause_s(1, self._rng))
+            return None
+        if not isinstance(answer, Claimant):
+            return None
+        reservation = Reservation(request, answer)
+        if self._stopping.is_set():
+            reservation.release()
+            return None
+        return reservation
+
+    def _waits(self, held: Held) -> None:
+        other = held.key != job_key(self.name)
+        known = " (a query of another name works on this location)" if other else ""
+        self._tell(What.WAITING, text=f"{held}{known}")
+
+    # ------------------------------------------------------------ a term
+
+    def _serve(self, spark: SparkSession, reservation: Reservation) -> _Outcome:
+        """Run the query until something ends it, and let go."""
+        self._served = True
+        self._tell(What.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
+        fence = Fence(
+            reservation, spark=spark, checkpoint_location=self._location, clock=self._clock
+        )
+        progress = Progress(reservation, lambda batch: self._batch(fence, batch))
+        heir: str | None = None
+        try:
+            spark.streams.addListener(progress)
+            running = self._started(spark, fence, progress)
+            word = self._words.get()
+            heir = word.heir
+            if not self._end(running, fence, word):
+                return _Outcome(done=True)
+            progress.catch_up(fence.last_batch)
+            return self._judged(word, fence, reservation, progress)
+        except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
+            self._tell(What.FAILED, epoch=fence.epoch, text=str(error))
+            return _Outcome(error=error)
+        finally:
+            with suppress(Exception):
+                spark.streams.removeListener(progress)
+            reservation.release(to=heir)
+            with suppress(LeaseholdError):  # what a sink could not give back ends with it
+                fence.close()
+
+    def _started(self, spark: SparkSession, fence: Fence, progress: Progress) -> RunningQuery:
+        """Make and start the query, and have its end reported.
+
+        Raises:
+            UsageError: that was no query, or one with another checkpoint; nothing runs any more.
+        """
+        before = {each.runId for each in spark.streams.active}
+        try:
+            query = _query(self._build(spark, fence))
+            running, default = RunningQuery(query, fence), default_file_system(spark)
+            running.check_location(canonical(self._location, default=default), default=default)
+        except BaseException:
+            for started in spark.streams.active:
+                if started.runId not in before:
+                    started.stop()
+            raise
+        words = self._words
+        progress.follow(str(query.runId))
+        running.watch(lambda error: words.put(_Word(why="ended", error=error)))
+        return running
+
+    def _end(self, running: RunningQuery, fence: Fence, word: _Word) -> bool:
+        """See to it that nothing of the query runs any more, in time.
+
+        False if it hangs, this driver is to leave, and the process may not be ended for it.
+        """
+        leaves = word.why == "stop" or (word.why == "asked" and word.heir is None)
+        until_s = self._clock.boottime_s() + self._drain_s
+        if word.why == "lost":
+            self._tell(What.LOST, epoch=fence.epoch, text=str(word.error))
+        elif word.why in {"stop", "asked"}:
+            if word.why == "asked":
+                to = f"go to {word.heir}" if word.heir else "leave"
+                self._tell(What.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}")
+            # A batch that is nearly done is not thrown away.
+            if not fence.idle(within_s=self._drain_s):
+                fence.give_up()
+        until_s = max(until_s, self._clock.boottime_s() + _SPARK_STOPS_S)
+
+        def more_time() -> bool:
+            if self._clock.boottime_s() >= until_s:
+                fence.give_up()  # else it would be renewed for as long as the query hangs
+            return fence.remaining() > timedelta(0)
+
+        if running.stop(more_time=more_time):
+            return True
+        text = "the query has not stopped, and the lease is over"
+
+        def last_words() -> None:
+            self._tell(What.STUCK, epoch=fence.epoch, text=text)
+            log.critical("%s: %s", self.name, text)
+
+        if self._exit_when_stuck:
+            leave_stuck(last_words, within_s=_LAST_WORDS * self._lease.total_seconds())
+        last_words()
+        return running.stop(more_time=lambda: not (leaves or self._stopping.is_set()))
+
+    def _judged(
+        self, word: _Word, fence: Fence, reservation: Reservation, progress: Progress
+    ) -> _Outcome:
+        epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
+        if lost == GIVEN_UP:  # by this driver itself, after the word
+            lost = None
+        progressed = batch is not None
+        if word.why == "stop" or (word.why == "asked" and word.heir is None):
+            self._tell(What.STOPPED, epoch=epoch, batch=batch)
+            return _Outcome(done=True)
+        if word.why == "asked":
+            self._tell(What.STOPPED, epoch=epoch, batch=batch, text=f"for {word.heir}")
+            return _Outcome(progressed=progressed)
+        if word.why == "lost" or lost is not None:
+            if word.why != "lost":
+                self._tell(What.LOST, epoch=epoch, batch=batch, text=str(lost))
+            return _Outcome(progressed=progressed)
+        if word.error is None:
+            self._tell(What.ENDED, epoch=epoch, batch=batch)
+            return _Outcome(done=True)
+        self._tell(What.FAILED, epoch=epoch, batch=batch, text=_first_line(word.error))
+        return _Outcome(error=word.error, progressed=progressed)
+
+    def _pause_after(self, error: Exception, failures: int) -> None:
+        """Wait before the next attempt, or give up.
+
+        Raises:
+            UsageError: no restart could help: what was given can not work.
+            Exception: the error itself, if no restart could help or none is left.
+        """
+        wrong = wrong_use_in(error)
+        if wrong is not None:
+            raise wrong from None  # the page that Spark writes about it says no more
+        foreign = any(each in str(error) for each in _FOREIGN)
+        if foreign:
+            log.error(
+                "%s: a driver that has not reserved it works on %s: end that one, or give it "
+                "standby() as well",
+                self.name,
+                self._location,
+            )
+        if foreign or failures > self._restarts:
+            raise error
+        self._stopping.wait(_PAUSES.pause_s(failures, self._rng))
+
+    # ------------------------------------------------------------ words
+
+    def _batch(self, fence: Fence, batch: int) -> None:
+        self._tell(What.BATCH, epoch=fence.epoch, batch=batch)
+
+    def _tell(
+        self, what: What, *, epoch: int = 0, batch: int | None = None, text: str = ""
+    ) -> None:
+        event = StandbyEvent(what=what, name=self.name, epoch=epoch, batch=batch, text=text)
+        log.log(logging.DEBUG if what is What.BATCH else logging.INFO, "%s", event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                log.exception("on_event failed")
+
+
+def standby(
+    build: Build,
+    *,
+    name: str,
+    checkpoint_location: str,
+    store: str | Store,
+    spark: SparkSession | Callable[[], SparkSession] | None = None,
+    lease: timedelta = DEFAULT_LEASE,
+    restarts: int = 3,
+    drain: timedelta = timedelta(seconds=10),
+    exit_when_stuck: bool = True,
+    on_event: OnEvent | None = None,
+) -> None:
+    """Run a query on one of several drivers; call this on each. Blocks until SIGTERM or Ctrl-C.
+
+    The second of these ends the process at once, with 128 and the number of the signal.
+
+    ``build(spark, fence)`` makes the query, starts it and returns it; it is called each time this
+    driver comes to run it. ``spark``: a session, or what makes one; without it ``session(name)``.
+    ``restarts``: how often in a row a query that fails is started again, after growing pauses;
+    meanwhile another driver may have it. ``drain``: how long a stop waits for the batch under way;
+    after it the lease is renewed no more. ``exit_when_stuck``: end the process with code 75 if the
+    query does not stop before the lease ends; without it, that is only said.
+
+    Raises:
+        UsageError: what was given can not work.
+        StoreUnavailable, StoreUnusable: the store can not be asked, at the first attempt.
+        StreamingQueryException: the query failed, and failed again after all restarts.
+    """
+    driver = Standby(
+        build,
+        name=name,
+        checkpoint_location=checkpoint_location,
+        store=store,
+        spark=spark,
+        lease=lease,
+        restarts=restarts,
+        drain=drain,
+        exit_when_stuck=exit_when_stuck,
+        on_event=on_event,
+    )
+    with stopped_by_signals(driver.stop) as hold:
+        driver.run(ready=hold)  # Spark's own start takes Ctrl-C for itself
+
+
+def _query(built: StreamingQuery) -> StreamingQuery:
+    if not hasattr(built, "runId"):
+        raise UsageError(
+            f"build returned {built!r}: it must return the started query, the result of "
+            "writeStream…start()"
+        )
+    return built
+
+
+def _lost(reason: str) -> LeaseLost:
+    return LeaseLost(f"the reservation is lost ({reason})", reason=reason)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
