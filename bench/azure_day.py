@@ -13,7 +13,7 @@ from bench.report import Bar, Row, at_most, cost
 from tests.support.azurite import azurite
 
 from leasehold.azure.blob_store.blob_leases import turns
-from leasehold.processor import Options
+from leasehold.processor import ProcessorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +33,9 @@ PRICE_OF_10_000 = {
 }
 # Our lease of 30 s on a blob, as the Event Processor Host has it. The store's longest, 60 s, can
 # be renewed each 27 s at most.
-CYCLE_S = Options.event_processor_host().timing.renew_s
+CYCLE_S = ProcessorOptions.event_processor_host().timing.renew_s
 LONGEST_CYCLE_S = 27.0
-CHECKPOINT_EVERY_S = Options().checkpoint.interval_s or 1.0
+CHECKPOINT_EVERY_S = ProcessorOptions().checkpoint.interval_s or 1.0
 _A_TWENTIETH = Bar(words="<= 1/20", least=20.0)
 
 

@@ -20,8 +20,8 @@ from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, SharedSource
-from leasehold.core.lease_timing import Timing
-from leasehold.processor import EventProcessor, Options
+from leasehold.core.lease_timing import LeaseTiming
+from leasehold.processor import EventProcessor, ProcessorOptions
 from leasehold.processor.events import Overtaken
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def ours(told: Told) -> None:
         on_partition_open=on_open,
         on_partition_close=on_close,
         hooks=[hook],
-        options=Options(
-            timing=Timing.of(
+        options=ProcessorOptions(
+            timing=LeaseTiming.of(
                 lease=timedelta(seconds=told.lease_s), renew_every=timedelta(seconds=told.renew_s)
             )
         ),

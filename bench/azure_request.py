@@ -20,10 +20,10 @@ from azure.storage.blob import BlobClient, BlobLeaseClient
 from bench.report import Row, cost
 from tests.support.azurite import azurite
 
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.container import CREATED, OK, Container
 from leasehold.azure.blob_store.credentials import right_for
-from leasehold.azure.blob_store.http import Wire
+from leasehold.azure.blob_store.http import HttpClient
 from leasehold.clock import SystemClock, new_token, system_random
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def requests(*, each: int, rounds: int) -> Sequence[Row]:
 
 def _pairs(service: Azurite, stack: ExitStack) -> tuple[_Pair, _Pair]:
     """Each side has a blob of its own in one container, with a lease on it for renewals."""
-    clock, address = SystemClock(), Address.of(service.new_store_url(), {})
-    wire = Wire(address, right_for(address, clock), clock=clock, rng=system_random())
+    clock, address = SystemClock(), BlobAddress.of(service.new_store_url(), {})
+    wire = HttpClient(address, right_for(address, clock), clock=clock, rng=system_random())
     stack.callback(wire.close)
     container = Container(address, wire)
     container.make(_NEVER)

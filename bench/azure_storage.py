@@ -19,9 +19,9 @@ from bench.peer import EXPIRY_S, GREEDY
 from bench.peer import _Client as PeerClient
 
 from leasehold.azure.blob_store import AzureBlobStore
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.clock import SystemClock
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.lease.member import Member
 from leasehold.lease.options import MemberOptions
 from leasehold.model import Position
@@ -41,7 +41,7 @@ _PATIENCE_S = 120.0
 _FIRST_ONES = 5
 # The calls of a cycle do not depend on its length, but for whether it looks: those that do and
 # those that do not are counted apart. Short ones are sooner counted.
-_TIMING = Timing(lease_s=30.0, renew_s=0.5, margin_s=3.0, call_s=8.0)
+_TIMING = LeaseTiming(lease_s=30.0, renew_s=0.5, margin_s=3.0, call_s=8.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class _Ours:
     stores: list[AzureBlobStore] = field(default_factory=list)
 
     async def join(self) -> Member:
-        opened = await AzureBlobStore.open(Address.of(self.url, {}), clock=SystemClock())
+        opened = await AzureBlobStore.open(BlobAddress.of(self.url, {}), clock=SystemClock())
         self.stores.append(opened)
         store = cast("Store", WatchedStore(opened, self.tally))
         options = MemberOptions(group=_GROUP, timing=_TIMING)

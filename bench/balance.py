@@ -17,8 +17,8 @@ from bench.peer import INTERVAL_S, MEAN_PERIOD_S, NAME, as_cycles, peer_group
 from bench.report import Job, Part, Row, Value, at_most, cost, exactly, main
 from bench.scale_out import Outcome, scale_out
 
-from leasehold.core.lease_timing import Timing
-from leasehold.testing.sim.scenario import Run, Scenario, run_scenario
+from leasehold.core.lease_timing import LeaseTiming
+from leasehold.testing.sim.scenario import Scenario, ScenarioRun, run_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -172,7 +172,7 @@ def steady(group: Group) -> list[Row]:
         cost(f"{name}: store calls per host and cycle", ours, theirs, exactly(1)),
         cost(
             f"{name}: store calls per host and hour, default times",
-            ours * an_hour_s / Timing().renew_s,
+            ours * an_hour_s / LeaseTiming().renew_s,
             theirs * an_hour_s / MEAN_PERIOD_S,
         ),
     ]
@@ -201,7 +201,7 @@ PART = Part(
     name="balance",
     about=(
         f"peer: OwnershipManager of {NAME}, greedy, in virtual time. A cycle is one interval "
-        f"({Timing().renew_s:g} s with us, {INTERVAL_S:g} s there). even: spread (largest - "
+        f"({LeaseTiming().renew_s:g} s with us, {INTERVAL_S:g} s there). even: spread (largest - "
         f"smallest number owned) <= 1; never: not in {MOST_CYCLES} cycles. ratio: peer / ours, "
         "more is better for us. The worst of all seeds counts, on both sides."
     ),
@@ -209,11 +209,11 @@ PART = Part(
 )
 
 
-def _ours(scenario: Scenario, group: Group, seed: int) -> Run:
+def _ours(scenario: Scenario, group: Group, seed: int) -> ScenarioRun:
     return run_scenario(scenario, hosts=group.hosts, partitions=group.partitions, seed=seed)
 
 
-def _last_owned_s(run: Run) -> float:
+def _last_owned_s(run: ScenarioRun) -> float:
     return max(change.at_s for change in run.changes if change.holder is not None)
 
 

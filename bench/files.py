@@ -22,15 +22,15 @@ from leasehold.clock import SystemClock, new_suffix
 from leasehold.files import FileOptions, Namespace
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
-from leasehold.files.model import Holder
-from leasehold.files.recovery import Progress, Surroundings
+from leasehold.files.model import FileHolder
+from leasehold.files.recovery import RecoveryContext, RecoveryProgress
 from leasehold.files.volumes import Volumes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from leasehold.files.model import Opened
+    from leasehold.files.model import OpenedFile
 
 _MIB = 1 << 20
 _WRITERS = 8
@@ -70,12 +70,12 @@ def namespace(*, volumes: int, group_commit: bool = True) -> Iterator[Namespace]
             clock=clock,
             new_id=new_suffix,
         )
-        around = Surroundings(journal=journal, volumes=found, disk=disk, boot_id=bytes(16))
+        around = RecoveryContext(journal=journal, volumes=found, disk=disk, boot_id=bytes(16))
         yield Namespace(around, holder("bench"), options=options, clock=clock)
 
 
-def holder(name: str) -> Holder:
-    return Holder(id=name, token=name, host="bench", pid=0)
+def holder(name: str) -> FileHolder:
+    return FileHolder(id=name, token=name, host="bench", pid=0)
 
 
 # ------------------------------------------------------------- small files
@@ -190,10 +190,10 @@ def _commits(sizes: Sizes) -> Sequence[Row]:
     ]
 
 
-def _opened(journal: Journal, count: int, *, threads: int, holders: int = 1) -> list[Opened]:
+def _opened(journal: Journal, count: int, *, threads: int, holders: int = 1) -> list[OpenedFile]:
     journal.register_volume("v", "/nowhere")
 
-    def create(number: int) -> Opened:
+    def create(number: int) -> OpenedFile:
         return journal.create(
             f"/open/{number % holders}/{number}",
             holder(f"h{number % holders}"),
@@ -268,7 +268,7 @@ def _cpu_ms(call: Callable[[], object], times: int) -> float:
 
 def recovery(sizes: Sizes) -> Sequence[Row]:
     """A big open block on three volumes, its writer gone: how much of it has to be read."""
-    told: list[Progress] = []
+    told: list[RecoveryProgress] = []
     with namespace(volumes=3) as files:
         writer = files.create("/big", block_size=2 * sizes.block_mib * _MIB)
         piece = bytes(range(256)) * 4096

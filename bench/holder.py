@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from leasehold.errors import StoreUnavailable
-from leasehold.model import Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, Lease, MemberInfo, Ownership, Position
 from leasehold.names import partition_group, partition_key
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Holder:
             duration=_LEASE,
             info=MemberInfo(),
         )
-        wanted = [Wanted(key=key, seen_epoch=0) for key in self._keys]
+        wanted = [KeyClaim(key=key, seen_epoch=0) for key in self._keys]
         begun_s = time.perf_counter()
         try:
             self.owned = await self._store.claim(self._lease, wanted)
@@ -63,7 +63,7 @@ class Holder:
     async def claim_again_s(self) -> float:
         """The seconds of claiming all keys in one call; they are released before."""
         await self._store.release(self.owned)
-        wanted = [Wanted(key=each.key, seen_epoch=each.epoch) for each in self.owned]
+        wanted = [KeyClaim(key=each.key, seen_epoch=each.epoch) for each in self.owned]
         begun_s = time.perf_counter()
         owned = await self._store.claim(self._lease, wanted)
         spent_s = time.perf_counter() - begun_s
@@ -74,7 +74,7 @@ class Holder:
     async def checkpoint_s(self) -> float | None:
         """The seconds of a checkpoint of all keys in one call, or None: no answer."""
         position = Position(sequence_number=next(self._numbers))
-        marks = [Mark(ownership=each, position=position) for each in self.owned]
+        marks = [CheckpointWrite(ownership=each, position=position) for each in self.owned]
         begun_s = time.perf_counter()
         try:
             refused = await self._store.checkpoint(marks)

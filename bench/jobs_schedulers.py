@@ -12,7 +12,7 @@ from bench.report import Row, cost, exactly, rate
 
 from leasehold.jobs.worker.definition import Job, job
 from leasehold.jobs.worker.worker import Worker
-from leasehold.runtime.loop_thread import OneLoop
+from leasehold.runtime.loop_thread import SameLoop
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.faults import CHANGING, READING
 from leasehold.testing.sim.loop import run_simulated, simulated_sleep
@@ -119,7 +119,7 @@ class Day:
                 name=f"node{number}",
                 clock=_Clock(self._rng.uniform(-2.0, 2.0)),
                 rng=random.Random(f"node{number}"),
-                sides=OneLoop,
+                sides=SameLoop,
             )
             workers.append(worker)
             tasks.append(asyncio.get_running_loop().create_task(worker.run()))

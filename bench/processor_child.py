@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from bench.processor_scene import STREAM
 
 from leasehold.core.balance import Strategy
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.log import LogSource
-from leasehold.processor import EventProcessor, Options
+from leasehold.processor import EventProcessor, ProcessorOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +52,8 @@ def host(given: argparse.Namespace) -> None:
         on_batch=on_batch,
         on_partition_open=on_open,
         on_partition_close=on_close,
-        options=Options(
-            timing=Timing.of(lease=timedelta(seconds=given.lease_s)),
+        options=ProcessorOptions(
+            timing=LeaseTiming.of(lease=timedelta(seconds=given.lease_s)),
             strategy=Strategy(given.strategy),
         ),
     ).run()
@@ -110,7 +110,7 @@ async def idle(given: argparse.Namespace) -> None:
 async def slow(given: argparse.Namespace) -> None:
     """Handle next to nothing. To each line that is read, say what memory is taken."""
     loop = asyncio.get_running_loop()
-    options = Options(
+    options = ProcessorOptions(
         batch_bytes=given.batch_bytes,
         prefetch_bytes=given.prefetch_bytes,
         stall_after=timedelta(hours=1),

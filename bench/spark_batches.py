@@ -14,7 +14,7 @@ from bench.report import Bar, Row
 from bench.spark_scene import JSON_COLUMNS, STREAM, Scene, cpu_s, faster, load, scene
 from pyspark.sql import functions as sf
 
-from leasehold.spark import Commit, Staged, Sunk, Written
+from leasehold.spark import Commit, SinkPosition, Staged, Written
 from leasehold.spark.pipeline.events import BatchCommitted
 from leasehold.spark.pipeline.options import PipelineOptions
 from leasehold.spark.pipeline.pipeline import Pipeline
@@ -43,18 +43,18 @@ class Nowhere:
     atomic = True
 
     def __init__(self) -> None:
-        self._known: dict[str, Sunk] = {}
+        self._known: dict[str, SinkPosition] = {}
 
     def open(self, spark: SparkSession) -> None:
         """Nothing to open."""
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:  # noqa: ARG002
-        found = {each: self._known.get(each, Sunk()) for each in epochs}
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:  # noqa: ARG002
+        found = {each: self._known.get(each, SinkPosition()) for each in epochs}
         for each, epoch in epochs.items():
-            self._known[each] = Sunk(position=found[each].position, epoch=epoch)
+            self._known[each] = SinkPosition(position=found[each].position, epoch=epoch)
         return found
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:  # noqa: ARG002
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:  # noqa: ARG002
         self._known.update(places)
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:  # noqa: ARG002
@@ -63,7 +63,7 @@ class Nowhere:
 
     def commit(self, staged: Staged, batch: Batch) -> Written:  # noqa: ARG002
         for share in batch.shares:
-            place = Sunk(position=share.range.end, epoch=share.epoch)
+            place = SinkPosition(position=share.range.end, epoch=share.epoch)
             self._known[share.range.partition] = place
         return Written(rows=batch.rows)
 

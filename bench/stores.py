@@ -21,7 +21,7 @@ from bench.peer import NAME, peer_group
 from bench.report import Bar, Job, Part, Row, cost, exactly, main, rate
 
 from leasehold.clock import SystemClock
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.lease.member import Member
 from leasehold.lease.options import MemberOptions
 from leasehold.names import partition_group, partition_key
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _SAME = Bar(words="within 20 %", most=1.2)
 # What a member waits for an answer before it takes the store for gone.
-_IN_TIME = Bar(words=f"<= {Timing().call_s:g} s", most=Timing().call_s)
+_IN_TIME = Bar(words=f"<= {LeaseTiming().call_s:g} s", most=LeaseTiming().call_s)
 _NO_ANSWER = "no answer"
 _CYCLES = 10
 

@@ -1,6 +1,7 @@
 """A stock consumer client of Event Hubs whose ownerships and checkpoints are in a store of ours.
 
-    python examples/azure_checkpoint_store.py "Endpoint=sb://…;EntityPath=orders" sqlite:///leases.db
+    python examples/azure_checkpoint_store.py "Endpoint=sb://…;EntityPath=orders"
+    sqlite:///leases.db
 
 with the project's environment active (``. .venv/bin/activate``) and ``leasehold[azure]`` in it.
 Start it twice: the two share the partitions. End one with Ctrl-C: the other has all of them at

@@ -15,10 +15,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from leasehold.errors import LeaseholdError
 from leasehold.log import Log
-from leasehold.spark import DeltaSink, Fence, StandbyEvent, standby
+from leasehold.spark import DeltaSink, Fence, StandbyChanged, standby
 
 
-def tell(event: StandbyEvent) -> None:
+def tell(event: StandbyChanged) -> None:
     print(event, flush=True)
 
 

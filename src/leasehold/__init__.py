@@ -36,7 +36,7 @@ from leasehold.names import (
 
 if TYPE_CHECKING:
     from leasehold.core.balance import Strategy
-    from leasehold.core.lease_timing import Timing
+    from leasehold.core.lease_timing import LeaseTiming
     from leasehold.lease.member import Member
     from leasehold.lease.options import MemberOptions
     from leasehold.stores import open_store
@@ -47,6 +47,7 @@ __all__ = [
     "FencedWrite",
     "Lease",
     "LeaseLost",
+    "LeaseTiming",
     "LeaseholdError",
     "Member",
     "MemberOptions",
@@ -57,7 +58,6 @@ __all__ = [
     "StoreUnusable",
     "Strategy",
     "Term",
-    "Timing",
     "UsageError",
     "open_store",
     "partition_group",
@@ -68,7 +68,7 @@ _HOMES = {
     "Member": "leasehold.lease.member",
     "MemberOptions": "leasehold.lease.options",
     "Strategy": "leasehold.core.balance",
-    "Timing": "leasehold.core.lease_timing",
+    "LeaseTiming": "leasehold.core.lease_timing",
     "open_store": "leasehold.stores",
 }
 _MODULES = frozenset(("clock", "core", "ports", "processor", "stores"))

@@ -63,11 +63,11 @@ class InvalidOptions(UsageError):
     """Two options contradict each other; the message names the relation that is broken."""
 
 
-class UnknownStore(UsageError):
+class InvalidUrl(UsageError):
     """The URL names no store; the message says what to write instead."""
 
 
-class BadSchedule(UsageError):
+class InvalidSchedule(UsageError):
     """A text that is no schedule, or one that never happens; the message names the field."""
 
 
@@ -249,7 +249,7 @@ class FencedWrite(LeaseLost):
     """A write under an ended lease or an older epoch was refused and changed nothing."""
 
 
-class Stolen(LeaseLost):
+class ReaderDisplaced(LeaseLost):
     """A reader with a higher epoch has taken the partition; ``epoch`` is the one that was shown.
 
     ``now_held_by`` names the reader that has it now.

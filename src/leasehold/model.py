@@ -6,8 +6,8 @@ record          meaning
 ``Lease``       a holder's right to be believed alive; one lease covers all that it owns
 ``Resource``    a key as anybody sees it: its epoch, its owner, what is under way
 ``Ownership``   a key as its owner holds it: the proof that goes with every write
-``Wanted``      a key somebody would like, with the epoch it was seen at
-``Peer``        a member as the others see it
+``KeyClaim``      a key somebody would like, with the epoch it was seen at
+``MemberRecord``        a member as the others see it
 ``Changes``     the answer to a renewal: what changed since the version I knew
 ``Checkpoint``  a position in a partition, written under an ownership
 ``Term``        one ownership from start to end, with the reason of the end: the history
@@ -115,7 +115,7 @@ class Ownership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class KeyClaim:
     """A key to claim, and the epoch at which it was seen: claimed only if that still stands.
 
     ``note`` is what the term begins with.
@@ -155,7 +155,7 @@ class HandOver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class MemberRecord:
     """A member as the others see it. ``alive`` is the store's word, not a guess by clock.
 
     ``duration_s`` is the length of its lease, so it renewed ``duration_s - remaining_s`` ago.
@@ -221,7 +221,7 @@ class Changes:
 
     version: int
     resources: tuple[Resource, ...] = ()
-    peers: tuple[Peer, ...] = ()
+    peers: tuple[MemberRecord, ...] = ()
     ended: tuple[Term, ...] = ()
     next_end_s: float | None = None
 
@@ -262,7 +262,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class CheckpointWrite:
     """A checkpoint to be written, with the ownership that allows it.
 
     Raises:
@@ -286,7 +286,7 @@ class Mark:
         )
 
 
-class MarkRefusal(Enum):
+class Refusal(Enum):
     """Why a checkpoint was not written; nothing changed for that key."""
 
     FENCED = "fenced"

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from leasehold.model import (
         Changes,
         Checkpoint,
+        CheckpointWrite,
         HandOver,
+        KeyClaim,
         Lease,
-        Mark,
-        MarkRefusal,
         MemberInfo,
+        MemberRecord,
         Note,
         Ownership,
-        Peer,
         Position,
+        Refusal,
         Resource,
         Term,
-        Wanted,
     )
 
 
@@ -108,7 +108,7 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """Take those of the wanted keys that can be had; return only these.
 
@@ -123,7 +123,7 @@ class Store(Protocol):
         """
         ...
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """Ask the owner to hand the key over to this holder; say whether the question stands.
 
         The owner finds the question in its next renewal. It ends with the owner's term, or when
@@ -175,7 +175,7 @@ class Store(Protocol):
         """
         ...
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """Write each position under its ownership; return the refused ones with the reason.
 
         ``FENCED``: the ownership has ended or a newer epoch exists. ``BEHIND``: the stored
@@ -209,9 +209,9 @@ class Store(Protocol):
     async def dismiss(self, holder: str) -> bool:
         """Ask a member to leave in good order; False if there is no such living member.
 
-        For operators. It finds its own ``Peer`` with ``dismissed`` in its next renewal, and so do
-        all others. That lasts as long as its lease. Nothing is taken from it: what it does about
-        it is up to the member. A holder of no group is no member: it would never hear of it.
+        For operators. It finds its own ``MemberRecord`` with ``dismissed`` in its next renewal, and
+        so do all others. That lasts as long as its lease. Nothing is taken from it: what it does
+        about it is up to the member. A holder of no group is no member: it would never hear of it.
 
         Raises:
             InvalidName: that is no name of a holder.
@@ -249,7 +249,7 @@ class Store(Protocol):
         """All keys of a group as they are now, by key. Reads only."""
         ...
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """All members of a group whose lease has not ended, by holder. Reads only."""
         ...
 
@@ -270,7 +270,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class LeaseLimits(Protocol):
+class LeaseRange(Protocol):
     """A store with narrower limits than others for a lease may have this beside ``Store``."""
 
     def check_lease(self, duration: timedelta) -> None:
@@ -282,7 +282,7 @@ class LeaseLimits(Protocol):
         ...
 
 
-class Keeper(Protocol):
+class KeyHandler(Protocol):
     """Does the work on what a member owns. All methods return at once.
 
     The member tells its keeper about every change exactly once: ``opened``, then at the end

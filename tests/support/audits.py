@@ -12,7 +12,7 @@ from leasehold.events import PartitionEnds
 from leasehold.model import Checkpoint, EndReason, Position, Term
 from leasehold.names import partition_key
 from leasehold.spark import Commit
-from leasehold.spark.audit import Material
+from leasehold.spark.audit import AuditMaterial
 from leasehold.spark.ranges import Range
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -72,7 +72,7 @@ COMMITS = (
     commit("v2", "1", 0, 5, 1, "b"),
     commit("v3", "0", 10, 20, 2, "b"),
 )
-CLEAN = Material(
+CLEAN = AuditMaterial(
     stream="orders",
     group="billing",
     store="sqlite:///leases.db",
@@ -89,7 +89,7 @@ SUNK = [("0", number) for number in range(20)] + [("1", number) for number in ra
 LOGGED = [("0", number) for number in range(24)] + [("1", number) for number in range(5)]
 
 
-def with_terms(*terms: Term, epochs: dict[str, int] | None = None) -> Material:
+def with_terms(*terms: Term, epochs: dict[str, int] | None = None) -> AuditMaterial:
     """Only terms, and nothing else that could be against them."""
     known = epochs or {each.key[-1]: each.epoch for each in terms}
     return replace(
@@ -97,5 +97,5 @@ def with_terms(*terms: Term, epochs: dict[str, int] | None = None) -> Material:
     )
 
 
-def with_commits(*commits: Commit) -> Material:
+def with_commits(*commits: Commit) -> AuditMaterial:
     return replace(CLEAN, commits=commits, checkpoints=())

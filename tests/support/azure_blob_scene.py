@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.support.azurite import Azurite, shared_azurite_by_hand
 
 from leasehold.azure.blob_store import AzureBlobStore, http
-from leasehold.model import Lease, MemberInfo, Ownership, Wanted
+from leasehold.model import KeyClaim, Lease, MemberInfo, Ownership
 from leasehold.stores import open_store
 from leasehold.testing.clock import ManualClock
 
@@ -41,21 +41,21 @@ async def granted(
 
 async def owned(store: AzureBlobStore, lease: Lease, number: int) -> list[Ownership]:
     await store.declare(keys(number))
-    return list(await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys(number)]))
+    return list(await store.claim(lease, [KeyClaim(key=key, seen_epoch=0) for key in keys(number)]))
 
 
 @contextmanager
 def sent() -> Iterator[list[str]]:
     """The first lines of all requests."""
-    real, lines = http.Connection.exchange, list[str]()
+    real, lines = http.HttpConnection.exchange, list[str]()
 
     def exchange(
-        self: http.Connection, request: bytes
+        self: http.HttpConnection, request: bytes
     ) -> tuple[int, Mapping[str, str], bytes, bool]:
         lines.append(request.partition(b" HTTP")[0].decode())
         return real(self, request)
 
-    with patch.object(http.Connection, "exchange", exchange):
+    with patch.object(http.HttpConnection, "exchange", exchange):
         yield lines
 
 

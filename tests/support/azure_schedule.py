@@ -18,14 +18,14 @@ from email.utils import format_datetime
 from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
-from leasehold.azure.blob_store.address import Address
-from leasehold.azure.blob_store.blob_leases import Leasing
+from leasehold.azure.blob_store.address import BlobAddress
+from leasehold.azure.blob_store.blob_leases import BlobLeases
 from leasehold.azure.blob_store.container import Container
 from leasehold.azure.blob_store.credentials import Sas
-from leasehold.azure.blob_store.document_cache import Shelf
-from leasehold.azure.blob_store.http import Answer, Wire, date_s
-from leasehold.azure.blob_store.ownerships import Keeping
-from leasehold.azure.blob_store.service_time import Proofs
+from leasehold.azure.blob_store.document_cache import DocumentCache
+from leasehold.azure.blob_store.http import HttpClient, HttpResponse, date_s
+from leasehold.azure.blob_store.ownerships import OwnershipCalls
+from leasehold.azure.blob_store.service_time import LeaseProofs
 from leasehold.testing.clock import ManualClock
 
 ROOT = "/c01/"
@@ -236,11 +236,11 @@ def started(work: Callable[[threading.Event], object]) -> Call:
     return call
 
 
-class ScheduledWire(Wire):
+class ScheduledWire(HttpClient):
     """Asks the service in the order of the schedule. Some answers are lost."""
 
     def __init__(self, service: Service, clock: HostClock, rng: random.Random) -> None:
-        address = Address.of("azure-blob://acme/c01?sas=x", {})
+        address = BlobAddress.of("azure-blob://acme/c01?sas=x", {})
         super().__init__(address, Sas(""), clock=clock, rng=rng)
         self.service, self.rng, self.limbo = service, rng, list[Callable[[], object]]()
 
@@ -251,7 +251,7 @@ class ScheduledWire(Wire):
         query: Mapping[str, str],
         headers: Mapping[str, str],
         body: bytes,
-    ) -> tuple[Answer | None, Exception | None]:
+    ) -> tuple[HttpResponse | None, Exception | None]:
         call, sent_s = CURRENT.call, self._clock.boottime_s()
         call.pause()
         luck = self.rng.random()
@@ -264,7 +264,7 @@ class ScheduledWire(Wire):
         call.pause()
         if luck > 0.97:
             return None, ConnectionResetError("the answer is lost")
-        answer = Answer(
+        answer = HttpResponse(
             status=status,
             headers=told,
             body=content,
@@ -282,11 +282,11 @@ class HostStore:
     def __init__(self, service: Service, rng: random.Random) -> None:
         self.clock = HostClock(service, rng.uniform(0.97, 1.03))
         self.wire = ScheduledWire(service, self.clock, rng)
-        self.shelf = Shelf(
-            Container(Address.of("azure-blob://acme/c01?sas=x", {}), self.wire),
+        self.shelf = DocumentCache(
+            Container(BlobAddress.of("azure-blob://acme/c01?sas=x", {}), self.wire),
             clock=self.clock,
             rng=rng,
         )
-        proofs = Proofs(self.clock)
-        self.leasing = Leasing(self.shelf, proofs, self.clock)
-        self.keeping = Keeping(self.shelf, proofs, self.clock)
+        proofs = LeaseProofs(self.clock)
+        self.leasing = BlobLeases(self.shelf, proofs, self.clock)
+        self.keeping = OwnershipCalls(self.shelf, proofs, self.clock)

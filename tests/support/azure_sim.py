@@ -21,7 +21,7 @@ from azure.eventhub import LoadBalancingStrategy
 from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManager
 from tests.support.job_scene import LoopClock
 
-from leasehold import Member, MemberOptions, Timing
+from leasehold import LeaseTiming, Member, MemberOptions
 from leasehold.azure import MixedStore, RecordsStore
 from leasehold.azure.interop.records import owner_of_ours
 from leasehold.clock import SystemClock
@@ -153,7 +153,7 @@ class Group:
 
         member = Member(
             store,
-            MemberOptions(group=GROUP, name=f"host{number}", timing=Timing(), most=most),
+            MemberOptions(group=GROUP, name=f"host{number}", timing=LeaseTiming(), most=most),
             keeper=work,
             clock=LoopClock(),
             rng=random.Random(number),

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leasehold.core.block_agreement import Agreement, Answer, agree
+from leasehold.core.block_agreement import Agreement, ReplicaAnswer, agree
 from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block, BlockState, reader
 from leasehold.files.block_writer import BlockWriter
 from leasehold.files.disk import Disk, SystemDisk
-from leasehold.files.fence import Evidence, examine, fence, seal
-from leasehold.files.model import Sealed
+from leasehold.files.fence import FenceEvidence, examine, fence, seal
+from leasehold.files.model import SealedBlock
 from leasehold.files.volumes import Volume
 from leasehold.testing.disk import RecordingDisk
 
@@ -98,7 +98,7 @@ def open_block(volumes: Sequence[Volume], *, block_id: int = ID) -> Block:
     )
 
 
-def complete_block(sealed: Sealed, *, generation: int = GENERATION) -> Block:
+def complete_block(sealed: SealedBlock, *, generation: int = GENERATION) -> Block:
     return Block(
         id=sealed.block_id,
         file_id=FILE,
@@ -114,7 +114,7 @@ def complete_block(sealed: Sealed, *, generation: int = GENERATION) -> Block:
 
 def fenced(
     volumes: Sequence[Volume], recovery_id: int, disk: Disk | None = None
-) -> tuple[dict[str, Evidence], dict[str, Answer]]:
+) -> tuple[dict[str, FenceEvidence], dict[str, ReplicaAnswer]]:
     disk = disk or DISK
     block = open_block(volumes)
     evidence = {each.id: fence(each, block, recovery_id, disk=disk) for each in volumes}
@@ -169,7 +169,7 @@ def recovered(volumes: list[Volume], recovery_id: int, disk: Disk = DISK) -> Blo
             checksum = seal(
                 volume, block, recovery_id, records, agreement.length, boot_id=BOOT, disk=disk
             )
-    sealed = Sealed(
+    sealed = SealedBlock(
         block_id=ID, length=agreement.length, checksum=checksum, volumes=agreement.volumes
     )
     return complete_block(sealed, generation=recovery_id)

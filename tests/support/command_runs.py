@@ -13,9 +13,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from leasehold.clock import SystemClock
-from leasehold.jobs.command.command_run import CommandRun, Ended, Limits
+from leasehold.jobs.command.command_run import CommandEnd, CommandRun, CommandTimeouts
 from leasehold.jobs.command.guard import processes
-from leasehold.jobs.command.signal_queue import Bell
+from leasehold.jobs.command.signal_queue import SignalQueue
 
 CLOCK = SystemClock()
 ROOT = Path(__file__).parents[2]
@@ -43,8 +43,8 @@ class ByClock:
 
 
 @contextmanager
-def belled() -> Iterator[Bell]:
-    bell = Bell()
+def belled() -> Iterator[SignalQueue]:
+    bell = SignalQueue()
     try:
         yield bell
     finally:
@@ -57,10 +57,10 @@ class Under:
 
     command: list[str]
     tenure: ByClock
-    limits: Limits
-    bell: Bell
+    limits: CommandTimeouts
+    bell: SignalQueue
     pids: list[int] = field(default_factory=list)
-    ended: Ended | None = None
+    ended: CommandEnd | None = None
     running: CommandRun = field(init=False)
     _thread: threading.Thread = field(init=False)
 
@@ -84,7 +84,7 @@ class Under:
         """As if this process had been sent it."""
         self.bell._hear(number, None)
 
-    def end(self, *, within_s: float = 100.0) -> Ended:
+    def end(self, *, within_s: float = 100.0) -> CommandEnd:
         self._thread.join(within_s)
         assert self.ended is not None, "it does not end"
         return self.ended

@@ -18,11 +18,11 @@ from typing import Any
 import anyio
 from tests.support.command_runs import CLOCK, ROOT, until
 
-from leasehold.jobs.command.command_run import Limits
-from leasehold.jobs.command.exit_status import Plan, Verdict
+from leasehold.jobs.command.command_run import CommandTimeouts
+from leasehold.jobs.command.exit_status import CommandPlan, ExitStatus
 from leasehold.jobs.command.one_shot import Wrapper
-from leasehold.jobs.command.signal_queue import Bell
-from leasehold.jobs.run_log import Entry, entries
+from leasehold.jobs.command.signal_queue import SignalQueue
+from leasehold.jobs.run_log import RunEntry, entries
 from leasehold.names import job_key
 from leasehold.stores import open_store
 
@@ -37,14 +37,14 @@ SHORT_S = 4.0
 BRISK_S = 6.0
 
 
-def limits_of(lease_s: float) -> Limits:
-    return Limits(lease_s=lease_s, belief_s=lease_s / 5, grace_s=15.0)
+def limits_of(lease_s: float) -> CommandTimeouts:
+    return CommandTimeouts(lease_s=lease_s, belief_s=lease_s / 5, grace_s=15.0)
 
 
 LIMITS = limits_of(LEASE_S)
 
 
-def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Plan:
+def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> CommandPlan:
     given: dict[str, Any] = {
         "job": JOB,
         "command": command,
@@ -53,17 +53,17 @@ def plan(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Plan
         "limits": limits_of(lease_s),
         **rest,
     }
-    return Plan(**given)
+    return CommandPlan(**given)
 
 
 @dataclass(kw_only=True)
 class Threaded:
     """A wrapper in a thread. ``signalled`` is what its process would be sent."""
 
-    plan: Plan
-    bell: Bell = field(default_factory=Bell)
+    plan: CommandPlan
+    bell: SignalQueue = field(default_factory=SignalQueue)
     said: list[str] = field(default_factory=list)
-    verdict: Verdict | None = None
+    verdict: ExitStatus | None = None
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,15 +79,15 @@ class Threaded:
     def signalled(self, number: int) -> None:
         self.bell._hear(number, None)
 
-    def end(self, *, within_s: float = 100.0) -> Verdict:
+    def end(self, *, within_s: float = 100.0) -> ExitStatus:
         self._thread.join(within_s)
         assert self.verdict is not None, f"it does not end: {self.said}"
         return self.verdict
 
 
-def once(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Verdict:
+def once(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> ExitStatus:
     """Run one to its end."""
-    bell = Bell()
+    bell = SignalQueue()
     try:
         wrapper = Wrapper(
             plan(url, *command, lease_s=lease_s, **rest),
@@ -101,10 +101,10 @@ def once(url: str, *command: str, lease_s: float = LEASE_S, **rest: Any) -> Verd
         bell.close()
 
 
-def log_of(url: str, job: str = JOB) -> list[Entry]:
+def log_of(url: str, job: str = JOB) -> list[RunEntry]:
     """The reservation log, newest first."""
 
-    async def read() -> list[Entry]:
+    async def read() -> list[RunEntry]:
         async with open_store(url) as store:
             return entries(await store.history(job_key(job)))
 

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import types as t
 
-from leasehold.spark import Batch, DeltaSink, Share, Staged
+from leasehold.spark import Batch, BatchPart, DeltaSink, Staged
 from leasehold.spark.ranges import Range
 from leasehold.spark.sinks.delta.files import TaskWriter, answers
 from leasehold.spark.sinks.delta.sink import StagedFiles
@@ -44,7 +44,7 @@ def batch(*shares: tuple[str, int, int, int], holder: str = "driver-a") -> Batch
         group=GROUP,
         number=0,
         shares=tuple(
-            Share(range=Range(partition=name, start=start, end=end), epoch=epoch)
+            BatchPart(range=Range(partition=name, start=start, end=end), epoch=epoch)
             for name, start, end, epoch in shares
         ),
         holder=holder,

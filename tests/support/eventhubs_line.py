@@ -13,9 +13,9 @@ from leasehold.azure.amqp.frames import frame
 from leasehold.azure.amqp.performatives import Attach, Begin, Transfer
 from leasehold.azure.amqp.types import Long, Symbol, Timestamp
 from leasehold.azure.eventhubs.address import parse
-from leasehold.azure.eventhubs.connection import Connection
-from leasehold.azure.eventhubs.event_link import EventLink, Wanted
-from leasehold.azure.eventhubs.session import Session
+from leasehold.azure.eventhubs.connection import HubConnection
+from leasehold.azure.eventhubs.event_link import EventLink, LinkRequest
+from leasehold.azure.eventhubs.session import HubSession
 from leasehold.clock import SystemClock
 from leasehold.events import Event, EventBatch
 
@@ -27,12 +27,12 @@ class Line:
     """A link of ours, and what a server writes to it."""
 
     def __init__(self, *, most_events: int = 100_000, most_bytes: int = 1 << 30) -> None:
-        self.connection = Connection(HOST, clock=SystemClock(), container="test")
-        self.session = Session(self.connection, 0)
+        self.connection = HubConnection(HOST, clock=SystemClock(), container="test")
+        self.session = HubSession(self.connection, 0)
         self.connection._sessions[0] = self.session
         begin = Begin(remote_channel=0, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
         self.serve(begin)
-        wanted = Wanted(
+        wanted = LinkRequest(
             path="orders/ConsumerGroups/g/Partitions/0",
             selector="",
             receiver="me",

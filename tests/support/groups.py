@@ -13,9 +13,9 @@ from typing import TypeVar
 import anyio
 import anyio.from_thread
 
-from leasehold import Member, MemberOptions, Ownership, Timing, open_store
+from leasehold import LeaseTiming, Member, MemberOptions, Ownership, open_store
 from leasehold.clock import Clock
-from leasehold.model import Lease, Mark, MemberInfo, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, Lease, MemberInfo, Position
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
 
@@ -66,7 +66,7 @@ class Scene:
             )
             seen = await store.resources(self.name)
             keys = [self.key(each) for each in partitions]
-            wanted = [Wanted(key=key, seen_epoch=seen[key].epoch) for key in keys]
+            wanted = [KeyClaim(key=key, seen_epoch=seen[key].epoch) for key in keys]
             return list(await store.claim(granted, wanted))
 
         return self.run(step, clock=clock)
@@ -77,7 +77,7 @@ class Scene:
 
     def mark(self, owned: Sequence[Ownership], number: int) -> None:
         position = Position(sequence_number=number)
-        marks = [Mark(ownership=each, position=position) for each in owned]
+        marks = [CheckpointWrite(ownership=each, position=position) for each in owned]
         assert not self.run(lambda store: store.checkpoint(marks))
 
     def checkpoints(self) -> dict[str, int]:
@@ -103,7 +103,7 @@ class _Keeper:
 def living_members(scene: Scene, *names: str) -> Iterator[list[str]]:
     """Real members in a thread of their own; their ids, once they share all the keys."""
     # Renewed much more often than needed: a busy machine costs no lease, and all goes quickly.
-    timing = Timing.of(lease=LONG, renew_every=timedelta(seconds=0.2))
+    timing = LeaseTiming.of(lease=LONG, renew_every=timedelta(seconds=0.2))
     ready, stop = threading.Event(), threading.Event()
     members: list[Member] = []
 

@@ -27,7 +27,7 @@ from leasehold.log.streams import Catalog, segment_path, segments
 
 if TYPE_CHECKING:
     from leasehold.files.writer import FileWriter
-    from leasehold.log.segment_format import Encoded
+    from leasehold.log.segment_format import EncodedFrame
 
 BLOCK_SIZE = 512 << 20
 SOON = timedelta(seconds=120)
@@ -52,7 +52,7 @@ class Owner:
     def path(self) -> str:
         return self._open().path
 
-    def add(self, events: list[Event], *, sync: bool = True) -> Encoded:
+    def add(self, events: list[Event], *, sync: bool = True) -> EncodedFrame:
         """One frame; visible if ``sync``."""
         writer, batch = self._open(), sent_batch(events)
         encoded = encode_events(
@@ -149,7 +149,7 @@ class Owner:
         self._write(producers)
         self._index.add(producers.header)
 
-    def _write(self, encoded: Encoded) -> None:
+    def _write(self, encoded: EncodedFrame) -> None:
         assert self.writer is not None
         for part in encoded.parts:
             self.writer.write(part)

@@ -14,7 +14,7 @@ from itertools import count
 
 import anyio
 
-from leasehold import Member, MemberOptions, Timing
+from leasehold import LeaseTiming, Member, MemberOptions
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import LeaseholdError
 from leasehold.model import Ownership, Position
@@ -41,7 +41,7 @@ class Speaking:
 
 async def main(url: str, group: str, name: str, lease_s: float) -> None:
     clock = SystemClock()
-    timing = Timing.of(
+    timing = LeaseTiming.of(
         lease=timedelta(seconds=lease_s), renew_every=timedelta(seconds=min(0.3, lease_s / 4))
     )
     options = MemberOptions(group=group, name=name, timing=timing)

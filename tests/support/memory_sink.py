@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from leasehold.errors import FencedWrite, SinkChanged
-from leasehold.spark import Batch, Commit, Staged, Sunk, Written
+from leasehold.spark import Batch, Commit, SinkPosition, Staged, Written
 
 
 class MemorySink:
@@ -20,7 +20,7 @@ class MemorySink:
     name = "memory"
 
     def __init__(self) -> None:
-        self.places: dict[str, Sunk] = {}
+        self.places: dict[str, SinkPosition] = {}
         self.rows: list[dict[str, Any]] = []
         self.history: list[Commit] = []
         self.staged = self.discarded = 0
@@ -34,19 +34,19 @@ class MemorySink:
     def close(self) -> None:
         pass
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         with self._lock:
-            before = {each: self.places.get(each, Sunk()) for each in epochs}
+            before = {each: self.places.get(each, SinkPosition()) for each in epochs}
             for partition, epoch in epochs.items():
                 known = before[partition]
                 if known.epoch < epoch:
-                    self.places[partition] = Sunk(position=known.position, epoch=epoch)
+                    self.places[partition] = SinkPosition(position=known.position, epoch=epoch)
             return before
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         with self._lock:
             for partition, place in places.items():
-                if self.places.get(partition, Sunk()).epoch > place.epoch:
+                if self.places.get(partition, SinkPosition()).epoch > place.epoch:
                     raise _fenced(group, partition, place.epoch)
             self.places.update(places)
 
@@ -64,7 +64,9 @@ class MemorySink:
                 now = datetime(2026, 1, 1, tzinfo=UTC)
                 for share in batch.shares:
                     where = share.range
-                    self.places[where.partition] = Sunk(position=where.end, epoch=share.epoch)
+                    self.places[where.partition] = SinkPosition(
+                        position=where.end, epoch=share.epoch
+                    )
                     self.history.append(
                         Commit(
                             commit=str(len(self.history)),
@@ -81,13 +83,14 @@ class MemorySink:
 
     def _was_done(self, batch: Batch) -> bool:
         return all(
-            self.places.get(each.range.partition) == Sunk(position=each.range.end, epoch=each.epoch)
+            self.places.get(each.range.partition)
+            == SinkPosition(position=each.range.end, epoch=each.epoch)
             for each in batch.shares
         )
 
     def _judge(self, batch: Batch) -> None:
         for share in batch.shares:
-            known = self.places.get(share.range.partition, Sunk())
+            known = self.places.get(share.range.partition, SinkPosition())
             if known.epoch > share.epoch:
                 raise _fenced(batch.group, share.range.partition, share.epoch)
             if known.position not in {None, share.range.start}:

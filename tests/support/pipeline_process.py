@@ -27,25 +27,25 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from leasehold import Timing
+from leasehold import LeaseTiming
 from leasehold.clock import SystemClock
 from leasehold.processor import HookEvent
 from leasehold.spark import DeltaSink, Pipeline, PipelineOptions, session
 from leasehold.spark.pipeline.events import (
+    BatchAttemptFailed,
     BatchCommitted,
     BatchEvent,
     BatchPlanned,
     BatchRefused,
     BatchStaged,
-    BatchTried,
-    ShareClosed,
-    ShareOpened,
+    PipelinePartitionClosed,
+    PipelinePartitionOpened,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark import Batch, Commit, Sink, Staged, Sunk, Written
+    from leasehold.spark import Batch, Commit, Sink, SinkPosition, Staged, Written
 
 CLOCK = SystemClock()
 STDOUT = 1
@@ -88,7 +88,7 @@ class Settings:
             local_events=self.local_events,
             interval=timedelta(seconds=self.interval_s),
             tasks=self.tasks,
-            timing=Timing.of(
+            timing=LeaseTiming.of(
                 lease=timedelta(seconds=self.lease_s),
                 renew_every=None if self.renew_s is None else timedelta(seconds=self.renew_s),
             ),
@@ -126,7 +126,7 @@ class Voice:
     def hook(self, told: HookEvent) -> None:
         """See ``leasehold.spark.pipeline.events``."""
         match told:
-            case ShareOpened():
+            case PipelinePartitionOpened():
                 self.say(
                     "opened",
                     partition=told.partition,
@@ -134,7 +134,7 @@ class Voice:
                     position=told.position,
                     by=told.by,
                 )
-            case ShareClosed():
+            case PipelinePartitionClosed():
                 self.say(
                     "closed", partition=told.partition, epoch=told.epoch, reason=str(told.reason)
                 )
@@ -146,7 +146,7 @@ class Voice:
                 self.say("committed", batch_s=told.batch_s, lag=told.lag_events, **_batch(told))
             case BatchRefused():
                 self.say("refused", why=told.why, by_sink=told.by_sink, **_batch(told))
-            case BatchTried():
+            case BatchAttemptFailed():
                 self.say("tried", why=str(told.error)[:500], **_batch(told))
             case _:
                 pass
@@ -175,13 +175,13 @@ class Watched:
     def open(self, spark: SparkSession) -> None:
         self._sink.open(spark)
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         self._voice.say("fencing", epochs=dict(epochs))
         found = self._sink.fence(group, epochs)
         self._voice.say("fenced", epochs=dict(epochs))
         return found
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         self._sink.move(group, places)
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:

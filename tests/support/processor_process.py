@@ -20,28 +20,28 @@ from typing import Any
 import anyio
 from tests.support.pausing import pause_me
 
-from leasehold import Timing
+from leasehold import LeaseTiming
 from leasehold.cli.fast_start import leave_pandas_out
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.events import EventBatch
 from leasehold.log import LogSource
-from leasehold.model import Mark
+from leasehold.model import CheckpointWrite
 from leasehold.names import last_part
 from leasehold.processor import (
     BlockingContext,
     CheckpointPolicy,
     EventProcessor,
     HookEvent,
-    Options,
     PartitionContext,
+    ProcessorOptions,
 )
 from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,
     PartitionClosed,
-    PartitionDrains,
+    PartitionDraining,
     PartitionOpened,
 )
 from leasehold.stores.postgres import PostgresStore
@@ -79,15 +79,15 @@ class Settings:
     stops_in: str = "0"
     stops_at: int = 0
 
-    def options(self) -> Options:
+    def options(self) -> ProcessorOptions:
         policy = CheckpointPolicy.after_each_batch()
         if self.checkpoint_s:
             policy = CheckpointPolicy.every(interval=timedelta(seconds=self.checkpoint_s))
         if self.does in {"checkpoint", "transaction"}:
             policy = CheckpointPolicy.manual()
         renew = None if self.renew_s is None else timedelta(seconds=self.renew_s)
-        return Options(
-            timing=Timing.of(lease=timedelta(seconds=self.lease_s), renew_every=renew),
+        return ProcessorOptions(
+            timing=LeaseTiming.of(lease=timedelta(seconds=self.lease_s), renew_every=renew),
             checkpoint=policy,
             batch_events=self.batch_events,
             prefetch_events=4 * self.batch_events,
@@ -136,7 +136,7 @@ class Work:
                 pass
             say("burnt", lost=context.lost)
 
-    async def mark(self, store: Any, marks: list[Mark], real: Any) -> Any:
+    async def mark(self, store: Any, marks: list[CheckpointWrite], real: Any) -> Any:
         """What the store does, with a stop before or after it, in a late but certain delivery."""
         for mark in marks:
             partition = last_part(mark.ownership.key)
@@ -207,7 +207,7 @@ class Speaking:
                 say("opened", position=event.position, holder=event.holder, **where)
             case PartitionClosed():
                 say("closed", reason=event.reason.value, position=event.position, **where)
-            case PartitionDrains():
+            case PartitionDraining():
                 say("drains", **where)
             case CheckpointWritten():
                 say("stored", number=event.sequence_number, **where)

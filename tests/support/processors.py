@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from leasehold import Timing
+from leasehold import LeaseTiming
 from leasehold.clock import SystemClock
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.events import Event, EventBatch
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
-from leasehold.processor import CheckpointPolicy, EventProcessor, HookEvent, Options
+from leasehold.processor import CheckpointPolicy, EventProcessor, HookEvent, ProcessorOptions
 from leasehold.processor.events import PartitionOpened
 from leasehold.stores.memory import MemoryStore
-from leasehold.testing.faults import LosingStore, Lost
+from leasehold.testing.faults import FaultyStore, Lost
 from leasehold.testing.source import MemorySource
 
 Kind = TypeVar("Kind", bound=HookEvent)
 PATIENCE_S = 120.0
-AT_ONCE = Ladder(base_s=0.001, most_s=0.001)
+AT_ONCE = Backoff(base_s=0.001, most_s=0.001)
 SECOND = timedelta(seconds=1)
 CALM_S = 60.0
 
@@ -146,15 +146,15 @@ class Errors:
         await self.bell.until(lambda: len(self.told) >= number)
 
 
-def timing(lease_s: float = CALM_S) -> Timing:
+def timing(lease_s: float = CALM_S) -> LeaseTiming:
     """Renewed much more often than needed: a busy machine costs no lease, and all goes quickly."""
-    return Timing.of(
+    return LeaseTiming.of(
         lease=timedelta(seconds=lease_s),
         renew_every=timedelta(seconds=min(0.2, lease_s * 0.3)),
     )
 
 
-def options(*, lease_s: float = CALM_S, **more: Any) -> Options:
+def options(*, lease_s: float = CALM_S, **more: Any) -> ProcessorOptions:
     """Short cycles, long leases, a checkpoint after each batch, unless told otherwise."""
     common: dict[str, Any] = {
         "timing": timing(lease_s),
@@ -162,7 +162,7 @@ def options(*, lease_s: float = CALM_S, **more: Any) -> Options:
         "drain_limit": timedelta(seconds=5),
         "partitions_every": timedelta(seconds=5),
     }
-    return Options(**{**common, **more})
+    return ProcessorOptions(**{**common, **more})
 
 
 class Later(SystemClock):
@@ -206,7 +206,7 @@ class Scene:
         return partition_key(self.source.name, self.group, partition)
 
     def make(
-        self, name: str = "a", *, setting: Options | None = None, **more: Any
+        self, name: str = "a", *, setting: ProcessorOptions | None = None, **more: Any
     ) -> EventProcessor:
         """A host that is not started. Without a handler it notes what it gets in ``seen``."""
         if not {"on_batch", "on_event"} & set(more):
@@ -283,7 +283,7 @@ class Cuttable:
         self.cut = False
         self.only: frozenset[str] = frozenset()
         self.calls: Counter[str] = Counter()
-        self.store = LosingStore(store, self._lose).as_store
+        self.store = FaultyStore(store, self._lose).as_store
 
     def _lose(self, name: str) -> Lost | None:
         self.calls[name] += 1

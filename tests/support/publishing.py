@@ -11,10 +11,10 @@ import pyarrow as pa
 from leasehold.clock import new_token
 from leasehold.events import Start
 from leasehold.log import Log
-from leasehold.spark import Share
-from leasehold.spark.log_writer.publication import Claim
+from leasehold.spark import BatchPart
+from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
-from leasehold.spark.log_writer.staged_rows import Plan, StagedFile, stage
+from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, stage
 from leasehold.spark.ranges import Range
 
 STREAM = "orders"
@@ -39,7 +39,7 @@ def table(name: str, count: int, *, start: int = 0) -> pa.RecordBatch:
     )
 
 
-def staged(plan: Plan, name: str, count: int, *, tasks: int = 2) -> list[StagedFile]:
+def staged(plan: StagingPlan, name: str, count: int, *, tasks: int = 2) -> list[StagedFile]:
     """The events of a batch as so many tasks stage them."""
     size = -(-count // tasks)
     files = (
@@ -54,11 +54,13 @@ def staged(plan: Plan, name: str, count: int, *, tasks: int = 2) -> list[StagedF
     return [each for each in files if each is not None]
 
 
-def share(part: str, start: int, end: int, epoch: int = 1) -> Share:
-    return Share(range=Range(partition=part, start=start, end=end), epoch=epoch)
+def share(part: str, start: int, end: int, epoch: int = 1) -> BatchPart:
+    return BatchPart(range=Range(partition=part, start=start, end=end), epoch=epoch)
 
 
-def claim(*shares: Share, lane: str = "a", sink: str = "sink/test", **more: object) -> Claim:
+def claim(
+    *shares: BatchPart, lane: str = "a", sink: str = "sink/test", **more: object
+) -> CommitRequest:
     told: dict[str, object] = {
         "sink": sink,
         "group": GROUP,
@@ -67,10 +69,12 @@ def claim(*shares: Share, lane: str = "a", sink: str = "sink/test", **more: obje
         "holder": "driver-1",
         "began_at": datetime(2026, 1, 1, tzinfo=UTC).isoformat(),
     }
-    return Claim(**told | more)  # type: ignore[arg-type]
+    return CommitRequest(**told | more)  # type: ignore[arg-type]
 
 
-def query(batch: int, *, epoch: int = 0, checkpoint: str = "query", **more: object) -> Claim:
+def query(
+    batch: int, *, epoch: int = 0, checkpoint: str = "query", **more: object
+) -> CommitRequest:
     """The claim of a streaming query for its batch of this number."""
     told = {"sink": "query/test", "group": "query/test", "lane": "", "by_number": True}
     return claim(share(checkpoint, batch, batch + 1, epoch), **told | more)  # type: ignore[arg-type]

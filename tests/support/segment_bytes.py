@@ -10,9 +10,9 @@ from leasehold.log.producer_states import ProducerState, encode_producers
 from leasehold.log.segment import REGION_BYTES, IndexBuilder
 from leasehold.log.segment_format import (
     NO_PRODUCER,
-    Encoded,
+    EncodedFrame,
+    ProducerStamp,
     SegmentHeader,
-    Stamp,
     encode_events,
     encode_segment_header,
 )
@@ -50,8 +50,8 @@ class Assembly:
         what: Event | Sequence[Event] | pa.RecordBatch,
         *,
         at_us: int = 5_000,
-        stamp: Stamp = NO_PRODUCER,
-    ) -> Encoded:
+        stamp: ProducerStamp = NO_PRODUCER,
+    ) -> EncodedFrame:
         """One frame of events."""
         batch = sent_batch(what)
         frame = encode_events(
@@ -69,7 +69,7 @@ class Assembly:
 
     def add_producers(
         self, states: Mapping[bytes, ProducerState], *, limit: int = 10_000
-    ) -> Encoded:
+    ) -> EncodedFrame:
         """A frame of producers."""
         frame = encode_producers(
             states,
@@ -88,7 +88,7 @@ class Assembly:
         self._append(self.builder.encode(now_us=9_000, epoch=7))
         return bytes(self.data)
 
-    def _append(self, frame: Encoded) -> Encoded:
+    def _append(self, frame: EncodedFrame) -> EncodedFrame:
         joined = frame.joined()
         assert len(joined) == frame.length
         self.data += joined

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit
-from leasehold.spark import Batch, Share, Sink, Sunk
+from leasehold.spark import Batch, BatchPart, Sink, SinkPosition
 from leasehold.spark.ranges import Range
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def batch_of(
         group=group,
         number=number,
         shares=tuple(
-            Share(range=Range(partition=partition, start=start, end=end), epoch=epoch)
+            BatchPart(range=Range(partition=partition, start=start, end=end), epoch=epoch)
             for partition, start, end, epoch in shares
         ),
         holder=holder,
@@ -64,14 +64,14 @@ def put(world: World, sink: Sink, batch: Batch, rows: Sequence[Row]) -> int:
     return sink.commit(sink.stage(world.frame(rows), batch), batch).rows
 
 
-def known(sink: Sink, partition: str = "0", *, group: str = GROUP) -> Sunk:
+def known(sink: Sink, partition: str = "0", *, group: str = GROUP) -> SinkPosition:
     """What the sink knows, without changing it: no epoch is lower than 0."""
     return sink.fence(group, {partition: 0})[partition]
 
 
 def a_new_sink_knows_nothing(world: World) -> None:
     sink = world.sink()
-    assert sink.fence(GROUP, {"0": 3, "1": 4}) == {"0": Sunk(), "1": Sunk()}
+    assert sink.fence(GROUP, {"0": 3, "1": 4}) == {"0": SinkPosition(), "1": SinkPosition()}
     assert sink.atomic
     assert list(sink.commits(GROUP)) == []
 
@@ -82,7 +82,7 @@ def a_commit_shows_the_rows_and_moves_the_position(world: World) -> None:
     written = sink.commit(sink.stage(world.frame(rows_of(0, 5)), batch), batch)
     assert written.rows == 5
     assert world.rows() == rows_of(0, 5)
-    assert known(sink) == Sunk(position=5, epoch=1)
+    assert known(sink) == SinkPosition(position=5, epoch=1)
 
 
 def a_second_sink_of_the_same_place_goes_on(world: World) -> None:
@@ -92,7 +92,7 @@ def a_second_sink_of_the_same_place_goes_on(world: World) -> None:
     first.close()
     first.close()
     second = world.sink()
-    assert second.fence(GROUP, {"0": 2}) == {"0": Sunk(position=5, epoch=1)}
+    assert second.fence(GROUP, {"0": 2}) == {"0": SinkPosition(position=5, epoch=1)}
     put(world, second, batch_of(("0", 5, 8, 2)), rows_of(5, 8))
     assert world.rows() == rows_of(0, 8)
 
@@ -101,7 +101,7 @@ def the_first_batch_may_start_anywhere(world: World) -> None:
     sink = world.sink()
     sink.fence(GROUP, {"0": 1})
     put(world, sink, batch_of(("0", 100, 103, 1)), rows_of(100, 103))
-    assert known(sink) == Sunk(position=103, epoch=1)
+    assert known(sink) == SinkPosition(position=103, epoch=1)
 
 
 def staged_rows_are_not_seen(world: World) -> None:
@@ -113,7 +113,7 @@ def staged_rows_are_not_seen(world: World) -> None:
     sink.discard(staged)
     sink.discard(staged)
     assert world.rows() == rows_of(0, 5)
-    assert known(sink) == Sunk(position=5, epoch=1)
+    assert known(sink) == SinkPosition(position=5, epoch=1)
 
 
 def the_same_commit_again_is_harmless(world: World) -> None:
@@ -143,7 +143,7 @@ def a_driver_that_wakes_up_late_commits_nothing(world: World) -> None:
     zombie.fence(GROUP, {"0": 1})
     staged = zombie.stage(world.frame(rows_of(0, 5)), batch)
     heir = world.sink()
-    assert heir.fence(GROUP, {"0": 2}) == {"0": Sunk(epoch=1)}
+    assert heir.fence(GROUP, {"0": 2}) == {"0": SinkPosition(epoch=1)}
     with pytest.raises(FencedWrite) as refused:
         zombie.commit(staged, batch)
     assert (refused.value.key, refused.value.epoch) == ("0", 1)
@@ -154,7 +154,7 @@ def a_driver_that_wakes_up_late_commits_nothing(world: World) -> None:
     with pytest.raises(FencedWrite):
         put(world, zombie, batch_of(("0", 5, 9, 1)), rows_of(5, 9))
     assert world.rows() == rows_of(0, 5)
-    assert known(heir) == Sunk(position=5, epoch=2)
+    assert known(heir) == SinkPosition(position=5, epoch=2)
 
 
 def one_lost_partition_refuses_the_whole_batch(world: World) -> None:
@@ -167,22 +167,22 @@ def one_lost_partition_refuses_the_whole_batch(world: World) -> None:
         sink.commit(staged, batch)
     assert refused.value.key == "1"
     assert world.rows() == []
-    assert known(sink, "0") == Sunk(epoch=1)
+    assert known(sink, "0") == SinkPosition(epoch=1)
 
 
 def an_epoch_never_falls(world: World) -> None:
     sink = world.sink()
     sink.fence(GROUP, {"0": 7})
-    assert sink.fence(GROUP, {"0": 7}) == {"0": Sunk(epoch=7)}
-    assert sink.fence(GROUP, {"0": 3}) == {"0": Sunk(epoch=7)}
-    assert known(sink) == Sunk(epoch=7)
+    assert sink.fence(GROUP, {"0": 7}) == {"0": SinkPosition(epoch=7)}
+    assert sink.fence(GROUP, {"0": 3}) == {"0": SinkPosition(epoch=7)}
+    assert known(sink) == SinkPosition(epoch=7)
 
 
 def a_commit_under_a_higher_epoch_raises_it(world: World) -> None:
     sink = world.sink()
     sink.fence(GROUP, {"0": 1})
     put(world, sink, batch_of(("0", 0, 2, 4)), rows_of(0, 2))
-    assert known(sink) == Sunk(position=2, epoch=4)
+    assert known(sink) == SinkPosition(position=2, epoch=4)
 
 
 def a_gap_and_an_overlap_are_refused(world: World) -> None:
@@ -193,7 +193,7 @@ def a_gap_and_an_overlap_are_refused(world: World) -> None:
         with pytest.raises(SinkChanged, match="0"):
             put(world, sink, batch_of(("0", start, end, 1)), rows_of(start, end))
     assert world.rows() == rows_of(0, 5)
-    assert known(sink) == Sunk(position=5, epoch=1)
+    assert known(sink) == SinkPosition(position=5, epoch=1)
 
 
 def a_batch_of_which_a_part_is_done_is_refused(world: World) -> None:
@@ -212,7 +212,7 @@ def a_batch_without_rows_moves_the_positions(world: World) -> None:
     put(world, sink, batch_of(("0", 0, 2, 1)), rows_of(0, 2))
     assert put(world, sink, batch_of(("0", 2, 50, 1)), []) == 0
     assert world.rows() == rows_of(0, 2)
-    assert known(sink) == Sunk(position=50, epoch=1)
+    assert known(sink) == SinkPosition(position=50, epoch=1)
     assert [each.rows for each in sink.commits(GROUP)] == [2, 0]
 
 
@@ -220,7 +220,7 @@ def groups_do_not_know_each_other(world: World) -> None:
     sink, other = world.sink(), "partition/orders/shipping"
     sink.fence(GROUP, {"0": 5})
     put(world, sink, batch_of(("0", 0, 2, 5)), rows_of(0, 2))
-    assert sink.fence(other, {"0": 1}) == {"0": Sunk()}
+    assert sink.fence(other, {"0": 1}) == {"0": SinkPosition()}
     put(world, sink, batch_of(("0", 0, 2, 1), group=other), rows_of(10, 12))
     assert world.rows() == rows_of(0, 2) + rows_of(10, 12)
     assert [each.epoch for each in sink.commits(other)] == [1]
@@ -231,12 +231,14 @@ def an_operator_moves_positions_under_its_own_epoch(world: World) -> None:
     sink.fence(GROUP, {"0": 1, "1": 9})
     put(world, sink, batch_of(("0", 0, 5, 1)), rows_of(0, 5))
     with pytest.raises(FencedWrite) as refused:
-        sink.move(GROUP, {"0": Sunk(position=2, epoch=1), "1": Sunk(position=2, epoch=8)})
+        sink.move(
+            GROUP, {"0": SinkPosition(position=2, epoch=1), "1": SinkPosition(position=2, epoch=8)}
+        )
     assert refused.value.key == "1"
-    assert known(sink) == Sunk(position=5, epoch=1)
+    assert known(sink) == SinkPosition(position=5, epoch=1)
     sink.fence(GROUP, {"0": 2})
-    sink.move(GROUP, {"0": Sunk(position=2, epoch=2)})
-    assert known(sink) == Sunk(position=2, epoch=2)
+    sink.move(GROUP, {"0": SinkPosition(position=2, epoch=2)})
+    assert known(sink) == SinkPosition(position=2, epoch=2)
     put(world, sink, batch_of(("0", 2, 4, 2)), rows_of(12, 14))
     assert world.rows() == rows_of(0, 5) + rows_of(12, 14)
 

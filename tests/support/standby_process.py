@@ -27,7 +27,7 @@ from tests.support.pausing import pause_me
 from leasehold.clock import SystemClock
 from leasehold.errors import LeaseholdError
 from leasehold.runtime.stop_signals import SAME_S
-from leasehold.spark import DeltaSink, Fence, StandbyEvent, session
+from leasehold.spark import DeltaSink, Fence, StandbyChanged, session
 from leasehold.spark.standby_query.standby import Standby, stopped_by_signals
 
 ROWS = 10
@@ -127,7 +127,7 @@ def build(task: Task) -> Callable[[SparkSession, Fence], StreamingQuery]:
     return stuck if task.does == "stuck" else fenced
 
 
-def tell(event: StandbyEvent) -> None:
+def tell(event: StandbyChanged) -> None:
     say(event.what.value, epoch=event.epoch, batch=event.batch, text=event.text)
 
 

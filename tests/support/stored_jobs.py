@@ -12,8 +12,8 @@ from typing import TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from leasehold import open_store
-from leasehold.jobs.run_log import Said
-from leasehold.model import Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.jobs.run_log import RunNote
+from leasehold.model import CheckpointWrite, KeyClaim, MemberInfo, Ownership, Position
 from leasehold.names import job_key
 from leasehold.ports import Store
 
@@ -32,7 +32,7 @@ class Jobs:
     def run(self, step: Callable[[Store], Awaitable[T]]) -> T:
         return self.portal.call(step, self.store)
 
-    def join(self, holder: str, *jobs: str, said: Said | None = None) -> list[Ownership]:
+    def join(self, holder: str, *jobs: str, said: RunNote | None = None) -> list[Ownership]:
         keys = [job_key(each) for each in jobs]
         note = said.note() if said else ""
 
@@ -46,20 +46,20 @@ class Jobs:
                 info=MemberInfo(host="web1", pid=4711),
             )
             seen = await store.resources("job")
-            wanted = [Wanted(key=key, seen_epoch=seen[key].epoch, note=note) for key in keys]
+            wanted = [KeyClaim(key=key, seen_epoch=seen[key].epoch, note=note) for key in keys]
             return list(await store.claim(lease, wanted))
 
         return self.run(step)
 
-    def leave(self, owned: Ownership, said: Said | None = None) -> None:
+    def leave(self, owned: Ownership, said: RunNote | None = None) -> None:
         notes = {owned.key: said.note()} if said else None
         self.run(lambda store: store.release([owned], notes=notes))
 
-    def ran(self, holder: str, job: str, said: Said) -> None:
+    def ran(self, holder: str, job: str, said: RunNote) -> None:
         self.leave(self.join(holder, job)[0], said)
 
     def mark(self, owned: Ownership, position: Position) -> None:
-        mark = Mark(ownership=owned, position=position)
+        mark = CheckpointWrite(ownership=owned, position=position)
         assert not self.run(lambda store: store.checkpoint([mark]))
 
 

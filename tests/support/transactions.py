@@ -12,7 +12,7 @@ import anyio.to_thread
 from tests.support import postgres
 
 from leasehold.clock import SystemClock
-from leasehold.model import Lease, MemberInfo, Ownership, Position, Wanted
+from leasehold.model import KeyClaim, Lease, MemberInfo, Ownership, Position
 from leasehold.stores.postgres import PostgresStore
 from leasehold.stores.postgres.transactions import Transactions
 
@@ -88,12 +88,12 @@ async def member(store: PostgresStore, name: str) -> Lease:
 async def owner(store: PostgresStore) -> tuple[Lease, list[Ownership]]:
     await store.declare(KEYS)
     lease = await member(store, "a")
-    return lease, list(await store.claim(lease, [Wanted(key=k, seen_epoch=0) for k in KEYS]))
+    return lease, list(await store.claim(lease, [KeyClaim(key=k, seen_epoch=0) for k in KEYS]))
 
 
 async def take_over(store: PostgresStore, *, force: bool = True) -> Ownership:
     robber = await member(store, "b")
-    (taken,) = await store.claim(robber, [Wanted(key=KEYS[0], seen_epoch=1)], force=force)
+    (taken,) = await store.claim(robber, [KeyClaim(key=KEYS[0], seen_epoch=1)], force=force)
     return taken
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from leasehold.jobs import Job, Run, Worker, job
 from leasehold.ports import Store
-from leasehold.runtime.loop_thread import OneLoop
+from leasehold.runtime.loop_thread import SameLoop
 from leasehold.stores.registry import Registry
 from leasehold.testing.faults import CHANGING, READING
 from leasehold.testing.sim.faults import CALM, FaultRates
@@ -130,7 +130,7 @@ class World:
             name=host.name,
             clock=HostClock(host),
             rng=rng,
-            sides=OneLoop,
+            sides=SameLoop,
             identity=host.new_identity,
             **options,
         )

@@ -9,13 +9,13 @@ from typing import assert_type
 
 from leasehold import (
     Checkpoint,
+    LeaseTiming,
     Member,
     MemberOptions,
     Ownership,
     Position,
     Resource,
     Strategy,
-    Timing,
     open_store,
     partition_group,
     partition_key,
@@ -23,14 +23,14 @@ from leasehold import (
 from leasehold.events import Event, EventBatch, EventSource, Start
 from leasehold.files import AsyncNamespace, FileOptions, FileStatus, Namespace
 from leasehold.log import Log, LogSource, Receipt
-from leasehold.ports import Keeper, Store
+from leasehold.ports import KeyHandler, Store
 from leasehold.processor import (
     BlockingContext,
-    Counts,
     EventProcessor,
-    Options,
     PartitionContext,
     PartitionStatus,
+    ProcessorCounts,
+    ProcessorOptions,
 )
 from leasehold.stores.memory import MemoryStore
 from leasehold.stores.postgres import PostgresStore
@@ -52,7 +52,7 @@ async def use(keeper: SilentKeeper) -> None:
     options = MemberOptions(
         group=partition_group("stream", "group"),
         strategy=Strategy.EVEN,
-        timing=Timing.of(lease=timedelta(seconds=30)),
+        timing=LeaseTiming.of(lease=timedelta(seconds=30)),
     )
     async with open_store("memory://") as store:
         assert_type(store, Store)
@@ -71,7 +71,7 @@ def every_store_keeps_the_contract(
     return [memory, sqlite, postgres, simulated]
 
 
-def a_keeper_is_any_class_of_that_shape(keeper: SilentKeeper) -> Keeper:
+def a_keeper_is_any_class_of_that_shape(keeper: SilentKeeper) -> KeyHandler:
     return keeper
 
 
@@ -110,8 +110,10 @@ async def process(source: EventSource, store: Store) -> None:
     def on_event(context: BlockingContext, event: Event) -> None:
         context.checkpoint(event)
 
-    processor = EventProcessor(source, store, "group", on_batch=on_batch, options=Options())
-    assert_type(processor.counts(), Counts)
+    processor = EventProcessor(
+        source, store, "group", on_batch=on_batch, options=ProcessorOptions()
+    )
+    assert_type(processor.counts(), ProcessorCounts)
     assert_type(processor.status(), list[PartitionStatus])
     EventProcessor(source, "memory://", "group", on_event=on_event)
     async with EventProcessor(source, store, "group") as pulling:

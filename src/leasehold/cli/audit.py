@@ -87,8 +87,9 @@ def audit(
 ) -> None:
     """Prove or refute that a group had one owner at a time and did every event once.
 
-    Looks at the history of owners, the checkpoints, the log, and with --sink at what was written. Changes nothing. Exit code 1 unless all is proved.
-    """  # noqa: E501
+    Looks at the history of owners, the checkpoints, the log, and with --sink at what was written.
+    Changes nothing. Exit code 1 unless all is proved.
+    """
     with _wrapped():
         url = store_url(store)
         _check_place(html)

@@ -34,7 +34,7 @@ from leasehold.cli.tables import (
 from leasehold.cli.watch import Page, Watch, Watching, print_page, show
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.events.start import Start
-from leasehold.insight import Desk, PartitionView, ResetPlan, open_desk, plan_reset
+from leasehold.insight import Inspector, PartitionView, ResetPlan, open_inspector, plan_reset
 from leasehold.names import last_part
 
 checkpoints_app = typer.Typer(
@@ -53,7 +53,7 @@ def ls(
 ) -> None:
     """List the checkpoints of a group: the last event that is done, and how many wait."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         view = await desk.group(stream, group)
         rows = [_row(each) for each in view.partitions]
         return Page(data=rows, blocks=[fitting_table(rows, _LAYOUTS)], notes=said(desk))
@@ -92,14 +92,15 @@ def reset(
 ) -> None:
     """Put the checkpoints of a group to another place, also back, or remove them.
 
-    Says for each partition which event is next now and then, and how many come again or are skipped. Nobody may own the partitions meanwhile: drain the members first.
-    """  # noqa: E501
+    Says for each partition which event is next now and then, and how many come again or are
+    skipped. Nobody may own the partitions meanwhile: drain the members first.
+    """
     if (to is None) == (not remove):
         raise UsageError("where to? Give either --to PLACE or --remove")
     start = Start.parse(to) if to is not None else None
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_inspector(store_url(store)) as desk:
             view = await desk.group(stream, group)
             places = await desk.places(stream)
             plan = await plan_reset(view, to=start, places=places, partitions=partition or ())
@@ -143,7 +144,7 @@ def _row(part: PartitionView) -> dict[str, object]:
     return {name: row[name] for name in ("key", "first", "missed_events", *names)}
 
 
-async def _reset(desk: Desk, plan: ResetPlan, done: str, *, execute: bool) -> None:
+async def _reset(desk: Inspector, plan: ResetPlan, done: str, *, execute: bool) -> None:
     what = f"{counted(len(plan.partitions), 'checkpoint')} {done}"
     if not execute:
         if plan.held:

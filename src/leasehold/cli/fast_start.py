@@ -35,7 +35,7 @@ class _NoPandas:
         return None
 
 
-class _Watcher:
+class _ArrowImportHook:
     """Replaces the loader of Arrow at its import, so that Arrow finds no pandas."""
 
     def find_spec(
@@ -79,8 +79,8 @@ def leave_pandas_out() -> None:
     """
     if _ARROW in sys.modules:
         _look_in_vain(import_module(_ARROW))
-    elif not any(isinstance(each, _Watcher) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
+    elif not any(isinstance(each, _ArrowImportHook) for each in sys.meta_path):
+        sys.meta_path.insert(0, _ArrowImportHook())
 
 
 def _look_in_vain(arrow: ModuleType) -> None:

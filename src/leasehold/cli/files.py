@@ -34,7 +34,7 @@ from leasehold.cli.common import (
     time_cell,
     until_the_pipe_closes,
 )
-from leasehold.cli.error_messages import Found, of_a_file, print_faults, summary
+from leasehold.cli.error_messages import ShownFault, of_a_file, print_faults, summary
 from leasehold.cli.tables import (
     byte_progress,
     err,
@@ -80,8 +80,9 @@ def ls(
 ) -> None:
     """List files: their state, length, and who writes them.
 
-    "silent" is the time since the writer last renewed. One that is well renews every 30 s, so up to 30 s is nothing unusual.
-    """  # noqa: E501
+    "silent" is the time since the writer last renewed. One that is well renews every 30 s, so up to
+    30 s is nothing unusual.
+    """
     silent = duration(silent_for, option="--silent-for") if silent_for else None
     with _opened(store) as files, until_the_pipe_closes():
         found = (
@@ -154,8 +155,9 @@ def recover(
 ) -> None:
     """Close a file whoever writes it, and wait until that is done.
 
-    Its writer is shut out for good. While that writer was heard of within the soft limit (60 s), this only says who it is and exits with 4: add --execute to go on.
-    """  # noqa: E501
+    Its writer is shut out for good. While that writer was heard of within the soft limit (60 s),
+    this only says who it is and exits with 4: add --execute to go on.
+    """
     limit, soft_s = duration(timeout, option="--timeout"), _soft_limit_s()
     with _opened(store) as files:
         status = files.status(path)
@@ -180,13 +182,14 @@ def recover(
 def verify(prefix: Prefix = "/", *, store: DatabaseUrl = None, form: Form = Output.TABLE) -> None:
     """Compare every replica with its checksums and with the journal.
 
-    Exit code 1 if something is wrong, with a line for each fault. The last block of a file that is being written has no end yet and is left out.
-    """  # noqa: E501
+    Exit code 1 if something is wrong, with a line for each fault. The last block of a file that is
+    being written has no end yet and is left out.
+    """
     with _opened(store) as files:
         found = list(_every(files, prefix))
         if not found and prefix != "/":
             raise UnknownFile(f"there is no file at or below {prefix}: see `leasehold files ls`")
-        faults: list[Found] = []
+        faults: list[ShownFault] = []
         total = sum(status.length * status.replication for status in found)
         with byte_progress("verifying", total) as tick:
             for status in found:
@@ -233,8 +236,9 @@ def rm(
 ) -> None:
     """Remove a file, or a directory with all below it.
 
-    Without --execute it only says what it would remove. A writer of such a file is refused from then on. Streams have their own command: leasehold log delete.
-    """  # noqa: E501
+    Without --execute it only says what it would remove. A writer of such a file is refused from
+    then on. Streams have their own command: leasehold log delete.
+    """
     with _opened(store) as files, until_the_pipe_closes():
         found = list(_every(files, path))
         if not found:

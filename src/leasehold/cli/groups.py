@@ -26,7 +26,7 @@ from leasehold.cli.tables import (
     line_width,
 )
 from leasehold.cli.watch import Page, Watch, Watching, show
-from leasehold.insight import Desk, GroupView, PartitionView
+from leasehold.insight import GroupView, Inspector, PartitionView
 
 groups_app = typer.Typer(
     name="groups", help="Groups that share the partitions of a stream.", no_args_is_help=True
@@ -37,7 +37,7 @@ groups_app = typer.Typer(
 def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List all groups: partitions, how many are owned, members, and how many events wait."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         rows = [group_row(each) for each in await desk.groups()]
         return Page(data=rows, blocks=[fitting_table(rows, _GROUP_LAYOUTS)], notes=said(desk))
 
@@ -55,7 +55,7 @@ def describe(
 ) -> None:
     """Show a group: its members, and for each partition its owner, checkpoint, head and lag."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         view = await desk.group(stream, group)
         members = [member_row(each) for each in view.members]
         parts = [row_of(each) for each in view.partitions]
@@ -93,7 +93,7 @@ def group_row(view: GroupView) -> dict[str, object]:
     }
 
 
-def said(desk: Desk) -> list[str]:
+def said(desk: Inspector) -> list[str]:
     """Why heads and lags are not known, where that is a surprise."""
     return [f"heads and lags are not known: {desk.trouble}"] if desk.trouble else []
 

@@ -87,8 +87,9 @@ def hub(
 ) -> None:
     """Let the clients of Azure Event Hubs use the streams of a log: a hub is a stream.
 
-    The connection string to use is printed: with its key if that is a new one, which is never shown again. Ctrl-C or SIGTERM ends it in good order: what was accepted is stored.
-    """  # noqa: E501
+    The connection string to use is printed: with its key if that is a new one, which is never shown
+    again. Ctrl-C or SIGTERM ends it in good order: what was accepted is stored.
+    """
     wanted = dict(map(_created, create or ()))
     given = key or os.environ.get(KEYS_VARIABLE, "").split()
     options = leasehold.azure.HubOptions(

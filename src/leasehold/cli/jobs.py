@@ -49,10 +49,10 @@ from leasehold.cli.tables import (
 from leasehold.cli.watch import Page, Watch, Watching, print_page, show
 from leasehold.clock import SystemClock
 from leasehold.core.cron import Schedule, parse_schedule
-from leasehold.errors import BadSchedule, LeaseLost, UsageError
-from leasehold.insight import Desk, open_desk
+from leasehold.errors import InvalidSchedule, LeaseLost, UsageError
+from leasehold.insight import Inspector, open_inspector
 from leasehold.insight.jobs import JobView, job_log, job_view, job_views, schedule_of
-from leasehold.jobs.run_log import Entry, Streak, reservers
+from leasehold.jobs.run_log import RunEntry, Streak, reservers
 
 NEXT_EXAMPLES = 'leasehold jobs next nightly, or: leasehold jobs next --cron "30 2 * * *" --tz UTC'
 _SECOND = timedelta(seconds=1)
@@ -107,7 +107,7 @@ def clock_changes(schedule: Schedule, moments: Sequence[datetime]) -> list[str]:
 
 async def _of_job(url: str, job: str, now: datetime) -> tuple[Schedule, datetime]:
     """Its schedule, and the moment after which the next one is not done."""
-    async with open_desk(url) as desk:
+    async with open_inspector(url) as desk:
         view = await job_view(desk.store, job, now=now)
     if not view.schedule_text:
         raise UsageError(
@@ -116,8 +116,8 @@ async def _of_job(url: str, job: str, now: datetime) -> tuple[Schedule, datetime
         )
     try:
         schedule = view.schedule or schedule_of(view.schedule_text)
-    except BadSchedule as error:
-        raise BadSchedule(f"the schedule of {job!r} can not be read here: {error}") from error
+    except InvalidSchedule as error:
+        raise InvalidSchedule(f"the schedule of {job!r} can not be read here: {error}") from error
     return schedule, max(now, view.ran.done) if view.ran else now
 
 
@@ -184,7 +184,7 @@ jobs_app = typer.Typer(
 def ls(*, watch: Watch = None, store: StoreUrl = None, form: Form = Output.TABLE) -> None:
     """List all jobs: their state, who has them, how the last run ended, what is next or late."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         rows = [job_row(each) for each in await job_views(desk.store, now=desk.clock.utc_now())]
         return Page(data=rows, blocks=[fitting_table(rows, job_layouts(rows))])
 
@@ -197,7 +197,7 @@ def show_job(
 ) -> None:
     """Show all that is known of one job; what is not known is left out, but not in JSON."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         view = await job_view(desk.store, job, now=desk.clock.utc_now())
         record = job_row(view) | _details(view)
         known = {name: value for name, value in record.items() if value not in (None, "")}
@@ -228,10 +228,11 @@ def history(
 ) -> None:
     """List who reserved a job, newest first; the same one several times in a row is one line.
 
-    Who found nothing to run, because another one was faster or the schedule only begins, is left out without --all.
-    """  # noqa: E501
+    Who found nothing to run, because another one was faster or the schedule only begins, is left
+    out without --all.
+    """
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         log = [each for each in await job_log(desk.store, job) if everything or each.ran]
         most = len(log) if everything else limit
         if runs:
@@ -259,7 +260,7 @@ def check_token(
     """
 
     async def run() -> None:
-        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
             view = await job_view(desk.store, job, now=desk.clock.utc_now())
         current = view.held and view.resource.epoch == token
         row = {
@@ -346,7 +347,7 @@ def _details(view: JobView) -> dict[str, object]:
     }
 
 
-def run_row(entry: Entry) -> dict[str, object]:
+def run_row(entry: RunEntry) -> dict[str, object]:
     """One run in one row."""
     said = entry.said
     return {
@@ -366,7 +367,7 @@ def run_row(entry: Entry) -> dict[str, object]:
     }
 
 
-def _lasted_s(entry: Entry) -> float | None:
+def _lasted_s(entry: RunEntry) -> float | None:
     return None if entry.duration is None else entry.duration.total_seconds()
 
 
@@ -388,7 +389,7 @@ def _reserver_row(reserver: Streak) -> dict[str, object]:
     }
 
 
-def _counts(entries: Sequence[Entry]) -> dict[str, int]:
+def _counts(entries: Sequence[RunEntry]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in entries:
         word = each.outcome.value if each.outcome else "running"

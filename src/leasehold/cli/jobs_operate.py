@@ -35,12 +35,12 @@ from leasehold.cli.tables import (
 from leasehold.cli.watch import NoWait, Page, Timeout, print_page, wait_until_done
 from leasehold.clock import host_name
 from leasehold.errors import LeaseholdError, LeaseLost, UnknownResource, UsageError
-from leasehold.insight import Desk, open_desk
+from leasehold.insight import Inspector, open_inspector
 from leasehold.insight.groups import some_of
 from leasehold.insight.jobs import JobView, job_log, job_view
 from leasehold.jobs import operator_requests
 from leasehold.jobs.wish import GROUP
-from leasehold.model import Peer
+from leasehold.model import MemberRecord
 from leasehold.names import holder_id
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.")]
@@ -66,7 +66,7 @@ def pause(
         raise UsageError("give --until or --for, and not both")
 
     async def run() -> None:
-        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
             end = None if until is None else _moment(until)
             if for_ is not None:
                 end = desk.clock.utc_now() + duration(for_, option="--for", least="1s")
@@ -93,7 +93,7 @@ def resume(job: JobName, *, store: StoreUrl = None) -> None:
     """End the pause of a job."""
 
     async def run() -> None:
-        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
             await _known(desk, job)
             ended = await operator_requests.resume(desk.store, job, clock=desk.clock)
             err.print(f"resumed {job!r}" if ended else f"{job!r} was not paused")
@@ -108,7 +108,7 @@ def run_now(job: JobName, *, why: Why = "", store: StoreUrl = None) -> None:
     """
 
     async def run() -> None:
-        async with open_desk(store_url(store, maker=JOBS_MAKE)) as desk:
+        async with open_inspector(store_url(store, maker=JOBS_MAKE)) as desk:
             view = await _known(desk, job)
             if view.wanted is not None:
                 err.print(f"{view.wanted.by or 'somebody'} wants it already, and nobody has begun")
@@ -168,8 +168,9 @@ def handover(
 ) -> None:
     """Ask the holder of a job to stop in good order and hand it over; wait until it has.
 
-    Without HOLDER it goes to one that has had it before, that bears its name, or that bears the same name as its holder, as workers do.
-    """  # noqa: E501
+    Without HOLDER it goes to one that has had it before, that bears its name, or that bears the
+    same name as its holder, as workers do.
+    """
     limit_s = None if no_wait else duration(timeout, option="--timeout").total_seconds()
     url = store_url(store, maker=JOBS_MAKE)
     anyio.run(partial(_hand_over, url, job, to, limit_s=limit_s, execute=execute, form=form))
@@ -200,7 +201,7 @@ def shown_at(moment: datetime | None) -> str | None:
 async def _break(
     url: str, job: str, epoch: int, given: timedelta | None, *, execute: bool, form: Output
 ) -> None:
-    async with open_desk(url) as desk:
+    async with open_inspector(url) as desk:
         view = await _known(desk, job)
         _check_epoch(view, epoch)
         wait_s = view.lease_s if given is None else given.total_seconds()
@@ -250,7 +251,7 @@ def _check_epoch(view: JobView, epoch: int) -> None:
 async def _hand_over(
     url: str, job: str, to: str | None, *, limit_s: float | None, execute: bool, form: Output
 ) -> None:
-    async with open_desk(url) as desk:
+    async with open_inspector(url) as desk:
         view = await _known(desk, job)
         if not view.held:
             raise LeaseLost(
@@ -273,7 +274,7 @@ async def _hand_over(
             await _moved(desk, view, receiver, limit_s)
 
 
-async def _receiver(desk: Desk, view: JobView, to: str | None) -> str:
+async def _receiver(desk: Inspector, view: JobView, to: str | None) -> str:
     """Who is to have it.
 
     Raises:
@@ -300,7 +301,7 @@ async def _receiver(desk: Desk, view: JobView, to: str | None) -> str:
     return chosen
 
 
-def _likely(peers: Sequence[Peer], before: Sequence[str], view: JobView) -> str | None:
+def _likely(peers: Sequence[MemberRecord], before: Sequence[str], view: JobView) -> str | None:
     """One that has had the job before, whose id says that it waits for it, or a fellow worker."""
     name = holder_id(view.name, host="x", suffix="").removesuffix("-x-")
     there = [each.holder for each in peers]
@@ -310,13 +311,13 @@ def _likely(peers: Sequence[Peer], before: Sequence[str], view: JobView) -> str 
     return next((each for each in (*before, *waiting, *fellows) if each in there), None)
 
 
-def _program(peer: Peer) -> str:
+def _program(peer: MemberRecord) -> str:
     """The name that a holder's id begins with; empty if the id was made in another way."""
     host = holder_id("x", host=peer.info.host, suffix="").removeprefix("x")
     return peer.holder.rpartition(host)[0]
 
 
-async def _moved(desk: Desk, view: JobView, to: str, limit_s: float) -> None:
+async def _moved(desk: Inspector, view: JobView, to: str, limit_s: float) -> None:
     """Wait until a job has moved.
 
     Raises:
@@ -344,7 +345,7 @@ async def _moved(desk: Desk, view: JobView, to: str, limit_s: float) -> None:
     err.print(f"{to} has {view.name!r}")
 
 
-async def _known(desk: Desk, job: str) -> JobView:
+async def _known(desk: Inspector, job: str) -> JobView:
     return await job_view(desk.store, job, now=desk.clock.utc_now())
 
 

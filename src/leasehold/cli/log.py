@@ -97,8 +97,9 @@ def create(
 ) -> None:
     """Make a stream, and the store and the volumes where they are new.
 
-    The directories are remembered: later commands need not name them. Again with the same settings is harmless.
-    """  # noqa: E501
+    The directories are remembered: later commands need not name them. Again with the same settings
+    is harmless.
+    """
     segment_bytes = size(segment_size, option="--segment-size")
     retain_age = duration(keep, option="--keep") if keep else None
     retain_bytes = size(keep_size, option="--keep-size") if keep_size else 0
@@ -129,8 +130,9 @@ def grow(
 ) -> None:
     """Give a stream more partitions, while it is in use.
 
-    Producers and readers find out by themselves. Most keys go to other partitions from then on. Again with the same number is harmless.
-    """  # noqa: E501
+    Producers and readers find out by themselves. Most keys go to other partitions from then on.
+    Again with the same number is harmless.
+    """
     with opened(store) as log:
         had = log.stream(stream).partitions
         grown = log.grow(stream, partitions=partitions)
@@ -247,8 +249,9 @@ def delete(
 ) -> None:
     """Delete a stream with all its events.
 
-    Without --execute it only says what it would delete. Producers and readers of the stream are refused from then on. Checkpoints of groups stay: it names them.
-    """  # noqa: E501
+    Without --execute it only says what it would delete. Producers and readers of the stream are
+    refused from then on. Checkpoints of groups stay: it names them.
+    """
     with opened(store) as log:
         found = _info_if_readable(log, stream)
         groups = _groups_with_checkpoints(stream, store)

@@ -39,7 +39,7 @@ from leasehold.cli.watch import (
     wait_until_done,
 )
 from leasehold.errors import LeaseholdError, UnknownResource
-from leasehold.insight import Desk, GroupView, MemberView, open_desk
+from leasehold.insight import GroupView, Inspector, MemberView, open_inspector
 from leasehold.insight.groups import some_of
 
 members_app = typer.Typer(
@@ -62,7 +62,7 @@ def ls(
 ) -> None:
     """List the members of a group: where they run, what they own, when they were last heard of."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         rows = [member_row(each) for each in (await desk.group(stream, group, lags=False)).members]
         return Page(data=rows, blocks=[fitting_table(rows, MEMBER_LAYOUTS)])
 
@@ -142,7 +142,7 @@ async def _drain(
     limit_s: float | None,
     form: Output,
 ) -> None:
-    async with open_desk(url) as desk:
+    async with open_inspector(url) as desk:
         view = await _group_of(desk, holder)
         rows = _owned_rows(view, holder)
         print_page(Page(data=rows, blocks=[fitting_table(rows, [_OWNED_COLUMNS])]), form)
@@ -164,7 +164,7 @@ async def _drain(
             await _left(desk, view, holder, limit_s)
 
 
-async def _left(desk: Desk, view: GroupView, holder: str, limit_s: float) -> None:
+async def _left(desk: Inspector, view: GroupView, holder: str, limit_s: float) -> None:
     """Wait until a member has left.
 
     Raises:
@@ -186,7 +186,7 @@ async def _left(desk: Desk, view: GroupView, holder: str, limit_s: float) -> Non
     err.print(f"{holder} has left")
 
 
-async def _group_of(desk: Desk, holder: str) -> GroupView:
+async def _group_of(desk: Inspector, holder: str) -> GroupView:
     groups = await desk.groups()
     for view in groups:
         if any(each.holder == holder for each in view.members):

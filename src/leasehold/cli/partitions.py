@@ -46,7 +46,7 @@ from leasehold.cli.watch import (
     wait_until_done,
 )
 from leasehold.errors import LeaseholdError, LeaseLost, UsageError
-from leasehold.insight import Desk, GroupView, PartitionView, open_desk
+from leasehold.insight import GroupView, Inspector, PartitionView, open_inspector
 from leasehold.insight.groups import would_be_undone
 from leasehold.model import State, Term
 
@@ -82,7 +82,7 @@ def list_partitions(
 ) -> None:
     """Show who holds each partition, in which epoch, for how long, and what is under way."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         view = await desk.group(stream, group, lags=partition is not None)
         if partition is not None:
             row = row_of(view.partition(partition))
@@ -110,7 +110,7 @@ def history(
 ) -> None:
     """List who held a partition, newest first, and why each term ended."""
 
-    async def look(desk: Desk) -> Page:
+    async def look(desk: Inspector) -> Page:
         key = (await desk.group(stream, group, lags=False)).partition(partition).key
         rows = [_term_row(each) for each in await desk.store.history(key, limit=limit)]
         return Page(data=rows, blocks=[fitting_table(rows, _TERM_LAYOUTS)])
@@ -149,7 +149,7 @@ def break_lease(
     given = duration(after, option="--after") if after is not None else None
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_inspector(store_url(store)) as desk:
             part = (await desk.group(stream, group, lags=False)).partition(partition)
             _check_epoch(part, epoch)
             lease_s = _lease_s(part)
@@ -323,12 +323,13 @@ def move(
 ) -> None:
     """Ask the owner of a partition to hand it over to another member; wait until it has it.
 
-    The owner finishes what it has begun, notes its position and passes the partition on. It stays there only if the balance allows it: the plan says so where it does not.
-    """  # noqa: E501
+    The owner finishes what it has begun, notes its position and passes the partition on. It stays
+    there only if the balance allows it: the plan says so where it does not.
+    """
     limit_s = duration(timeout, option="--timeout").total_seconds()
 
     async def run() -> None:
-        async with open_desk(store_url(store)) as desk:
+        async with open_inspector(store_url(store)) as desk:
             view = await desk.group(stream, group)
             part = view.partition(partition)
             if not _worth_it(view, part, to):
@@ -406,7 +407,9 @@ def _refused(part: PartitionView, to: str) -> LeaseLost:
     )
 
 
-async def _moved(desk: Desk, view: GroupView, part: PartitionView, to: str, limit_s: float) -> None:
+async def _moved(
+    desk: Inspector, view: GroupView, part: PartitionView, to: str, limit_s: float
+) -> None:
     """Wait until a partition has moved.
 
     Raises:

@@ -36,7 +36,7 @@ from leasehold.cli.process_handler import load_handler
 from leasehold.cli.tables import err
 from leasehold.clock import Clock, SystemClock
 from leasehold.core.balance import Strategy
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import UnknownStream, UsageError
 from leasehold.events.source_urls import is_in_store
 from leasehold.events.start import Start
@@ -47,13 +47,13 @@ from leasehold.processor.events import (
     CycleDone,
     HandlerAbandoned,
     HandlerFailed,
-    MayRepeat,
     Overtaken,
     PartitionClosed,
-    PartitionDrains,
+    PartitionDraining,
     PartitionOpened,
     Poisoned,
     PositionMoved,
+    PossibleRepeats,
     PumpRestarted,
     ReceiverDisplaced,
 )
@@ -62,7 +62,7 @@ from leasehold.runtime.tracebacks import traceback_of
 if TYPE_CHECKING:
     from leasehold.events import EventSource
     from leasehold.log import LogDeadLetters
-    from leasehold.processor import Counts, EventProcessor, HookEvent
+    from leasehold.processor import EventProcessor, HookEvent, ProcessorCounts
 
 _MOST_TRACEBACKS = 200
 _ACTIONS = {
@@ -72,7 +72,7 @@ _ACTIONS = {
 }
 
 
-class Words(logging.Handler):
+class ProcessOutput(logging.Handler):
     """A hook for a processor, and a handler for what it logs as a warning."""
 
     def __init__(self, clock: Clock, *, name: str) -> None:
@@ -119,7 +119,7 @@ class Words(logging.Handler):
 
 
 @contextmanager
-def heard(words: Words) -> Iterator[None]:
+def heard(words: ProcessOutput) -> Iterator[None]:
     """Let all that Leasehold logs be said by ``words`` and by nobody else."""
     logger = logging.getLogger("leasehold")
     before, logger.propagate = logger.propagate, False
@@ -132,7 +132,9 @@ def heard(words: Words) -> Iterator[None]:
 
 
 @contextmanager
-def status_lines(processor: EventProcessor, words: Words, *, every_s: float) -> Iterator[None]:
+def status_lines(
+    processor: EventProcessor, words: ProcessOutput, *, every_s: float
+) -> Iterator[None]:
     """Say in one line how it goes, again and again, from a thread of its own."""
     ended = threading.Event()
 
@@ -152,7 +154,7 @@ def status_lines(processor: EventProcessor, words: Words, *, every_s: float) -> 
         thread.join()
 
 
-def status(held: int, before: Counts, now: Counts, *, every_s: float) -> str:
+def status(held: int, before: ProcessorCounts, now: ProcessorCounts, *, every_s: float) -> str:
     """How it goes, in one line."""
     rate = (now.events_handled - before.events_handled) / every_s
     failed = now.by_event.get(HandlerFailed.__name__, 0)
@@ -175,7 +177,7 @@ def _words(event: HookEvent) -> tuple[str, str] | None:
         case PartitionClosed():
             at = "" if event.position is None else f" at {event.position}"
             return "closed", f"{at} ({event.reason.value})"
-        case PartitionDrains():
+        case PartitionDraining():
             return "draining", ""
         case HandlerFailed():
             error = f"{type(event.error).__name__}: {event.error}"
@@ -189,7 +191,7 @@ def _words(event: HookEvent) -> tuple[str, str] | None:
 
 def _rare_words(event: HookEvent) -> tuple[str, str] | None:
     match event:
-        case MayRepeat():
+        case PossibleRepeats():
             return f"up to {counted(event.events, 'event')} of", " may come again"
         case Overtaken():
             return "overtaken in", ": taken by force while it was given up"
@@ -331,10 +333,12 @@ def process(
 ) -> None:
     """Run a handler on the events of a stream; start it several times to share the work.
 
-    Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted, partitions are handed over, and the exit code is 0. A second one, a second later or more, ends it at once.
-    """  # noqa: E501
+    Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted,
+    partitions are handed over, and the exit code is 0. A second one, a second later or more, ends
+    it at once.
+    """
     options = partial(
-        leasehold.processor.Options,
+        leasehold.processor.ProcessorOptions,
         strategy=strategy,
         timing=_timing(lease, store),
         start=Start.parse(start),
@@ -354,7 +358,7 @@ def process(
             "come again; make a stream for them with `leasehold log create`"
         )
     function = load_handler(handler, batch=batch)
-    words = Words(SystemClock(), name=name)
+    words = ProcessOutput(SystemClock(), name=name)
     with ExitStack() as stack:
         stack.enter_context(said_for_commands())
         stack.enter_context(heard(words))
@@ -390,10 +394,10 @@ def _optional(text: str | None, option: str, *, least: str, most: str) -> timede
     return None if text is None else duration(text, option=option, least=least, most=most)
 
 
-def _timing(lease: str | None, store: str | None) -> Timing:
+def _timing(lease: str | None, store: str | None) -> LeaseTiming:
     usual = "30s" if (store or "").lower().startswith("azure-blob:") else "10s"
     # A lease on Azure Blob lasts 15 s at least.
-    return Timing.of(lease=duration(lease or usual, option="--lease", least="50ms", most="7d"))
+    return LeaseTiming.of(lease=duration(lease or usual, option="--lease", least="50ms", most="7d"))
 
 
 def _checkpoint(text: str) -> CheckpointPolicy:
@@ -472,7 +476,7 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
 
 
 @contextmanager
-def _metrics(processor: EventProcessor, port: int, words: Words) -> Iterator[None]:
+def _metrics(processor: EventProcessor, port: int, words: ProcessOutput) -> Iterator[None]:
     """Serve the metrics while the processor runs.
 
     Raises:

@@ -19,11 +19,18 @@ from leasehold.cli.common import StoreUrl, duration, shared_store_url
 from leasehold.clock import Clock, SystemClock, system_random
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.errors import LeaseholdError, StoreError, UsageError
-from leasehold.jobs.command.command_run import Limits, LossKind, OnLoss
-from leasehold.jobs.command.exit_status import Exit, IfHeld, Plan, Reason, Verdict, unable
+from leasehold.jobs.command.command_run import CommandTimeouts, LossKind, OnLoss
+from leasehold.jobs.command.exit_status import (
+    CommandPlan,
+    ExitCode,
+    ExitReason,
+    ExitStatus,
+    IfHeld,
+    unable,
+)
 from leasehold.jobs.command.guard import fill_standard
 from leasehold.jobs.command.one_shot import Wrapper
-from leasehold.jobs.command.signal_queue import Bell
+from leasehold.jobs.command.signal_queue import SignalQueue
 from leasehold.jobs.policy import OnCrash, Policy
 from leasehold.jobs.wish import Wish, moment_of
 from leasehold.stores.sqlite.location import check_path, path_of
@@ -42,7 +49,7 @@ _TICK = timedelta(microseconds=1)
 _SKEW = timedelta(minutes=1)  # by which the clock of whoever names a moment may be ahead
 _MISUSED = 2  # what Typer leaves with
 # Nobody needs to hear of these away from a terminal: cron would send mail for every word.
-_ORDINARY = (Reason.HELD, Reason.DONE)
+_ORDINARY = (ExitReason.HELD, ExitReason.DONE)
 _LIKE_A_TERMINAL = frozenset(("FORCE_COLOR", "TTY_COMPATIBLE"))
 
 Command = Annotated[
@@ -128,8 +135,8 @@ class RunCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            if getattr(error, "exit_code", Exit.OK) == _MISUSED:
-                vars(error)["exit_code"] = int(Exit.USAGE)
+            if getattr(error, "exit_code", ExitCode.OK) == _MISUSED:
+                vars(error)["exit_code"] = int(ExitCode.USAGE)
             if getattr(getattr(error, "param", None), "name", "") == "command":
                 vars(error)["message"] = _BEHIND
             raise
@@ -157,8 +164,9 @@ def run(
 ) -> None:
     """Run a command while its job is reserved here, so that it runs on one node at a time.
 
-    The exit code is that of the command; others say why it did not run: 0 skipped, 75 held, 69 no store, 79 lost, 80 done, 81 paused, 64 usage.
-    """  # noqa: E501
+    The exit code is that of the command; others say why it did not run: 0 skipped, 75 held, 69 no
+    store, 79 lost, 80 done, 81 paused, 64 usage.
+    """
     fill_standard()
     clock = SystemClock()
     try:
@@ -167,7 +175,7 @@ def run(
         length = duration(lease, option="--lease", least="500ms", most="7d")
         limit = None if timeout is None else duration(timeout, option="--timeout", most="366d")
         retries, pause = _retry(retry)
-        plan = Plan(
+        plan = CommandPlan(
             job=job,
             command=command,
             store=shared_store_url(store),
@@ -184,9 +192,9 @@ def run(
         verdict = _carried_out(plan, schedule, clock)
     except LeaseholdError as error:
         away = isinstance(error, StoreError)
-        verdict = Verdict(
-            reason=Reason.UNREACHABLE if away else Reason.USAGE,
-            code=Exit.UNREACHABLE if away else Exit.USAGE,
+        verdict = ExitStatus(
+            reason=ExitReason.UNREACHABLE if away else ExitReason.USAGE,
+            code=ExitCode.UNREACHABLE if away else ExitCode.USAGE,
             message=str(error),
         )
     _tell(verdict, job, json=json)
@@ -196,11 +204,11 @@ def run(
 # --------------------------------------------------------------------------- parts
 
 
-def _carried_out(plan: Plan, schedule: Schedule | None, clock: Clock) -> Verdict:
+def _carried_out(plan: CommandPlan, schedule: Schedule | None, clock: Clock) -> ExitStatus:
     # Looked at first: a node without the command must not take the run from those that have it.
     if verdict := unable(plan):
         return verdict
-    bell = Bell()
+    bell = SignalQueue()
     try:
         with bell.hearing():
             wrapper = _wrapper(plan, schedule, bell, clock)
@@ -211,7 +219,7 @@ def _carried_out(plan: Plan, schedule: Schedule | None, clock: Clock) -> Verdict
 
 
 def _wrapper(
-    plan: Plan, schedule: Schedule | None, bell: Bell, clock: Clock
+    plan: CommandPlan, schedule: Schedule | None, bell: SignalQueue, clock: Clock
 ) -> Wrapper | ScheduledWrapper:
     rng = system_random()
     if schedule is None or not plan.standby:
@@ -262,8 +270,8 @@ def _write(write: Callable[[], object]) -> None:
         sys.stderr = None  # it would be tried again at the end, and be an exit code then
 
 
-def _tell(verdict: Verdict, job: str, *, json: bool) -> None:
-    quiet = verdict.reason in _ORDINARY and verdict.code == Exit.OK and not _is_looked_at()
+def _tell(verdict: ExitStatus, job: str, *, json: bool) -> None:
+    quiet = verdict.reason in _ORDINARY and verdict.code == ExitCode.OK and not _is_looked_at()
     if verdict.message and not quiet:
         _say(verdict.message)
     if json:
@@ -334,9 +342,9 @@ def _retry(text: str) -> tuple[int, timedelta]:
 
 def _limits(
     job: str, lease: timedelta, *, grace: str, timeout: timedelta | None, on_lost: str
-) -> Limits:
+) -> CommandTimeouts:
     wish = Wish.of((job,), lease=lease)
-    limits = Limits(
+    limits = CommandTimeouts(
         lease_s=wish.timing.lease_s,
         belief_s=wish.grace_s,
         grace_s=duration(grace, option="--grace", most="1d").total_seconds(),

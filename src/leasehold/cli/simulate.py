@@ -22,7 +22,7 @@ from leasehold.errors import UsageError
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.fault_run import Day, run_day
 from leasehold.testing.sim.ownership_chart import sparklines, svg, window
-from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
+from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
 
 _PICTURE_COLUMNS = 52
 _MOST_PICTURE_ROWS = 12
@@ -32,7 +32,7 @@ out = Console()
 err = Console(stderr=True)
 
 
-class Output(StrEnum):
+class SimulateOutput(StrEnum):
     """How results are printed."""
 
     TABLE = "table"
@@ -86,8 +86,8 @@ def simulate(
         bool, typer.Option("--story", help="Tell a bad day (--seed) step by step.", metavar="")
     ] = False,
     output: Annotated[
-        Output, typer.Option("--output", "-o", help="table or json.", metavar="FORM")
-    ] = Output.TABLE,
+        SimulateOutput, typer.Option("--output", "-o", help="table or json.", metavar="FORM")
+    ] = SimulateOutput.TABLE,
     svg_file: Annotated[
         Path | None,
         typer.Option("--svg", help="Draw ownership over time into this file.", metavar="FILE"),
@@ -95,8 +95,10 @@ def simulate(
 ) -> None:
     """Run the real member code on simulated clocks and a simulated store.
 
-    A scenario is measured in good weather. Bad days (--seeds, or --seed alone) have crashes, pauses, clock errors and lost messages, in search of a broken invariant: exit code 1 if there is one.
-    """  # noqa: E501
+    A scenario is measured in good weather. Bad days (--seeds, or --seed alone) have crashes,
+    pauses, clock errors and lost messages, in search of a broken invariant: exit code 1 if there is
+    one.
+    """
     if scenario is None and (seeds is not None or seed is not None):
         given = (hosts, partitions, strategy, svg_file, compare or None)
         if any(each is not None for each in given):
@@ -137,7 +139,9 @@ def _check_scenario(
 # --------------------------------------------------------------------- bad days
 
 
-def _storms(first: int, count: int, output: Output, tell: Callable[[str], None] | None) -> None:
+def _storms(
+    first: int, count: int, output: SimulateOutput, tell: Callable[[str], None] | None
+) -> None:
     days: list[Day] = []
     broken: list[str] = []
     lived = [_live(first, tell)] if tell else _lived(range(first, first + count))
@@ -158,7 +162,7 @@ def _storms(first: int, count: int, output: Output, tell: Callable[[str], None] 
         "writes_accepted": sum(day.writes_accepted for day in days),
         "writes_fenced": sum(day.writes_refused for day in days),
     }
-    if output is Output.JSON:
+    if output is SimulateOutput.JSON:
         out.print_json(json.dumps(summary))
     else:
         _print_storms(summary, broken)
@@ -205,10 +209,10 @@ def _scenarios(
     hosts: int,
     partitions: int,
     seed: int,
-    output: Output,
+    output: SimulateOutput,
     svg_file: Path | None,
 ) -> None:
-    runs: list[Run] = []
+    runs: list[ScenarioRun] = []
     with _progress(f"{scenario.value}, {hosts} x {partitions}", len(strategies)) as tick:
         for strategy in strategies:
             runs.append(
@@ -220,7 +224,7 @@ def _scenarios(
     if svg_file is not None:
         svg_file.write_text(svg(runs[0]), encoding="utf-8")
         err.print(f"picture: {svg_file}", highlight=False)
-    if output is Output.JSON:
+    if output is SimulateOutput.JSON:
         numbers = [asdict(run.measured) for run in runs]
         out.print_json(json.dumps(numbers[0] if len(numbers) == 1 else {"runs": numbers}))
         return
@@ -254,7 +258,7 @@ def _table(measured: list[Measured]) -> Table:
     return table
 
 
-def _print_picture(run: Run) -> None:
+def _print_picture(run: ScenarioRun) -> None:
     """The hosts that something happened to, and a few of the rest."""
     lines = sparklines(run, columns=_PICTURE_COLUMNS)
     hosts, free = lines[:-1], lines[-1]

@@ -35,7 +35,7 @@ from leasehold.cli.tables import (
     print_table,
 )
 from leasehold.errors import InvalidDuration, StoreUnavailable
-from leasehold.insight import Desk, open_desk
+from leasehold.insight import Inspector, open_inspector
 
 _OPTION = "--watch"
 _EVERY = "2s"
@@ -77,7 +77,7 @@ class Page:
     notes: Sequence[str] = ()
 
 
-Look = Callable[[Desk], Awaitable[Page]]
+Look = Callable[[Inspector], Awaitable[Page]]
 
 
 def show(
@@ -119,13 +119,13 @@ def print_page(page: Page, form: Output) -> None:
 
 
 async def _once(url: str, look: Look) -> Page:
-    async with open_desk(url) as desk:
+    async with open_inspector(url) as desk:
         return await look(desk)
 
 
 async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
     painted = form is Output.TABLE and out.is_terminal
-    async with open_desk(url) as desk:
+    async with open_inspector(url) as desk:
         page = await look(desk)
         if painted:
             await _paint(desk, look, page, every_s)
@@ -145,7 +145,7 @@ async def _again(url: str, look: Look, form: Output, every_s: float) -> None:
             page = await _next(desk, look, page)
 
 
-async def _paint(desk: Desk, look: Look, page: Page, every_s: float) -> None:
+async def _paint(desk: Inspector, look: Look, page: Page, every_s: float) -> None:
     with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
         while True:
             at = desk.clock.utc_now().strftime("%H:%M:%SZ")
@@ -156,7 +156,7 @@ async def _paint(desk: Desk, look: Look, page: Page, every_s: float) -> None:
             page = await _next(desk, look, page)
 
 
-async def _next(desk: Desk, look: Look, before: Page) -> Page:
+async def _next(desk: Inspector, look: Look, before: Page) -> Page:
     """Look again; while the store is away, the page of before with the reason."""
     try:
         return await look(desk)
@@ -165,7 +165,7 @@ async def _next(desk: Desk, look: Look, before: Page) -> Page:
 
 
 async def wait_until_done(
-    desk: Desk, step: Callable[[], Awaitable[str | None]], *, limit_s: float
+    desk: Inspector, step: Callable[[], Awaitable[str | None]], *, limit_s: float
 ) -> bool:
     """Look until ``step`` returns None, and tell what it says until then; False: out of time.
 

@@ -25,7 +25,7 @@ from leasehold.clock import Clock, SystemClock
 from leasehold.errors import LeaseholdError, UsageError
 from leasehold.jobs.worker.definition import Job
 from leasehold.jobs.worker.worker import Worker
-from leasehold.runtime.stop_signals import Asked, StopRequests
+from leasehold.runtime.stop_signals import StopAsked, StopRequests
 from leasehold.runtime.tracebacks import traceback_of
 
 EXAMPLE = "leasehold worker billing.jobs --store sqlite:///leases.db"
@@ -57,8 +57,10 @@ def worker(
 ) -> None:
     """Run the jobs of a module; start it on several machines, and each runs what it can reserve.
 
-    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all is released at once, and the exit code is 0. A second one, a second later or more, ends it at once. A function that can not be stopped is ended with the process, with exit code 1.
-    """  # noqa: E501
+    Ctrl-C or SIGTERM ends it in good order: what runs may end, or is stopped after the grace, all
+    is released at once, and the exit code is 0. A second one, a second later or more, ends it at
+    once. A function that can not be stopped is ended with the process, with exit code 1.
+    """
     limit = duration(grace, option="--grace", most="1d")
     url = shared_store_url(store)
     jobs = load_jobs(module)
@@ -115,7 +117,7 @@ def _imported(name: str) -> ModuleType:
         raise UsageError(str(error)) from error
 
 
-class Stops:
+class StopSignals:
     """What the signals do: the first one stops in good order, a later one leaves at once.
 
     One that comes within a second of the first is the same request.
@@ -136,17 +138,17 @@ class Stops:
     def __call__(self, number: int) -> None:
         """Hear a signal."""
         asked = self._requests.heard(self._clock.boottime_s())
-        if asked is Asked.FIRST:
+        if asked is StopAsked.FIRST:
             self._say("asked to stop: what runs may end, nothing new begins")
             self._stop()
-        elif asked is Asked.AGAIN:
+        elif asked is StopAsked.AGAIN:
             self._say("asked twice to stop: leaving without order")
             self._leave(128 + number)
 
 
 async def _run(made: Worker, lines: _Lines, clock: Clock) -> None:
     loop = asyncio.get_running_loop()
-    stop = Stops(made.stop, leave=os._exit, say=lines.say, clock=clock)
+    stop = StopSignals(made.stop, leave=os._exit, say=lines.say, clock=clock)
     for each in _SIGNALS:
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not the main thread
             loop.add_signal_handler(each, stop, each)

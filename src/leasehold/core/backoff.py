@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
+class Backoff:
     """Pauses of ``base_s``, doubled at each failure up to ``most_s``, each drawn by lot.
 
     The draw lies between half the step and the whole, so that hosts that failed together do not

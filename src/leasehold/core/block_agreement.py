@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-class Condition(Enum):
+class ReplicaCondition(Enum):
     """What one volume has of a block, best first."""
 
     SEALED = "sealed"  # the writer had finished: records, bytes and a seal
@@ -30,11 +30,11 @@ class Condition(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReplicaAnswer:
     """What one volume said; ``checksum`` is over its records up to ``length``."""
 
     volume: str
-    condition: Condition
+    condition: ReplicaCondition
     length: int
     checksum: int
     bytes_read: int = field(default=0, compare=False)  # what the answer cost
@@ -49,7 +49,7 @@ class Agreement:
 
 
 def agree(
-    members: Sequence[str], answers: Mapping[str, Answer], *, accept_loss: bool = False
+    members: Sequence[str], answers: Mapping[str, ReplicaAnswer], *, accept_loss: bool = False
 ) -> Agreement:
     """Decide where a block ends; members that are not in ``answers`` did not answer.
 
@@ -60,29 +60,34 @@ def agree(
         TailUncertain: no usable copy answered, or sound copies contradict each other.
     """
     heard = [answers[member] for member in members if member in answers]
-    sealed = [answer for answer in heard if answer.condition is Condition.SEALED]
+    sealed = [answer for answer in heard if answer.condition is ReplicaCondition.SEALED]
     # Apart from a seal, a copy without a byte does not vote: to keep what another has is safe.
     usable = [
         answer
         for answer in heard
-        if answer.length > 0 and answer.condition is not Condition.DAMAGED
+        if answer.length > 0 and answer.condition is not ReplicaCondition.DAMAGED
     ]
     if sealed:
         _same(sealed, "sealed copies")
         return _decided(sealed[0].length, usable)
-    for best in (Condition.WHOLE, Condition.CUT):
+    for best in (ReplicaCondition.WHOLE, ReplicaCondition.CUT):
         lengths = [answer.length for answer in usable if answer.condition is best]
-        if lengths and best is Condition.CUT and len(heard) < len(members) and not accept_loss:
+        if (
+            lengths
+            and best is ReplicaCondition.CUT
+            and len(heard) < len(members)
+            and not accept_loss
+        ):
             break  # it says itself that there was more: who is silent may have it
         if lengths:
             return _decided(min(lengths), usable)
-    damaged = any(answer.condition is Condition.DAMAGED for answer in heard)
+    damaged = any(answer.condition is ReplicaCondition.DAMAGED for answer in heard)
     if members and ((len(heard) == len(members) and not damaged) or accept_loss):
         return Agreement(length=0, volumes=())
     raise TailUncertain(_why(members, answers))
 
 
-def _decided(length: int, usable: Iterable[Answer]) -> Agreement:
+def _decided(length: int, usable: Iterable[ReplicaAnswer]) -> Agreement:
     """Every sound copy that is long enough takes part, whatever else is wrong with its end."""
     if length == 0:
         return Agreement(length=0, volumes=())
@@ -91,7 +96,7 @@ def _decided(length: int, usable: Iterable[Answer]) -> Agreement:
     return Agreement(length=length, volumes=tuple(answer.volume for answer in long_enough))
 
 
-def _same(answers: Iterable[Answer], what: str) -> None:
+def _same(answers: Iterable[ReplicaAnswer], what: str) -> None:
     found = {(answer.length, answer.checksum): answer.volume for answer in answers}
     if len(found) > 1:
         listed = ", ".join(
@@ -104,14 +109,14 @@ def _same(answers: Iterable[Answer], what: str) -> None:
         )
 
 
-def _why(members: Sequence[str], answers: Mapping[str, Answer]) -> str:
+def _why(members: Sequence[str], answers: Mapping[str, ReplicaAnswer]) -> str:
     silent = [member for member in members if member not in answers]
     damaged = [
         member
         for member in members
-        if member in answers and answers[member].condition is Condition.DAMAGED
+        if member in answers and answers[member].condition is ReplicaCondition.DAMAGED
     ]
-    cut = [each.volume for each in answers.values() if each.condition is Condition.CUT]
+    cut = [each.volume for each in answers.values() if each.condition is ReplicaCondition.CUT]
     parts = ["no usable copy of the block's tail was found"]
     if cut:
         parts.append(f"cut short on {', '.join(cut)}")

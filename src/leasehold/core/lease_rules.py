@@ -55,7 +55,7 @@ class Move(Enum):
     READ_BARE = "read, no id"
 
 
-class Refusal(Enum):
+class RequestRefusal(Enum):
     """Why a request was refused: the words of the blob service, with their status."""
 
     ALREADY_PRESENT = (409, "LeaseAlreadyPresent")
@@ -80,11 +80,11 @@ class Refusal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleOutcome:
     """What a request does: the state afterwards, or the refusal; never both."""
 
     to: State | None = None
-    refusal: Refusal | None = None
+    refusal: RequestRefusal | None = None
 
     @property
     def granted(self) -> bool:
@@ -95,18 +95,18 @@ class Verdict:
 COLUMNS = (State.AVAILABLE, State.LEASED, State.BREAKING, State.BROKEN, State.EXPIRED)
 
 _FREE, _HELD, _BREAKING, _BROKEN, _EXPIRED = COLUMNS
-_PRESENT = Refusal.ALREADY_PRESENT
-_MISMATCH = Refusal.MISMATCH
-_ABSENT = Refusal.NOT_PRESENT
-_NO_RENEWAL = Refusal.BROKEN_NOT_RENEWED
-_DEAD = Refusal.WRITE_NOT_PRESENT
-_NOT_YOURS = Refusal.WRITE_MISMATCH
-_BARE = Refusal.WRITE_MISSING
-_NOT_ACQUIRED = Refusal.BREAKING_NOT_ACQUIRED
-_NOT_CHANGED = Refusal.BREAKING_NOT_CHANGED
+_PRESENT = RequestRefusal.ALREADY_PRESENT
+_MISMATCH = RequestRefusal.MISMATCH
+_ABSENT = RequestRefusal.NOT_PRESENT
+_NO_RENEWAL = RequestRefusal.BROKEN_NOT_RENEWED
+_DEAD = RequestRefusal.WRITE_NOT_PRESENT
+_NOT_YOURS = RequestRefusal.WRITE_MISMATCH
+_BARE = RequestRefusal.WRITE_MISSING
+_NOT_ACQUIRED = RequestRefusal.BREAKING_NOT_ACQUIRED
+_NOT_CHANGED = RequestRefusal.BREAKING_NOT_CHANGED
 
 # fmt: off
-_TABLE: Mapping[Move, tuple[State | Refusal, ...]] = MappingProxyType({
+_TABLE: Mapping[Move, tuple[State | RequestRefusal, ...]] = MappingProxyType({
     #                    available  leased      breaking       broken       expired
     Move.ACQUIRE_NEW:   (_HELD,     _PRESENT,   _PRESENT,      _HELD,       _HELD),
     Move.ACQUIRE_SAME:  (_HELD,     _HELD,      _NOT_ACQUIRED, _HELD,       _HELD),
@@ -133,10 +133,10 @@ _TABLE: Mapping[Move, tuple[State | Refusal, ...]] = MappingProxyType({
 # fmt: on
 
 
-def judge(state: State, move: Move) -> Verdict:
+def judge(state: State, move: Move) -> RuleOutcome:
     """What ``move`` does to a lease in ``state``. Pure: asking changes nothing."""
     cell = _TABLE[move][COLUMNS.index(state)]
-    return Verdict(refusal=cell) if isinstance(cell, Refusal) else Verdict(to=cell)
+    return RuleOutcome(refusal=cell) if isinstance(cell, RequestRefusal) else RuleOutcome(to=cell)
 
 
 def state_of(*, held: bool, lease_ends_at: float, break_at: float | None, now: float) -> State:
@@ -185,7 +185,9 @@ def markdown() -> str:
     ]
     for move, cells in _TABLE.items():
         shown = [
-            f"{cell.status} {cell.code}" if isinstance(cell, Refusal) else f"**{cell.value}**"
+            f"{cell.status} {cell.code}"
+            if isinstance(cell, RequestRefusal)
+            else f"**{cell.value}**"
             for cell in cells
         ]
         lines.append(f"| {move.value} | " + " | ".join(shown) + " |")

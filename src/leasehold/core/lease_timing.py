@@ -27,8 +27,8 @@ MOST_LEASE_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """The times of a member, in seconds. Make it with ``Timing.of``, which checks them."""
+class LeaseTiming:
+    """The times of a member, in seconds. Make it with ``LeaseTiming.of``, which checks them."""
 
     lease_s: float = 10.0
     renew_s: float = 3.0
@@ -43,7 +43,7 @@ class Timing:
         renew_every: timedelta | None = None,
         margin: timedelta | None = None,
         call_limit: timedelta | None = None,
-    ) -> Timing:
+    ) -> LeaseTiming:
         """Times from durations; what is not given is derived from the lease.
 
         Raises:

@@ -8,7 +8,7 @@ _HALF_LIFE_S = 10.0
 _DIGITS = 2
 
 
-class Meter:
+class LoadMeter:
     """An average that forgets: what lies one half-life back counts half. Time is handed in."""
 
     def __init__(self, now_s: float, *, half_life_s: float = _HALF_LIFE_S) -> None:

@@ -50,7 +50,7 @@ class Overlap(Enum):
     REPLACE = "replace"  # the run is stopped
 
 
-class Place(Enum):
+class RunPlace(Enum):
     """Where the job runs at this moment, as far as is known."""
 
     NOWHERE = "nowhere"
@@ -58,7 +58,7 @@ class Place(Enum):
     ELSEWHERE = "elsewhere"
 
 
-class Rules(Protocol):
+class RunRules(Protocol):
     """The part of a policy that decides what is run."""
 
     @property
@@ -83,7 +83,7 @@ class Rules(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RunDecision:
     """What is to be done about one schedule at one moment.
 
     Attributes:
@@ -114,30 +114,30 @@ def decide(
     done: datetime,
     started: datetime | None,
     now: datetime,
-    rules: Rules,
-    place: Place = Place.NOWHERE,
+    rules: RunRules,
+    place: RunPlace = RunPlace.NOWHERE,
     shift: timedelta = timedelta(0),
-) -> Decision:
+) -> RunDecision:
     """What to do now. ``done`` and ``started`` are what the store says of the schedule.
 
     ``place`` is where the job runs; what is started and runs nowhere has crashed.
     """
-    if place is Place.HERE:
+    if place is RunPlace.HERE:
         return _beside(schedule, max(done, started or done), now, rules, shift)
     settled = done
     if started is not None:
-        waits = place is Place.ELSEWHERE
+        waits = place is RunPlace.ELSEWHERE
         if waits or (rules.on_crash is OnCrash.RUN_AGAIN and _fresh(started, now, rules, shift)):
             # The other one may crash yet, so even with LEAVE it has to be looked after.
             return _found(started, place, again=True)
         settled = started
     first = schedule.next(settled)
     if first is None or first + shift > now:
-        return Decision(look_at=None if first is None else first + shift)
+        return RunDecision(look_at=None if first is None else first + shift)
     found = _due(schedule, first, now, rules, shift)
     if found is None:
         following = schedule.next(max(settled, now - shift))
-        return Decision(look_at=None if following is None else following + shift)
+        return RunDecision(look_at=None if following is None else following + shift)
     return _found(found, place, again=False)
 
 
@@ -147,7 +147,7 @@ def settled_by(
     *,
     began: datetime,
     ended: datetime,
-    rules: Rules,
+    rules: RunRules,
     shift: timedelta = timedelta(0),
 ) -> datetime:
     """Up to where the schedule is done when the run of ``occurrence`` has ended.
@@ -163,28 +163,28 @@ def settled_by(
     return schedule.previous(ended - shift + _TICK) or occurrence
 
 
-def _found(occurrence: datetime, place: Place, *, again: bool) -> Decision:
-    if place is Place.ELSEWHERE:
-        return Decision(waits=occurrence)
-    return Decision(run=occurrence, again=again)
+def _found(occurrence: datetime, place: RunPlace, *, again: bool) -> RunDecision:
+    if place is RunPlace.ELSEWHERE:
+        return RunDecision(waits=occurrence)
+    return RunDecision(run=occurrence, again=again)
 
 
 def _beside(
-    schedule: Schedule, running: datetime, now: datetime, rules: Rules, shift: timedelta
-) -> Decision:
+    schedule: Schedule, running: datetime, now: datetime, rules: RunRules, shift: timedelta
+) -> RunDecision:
     """The job runs here: only ``REPLACE`` has something to say before it ends."""
     if rules.overlap is not Overlap.REPLACE:
-        return Decision()
+        return RunDecision()
     following = schedule.next(running)
     if following is None:
-        return Decision()
+        return RunDecision()
     if following + shift <= now:
-        return Decision(stop=True)
-    return Decision(look_at=following + shift)
+        return RunDecision(stop=True)
+    return RunDecision(look_at=following + shift)
 
 
 def _due(
-    schedule: Schedule, first: datetime, now: datetime, rules: Rules, shift: timedelta
+    schedule: Schedule, first: datetime, now: datetime, rules: RunRules, shift: timedelta
 ) -> datetime | None:
     """Which of the occurrences from ``first`` to now is to be run; None: all are passed over."""
     last = schedule.previous(now - shift + _TICK) or first
@@ -202,7 +202,7 @@ def _oldest(
     first: datetime,
     last: datetime,
     now: datetime,
-    rules: Rules,
+    rules: RunRules,
     shift: timedelta,
 ) -> datetime:
     """The oldest that is young enough, and among the last thousand."""
@@ -217,5 +217,5 @@ def _oldest(
     return found
 
 
-def _fresh(occurrence: datetime, now: datetime, rules: Rules, shift: timedelta) -> bool:
+def _fresh(occurrence: datetime, now: datetime, rules: RunRules, shift: timedelta) -> bool:
     return rules.max_age is None or now - occurrence - shift <= rules.max_age

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import InvalidOptions
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 
 
-class Then(Enum):
+class PoisonAction(Enum):
     """What happens when the last attempt has failed."""
 
     SKIP = "skip"
@@ -21,8 +21,8 @@ class Then(Enum):
     STOP = "stop"
 
 
-def _pauses() -> Ladder:
-    return Ladder(base_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S)
+def _pauses() -> Backoff:
+    return Backoff(base_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class PoisonPolicy:
     """
 
     retries: int | None = None
-    then: Then = Then.STOP
-    pauses: Ladder = field(default_factory=_pauses)
+    then: PoisonAction = PoisonAction.STOP
+    pauses: Backoff = field(default_factory=_pauses)
 
     def __post_init__(self) -> None:
         """Refuse a negative number."""
@@ -43,24 +43,24 @@ class PoisonPolicy:
             raise InvalidOptions(f"retries >= 0 does not hold ({self.retries})")
 
     @classmethod
-    def retry(cls, *, pauses: Ladder | None = None) -> Self:
+    def retry(cls, *, pauses: Backoff | None = None) -> Self:
         """Until the handler takes it."""
         return cls(pauses=pauses or _pauses())
 
     @classmethod
-    def skip(cls, *, retries: int = 3, pauses: Ladder | None = None) -> Self:
+    def skip(cls, *, retries: int = 3, pauses: Backoff | None = None) -> Self:
         """Report it and go on with the next event. It is lost to this group."""
-        return cls(retries=retries, then=Then.SKIP, pauses=pauses or _pauses())
+        return cls(retries=retries, then=PoisonAction.SKIP, pauses=pauses or _pauses())
 
     @classmethod
-    def dead_letter(cls, *, retries: int = 3, pauses: Ladder | None = None) -> Self:
+    def dead_letter(cls, *, retries: int = 3, pauses: Backoff | None = None) -> Self:
         """Put it into another stream, with reason and traceback, and go on when it is there."""
-        return cls(retries=retries, then=Then.DEAD_LETTER, pauses=pauses or _pauses())
+        return cls(retries=retries, then=PoisonAction.DEAD_LETTER, pauses=pauses or _pauses())
 
     @classmethod
-    def stop(cls, *, retries: int = 3, pauses: Ladder | None = None) -> Self:
+    def stop(cls, *, retries: int = 3, pauses: Backoff | None = None) -> Self:
         """Stop the partition: it stays owned, and nothing after the event is handled."""
-        return cls(retries=retries, then=Then.STOP, pauses=pauses or _pauses())
+        return cls(retries=retries, then=PoisonAction.STOP, pauses=pauses or _pauses())
 
     def exhausted(self, failures: int) -> bool:
         """Whether there is no other attempt after so many failures."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class By(Enum):
+class PositionOrigin(Enum):
     """Whose word counts."""
 
     SINK = "sink"
@@ -22,33 +22,33 @@ class By(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class ResumePosition:
     """Go on at ``position``; None with ``START`` and ``OPERATOR``: where the options say.
 
     ``NOBODY``: sink and checkpoint contradict each other, and a person must decide.
     """
 
-    by: By
+    by: PositionOrigin
     position: int | None = None
 
 
-def resumed(*, checkpoint: int | None, sunk: int | None, is_reset: bool) -> Resumed:
+def resumed(*, checkpoint: int | None, sunk: int | None, is_reset: bool) -> ResumePosition:
     """Decide. Both are the number of the first event that is not done.
 
     ``is_reset``: an operator has put the checkpoint there, and no owner has written one since.
     """
     if is_reset:
-        return Resumed(by=By.OPERATOR, position=checkpoint)
+        return ResumePosition(by=PositionOrigin.OPERATOR, position=checkpoint)
     if sunk is None and not checkpoint:  # nothing was ever done
         return resumed_by_checkpoint(checkpoint)
     if sunk is None:
-        return Resumed(by=By.NOBODY)
+        return ResumePosition(by=PositionOrigin.NOBODY)
     if checkpoint is not None and checkpoint > sunk:
-        return Resumed(by=By.NOBODY)
-    return Resumed(by=By.SINK, position=sunk)
+        return ResumePosition(by=PositionOrigin.NOBODY)
+    return ResumePosition(by=PositionOrigin.SINK, position=sunk)
 
 
-def resumed_by_checkpoint(checkpoint: int | None) -> Resumed:
+def resumed_by_checkpoint(checkpoint: int | None) -> ResumePosition:
     """Decide for a sink that keeps no positions."""
-    by = By.START if checkpoint is None else By.CHECKPOINT
-    return Resumed(by=by, position=checkpoint)
+    by = PositionOrigin.START if checkpoint is None else PositionOrigin.CHECKPOINT
+    return ResumePosition(by=by, position=checkpoint)

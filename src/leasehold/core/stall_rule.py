@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Verdict(Enum):
+class StallVerdict(Enum):
     """What to do about a partition."""
 
     FINE = "fine"
@@ -24,13 +24,13 @@ class StallRule:
     stall_after_s: float
     give_up_after_s: float | None
 
-    def judge(self, *, work_waits: bool, still_s: float) -> Verdict:
+    def judge(self, *, work_waits: bool, still_s: float) -> StallVerdict:
         """What to do about a partition that has stood still for so long."""
         if not work_waits or still_s < self.stall_after_s:
-            return Verdict.FINE
+            return StallVerdict.FINE
         if self.give_up_after_s is not None and still_s >= self.give_up_after_s:
-            return Verdict.GIVE_UP
-        return Verdict.STALLED
+            return StallVerdict.GIVE_UP
+        return StallVerdict.STALLED
 
     @property
     def look_every_s(self) -> float:

@@ -19,7 +19,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _HOW = "write earliest, latest, seq:<number>, offset:<number>, or a time as 2026-01-01T00:00:00Z"
 
 
-class Kind(Enum):
+class StartKind(Enum):
     """What the number of a ``Start`` counts."""
 
     EARLIEST = "earliest"
@@ -33,18 +33,18 @@ class Kind(Enum):
 class Start:
     """Made by one of its class methods. ``value``: a number, or microseconds since 1970 in UTC."""
 
-    kind: Kind
+    kind: StartKind
     value: int = 0
 
     @classmethod
     def earliest(cls) -> Self:
         """The first event that is kept."""
-        return cls(kind=Kind.EARLIEST)
+        return cls(kind=StartKind.EARLIEST)
 
     @classmethod
     def latest(cls) -> Self:
         """After the last event there is: only what comes from now on."""
-        return cls(kind=Kind.LATEST)
+        return cls(kind=StartKind.LATEST)
 
     @classmethod
     def sequence(cls, number: int) -> Self:
@@ -53,7 +53,7 @@ class Start:
         Raises:
             UsageError: it is no number that an event can have.
         """
-        return cls(kind=Kind.SEQUENCE, value=_checked(number, what="a sequence number"))
+        return cls(kind=StartKind.SEQUENCE, value=_checked(number, what="a sequence number"))
 
     @classmethod
     def offset(cls, number: int) -> Self:
@@ -62,7 +62,7 @@ class Start:
         Raises:
             UsageError: it is no number that an event can have.
         """
-        return cls(kind=Kind.OFFSET, value=_checked(number, what="an offset"))
+        return cls(kind=StartKind.OFFSET, value=_checked(number, what="an offset"))
 
     @classmethod
     def time(cls, at: datetime) -> Self:
@@ -78,7 +78,7 @@ class Start:
                 f"{at.isoformat()} does not say its time zone: add one, such as tzinfo=UTC, or a Z "
                 "at the end of the text"
             )
-        return cls(kind=Kind.TIME, value=(at - _EPOCH_BEGAN) // _MICROSECOND)
+        return cls(kind=StartKind.TIME, value=(at - _EPOCH_BEGAN) // _MICROSECOND)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -88,13 +88,13 @@ class Start:
             UsageError: it is none of them; the message says how to write one.
         """
         word = text.strip()
-        if word in {Kind.EARLIEST.value, Kind.LATEST.value}:
-            return cls(kind=Kind(word))
+        if word in {StartKind.EARLIEST.value, StartKind.LATEST.value}:
+            return cls(kind=StartKind(word))
         before, colon, number = word.partition(":")
-        if colon and before in {Kind.SEQUENCE.value, Kind.OFFSET.value}:
+        if colon and before in {StartKind.SEQUENCE.value, StartKind.OFFSET.value}:
             if not (number.isascii() and number.isdigit()):
                 raise UsageError(f"{text!r} has no whole number after {before}: {_HOW}")
-            kind = Kind(before)
+            kind = StartKind(before)
             return cls(kind=kind, value=_checked(int(number), what=f"the number in {text!r}"))
         try:
             at = datetime.fromisoformat(word)
@@ -104,9 +104,9 @@ class Start:
 
     def __str__(self) -> str:
         match self.kind:
-            case Kind.SEQUENCE | Kind.OFFSET:
+            case StartKind.SEQUENCE | StartKind.OFFSET:
                 return f"{self.kind.value}:{self.value}"
-            case Kind.TIME:
+            case StartKind.TIME:
                 at = _EPOCH_BEGAN + timedelta(microseconds=self.value)
                 return at.isoformat().replace("+00:00", "Z")
             case _:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from leasehold.files.namespace import Namespace
     from leasehold.files.reader import FileReader
-    from leasehold.files.recovery import Progress
+    from leasehold.files.recovery import RecoveryProgress
     from leasehold.files.verify import Fault
     from leasehold.files.writer import FileWriter
 
@@ -59,7 +59,7 @@ __all__ = [
     "FileWriter",
     "HolderStatus",
     "Namespace",
-    "Progress",
+    "RecoveryProgress",
 ]
 
 _HOMES = {
@@ -76,7 +76,7 @@ _HOMES = {
     "FileWriter": "leasehold.files.writer",
     "HolderStatus": "leasehold.files.model",
     "Namespace": "leasehold.files.namespace",
-    "Progress": "leasehold.files.recovery",
+    "RecoveryProgress": "leasehold.files.recovery",
 }
 
 if not TYPE_CHECKING:

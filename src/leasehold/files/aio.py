@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from leasehold.files.disk import Bytes
-    from leasehold.files.model import Entry, FileStatus, HolderStatus
+    from leasehold.files.model import FileStatus, HolderStatus, JournalEntry
     from leasehold.files.reader import FileReader
-    from leasehold.files.recovery import Progress
+    from leasehold.files.recovery import RecoveryProgress
     from leasehold.files.verify import Fault
     from leasehold.files.writer import FileWriter
 
@@ -163,7 +163,7 @@ class AsyncNamespace:
         path: str,
         *,
         timeout: timedelta,  # noqa: ASYNC109 - it bounds the recovery, not the awaiting
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
         """See ``Namespace``. ``progress`` is called from a thread."""
         return await self._run(
@@ -192,7 +192,7 @@ class AsyncNamespace:
         """See ``Namespace``."""
         return await self._run(self.sync_namespace.holders, limit=limit)
 
-    async def history(self, path: str, *, limit: int = 20) -> Sequence[Entry]:
+    async def history(self, path: str, *, limit: int = 20) -> Sequence[JournalEntry]:
         """See ``Namespace``."""
         return await self._run(self.sync_namespace.history, path, limit=limit)
 

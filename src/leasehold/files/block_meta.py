@@ -36,18 +36,18 @@ _END_AND_CRC = struct.Struct("<QI")
 _BLOCK_ID = struct.Struct("<Q")
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record stands for."""
 
     DATA = 1
     SEAL = 2
 
 
-_KINDS: Final[dict[int, Kind]] = {int(kind): kind for kind in Kind}
+_KINDS: Final[dict[int, RecordKind]] = {int(kind): kind for kind in RecordKind}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class BlockHeader:
     """Whose replica it is, and how much was acknowledged; None if that can not be read."""
 
     block_id: int
@@ -57,20 +57,20 @@ class Header:
     acknowledged: int | None = 0
 
 
-class Record(NamedTuple):
+class BlockRecord(NamedTuple):
     """One piece of the block, up to ``end``; or the seal after the last one.
 
     A tuple, since a block that is flushed often has very many of them.
     """
 
-    kind: Kind
+    kind: RecordKind
     crc: int
     end: int
     durable: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class ParsedRecords:
     """What a meta file says.
 
     ``records`` are the data records up to the first bad one, ``seal`` stands after them if the
@@ -78,9 +78,9 @@ class Parsed:
     highest end among valid records *after* a bad one: what there was before something got lost.
     """
 
-    header: Header | None
-    records: tuple[Record, ...]
-    seal: Record | None
+    header: BlockHeader | None
+    records: tuple[BlockRecord, ...]
+    seal: BlockRecord | None
     lost_durable: int = 0
     lost_end: int = 0
 
@@ -94,11 +94,11 @@ class Parsed:
         """The length that was known to be durable on all volumes."""
         return max((record.durable for record in self._all()), default=0)
 
-    def _all(self) -> Iterable[Record]:
+    def _all(self) -> Iterable[BlockRecord]:
         return self.records if self.seal is None else (*self.records, self.seal)
 
 
-def encode_header(header: Header) -> bytes:
+def encode_header(header: BlockHeader) -> bytes:
     """The 128 bytes that a meta file begins with."""
     identity = _IDENTITY.pack(
         _MAGIC, header.block_id, header.generation, header.file_id, header.boot_id
@@ -124,7 +124,7 @@ def parse_acknowledged(cell: Bytes) -> int | None:
     return int(length)
 
 
-def parse_header(raw: Bytes) -> Header | None:
+def parse_header(raw: Bytes) -> BlockHeader | None:
     """The header, or None if it does not say whose it is."""
     if len(raw) < CELL_AT:
         return None
@@ -134,7 +134,7 @@ def parse_header(raw: Bytes) -> Header | None:
     magic, block_id, generation, file_id, boot_id = _IDENTITY.unpack_from(raw)
     if magic != _MAGIC:
         return None
-    return Header(
+    return BlockHeader(
         block_id=block_id,
         generation=generation,
         file_id=file_id,
@@ -148,27 +148,27 @@ def salt(block_id: int) -> int:
     return crc32c(_BLOCK_ID.pack(block_id))
 
 
-def encode_record(record: Record, *, salted: int) -> bytes:
+def encode_record(record: BlockRecord, *, salted: int) -> bytes:
     """The 32 bytes of a record; ``salted`` is ``salt(block_id)``."""
     body = _RECORD.pack(record.kind, record.crc, record.end, record.durable)
     return body + _CRC.pack(crc32c(body, salted))
 
 
-def add_to_checksum(value: int, record: Record) -> int:
+def add_to_checksum(value: int, record: BlockRecord) -> int:
     """Continue the checksum of a block with one more data record."""
     return crc32c(_END_AND_CRC.pack(record.end, record.crc), value)
 
 
-def checksum(records: Iterable[Record]) -> int:
+def checksum(records: Iterable[BlockRecord]) -> int:
     """The checksum of a block: over end and CRC of all its data records."""
     value = 0
     for record in records:
-        if record.kind is Kind.DATA:
+        if record.kind is RecordKind.DATA:
             value = add_to_checksum(value, record)
     return value
 
 
-def encode(header: Header, records: Sequence[Record], *, seal: bool) -> bytes:
+def encode(header: BlockHeader, records: Sequence[BlockRecord], *, seal: bool) -> bytes:
     """A whole meta file; with ``seal``, the record that ends it is added."""
     salted = salt(header.block_id)
     every = list(records)
@@ -177,30 +177,30 @@ def encode(header: Header, records: Sequence[Record], *, seal: bool) -> bytes:
     return encode_header(header) + b"".join(encode_record(each, salted=salted) for each in every)
 
 
-def seal_of(records: Sequence[Record]) -> Record:
+def seal_of(records: Sequence[BlockRecord]) -> BlockRecord:
     """The seal that belongs after these data records, all of which are durable by then."""
     end = records[-1].end if records else 0
-    return Record(kind=Kind.SEAL, crc=checksum(records), end=end, durable=end)
+    return BlockRecord(kind=RecordKind.SEAL, crc=checksum(records), end=end, durable=end)
 
 
-def parse(raw: Bytes, *, block_id: int, before: int = 0) -> Parsed:
+def parse(raw: Bytes, *, block_id: int, before: int = 0) -> ParsedRecords:
     """Read a meta file, as far as it is valid.
 
     ``before`` is the end of the record before the first one, if those before it were left out.
     """
     found = _records(raw, salt(block_id))
-    records: list[Record] = []
-    seal: Record | None = None
+    records: list[BlockRecord] = []
+    seal: BlockRecord | None = None
     for record in found:
         if record is None or not _follows(record, before):
             break
-        if record.kind is Kind.SEAL:
+        if record.kind is RecordKind.SEAL:
             seal = record
             break
         records.append(record)
         before = record.end
     after = [] if seal else [record for record in found if record is not None]
-    return Parsed(
+    return ParsedRecords(
         header=parse_header(raw),
         records=tuple(records),
         seal=seal,
@@ -209,13 +209,13 @@ def parse(raw: Bytes, *, block_id: int, before: int = 0) -> Parsed:
     )
 
 
-def _follows(record: Record, before: int) -> bool:
-    if record.kind is Kind.SEAL:
+def _follows(record: BlockRecord, before: int) -> bool:
+    if record.kind is RecordKind.SEAL:
         return record.end == before
     return before < record.end <= before + PIECE_BYTES and record.durable <= before
 
 
-def _records(raw: Bytes, salted: int) -> Iterator[Record | None]:
+def _records(raw: Bytes, salted: int) -> Iterator[BlockRecord | None]:
     """What stands at each place for a record; None where it is not valid."""
     view = memoryview(raw)
     for at in range(HEADER_BYTES, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
@@ -224,4 +224,4 @@ def _records(raw: Bytes, salted: int) -> Iterator[Record | None]:
         if kind is None or crc != crc32c(view[at : at + _RECORD.size], salted):
             yield None
         else:
-            yield Record(kind, piece, end, durable)
+            yield BlockRecord(kind, piece, end, durable)

@@ -23,16 +23,16 @@ from leasehold.files.block_meta import (
     HEADER_BYTES,
     PIECE_BYTES,
     RECORD_BYTES,
-    Header,
-    Kind,
-    Record,
+    BlockHeader,
+    BlockRecord,
+    RecordKind,
     add_to_checksum,
     encode_acknowledged,
     encode_header,
     encode_record,
     salt,
 )
-from leasehold.files.model import Sealed
+from leasehold.files.model import SealedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +149,7 @@ class BlockWriter:
         """
         writer = cls(block_id, generation, disk=disk, on_failed=on_failed)
         header = encode_header(
-            Header(block_id=block_id, generation=generation, file_id=file_id, boot_id=boot_id)
+            BlockHeader(block_id=block_id, generation=generation, file_id=file_id, boot_id=boot_id)
         )
         failed: dict[str, OSError] = {}
         for volume in volumes:
@@ -212,7 +212,7 @@ class BlockWriter:
         """Write the bytes of a piece; the record that has to follow."""
         start = self._length
         end = start + len(data)
-        record = Record(kind=Kind.DATA, crc=crc32c(data), end=end, durable=self._durable)
+        record = BlockRecord(kind=RecordKind.DATA, crc=crc32c(data), end=end, durable=self._durable)
         self._each(lambda replica: replica.write_data(data, start))
         self._length = end
         self._checksum = add_to_checksum(self._checksum, record)
@@ -239,7 +239,7 @@ class BlockWriter:
         self._make_durable()
         self._check_and_tell()
 
-    def seal(self, last: Bytes = b"") -> Sealed:
+    def seal(self, last: Bytes = b"") -> SealedBlock:
         """End the block: durable, with a seal; the caller then tells the journal.
 
         ``last`` is one more piece; its record and the seal are written at once.
@@ -255,14 +255,16 @@ class BlockWriter:
         # A seal says that all of it is durable. It goes out with the bytes, in one sync: if a
         # power cut tears them apart, the check of the tail finds a seal without its bytes.
         end = self._length
-        record = Record(kind=Kind.SEAL, crc=self._checksum, end=end, durable=self._durable)
+        record = BlockRecord(
+            kind=RecordKind.SEAL, crc=self._checksum, end=end, durable=self._durable
+        )
         encoded += encode_record(record, salted=self._salt)
         self._each(lambda replica: replica.append(encoded, what="seal"))
         # Told before it is synced, as by a flush: so that what was told is as durable as the rest.
         self._check_and_tell()
         self._make_durable()
         self._sealed = True
-        return Sealed(
+        return SealedBlock(
             block_id=self.block_id, length=end, checksum=self._checksum, volumes=self.volumes
         )
 

@@ -28,20 +28,20 @@ from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
 
-from leasehold.core.block_agreement import Answer, Condition
+from leasehold.core.block_agreement import ReplicaAnswer, ReplicaCondition
 from leasehold.errors import LeaseholdError, UsageError, VolumeUnusable
-from leasehold.files.block_meta import Header, Kind, checksum, encode, parse
+from leasehold.files.block_meta import BlockHeader, RecordKind, checksum, encode, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leasehold.files.block_meta import Parsed, Record
+    from leasehold.files.block_meta import BlockRecord, ParsedRecords
     from leasehold.files.disk import Disk
     from leasehold.files.model import Block
     from leasehold.files.volumes import Volume
 
 
-def examine(volume: Volume, block: Block, evidence: Evidence, *, disk: Disk) -> Answer:
+def examine(volume: Volume, block: Block, evidence: FenceEvidence, *, disk: Disk) -> ReplicaAnswer:
     """Say in which condition a replica is, and how much of it is sound.
 
     A replica that has a seal is ``SEALED`` only if its tail has the bytes and the seal fits. One
@@ -52,7 +52,9 @@ def examine(volume: Volume, block: Block, evidence: Evidence, *, disk: Disk) -> 
         OSError: the volume failed; it has not answered.
     """
     if not evidence.present:
-        return Answer(volume=volume.id, condition=Condition.ABSENT, length=0, checksum=0)
+        return ReplicaAnswer(
+            volume=volume.id, condition=ReplicaCondition.ABSENT, length=0, checksum=0
+        )
     try:
         data = disk.open(volume.data_path(block.id))
     except FileNotFoundError:
@@ -65,7 +67,7 @@ def examine(volume: Volume, block: Block, evidence: Evidence, *, disk: Disk) -> 
     records = evidence.records[:sound]
     length = records[-1].end if records else 0
     found = checksum(records)
-    return Answer(
+    return ReplicaAnswer(
         volume=volume.id,
         condition=_condition(evidence, length, found),
         length=length,
@@ -74,18 +76,22 @@ def examine(volume: Volume, block: Block, evidence: Evidence, *, disk: Disk) -> 
     )
 
 
-def _condition(evidence: Evidence, length: int, found: int) -> Condition:
+def _condition(evidence: FenceEvidence, length: int, found: int) -> ReplicaCondition:
     if length < max(evidence.durable, evidence.lost_durable):
-        return Condition.DAMAGED
+        return ReplicaCondition.DAMAGED
     whole = length == evidence.length
     if evidence.sealed and whole:
-        return Condition.SEALED if evidence.seal_checksum == found else Condition.DAMAGED
+        return (
+            ReplicaCondition.SEALED if evidence.seal_checksum == found else ReplicaCondition.DAMAGED
+        )
     if not whole or length < max(evidence.acknowledged, evidence.lost):
-        return Condition.CUT
-    return Condition.WHOLE if length else Condition.EMPTY
+        return ReplicaCondition.CUT
+    return ReplicaCondition.WHOLE if length else ReplicaCondition.EMPTY
 
 
-def _sound(data: int, records: Sequence[Record], durable: int, *, disk: Disk) -> tuple[int, int]:
+def _sound(
+    data: int, records: Sequence[BlockRecord], durable: int, *, disk: Disk
+) -> tuple[int, int]:
     """How many records, from the first, have their bytes; and how many bytes were read."""
     size = disk.size(data)
     start = sound = bytes_read = 0
@@ -106,7 +112,7 @@ def seal(
     volume: Volume,
     block: Block,
     recovery_id: int,
-    records: Sequence[Record],
+    records: Sequence[BlockRecord],
     length: int,
     *,
     boot_id: bytes,
@@ -122,7 +128,7 @@ def seal(
         VolumeUnusable: the replica has fewer bytes.
         OSError: the volume failed.
     """
-    kept = [record for record in records if record.kind is Kind.DATA and record.end <= length]
+    kept = [record for record in records if record.kind is RecordKind.DATA and record.end <= length]
     if length <= 0 or not kept or kept[-1].end != length:
         raise UsageError(
             f"block {block.id:#x} has no record that ends at {length}. Seal at the agreed length."
@@ -132,7 +138,7 @@ def seal(
             f"block {block.id:#x} on volume {volume.id!r} is not fenced by recovery {recovery_id} "
             "any more. Leave the file to the later one."
         )
-    header = Header(
+    header = BlockHeader(
         block_id=block.id,
         generation=recovery_id,
         file_id=block.file_id,
@@ -216,7 +222,7 @@ class Superseded(LeaseholdError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class FenceEvidence:
     """What a volume has of a fenced block; it never changes again.
 
     ``acknowledged`` is what readers could see here; ``lost`` and ``lost_durable`` say how much
@@ -224,7 +230,7 @@ class Evidence:
     """
 
     volume: str
-    records: tuple[Record, ...]
+    records: tuple[BlockRecord, ...]
     sealed: bool
     acknowledged: int
     present: bool
@@ -240,7 +246,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class BlockFiles:
     """The names of one block and generation in its directory; ids in rising order."""
 
     meta: bool
@@ -250,7 +256,7 @@ class Found:
     newest: int  # the highest generation or recovery id of any name of the block
 
 
-def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> Evidence:
+def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> FenceEvidence:
     """Shut out the writer of a block on one volume and say what is there; may be repeated.
 
     Raises:
@@ -264,11 +270,11 @@ def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> Evid
         )
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # another attempt renamed it under our hands
-            return _fence(_Place(volume, block), recovery_id, disk=disk)
-    return _fence(_Place(volume, block), recovery_id, disk=disk)
+            return _fence(_BlockPlace(volume, block), recovery_id, disk=disk)
+    return _fence(_BlockPlace(volume, block), recovery_id, disk=disk)
 
 
-def look(volume: Volume, block: Block, *, disk: Disk) -> Found:
+def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
     """Which files of a block are there; raises ``OSError``."""
     stem = f"{block.id:016x}-"
     fenced: list[int] = []
@@ -285,7 +291,7 @@ def look(volume: Volume, block: Block, *, disk: Disk) -> Found:
             number = _number(rest[1:])
             if kind is not None and number:
                 kind.append(number)
-    return Found(
+    return BlockFiles(
         meta=block.generation in metas,
         fenced=tuple(sorted(fenced)),
         frozen=tuple(sorted(frozen)),
@@ -296,15 +302,15 @@ def look(volume: Volume, block: Block, *, disk: Disk) -> Found:
 
 def frozen_path(volume: Volume, block: Block, recovery_id: int) -> str:
     """The copy of the records that the old writer can not reach."""
-    return _Place(volume, block).frozen(recovery_id)
+    return _BlockPlace(volume, block).frozen(recovery_id)
 
 
 def fenced_path(volume: Volume, block: Block, recovery_id: int) -> str:
     """The old writer's own meta file, under a name that it does not know."""
-    return _Place(volume, block).fenced(recovery_id)
+    return _BlockPlace(volume, block).fenced(recovery_id)
 
 
-def read_meta(path: str, *, block_id: int, disk: Disk) -> Parsed:
+def read_meta(path: str, *, block_id: int, disk: Disk) -> ParsedRecords:
     """Read and parse a meta file; raises ``OSError``."""
     return parse(_contents(path, disk=disk), block_id=block_id)
 
@@ -326,12 +332,14 @@ def write_durably(
         disk.close(fd)
 
 
-def evidence_of(volume: Volume, parsed: Parsed | None) -> Evidence:
+def evidence_of(volume: Volume, parsed: ParsedRecords | None) -> FenceEvidence:
     """What a meta file, or that there is none, says about a replica."""
     if parsed is None:
-        return Evidence(volume=volume.id, records=(), sealed=False, acknowledged=0, present=False)
+        return FenceEvidence(
+            volume=volume.id, records=(), sealed=False, acknowledged=0, present=False
+        )
     header, seal = parsed.header, parsed.seal
-    return Evidence(
+    return FenceEvidence(
         volume=volume.id,
         records=parsed.records,
         sealed=seal is not None,
@@ -344,7 +352,7 @@ def evidence_of(volume: Volume, parsed: Parsed | None) -> Evidence:
     )
 
 
-class _Place:
+class _BlockPlace:
     """The names of one block and generation on one volume."""
 
     def __init__(self, volume: Volume, block: Block) -> None:
@@ -362,7 +370,7 @@ class _Place:
         return f"{self._stem}f{recovery_id:016x}"
 
 
-def _fence(place: _Place, recovery_id: int, *, disk: Disk) -> Evidence:
+def _fence(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> FenceEvidence:
     _refuse_late(place, recovery_id, disk=disk)
     found = _take(place, recovery_id, disk=disk)
     if found.fenced:
@@ -375,7 +383,7 @@ def _fence(place: _Place, recovery_id: int, *, disk: Disk) -> Evidence:
     return evidence_of(place.volume, parsed)
 
 
-def _refuse_late(place: _Place, recovery_id: int, *, disk: Disk) -> None:
+def _refuse_late(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> None:
     newest = look(place.volume, place.block, disk=disk).newest
     if newest > recovery_id:
         raise Superseded(
@@ -384,7 +392,7 @@ def _refuse_late(place: _Place, recovery_id: int, *, disk: Disk) -> None:
         )
 
 
-def _take(place: _Place, recovery_id: int, *, disk: Disk) -> Found:
+def _take(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> BlockFiles:
     """Bring what is there under our id, durably; and leave no way for a writer to begin."""
     found = look(place.volume, place.block, disk=disk)
     if not (found.meta or found.fenced or found.frozen):
@@ -408,7 +416,7 @@ def _take(place: _Place, recovery_id: int, *, disk: Disk) -> Found:
     return found
 
 
-def _freeze(place: _Place, recovery_id: int, *, disk: Disk) -> None:
+def _freeze(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> None:
     """Copy the records to an inode of ours; only then let the fenced one go.
 
     All is copied as it is found, bad records too: they are evidence of what was lost. Each name

@@ -120,7 +120,7 @@ class BlockState(Enum):
     COMPLETE = "complete"
 
 
-class Why(Enum):
+class RefusalReason(Enum):
     """Who started a recovery."""
 
     ASKED = "asked"  # somebody called recover(): no limit is looked at
@@ -130,7 +130,7 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
+class FileHolder:
     """One incarnation of one client; its lease covers all the files it has open."""
 
     id: str
@@ -141,7 +141,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class FileLeaseLimits:
     """The times of the lease. After ``soft_s`` without renewal others may take a file over, after
     ``hard_s`` the monitor recovers it unasked. An attempt to recover may take ``attempt_s``; only
     then may another begin. Seconds by the clock of the store.
@@ -195,27 +195,27 @@ class FileStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class WriteTicket:
     """A writer's proof: every journal step of an open file shows it."""
 
     file_id: int
     path: str
     epoch: int
-    holder: Holder
+    holder: FileHolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedFile:
     """A file opened for writing, and the block to write to."""
 
-    ticket: Ticket
+    ticket: WriteTicket
     block: Block
     block_size: int
     replication: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sealed:
+class SealedBlock:
     """The end of a block: how long it is, its checksum, and the volumes that have all of it."""
 
     block_id: int
@@ -225,7 +225,7 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class FileRecovery:
     """A recovery that was begun; its id is the new epoch. ``block``: the open one, if any."""
 
     file_id: int
@@ -249,7 +249,7 @@ class HolderStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JournalEntry:
     """One line of the journal: what was done to a file, when, by whom, under which epoch."""
 
     number: int
@@ -330,9 +330,9 @@ class FileOptions:
             )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> FileLeaseLimits:
         """The times the journal judges by."""
-        return Limits(
+        return FileLeaseLimits(
             soft_s=self.soft_limit.total_seconds(),
             hard_s=self.hard_limit.total_seconds(),
             attempt_s=self.attempt_limit.total_seconds(),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import (
     FileHeld,
     LeaseholdError,
@@ -23,7 +23,7 @@ from leasehold.errors import (
     UnknownFile,
 )
 from leasehold.files import fence as sealing
-from leasehold.files.model import Why
+from leasehold.files.model import RefusalReason
 from leasehold.files.recovery import carry_out
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from leasehold.clock import Clock
-    from leasehold.files.model import Holder
-    from leasehold.files.recovery import Surroundings
+    from leasehold.files.model import FileHolder
+    from leasehold.files.recovery import RecoveryContext
     from leasehold.files.volumes import Volume
 
 log = logging.getLogger("leasehold.files")
 
-PAUSES = Ladder(base_s=2.0, most_s=300.0)
+PAUSES = Backoff(base_s=2.0, most_s=300.0)
 _MOST_PER_PASS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class MonitorPass:
     """What one pass did."""
 
     recovered: int = 0
@@ -56,8 +56,8 @@ class Monitor:
 
     def __init__(
         self,
-        around: Surroundings,
-        holder: Holder,
+        around: RecoveryContext,
+        holder: FileHolder,
         *,
         clock: Clock,
         rng: random.Random,
@@ -85,7 +85,7 @@ class Monitor:
         if self._thread is not None:
             self._thread.join()
 
-    def look(self) -> Pass:
+    def look(self) -> MonitorPass:
         """One pass.
 
         Raises:
@@ -96,13 +96,13 @@ class Monitor:
         due = self._around.journal.due(limit=_MOST_PER_PASS)
         for path in due:
             if self._clock.boottime_s() >= until or self._stop.is_set():
-                return Pass(recovered=recovered, failed=failed, left=True)
+                return MonitorPass(recovered=recovered, failed=failed, left=True)
             if self._recovered(path):
                 recovered += 1
             else:
                 failed += 1
         removed = self._swept(until)
-        return Pass(
+        return MonitorPass(
             recovered=recovered,
             failed=failed,
             removed=removed,
@@ -122,7 +122,7 @@ class Monitor:
     def _recovered(self, path: str) -> bool:
         journal = self._around.journal
         try:
-            recovery = journal.begin_recovery(path, self._holder, why=Why.HARD)
+            recovery = journal.begin_recovery(path, self._holder, why=RefusalReason.HARD)
         except (FileHeld, RecoveryInProgress, UnknownFile):
             return False  # somebody was faster, or its holder is back
         except StoreError:
@@ -155,7 +155,7 @@ class Monitor:
         return sweep(self._around, until=lambda: self._clock.boottime_s() >= until)
 
 
-def sweep(around: Surroundings, *, until: Callable[[], bool] = lambda: False) -> int:
+def sweep(around: RecoveryContext, *, until: Callable[[], bool] = lambda: False) -> int:
     """Remove replicas that the journal has given up; return how many.
 
     A volume that is away is asked once and left for another time: what lies on the others goes.
@@ -172,7 +172,7 @@ def sweep(around: Surroundings, *, until: Callable[[], bool] = lambda: False) ->
 
 
 def _removed(
-    around: Surroundings, away: set[str], until: Callable[[], bool]
+    around: RecoveryContext, away: set[str], until: Callable[[], bool]
 ) -> tuple[list[tuple[int, str]], set[str]]:
     gone: list[tuple[int, str]] = []
     failed: set[str] = set()

@@ -24,7 +24,7 @@ from leasehold.clock import (
     new_token,
     system_random,
 )
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import (
     FileHeld,
     InvalidOptions,
@@ -39,15 +39,15 @@ from leasehold.files import monitor, recovery
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
 from leasehold.files.model import (
+    FileHolder,
     FileOptions,
     FileState,
-    Holder,
-    Why,
+    RefusalReason,
     check_block_size,
     check_replication,
 )
 from leasehold.files.reader import FileReader
-from leasehold.files.recovery import Progress, Surroundings
+from leasehold.files.recovery import RecoveryContext, RecoveryProgress
 from leasehold.files.renewer import Renewer
 from leasehold.files.verify import Fault, verify
 from leasehold.files.volumes import DEFAULT_REPLICATION, Volumes
@@ -63,17 +63,23 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
-    from leasehold.files.model import Entry, FileStatus, HolderStatus, Opened, Ticket
+    from leasehold.files.model import (
+        FileStatus,
+        HolderStatus,
+        JournalEntry,
+        OpenedFile,
+        WriteTicket,
+    )
     from leasehold.files.volumes import Volume
 
 
-class Desk:
+class FileOperations:
     """Safe to use from several threads."""
 
     def __init__(
         self,
-        around: Surroundings,
-        holder: Holder,
+        around: RecoveryContext,
+        holder: FileHolder,
         *,
         options: FileOptions,
         renewer: Renewer,
@@ -109,7 +115,7 @@ class Desk:
         )
 
     def opened(
-        self, path: str, replication: int, step: Callable[[tuple[str, ...], str], Opened]
+        self, path: str, replication: int, step: Callable[[tuple[str, ...], str], OpenedFile]
     ) -> FileWriter:
         """Have the journal open a file by ``step``, recover it first if need be, and begin it.
 
@@ -132,7 +138,7 @@ class Desk:
                 raise
             # Its writer was silent for the soft limit, or an attempt to recover it has failed or
             # had its time: nobody has to wait for it.
-            self.recover_now(path, why=Why.SOFT)
+            self.recover_now(path, why=RefusalReason.SOFT)
             opened = self._asked(path, request, step, volumes)
         try:
             writer = FileWriter(
@@ -156,9 +162,9 @@ class Desk:
         self,
         path: str,
         request: str,
-        step: Callable[[tuple[str, ...], str], Opened],
+        step: Callable[[tuple[str, ...], str], OpenedFile],
         volumes: tuple[str, ...],
-    ) -> Opened:
+    ) -> OpenedFile:
         try:
             opened = step(volumes, request)
         except StoreError:
@@ -170,21 +176,21 @@ class Desk:
         self._unanswered.pop(path, None)
         return opened
 
-    def _ended(self, ticket: Ticket) -> FileStatus:
+    def _ended(self, ticket: WriteTicket) -> FileStatus:
         """Recover a file of our own after a failure, wherever it lies now."""
         status = self._journal.status_of(ticket.file_id)
         if status is None:
             raise UnknownFile(f"{ticket.path} was deleted while it was written")
-        return self.recover_now(status.path, why=Why.CLOSE, ticket=ticket)
+        return self.recover_now(status.path, why=RefusalReason.CLOSE, ticket=ticket)
 
     def recover_now(
         self,
         path: str,
         *,
-        why: Why,
-        ticket: Ticket | None = None,
+        why: RefusalReason,
+        ticket: WriteTicket | None = None,
         accept_loss: bool = False,
-        told: Callable[[Progress], None] = lambda _: None,
+        told: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
         """One attempt to recover a file; its trouble is noted with the file.
 
@@ -210,7 +216,7 @@ class Desk:
 
 
 _SYNC_THREADS = 16
-_PAUSES = Ladder(base_s=0.05, most_s=2.0)
+_PAUSES = Backoff(base_s=0.05, most_s=2.0)
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -222,8 +228,8 @@ class Namespace:
 
     def __init__(
         self,
-        around: Surroundings,
-        holder: Holder,
+        around: RecoveryContext,
+        holder: FileHolder,
         *,
         options: FileOptions,
         clock: Clock,
@@ -241,7 +247,7 @@ class Namespace:
         self._renewer = Renewer(
             self._journal, holder, clock=clock, look_every_s=options.look_every.total_seconds()
         )
-        self._desk = Desk(
+        self._desk = FileOperations(
             around,
             holder,
             options=options,
@@ -299,7 +305,7 @@ class Namespace:
             if helpers is not None:
                 helpers.shutdown()
             raise
-        around = Surroundings(
+        around = RecoveryContext(
             journal=journal, volumes=found, disk=disk, boot_id=uuid.UUID(boot_id()).bytes
         )
         holder = _named(name, address)
@@ -349,7 +355,7 @@ class Namespace:
             check_block_size(block_size)
         wanted = replication or self._desk.replication
 
-        def step(volumes: tuple[str, ...], request: str) -> Opened:
+        def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
             return self._journal.create(
                 path,
                 self._holder,
@@ -379,7 +385,7 @@ class Namespace:
         """
         wanted = self._journal.status(path).replication
 
-        def step(volumes: tuple[str, ...], request: str) -> Opened:
+        def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
             return self._journal.append(path, self._holder, volumes=volumes, request=request)
 
         return self._desk.opened(path, wanted, step)
@@ -392,7 +398,7 @@ class Namespace:
         *,
         timeout: timedelta,
         accept_loss: bool = False,
-        progress: Callable[[Progress], None] = lambda _: None,
+        progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
         """Close a file whoever holds it, and wait until that is done.
 
@@ -413,7 +419,7 @@ class Namespace:
         for failures in count(1):
             try:
                 return self._desk.recover_now(
-                    path, why=Why.ASKED, accept_loss=accept_loss, told=progress
+                    path, why=RefusalReason.ASKED, accept_loss=accept_loss, told=progress
                 )
             except UnknownFile:
                 raise
@@ -423,7 +429,7 @@ class Namespace:
                 pause_s = _PAUSES.pause_s(failures, self._rng)
                 if isinstance(error, RecoveryInProgress):
                     pause_s = min(pause_s, max(error.retry_after_s, 0.01))
-                progress(Progress(path=path, step=f"waiting: {error}", attempt=failures))
+                progress(RecoveryProgress(path=path, step=f"waiting: {error}", attempt=failures))
                 self._closing.wait(min(pause_s, max(0.0, until - self._clock.boottime_s())))
         raise AssertionError("unreachable")  # pragma: no cover
 
@@ -491,7 +497,7 @@ class Namespace:
         """Who has files open, the most silent first."""
         return self._journal.holders(limit=limit)
 
-    def history(self, path: str, *, limit: int = 20) -> Sequence[Entry]:
+    def history(self, path: str, *, limit: int = 20) -> Sequence[JournalEntry]:
         """What was done to a file, newest first."""
         return self._journal.history(path, limit=limit)
 
@@ -566,9 +572,9 @@ class Namespace:
         self.close()
 
 
-def _named(name: str, address: str = "") -> Holder:
+def _named(name: str, address: str = "") -> FileHolder:
     host = host_name()
-    return Holder(
+    return FileHolder(
         id=holder_id(name, host=host, suffix=new_suffix()),
         token=new_token(),
         host=host,

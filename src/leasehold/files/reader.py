@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from crc32c import crc32c
 
 from leasehold.clock import host_name
-from leasehold.core.block_agreement import Condition
+from leasehold.core.block_agreement import ReplicaCondition
 from leasehold.errors import DataDamaged, UsageError, VolumeUnusable
 from leasehold.files import block_meta
 from leasehold.files.block_meta import (
@@ -38,21 +38,21 @@ from leasehold.files.model import BlockState, FileState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from leasehold.core.block_agreement import Answer
-    from leasehold.files.block_meta import Header, Parsed, Record
+    from leasehold.core.block_agreement import ReplicaAnswer
+    from leasehold.files.block_meta import BlockHeader, BlockRecord, ParsedRecords
     from leasehold.files.disk import Disk
     from leasehold.files.model import Block, FileStatus
-    from leasehold.files.recovery import Surroundings
+    from leasehold.files.recovery import RecoveryContext
     from leasehold.files.volumes import Volume
 
 _TRIES: Final = 8  # each name can change once for every attempt to recover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _SeenHeader:
     """The header of a replica, read while it still had its name; ``after`` a recovery or not."""
 
-    header: Header | None
+    header: BlockHeader | None
     after: bool
 
 
@@ -104,8 +104,8 @@ def visible_length(
 
 
 def records(
-    block: Block, volume: Volume, *, disk: Disk, known: Sequence[Record] = ()
-) -> tuple[Record, ...]:
+    block: Block, volume: Volume, *, disk: Disk, known: Sequence[BlockRecord] = ()
+) -> tuple[BlockRecord, ...]:
     """The data records of a replica after those that are ``known``, under whichever name it has.
 
     Only what is new is read: a block keeps its records, in their order, also in a recovery.
@@ -212,7 +212,7 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     return faults
 
 
-def _seen(volume: Volume, block: Block, *, disk: Disk) -> _Seen | None:
+def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
     """Read the header, then look whether the name is still there; if not, find the new one."""
     path: str | None = volume.meta_path(block.id, block.generation)
     after = False
@@ -230,7 +230,7 @@ def _seen(volume: Volume, block: Block, *, disk: Disk) -> _Seen | None:
         finally:
             disk.close(fd)
         if disk.exists(path):
-            seen = _Seen(header=parse_header(front), after=after)
+            seen = _SeenHeader(header=parse_header(front), after=after)
             if seen.header is not None and seen.header.acknowledged is not None:
                 break  # else the writer may be at it in this moment: once more
     return seen
@@ -254,7 +254,7 @@ def _elsewhere(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None,
     return None, False
 
 
-def _parsed(volume: Volume, block: Block, *, disk: Disk) -> Parsed | None:
+def _parsed(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
     path: str | None = volume.meta_path(block.id, block.generation)
     for _ in range(_TRIES):
         if path is None:
@@ -267,7 +267,7 @@ def _parsed(volume: Volume, block: Block, *, disk: Disk) -> Parsed | None:
 
 
 def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> int:
-    answers: list[Answer] = []
+    answers: list[ReplicaAnswer] = []
     durable = 0
     for volume in volumes:
         try:
@@ -276,11 +276,11 @@ def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> in
         except OSError:
             continue
         answers.append(answer)
-        if answer.condition is not Condition.DAMAGED:
+        if answer.condition is not ReplicaCondition.DAMAGED:
             durable = max(durable, evidence.durable)
     if {answer.volume for answer in answers} < set(block.volumes):
         return durable  # one that is missing may have less, but not less than this
-    sound = (Condition.SEALED, Condition.WHOLE, Condition.CUT)
+    sound = (ReplicaCondition.SEALED, ReplicaCondition.WHOLE, ReplicaCondition.CUT)
     return min(
         (answer.length for answer in answers if answer.length and answer.condition in sound),
         default=0,
@@ -305,7 +305,7 @@ def _header_faults(block: Block, front: bytes) -> list[str]:
     return []
 
 
-def _record_faults(block: Block, parsed: Parsed, meta_bytes: int) -> list[str]:
+def _record_faults(block: Block, parsed: ParsedRecords, meta_bytes: int) -> list[str]:
     faults = []
     found = checksum(parsed.records)
     if parsed.length != block.length:
@@ -327,7 +327,9 @@ def _record_faults(block: Block, parsed: Parsed, meta_bytes: int) -> list[str]:
     return faults
 
 
-def _piece_faults(block: Block, pieces: Sequence[Record], data: int, *, disk: Disk) -> list[str]:
+def _piece_faults(
+    block: Block, pieces: Sequence[BlockRecord], data: int, *, disk: Disk
+) -> list[str]:
     have = disk.size(data)
     if have < block.length:
         return [f"block {block.id:#x} has {have} bytes of {block.length}"]
@@ -348,7 +350,7 @@ _CHUNK_BYTES = block_meta.PIECE_BYTES
 class FileReader:
     """Made by ``Namespace.read``. Not to be shared between threads."""
 
-    def __init__(self, path: str, around: Surroundings) -> None:
+    def __init__(self, path: str, around: RecoveryContext) -> None:
         """Look at the file.
 
         Raises:
@@ -356,7 +358,7 @@ class FileReader:
         """
         self._around = around
         self._position = 0
-        self._records: dict[tuple[int, str], tuple[block_meta.Record, ...]] = {}
+        self._records: dict[tuple[int, str], tuple[block_meta.BlockRecord, ...]] = {}
         self._known = 0
         self._status, self._blocks = around.journal.view(path)
         self._file_id = self._status.id
@@ -516,7 +518,9 @@ class FileReader:
                 break
         return bytes(out[skip : skip + end - start])
 
-    def _records_of(self, block: Block, volume: Volume, end: int) -> tuple[block_meta.Record, ...]:
+    def _records_of(
+        self, block: Block, volume: Volume, end: int
+    ) -> tuple[block_meta.BlockRecord, ...]:
         key = (block.id, volume.id)
         known = self._records.get(key, ())
         if not known or known[-1].end < end:

@@ -16,23 +16,23 @@ from leasehold.core.block_agreement import agree
 from leasehold.errors import RecoveryInProgress, VolumeUnusable
 from leasehold.files import fence as sealing
 from leasehold.files.fence import Superseded, examine, fence
-from leasehold.files.model import Sealed
+from leasehold.files.model import SealedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from leasehold.core.block_agreement import Answer
+    from leasehold.core.block_agreement import ReplicaAnswer
     from leasehold.files.disk import Disk
-    from leasehold.files.fence import Evidence
+    from leasehold.files.fence import FenceEvidence
     from leasehold.files.journal import Journal
-    from leasehold.files.model import Block, FileStatus, Recovery
+    from leasehold.files.model import Block, FileRecovery, FileStatus
     from leasehold.files.volumes import Volumes
 
 log = logging.getLogger("leasehold.files")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RecoveryProgress:
     """How far a recovery is: told to whoever waits for it."""
 
     path: str
@@ -42,7 +42,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RecoveryContext:
     """What a recovery works with."""
 
     journal: Journal
@@ -52,11 +52,11 @@ class Surroundings:
 
 
 def carry_out(
-    recovery: Recovery,
-    around: Surroundings,
+    recovery: FileRecovery,
+    around: RecoveryContext,
     *,
     accept_loss: bool = False,
-    told: Callable[[Progress], None] = lambda _: None,
+    told: Callable[[RecoveryProgress], None] = lambda _: None,
 ) -> FileStatus:
     """Bring the file to its end and close it.
 
@@ -75,7 +75,9 @@ def carry_out(
 
     def tell(step: str, bytes_read: int = 0) -> None:
         told(
-            Progress(path=recovery.path, step=step, attempt=recovery.attempt, bytes_read=bytes_read)
+            RecoveryProgress(
+                path=recovery.path, step=step, attempt=recovery.attempt, bytes_read=bytes_read
+            )
         )
 
     tell(f"asking {len(block.volumes)} volumes")
@@ -102,11 +104,11 @@ def carry_out(
 
 
 def _asked(
-    recovery: Recovery, block: Block, around: Surroundings
-) -> tuple[Mapping[str, Evidence], Mapping[str, Answer], int]:
+    recovery: FileRecovery, block: Block, around: RecoveryContext
+) -> tuple[Mapping[str, FenceEvidence], Mapping[str, ReplicaAnswer], int]:
     """Fence every replica and ask for its state. Who does not answer is left out."""
-    evidence: dict[str, Evidence] = {}
-    answers: dict[str, Answer] = {}
+    evidence: dict[str, FenceEvidence] = {}
+    answers: dict[str, ReplicaAnswer] = {}
     read = 0
     for volume_id in block.volumes:
         try:
@@ -124,13 +126,13 @@ def _asked(
 
 
 def _sealed(
-    recovery: Recovery,
+    recovery: FileRecovery,
     block: Block,
     length: int,
     volume_ids: tuple[str, ...],
-    source: Evidence,
-    around: Surroundings,
-) -> Sealed:
+    source: FenceEvidence,
+    around: RecoveryContext,
+) -> SealedBlock:
     """Give each volume that takes part the same records and the seal; one is enough."""
     done: list[str] = []
     troubles: list[str] = []
@@ -157,10 +159,12 @@ def _sealed(
             f"{recovery.path} could not be sealed on any volume ({'; '.join(troubles)}): nothing "
             "is lost; make room or repair a volume and recover again"
         )
-    return Sealed(block_id=block.id, length=length, checksum=checksum, volumes=tuple(done))
+    return SealedBlock(block_id=block.id, length=length, checksum=checksum, volumes=tuple(done))
 
 
-def _overtaken(recovery: Recovery, around: Surroundings, error: Superseded) -> RecoveryInProgress:
+def _overtaken(
+    recovery: FileRecovery, around: RecoveryContext, error: Superseded
+) -> RecoveryInProgress:
     return RecoveryInProgress(
         f"{recovery.path}: {error}",
         path=recovery.path,
@@ -170,11 +174,11 @@ def _overtaken(recovery: Recovery, around: Surroundings, error: Superseded) -> R
 
 
 def _tidied(
-    recovery: Recovery,
+    recovery: FileRecovery,
     block: Block,
     length: int,
     volume_ids: tuple[str, ...],
-    around: Surroundings,
+    around: RecoveryContext,
 ) -> None:
     """Remove what is not needed any more. What fails here takes room and does no other harm."""
     for volume_id in volume_ids:

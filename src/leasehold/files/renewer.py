@@ -19,7 +19,7 @@ from leasehold.errors import LeaseLost, StoreError
 if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.journal import Journal
-    from leasehold.files.model import Holder
+    from leasehold.files.model import FileHolder
     from leasehold.files.writer import FileWriter
 
 log = logging.getLogger("leasehold.files")
@@ -32,7 +32,7 @@ class Renewer:
     """The files of one holder."""
 
     def __init__(
-        self, journal: Journal, holder: Holder, *, clock: Clock, look_every_s: float
+        self, journal: Journal, holder: FileHolder, *, clock: Clock, look_every_s: float
     ) -> None:
         """Start nothing yet: the first file does."""
         self._journal = journal

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from leasehold.files.model import Block
-    from leasehold.files.recovery import Surroundings
+    from leasehold.files.recovery import RecoveryContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Fault:
 
 def verify(
     path: str,
-    around: Surroundings,
+    around: RecoveryContext,
     *,
     told: Callable[[int], None] = lambda _: None,
 ) -> Sequence[Fault]:
@@ -62,7 +62,7 @@ def verify(
     return found
 
 
-def _faults(block: Block, volume_id: str, around: Surroundings) -> Sequence[str]:
+def _faults(block: Block, volume_id: str, around: RecoveryContext) -> Sequence[str]:
     try:
         volume = around.volumes.readable(volume_id)
         return reader.verify(block, volume, disk=around.disk)

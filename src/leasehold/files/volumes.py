@@ -41,7 +41,7 @@ _DIRECTORIES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class VolumeIdentity:
     """What a directory says about itself."""
 
     namespace: str
@@ -87,7 +87,7 @@ class Volume:
         return volume
 
     @classmethod
-    def found(cls, root: Path | str, *, disk: Disk) -> Identity | None:
+    def found(cls, root: Path | str, *, disk: Disk) -> VolumeIdentity | None:
         """What the directory says it is; None if it says nothing.
 
         Raises:
@@ -104,7 +104,7 @@ class Volume:
             disk.close(fd)
         try:
             said = json.loads(raw)
-            identity = Identity(
+            identity = VolumeIdentity(
                 namespace=str(said["namespace"]),
                 volume=str(said["volume"]),
                 format=int(said["format"]),
@@ -164,7 +164,7 @@ class Volume:
         """How much room is left; raises ``OSError``."""
         return self.disk.free_bytes(self.root)
 
-    def _is(self, found: Identity) -> bool:
+    def _is(self, found: VolumeIdentity) -> bool:
         return found.volume == self.id and self.namespace in {"", found.namespace}
 
     def _probe(self) -> None:
@@ -369,7 +369,7 @@ def _admitted(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str
     return identity.volume
 
 
-def _found(path: str, disk: Disk) -> Identity | None:
+def _found(path: str, disk: Disk) -> VolumeIdentity | None:
     try:
         return Volume.found(path, disk=disk)
     except OSError:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from leasehold.files.disk import Bytes
-    from leasehold.files.model import Block, FileStatus, Opened, Sealed, Ticket
-    from leasehold.files.recovery import Surroundings
+    from leasehold.files.model import Block, FileStatus, OpenedFile, SealedBlock, WriteTicket
+    from leasehold.files.recovery import RecoveryContext
     from leasehold.files.volumes import Volume
 
 
@@ -45,13 +45,13 @@ class FileWriter:
 
     def __init__(
         self,
-        opened: Opened,
-        around: Surroundings,
+        opened: OpenedFile,
+        around: RecoveryContext,
         *,
         volumes_for: Callable[[int], tuple[Volume, ...]],
         least_replicas: int,
         new_request: Callable[[], str],
-        recover: Callable[[Ticket], FileStatus],
+        recover: Callable[[WriteTicket], FileStatus],
         forget: Callable[[FileWriter], None],
     ) -> None:
         """Over a file that the journal has opened for this holder."""
@@ -69,7 +69,7 @@ class FileWriter:
         self._closed = False
         self._closing = False
         self._given_up = False
-        self._sealed: Sealed | None = None
+        self._sealed: SealedBlock | None = None
         self._broken: LeaseholdError | None = None
         self._pid = os.getpid()
         self._untold = False

@@ -12,36 +12,36 @@ from leasehold.lazy import lazy_names
 if TYPE_CHECKING:
     from leasehold.insight.checkpoints import ResetPlan, plan_reset
     from leasehold.insight.groups import GroupView, group_view, group_views
-    from leasehold.insight.inspector import Desk, open_desk
+    from leasehold.insight.inspector import Inspector, open_inspector
     from leasehold.insight.members import MemberView
-    from leasehold.insight.partition_ends import LogPlaces, Peek
+    from leasehold.insight.partition_ends import LogPositions, Peek
     from leasehold.insight.partitions import PartitionView
 
 __all__ = [
-    "Desk",
     "GroupView",
-    "LogPlaces",
+    "Inspector",
+    "LogPositions",
     "MemberView",
     "PartitionView",
     "Peek",
     "ResetPlan",
     "group_view",
     "group_views",
-    "open_desk",
+    "open_inspector",
     "plan_reset",
 ]
 
 _HOMES = {
-    "Desk": "leasehold.insight.inspector",
+    "Inspector": "leasehold.insight.inspector",
     "GroupView": "leasehold.insight.groups",
-    "LogPlaces": "leasehold.insight.partition_ends",
+    "LogPositions": "leasehold.insight.partition_ends",
     "MemberView": "leasehold.insight.members",
     "PartitionView": "leasehold.insight.partitions",
     "Peek": "leasehold.insight.partition_ends",
     "ResetPlan": "leasehold.insight.checkpoints",
     "group_view": "leasehold.insight.groups",
     "group_views": "leasehold.insight.groups",
-    "open_desk": "leasehold.insight.inspector",
+    "open_inspector": "leasehold.insight.inspector",
     "plan_reset": "leasehold.insight.checkpoints",
 }
 

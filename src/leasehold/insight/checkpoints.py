@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.errors import Trimmed, UsageError
-from leasehold.events.start import Kind, Start
+from leasehold.events.start import Start, StartKind
 from leasehold.model import Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from leasehold.insight.groups import GroupView
-    from leasehold.insight.partition_ends import LogPlaces
+    from leasehold.insight.partition_ends import LogPositions
     from leasehold.insight.partitions import PartitionView
 
 
@@ -61,7 +61,7 @@ async def plan_reset(
     view: GroupView,
     *,
     to: Start | None,
-    places: LogPlaces | None,
+    places: LogPositions | None,
     partitions: Sequence[str] = (),
 ) -> ResetPlan:
     """Plan to put the checkpoints of a group to ``to`` (``None``: remove them).
@@ -72,7 +72,7 @@ async def plan_reset(
         UsageError: ``to`` lies beyond the end of one of them, or can not be found without a log.
     """
     chosen = [view.partition(each) for each in dict.fromkeys(partitions)] or view.partitions
-    if to is not None and places is None and to.kind is not Kind.SEQUENCE:
+    if to is not None and places is None and to.kind is not StartKind.SEQUENCE:
         raise UsageError(
             f"{view.stream!r} is no stream of the log in this store, so nobody can tell where "
             f"{str(to)!r} is: use seq:N, or remove the checkpoints"
@@ -82,7 +82,7 @@ async def plan_reset(
 
 
 async def _next_number(
-    part: PartitionView, to: Start | None, places: LogPlaces | None
+    part: PartitionView, to: Start | None, places: LogPositions | None
 ) -> int | None:
     if to is None:
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from leasehold.core.balance.quota import Claimant, quotas
+from leasehold.core.balance.quota import QuotaMember, quotas
 from leasehold.errors import UnknownResource
 from leasehold.insight.members import MemberView, member_view
 from leasehold.insight.partitions import PartitionView, partition_view, waiting
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leasehold.events.source import PartitionEnds
-    from leasehold.insight.partition_ends import Ends, Peek
+    from leasehold.insight.partition_ends import EndsReader, Peek
     from leasehold.model import Checkpoint
     from leasehold.ports import Store
 
@@ -103,7 +103,7 @@ async def group_view(
     group: str,
     *,
     now: datetime,
-    source: Ends | None = None,
+    source: EndsReader | None = None,
     peek: Peek | None = None,
 ) -> GroupView:
     """A group as it is now.
@@ -162,7 +162,7 @@ async def known_groups(store: Store) -> Sequence[tuple[str, str]]:
 
 
 async def group_views(
-    store: Store, *, now: datetime, sources: Mapping[str, Ends] | None = None
+    store: Store, *, now: datetime, sources: Mapping[str, EndsReader] | None = None
 ) -> Sequence[GroupView]:
     """All groups that share partitions; ``sources`` by the name of the stream."""
     views = []
@@ -211,7 +211,7 @@ def would_be_undone(view: GroupView, *, owner: str | None, to: str) -> bool:
     """
     change = {owner: -1, to: 1}
     after = [
-        Claimant(
+        QuotaMember(
             holder=each.holder,
             count=each.keys + change.get(each.holder, 0),
             weight=each.weight,

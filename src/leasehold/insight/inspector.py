@@ -15,7 +15,7 @@ import leasehold.log
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable, UnknownStream, UsageError, VolumeUnusable
 from leasehold.insight.groups import GroupView, group_view, group_views, known_groups
-from leasehold.insight.partition_ends import LogPlaces, RememberedEnds
+from leasehold.insight.partition_ends import LogPositions, RememberedEnds
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from leasehold.ports import Store
 
 
-class Desk:
-    """Made by ``open_desk``: a store, and the log in the same database where there is one.
+class Inspector:
+    """Made by ``open_inspector``: a store, and the log in the same database where there is one.
 
     ``trouble`` says why heads and lags can not be told though there is a log; else it is empty.
     """
@@ -41,7 +41,7 @@ class Desk:
         self._log: Log | None = None
         self._asked = False
 
-    async def places(self, stream: str) -> LogPlaces | None:
+    async def places(self, stream: str) -> LogPositions | None:
         """The places of a stream; ``None`` if it is no stream of the embedded log."""
         if not self._asked:
             self._asked = True
@@ -51,7 +51,7 @@ class Desk:
         known = await anyio.to_thread.run_sync(self._log.streams)
         if all(each.name != stream for each in known):
             return None
-        return LogPlaces(self._log, stream)
+        return LogPositions(self._log, stream)
 
     async def group(self, stream: str, group: str, *, lags: bool = True) -> GroupView:
         """One group, with all that can be known of it; without ``lags`` the log is not looked at.
@@ -97,7 +97,7 @@ class Desk:
 
 
 @asynccontextmanager
-async def open_desk(url: str, *, clock: Clock | None = None) -> AsyncIterator[Desk]:
+async def open_inspector(url: str, *, clock: Clock | None = None) -> AsyncIterator[Inspector]:
     """Open the store that ``url`` names, to look at it.
 
     Raises:
@@ -106,7 +106,7 @@ async def open_desk(url: str, *, clock: Clock | None = None) -> AsyncIterator[De
     """
     clock = clock or SystemClock()
     async with open_store(url, clock=clock) as store:
-        desk = Desk(store, url=url, clock=clock)
+        desk = Inspector(store, url=url, clock=clock)
         try:
             yield desk
         finally:

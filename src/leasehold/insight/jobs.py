@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from leasehold.core.cron import parse_schedule
-from leasehold.errors import BadSchedule, UnknownResource, UsageError
+from leasehold.errors import InvalidSchedule, UnknownResource, UsageError
 from leasehold.insight.groups import some_of
 from leasehold.jobs.operator_requests import standing
 from leasehold.jobs.run_log import entries, ran
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leasehold.core.cron import Schedule
-    from leasehold.jobs.operator_requests import Order, Orders
-    from leasehold.jobs.run_log import Entry, Ran
-    from leasehold.model import Checkpoint, Peer, Resource
+    from leasehold.jobs.operator_requests import OperatorRequest, OperatorRequests
+    from leasehold.jobs.run_log import RunEntry, RunRecord
+    from leasehold.model import Checkpoint, MemberRecord, Resource
     from leasehold.ports import Store
 
 MOST_TERMS = 100  # what every store keeps
@@ -63,14 +63,14 @@ class JobView:
 
     name: str
     resource: Resource
-    peer: Peer | None
-    current: Entry | None
-    last: Entry | None
+    peer: MemberRecord | None
+    current: RunEntry | None
+    last: RunEntry | None
     schedule: Schedule | None
     schedule_text: str
-    ran: Ran | None
-    paused: Order | None
-    wanted: Order | None
+    ran: RunRecord | None
+    paused: OperatorRequest | None
+    wanted: OperatorRequest | None
     next_at: datetime | None
     late_s: float | None
 
@@ -97,13 +97,13 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
+class _JobRecords:
     """What is read once for all jobs."""
 
     resources: Mapping[str, Resource]
-    peers: Mapping[str, Peer]
+    peers: Mapping[str, MemberRecord]
     checkpoints: Mapping[str, Checkpoint]
-    orders: Orders
+    orders: OperatorRequests
     now: datetime
 
 
@@ -130,7 +130,7 @@ async def job_view(store: Store, name: str, *, now: datetime) -> JobView:
     return await _view(store, scene, key)
 
 
-async def job_log(store: Store, name: str) -> Sequence[Entry]:
+async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
     """The reservations of a job that the store still knows, newest first; not all were runs.
 
     Raises:
@@ -153,14 +153,14 @@ def schedule_of(text: str) -> Schedule:
     line, _, zone = text.rpartition(" ")
     try:
         return parse_schedule(text)
-    except BadSchedule:
+    except InvalidSchedule:
         if not line:
             raise
         return parse_schedule(line, tz=zone.strip("[]()"))
 
 
-async def _scene(store: Store, now: datetime) -> _Scene:
-    return _Scene(
+async def _scene(store: Store, now: datetime) -> _JobRecords:
+    return _JobRecords(
         resources=await store.resources(GROUP),
         peers=await store.peers(GROUP),
         checkpoints=await store.checkpoints(GROUP),
@@ -169,7 +169,7 @@ async def _scene(store: Store, now: datetime) -> _Scene:
     )
 
 
-async def _view(store: Store, scene: _Scene, key: str) -> JobView:
+async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
     name, resource = last_part(key), scene.resources[key]
     log = await _recent(store, key)
     text = next((each.said.schedule for each in log if each.said.schedule), "")
@@ -192,7 +192,7 @@ async def _view(store: Store, scene: _Scene, key: str) -> JobView:
     )
 
 
-async def _recent(store: Store, key: str) -> Sequence[Entry]:
+async def _recent(store: Store, key: str) -> Sequence[RunEntry]:
     """The newest entries; all there are only if no run that ended is among the first ones."""
     terms = await store.history(key, limit=_LOOK_BACK)
     log = entries(terms)
@@ -201,32 +201,36 @@ async def _recent(store: Store, key: str) -> Sequence[Entry]:
     return log
 
 
-def _last(log: Sequence[Entry]) -> Entry | None:
+def _last(log: Sequence[RunEntry]) -> RunEntry | None:
     return next((each for each in log if each.ended_at is not None and each.ran), None)
 
 
 def _readable(text: str) -> Schedule | None:
     try:
         return schedule_of(text) if text else None
-    except BadSchedule:
+    except InvalidSchedule:
         return None  # of a newer version, or in a time zone that this machine does not know
 
 
-def _ran(checkpoint: Checkpoint | None) -> Ran | None:
+def _ran(checkpoint: Checkpoint | None) -> RunRecord | None:
     try:
         return ran(checkpoint)
     except UsageError:
         return None  # it has positions of its own, and no schedule
 
 
-def _next_at(schedule: Schedule | None, carried_out: Ran | None, now: datetime) -> datetime | None:
+def _next_at(
+    schedule: Schedule | None, carried_out: RunRecord | None, now: datetime
+) -> datetime | None:
     """What is done already is not run again, even if it lies in the future."""
     if schedule is None:
         return None
     return schedule.next(max(now, carried_out.done) if carried_out else now)
 
 
-def _late_s(schedule: Schedule | None, carried_out: Ran | None, now: datetime) -> float | None:
+def _late_s(
+    schedule: Schedule | None, carried_out: RunRecord | None, now: datetime
+) -> float | None:
     if schedule is None or carried_out is None:
         return None
     due = carried_out.started or schedule.next(carried_out.done)

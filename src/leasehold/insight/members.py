@@ -10,7 +10,7 @@ from leasehold.insight.partitions import renewed_ago_s
 from leasehold.lease.group_state import sound
 
 if TYPE_CHECKING:
-    from leasehold.model import Peer
+    from leasehold.model import MemberRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class MemberView:
         return self.draining or self.dismissed
 
 
-def member_view(peer: Peer, *, keys: int) -> MemberView:
+def member_view(peer: MemberRecord, *, keys: int) -> MemberView:
     """A member, and how many keys it owns."""
     info = sound(peer.info)
     return MemberView(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from leasehold.log.log import Log
 
 
-class Ends(Protocol):
+class EndsReader(Protocol):
     """Tells where partitions begin and end; every ``EventSource`` does."""
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
@@ -42,14 +42,14 @@ class Peek(Protocol):
 class RememberedEnds:
     """The ends of partitions as they were when they were first asked for: for one look at much."""
 
-    def __init__(self, source: Ends) -> None:
+    def __init__(self, source: EndsReader) -> None:
         """Ask ``source``, once for each partition."""
         self._source = source
         self._asked: set[str] = set()
         self._known: dict[str, PartitionEnds] = {}
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``Ends``."""
+        """See ``EndsReader``."""
         unknown = [each for each in partitions if each not in self._asked]
         if unknown:
             self._asked.update(unknown)
@@ -57,8 +57,8 @@ class RememberedEnds:
         return {each: self._known[each] for each in partitions if each in self._known}
 
 
-class LogPlaces:
-    """The places of one stream of the embedded log: ``Ends`` and ``Peek``, and more."""
+class LogPositions:
+    """The places of one stream of the embedded log: ``EndsReader`` and ``Peek``, and more."""
 
     def __init__(self, log: Log, stream: str) -> None:
         """Over a log that is open, and stays open for as long as this is used.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from leasehold.events.source import PartitionEnds
-    from leasehold.model import Checkpoint, Peer, Resource
+    from leasehold.model import Checkpoint, MemberRecord, Resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class PartitionView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Backlog:
     """What can be told of the events of a partition, from its checkpoint and its ends."""
 
     lag_events: int | None = None
@@ -73,18 +73,18 @@ class Waiting:
     astray: bool = False
 
 
-def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Waiting:
+def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Backlog:
     """How many events wait, and which is the oldest of them."""
     if ends is None:
-        return Waiting()
+        return Backlog()
     if checkpoint is None:
         # Where a processor would begin is its own affair; but without events nothing waits.
-        return Waiting(lag_events=0) if ends.next == ends.first else Waiting()
+        return Backlog(lag_events=0) if ends.next == ends.first else Backlog()
     resumes_at = checkpoint.resumes_at
     if resumes_at > ends.next:
-        return Waiting(astray=True)
+        return Backlog(astray=True)
     oldest = max(resumes_at, ends.first)
-    return Waiting(
+    return Backlog(
         lag_events=ends.next - oldest,
         missed_events=oldest - resumes_at,
         next_number=oldest if oldest < ends.next else None,
@@ -94,7 +94,7 @@ def waiting(checkpoint: Checkpoint | None, ends: PartitionEnds | None) -> Waitin
 def partition_view(
     resource: Resource,
     *,
-    owner: Peer | None,
+    owner: MemberRecord | None,
     checkpoint: Checkpoint | None,
     ends: PartitionEnds | None,
     waits_since: datetime | None,
@@ -127,18 +127,18 @@ def partition_view(
     )
 
 
-def renewed_ago_s(peer: Peer) -> float | None:
+def renewed_ago_s(peer: MemberRecord) -> float | None:
     """How long ago a member was heard of; ``None`` if the store does not say."""
     return max(0.0, peer.duration_s - peer.remaining_s) if peer.duration_s else None
 
 
-def _time_left_s(resource: Resource, owner: Peer | None) -> float | None:
+def _time_left_s(resource: Resource, owner: MemberRecord | None) -> float | None:
     if resource.state is State.EXPIRED:
         return 0.0
     return owner.remaining_s if owner else None
 
 
-def _lag_s(wait: Waiting, waits_since: datetime | None, now: datetime) -> float | None:
+def _lag_s(wait: Backlog, waits_since: datetime | None, now: datetime) -> float | None:
     if wait.lag_events == 0:
         return 0.0
     if waits_since is None or wait.next_number is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.model import Ownership, State, Wanted
+from leasehold.model import KeyClaim, Ownership, State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -51,18 +51,18 @@ class Bunch:
         self.owed: dict[str, Owed] = {}
         self._over: dict[str, int] = {}
 
-    def want(self, key: str, note: str, *, seen: Resource | None, me: str) -> Wanted | None:
+    def want(self, key: str, note: str, *, seen: Resource | None, me: str) -> KeyClaim | None:
         """How to claim this key, by what was last seen of it; None if there is no use in it."""
         if key in self.held or key in self.owed:
             return None
         over = self._over.get(key, -1)
         if seen is None:
-            return None if over < 0 else Wanted(key=key, seen_epoch=over, note=note)
+            return None if over < 0 else KeyClaim(key=key, seen_epoch=over, note=note)
         if seen.epoch <= over:  # seen before we gave it back
-            return Wanted(key=key, seen_epoch=over, note=note)
+            return KeyClaim(key=key, seen_epoch=over, note=note)
         free = seen.holder is None or seen.state not in _HELD
         if seen.holder == me or (free and seen.handed_to in (None, me)):
-            return Wanted(key=key, seen_epoch=seen.epoch, note=note)
+            return KeyClaim(key=key, seen_epoch=seen.epoch, note=note)
         return None
 
     def win(self, proof: Ownership) -> bool:

@@ -30,9 +30,9 @@ from leasehold.errors import (
 from leasehold.jobs import run_log as occurrences
 from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
 from leasehold.jobs.policy import OnCrash
-from leasehold.jobs.run_log import Outcome, Said, entries
+from leasehold.jobs.run_log import Outcome, RunNote, entries
 from leasehold.jobs.wish import GROUP, Done, Held
-from leasehold.model import HandOver, Mark, MarkRefusal, Note, Ownership, State, Wanted
+from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Note, Ownership, Refusal, State
 
 if TYPE_CHECKING:
     import random
@@ -87,7 +87,7 @@ class Claimant:
         """Know nothing yet. ``identity`` gives the end of a new holder id, and a new token."""
         self.wish = wish
         self.ownerships: Mapping[str, Ownership] = {}
-        self.said = Said(occurrence=wish.occurrence, schedule=wish.schedule)
+        self.said = RunNote(occurrence=wish.occurrence, schedule=wish.schedule)
         self._store = store
         self._told = told
         self._clock = clock
@@ -183,7 +183,7 @@ class Claimant:
             mine = [_proof(each, lease) for each in wanted if each.holder == lease.holder]
         else:
             note = self.said.note()
-            asked = [Wanted(key=each.key, seen_epoch=each.epoch, note=note) for each in wanted]
+            asked = [KeyClaim(key=each.key, seen_epoch=each.epoch, note=note) for each in wanted]
             self._in_doubt = True
             mine = list(await self._call("claim", self._store.claim(lease, asked)))
             if len(mine) == len(wanted):
@@ -205,7 +205,7 @@ class Claimant:
         lease = await self._holding.join(self.wish.keys)
         self._granted_once = True
         info = self._holding.info
-        self.said = Said(
+        self.said = RunNote(
             host=info.host,
             pid=info.pid,
             occurrence=self.wish.occurrence,
@@ -245,7 +245,9 @@ class Claimant:
     async def _open(self, won: Mapping[str, Ownership]) -> None:
         first = won[self.wish.keys[0]]
         if self.wish.occurrence is not None:
-            mark = Mark(ownership=first, position=occurrences.started(self.wish.occurrence))
+            mark = CheckpointWrite(
+                ownership=first, position=occurrences.started(self.wish.occurrence)
+            )
             if await self._call("checkpoint", self._store.checkpoint([mark])):
                 raise LeaseLost("what was claimed is lost already", key=first.key, reason="fenced")
         if not self._holding.believes:
@@ -376,7 +378,9 @@ class Claimant:
         ).note()
         proofs = list(self.ownerships.values())
         if self.wish.occurrence is not None and parting.outcome in _SETTLED:
-            mark = Mark(ownership=proofs[0], position=occurrences.done(self.wish.occurrence))
+            mark = CheckpointWrite(
+                ownership=proofs[0], position=occurrences.done(self.wish.occurrence)
+            )
             await self._say("checkpoint", self._store.checkpoint([mark]))
         if parting.to is not None:
             passed = [HandOver(ownership=each, to=parting.to, note=note) for each in proofs]
@@ -399,9 +403,9 @@ class Claimant:
             StoreUnavailable: unknown whether it was stored; the same call may be repeated.
         """
         key = self.wish.keys[0]
-        mark = Mark(ownership=self.ownerships[key], position=position)
+        mark = CheckpointWrite(ownership=self.ownerships[key], position=position)
         refused = await self._fenced("checkpoint", self._store.checkpoint([mark]))
-        if refused.get(key) is MarkRefusal.FENCED:
+        if refused.get(key) is Refusal.FENCED:
             raise self._refused("checkpoint")
         if refused:
             raise CheckpointBehind(

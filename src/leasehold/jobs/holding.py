@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import anyio
 
 from leasehold.clock import host_name, new_suffix, new_token
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.jobs.wish import GROUP
-from leasehold.lease.group_state import View
+from leasehold.lease.group_state import GroupState
 from leasehold.model import MemberInfo
 from leasehold.names import holder_id
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from leasehold.clock import Clock
-    from leasehold.core.lease_timing import Timing
+    from leasehold.core.lease_timing import LeaseTiming
     from leasehold.model import Changes, Lease
     from leasehold.ports import Store
 
@@ -68,7 +68,7 @@ class Ground:
 
     store: Store
     name: str
-    timing: Timing
+    timing: LeaseTiming
     grace_s: float
     leave_s: float
     clock: Clock
@@ -76,9 +76,9 @@ class Ground:
     identity: Callable[[], tuple[str, str]] = new_identity
 
     @property
-    def pauses(self) -> Ladder:
+    def pauses(self) -> Backoff:
         """Between attempts to reach a store that is in trouble."""
-        return Ladder(base_s=self.timing.renew_s / 8, most_s=self.timing.renew_s)
+        return Backoff(base_s=self.timing.renew_s / 8, most_s=self.timing.renew_s)
 
 
 class Hears(Protocol):
@@ -102,7 +102,7 @@ class Holding:
         self.info = MemberInfo(host=host_name(), pid=os.getpid())
         self.holder = holder_id(ground.name, host=self.info.host, suffix=suffix)
         self.lease: Lease | None = None
-        self.view = View()
+        self.view = GroupState()
         self.ended: str | None = None
         self.trusted_until_s = 0.0
         self.next_end_s = math.inf
@@ -252,7 +252,7 @@ class Holding:
         self, lease: Lease, last_words: Callable[[], Awaitable[None]] | None
     ) -> None:
         failures, limit_s = 0, self._ground.leave_s
-        ladder = Ladder(base_s=limit_s / 32, most_s=limit_s / 4)
+        ladder = Backoff(base_s=limit_s / 32, most_s=limit_s / 4)
         while True:
             try:
                 if last_words is not None:

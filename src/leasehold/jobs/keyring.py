@@ -39,7 +39,7 @@ from leasehold.errors import LeaseholdError, LeaseLost, StoreError, StoreUnusabl
 from leasehold.jobs.bunch import Bunch
 from leasehold.jobs.holding import TRUST_OVER, Ground, Holding, new_identity
 from leasehold.jobs.wish import DEFAULT_LEASE, GROUP, grace_s, leave_s, timing_of
-from leasehold.model import HandOver, Mark, MarkRefusal, Note, Ownership, State
+from leasehold.model import CheckpointWrite, HandOver, Note, Ownership, Refusal, State
 from leasehold.names import check_name, group_of
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ class Keyring:
         self._turns: Lane[_Take | _Let, Mapping[str, Ownership]] = Lane(
             self._turn, unclaimed=self._give_back, weigh=lambda each: each.weight
         )
-        self._marks: Lane[_Words[Position], Mapping[str, MarkRefusal]] = Lane(self._write)
+        self._marks: Lane[_Words[Position], Mapping[str, Refusal]] = Lane(self._write)
         self._notes: Lane[_Words[str], Sequence[str]] = Lane(self._say)
         self._scope: anyio.CancelScope | None = None
         self._left = self._joined = False
@@ -507,7 +507,7 @@ class Keyring:
                 pause_s = self._ground.pauses.pause_s(failures, self._ground.rng)
                 await self._clock.sleep(min(pause_s, left_s))
 
-    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, MarkRefusal]:
+    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, Refusal]:
         """Write the checkpoints of keys that are held; return the refused ones. Fenced is lost.
 
         Raises:
@@ -692,21 +692,19 @@ class Keyring:
     def _words(self, said: Mapping[str, T]) -> _Words[T]:
         return _Words(said=dict(said), proofs=self._keys.proofs(said))
 
-    async def _write(
-        self, batch: Sequence[_Words[Position]]
-    ) -> Sequence[Mapping[str, MarkRefusal]]:
+    async def _write(self, batch: Sequence[_Words[Position]]) -> Sequence[Mapping[str, Refusal]]:
         standing = [self._keys.still(words.proofs) for words in batch]
-        marks: dict[str, Mark] = {}
+        marks: dict[str, CheckpointWrite] = {}
         for words, proofs in zip(batch, standing, strict=True):
             for key, proof in proofs.items():
                 position = words.said[key]
                 if key not in marks or position >= marks[key].position:
-                    marks[key] = Mark(ownership=proof, position=position)
-        refused: Mapping[str, MarkRefusal] = {}
+                    marks[key] = CheckpointWrite(ownership=proof, position=position)
+        refused: Mapping[str, Refusal] = {}
         if marks:
             answer = self._store.checkpoint(list(marks.values()))
             refused = await self._trusted("checkpoint", answer)
-        fenced = MarkRefusal.FENCED
+        fenced = Refusal.FENCED
         self._fenced(each.ownership for key, each in marks.items() if refused.get(key) is fenced)
         return [
             {

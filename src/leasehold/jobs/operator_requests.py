@@ -31,7 +31,7 @@ _LONGEST_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class OperatorRequest:
     """What an operator said, and when.
 
     Attributes:
@@ -50,11 +50,11 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class OperatorRequests:
     """All orders that stand, by the name of the job."""
 
-    paused: Mapping[str, Order]
-    wanted: Mapping[str, Order]
+    paused: Mapping[str, OperatorRequest]
+    wanted: Mapping[str, OperatorRequest]
 
     def is_paused(self, name: str, *, now: datetime) -> bool:
         """Whether no run of the job may begin at this moment."""
@@ -109,15 +109,15 @@ async def want(store: Store, name: str, *, by: str, why: str = "", clock: Clock)
     await _put(store, key, _position(last + 1, {"by": by, "why": why}), clock)
 
 
-def taken(order: Order) -> Position:
+def taken(order: OperatorRequest) -> Position:
     """The mark on a wish, under the ownership of its key: nobody takes it any more."""
     return Position(sequence_number=order.number + 1, offset="{}")
 
 
-async def standing(store: Store) -> Orders:
+async def standing(store: Store) -> OperatorRequests:
     """All orders that stand. Two reads."""
     paused, wanted = await store.checkpoints(PAUSED), await store.checkpoints(WANTED)
-    return Orders(
+    return OperatorRequests(
         paused={last_part(key): _order(each) for key, each in paused.items()},
         wanted={
             last_part(key): _order(each)
@@ -152,10 +152,10 @@ def _position(number: int, words: Mapping[str, str]) -> Position:
     return Position(sequence_number=number, offset=json.dumps(kept, ensure_ascii=False))
 
 
-def _order(checkpoint: Checkpoint) -> Order:
+def _order(checkpoint: Checkpoint) -> OperatorRequest:
     position = checkpoint.position
     words = _words(position.offset)
-    return Order(
+    return OperatorRequest(
         by=words.get("by", ""),
         why=words.get("why", ""),
         given_at=checkpoint.updated_at,

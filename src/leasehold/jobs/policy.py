@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.core.next_run import CatchUp, OnCrash, Overlap
 from leasehold.errors import InvalidOptions
 from leasehold.names import seconds_of
@@ -55,7 +55,7 @@ class Policy:
             raise InvalidOptions(f"retries must be a number from 0 to {most}, not {retries!r}")
 
     @property
-    def pauses(self) -> Ladder:
+    def pauses(self) -> Backoff:
         """Between the attempts."""
         base_s = self.retry_pause.total_seconds()
-        return Ladder(base_s=base_s, most_s=max(base_s, 60.0))
+        return Backoff(base_s=base_s, most_s=max(base_s, 60.0))

@@ -28,11 +28,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock, host_name, system_random
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseholdError, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs.keyring import Keyring
-from leasehold.jobs.run_log import Outcome, Said
-from leasehold.jobs.threads import Answer, LoopOver, post
+from leasehold.jobs.run_log import Outcome, RunNote
+from leasehold.jobs.threads import LoopAnswer, LoopOver, post
 from leasehold.jobs.wish import DEFAULT_LEASE, timing_of
 from leasehold.names import check_name, job_key, last_part
 from leasehold.stores import open_store
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.jobs")
 
 _TRIES = 10
-_PAUSES = Ladder(base_s=2.0, most_s=60.0)
+_PAUSES = Backoff(base_s=2.0, most_s=60.0)
 _DISPOSAL_S = 30.0
 _KEYS = 4096
 
 
-class _Ask(Answer["Ownership | None"]):
+class _ReserveCall(LoopAnswer["Ownership | None"]):
     """A key to be taken under a lease of this length, or the one that was ``had`` to be given back.
 
     The answer is the proof of what was taken; None: it was not, or is given back.
@@ -104,7 +104,7 @@ class Reserver:
         self._on_lost = on_lost
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._said = Said(host=host_name(), pid=os.getpid())
+        self._said = RunNote(host=host_name(), pid=os.getpid())
         self._begins = self._said.note()
         self._ends = {each: replace(self._said, outcome=each).note() for each in Outcome}
         self._unheard = replace(self._said, outcome=Outcome.NOTHING, words="called off").note()
@@ -112,10 +112,10 @@ class Reserver:
         self._ring_of: dict[str, Keyring] = {}
         self._had: dict[str, Ownership] = {}  # told to somebody, lost or not, and not cancelled yet
         self._own = threading.local()  # by key, what this very thread was told last
-        self._asks: deque[_Ask] = deque()
+        self._asks: deque[_ReserveCall] = deque()
         self._called = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opened: Answer[None] = Answer()
+        self._opened: LoopAnswer[None] = LoopAnswer()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         # A daemon: a program that forgot to dispose of it must still be able to end.
@@ -144,7 +144,7 @@ class Reserver:
         if lease not in self._rings:
             timing_of(lease)
         key = _key_of(name)
-        proof = self._ask(_Ask(key=key, note=self._begins, lease=lease))
+        proof = self._ask(_ReserveCall(key=key, note=self._begins, lease=lease))
         if proof is None:
             return False
         self._own.__dict__[key] = proof
@@ -207,7 +207,7 @@ class Reserver:
         if words:
             note = replace(self._said, outcome=outcome, words=words).note()
         with suppress(LeaseLost):  # it was disposed of, which has released all
-            self._ask(_Ask(key=key, note=note, had=had))
+            self._ask(_ReserveCall(key=key, note=note, had=had))
 
     def dispose(self) -> None:
         """Release all and renew nothing any more. Again is harmless."""
@@ -236,7 +236,7 @@ class Reserver:
             return None  # also for the moment in which what nobody waits for is given back
         return ring if ring.valid(key) else None
 
-    def _ask(self, ask: _Ask) -> Ownership | None:
+    def _ask(self, ask: _ReserveCall) -> Ownership | None:
         """Have it done in the thread of the reserver, with all that others ask for just now."""
         try:
             self._asks.append(ask)
@@ -254,7 +254,7 @@ class Reserver:
     def _call(self) -> None:
         post(self._loop, self._share_out)
 
-    def _call_off(self, ask: _Ask) -> None:
+    def _call_off(self, ask: _ReserveCall) -> None:
         """Nobody waits for the answer. A release goes on; what is had, or will be, is given back.
 
         Also after an answer that was an error: then nothing was had.
@@ -263,7 +263,7 @@ class Reserver:
             with suppress(LeaseholdError):
                 had = ask.of(self._thread)
                 if had is not None:  # in the very moment of the calling off
-                    self._asks.append(_Ask(key=ask.key, note=self._unheard, had=had))
+                    self._asks.append(_ReserveCall(key=ask.key, note=self._unheard, had=had))
         self._call()  # in any case: the call may have been what was interrupted
 
     def _live(self) -> None:
@@ -295,7 +295,7 @@ class Reserver:
     def _share_out(self) -> None:
         """Send what has been asked for since the last time: one task for each lease, no more."""
         self._called = False  # whoever comes from now on calls again
-        asks: dict[timedelta | Keyring, list[_Ask]] = {}
+        asks: dict[timedelta | Keyring, list[_ReserveCall]] = {}
         while self._asks:
             ask = self._asks.popleft()
             if ask.cancelled:
@@ -306,7 +306,7 @@ class Reserver:
             self._tasks.add(task := asyncio.create_task(answering))
             task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, where: timedelta | Keyring, asks: Sequence[_Ask]) -> None:
+    async def _answer(self, where: timedelta | Keyring, asks: Sequence[_ReserveCall]) -> None:
         try:
             if isinstance(where, Keyring):
                 await self._let_go(where, asks)
@@ -321,7 +321,7 @@ class Reserver:
             if not isinstance(error, LeaseholdError):
                 raise
 
-    async def _have(self, lease: timedelta, asks: Sequence[_Ask]) -> None:
+    async def _have(self, lease: timedelta, asks: Sequence[_ReserveCall]) -> None:
         """Take what is asked for; of several threads the first has it."""
         wanted = {ask.key: ask.note for ask in asks if ask.key not in self._had}
         ring, won = await self._take(wanted, lease) if wanted else (None, {})
@@ -336,7 +336,7 @@ class Reserver:
         if left and ring is not None:
             await ring.release(dict.fromkeys(left, self._unheard))
 
-    async def _let_go(self, ring: Keyring, asks: Sequence[_Ask]) -> None:
+    async def _let_go(self, ring: Keyring, asks: Sequence[_ReserveCall]) -> None:
         """Release what was had; of what is over meanwhile nothing is left to be released."""
         had = {ask.key: ask for ask in asks if self._had.get(ask.key) is ask.had}
         try:

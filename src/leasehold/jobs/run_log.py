@@ -32,7 +32,7 @@ _SINCE = "nothing before "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RunRecord:
     """How far a schedule was carried out.
 
     Attributes:
@@ -59,7 +59,7 @@ def done(occurrence: datetime) -> Position:
     return Position(sequence_number=2 * _second(occurrence) + 1, offset=_MARK + _shown(occurrence))
 
 
-def ran(checkpoint: Checkpoint | None) -> Ran | None:
+def ran(checkpoint: Checkpoint | None) -> RunRecord | None:
     """Read the mark; None if the schedule is new.
 
     Raises:
@@ -77,9 +77,9 @@ def ran(checkpoint: Checkpoint | None) -> Ran | None:
     second, is_done = divmod(position.sequence_number, 2)
     moment = datetime.fromtimestamp(second, UTC)
     if is_done:
-        return Ran(done=moment)
+        return RunRecord(done=moment)
     # All before the one that was started had been settled when it was.
-    return Ran(done=datetime.fromtimestamp(second - 1, UTC), started=moment)
+    return RunRecord(done=datetime.fromtimestamp(second - 1, UTC), started=moment)
 
 
 def _second(moment: datetime) -> int:
@@ -126,7 +126,7 @@ _KINDS: dict[str, type] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class RunNote:
     """What a holder says of its run: the note of the term.
 
     Attributes:
@@ -175,7 +175,7 @@ class Said:
         return json.dumps(shown, separators=(",", ":"))
 
     @classmethod
-    def of(cls, note: str) -> Said:
+    def of(cls, note: str) -> RunNote:
         """Read a note; one that is not ours is taken for words, and never an error."""
         try:
             found = json.loads(note) if note else {}
@@ -194,7 +194,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RunEntry:
     """One reservation of a job, from its start to its end."""
 
     epoch: int
@@ -202,7 +202,7 @@ class Entry:
     started_at: datetime
     ended_at: datetime | None
     outcome: Outcome | None
-    said: Said
+    said: RunNote
     timed_out: bool = False  # time ended it, at some moment that nobody saw
 
     @property
@@ -221,9 +221,9 @@ class Entry:
         return self.outcome is not Outcome.NOTHING
 
     @classmethod
-    def of(cls, term: Term) -> Entry:
+    def of(cls, term: Term) -> RunEntry:
         """The entry that a term is."""
-        said = Said.of(term.note)
+        said = RunNote.of(term.note)
         reason = None if term.reason is None else _BY_REASON.get(term.reason, Outcome.OK)
         timed_out = term.reason is EndReason.EXPIRED
         # What is stuck is ended with its process, which says so before: only time ends the term.
@@ -245,15 +245,15 @@ class Streak:
     """One holder, and its reservations in a row, newest first: one line of the log (J3)."""
 
     holder: str
-    entries: tuple[Entry, ...]
+    entries: tuple[RunEntry, ...]
 
 
-def entries(terms: Iterable[Term]) -> list[Entry]:
+def entries(terms: Iterable[Term]) -> list[RunEntry]:
     """The reservations, in the order of the terms; what an operator reset is none."""
-    return [Entry.of(term) for term in terms if term.reason is not EndReason.RESET]
+    return [RunEntry.of(term) for term in terms if term.reason is not EndReason.RESET]
 
 
-def reservers(log: Sequence[Entry], *, most: int = 10) -> list[Streak]:
+def reservers(log: Sequence[RunEntry], *, most: int = 10) -> list[Streak]:
     """The last reservers, newest first; the same one in a row is one."""
     found: list[Streak] = []
     for entry in log:

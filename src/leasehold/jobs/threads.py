@@ -18,7 +18,7 @@ class LoopOver(Exception):
     """The loop has ended before there was an answer."""
 
 
-class Answer(Generic[T]):
+class LoopAnswer(Generic[T]):
     """One answer, given in the loop and waited for in another thread.
 
     A future could do it too: this one costs a third, and there are many.
@@ -103,7 +103,7 @@ def call_in(
         LoopOver: the loop has ended. Whether it was done is then unknown.
         Exception: what was to be done has failed.
     """
-    doing: Answer[T] = Answer()
+    doing: LoopAnswer[T] = LoopAnswer()
     begun: list[asyncio.Task[None]] = []  # a loop alone does not keep its tasks
 
     async def do() -> None:

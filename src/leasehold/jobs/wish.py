@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import UsageError
 from leasehold.jobs.policy import OnCrash
 from leasehold.names import check_name, job_key, last_part
@@ -26,23 +26,23 @@ _LONGEST_LOOK_S = 0.5
 _LONGEST_LEAVE_S = 15.0
 
 
-def timing_of(lease: timedelta) -> Timing:
+def timing_of(lease: timedelta) -> LeaseTiming:
     """The times of a reservation's lease.
 
     Raises:
         InvalidDuration: it is too short or too long; the message says the range.
     """
     # The lease itself is looked at first: its parts would be called by names nobody gave.
-    Timing.of(lease=lease)
-    return Timing.of(lease=lease, renew_every=lease * _RENEW, call_limit=lease * _CALL)
+    LeaseTiming.of(lease=lease)
+    return LeaseTiming.of(lease=lease, renew_every=lease * _RENEW, call_limit=lease * _CALL)
 
 
-def grace_s(timing: Timing) -> float:
+def grace_s(timing: LeaseTiming) -> float:
     """How long before trust belief ends: the time to stop in."""
     return timing.lease_s * _GRACE
 
 
-def leave_s(timing: Timing) -> float:
+def leave_s(timing: LeaseTiming) -> float:
     """How long a store that does not answer is told of the release: then time ends it."""
     return min(_LONGEST_LEAVE_S, timing.lease_s)
 
@@ -77,7 +77,7 @@ class Wish:
 
     keys: tuple[str, ...]
     name: str
-    timing: Timing
+    timing: LeaseTiming
     grace_s: float
     occurrence: datetime | None = None
     on_crash: OnCrash = OnCrash.RUN_AGAIN

@@ -28,7 +28,7 @@ import anyio
 
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
 from leasehold.core import balance
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.core.balance import Plan
 from leasehold.core.lease_timing import CLOCK_RATE_ERROR, cycle_pause_s, early_cycle_s
 from leasehold.errors import (
@@ -38,7 +38,7 @@ from leasehold.errors import (
     StoreUnavailable,
     StoreUnusable,
 )
-from leasehold.lease.group_state import View
+from leasehold.lease.group_state import GroupState
 from leasehold.model import EndReason, HandOver, Lease, MemberInfo, Ownership, Resource, State
 from leasehold.names import holder_id
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.lease.options import MemberOptions
-    from leasehold.model import Changes, Wanted
-    from leasehold.ports import Keeper, Store
+    from leasehold.model import Changes, KeyClaim
+    from leasehold.ports import KeyHandler, Store
 
 log = logging.getLogger("leasehold.member")
 
@@ -75,7 +75,7 @@ class _Drain:
 class Holdings:
     """The keys of one lease. Tells the keeper of each change, exactly once."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: KeyHandler) -> None:
         """Hold nothing."""
         self._keeper = keeper
         self._held: dict[str, Ownership] = {}
@@ -225,7 +225,7 @@ class Cycle:
         store: Store,
         options: MemberOptions,
         *,
-        keeper: Keeper,
+        keeper: KeyHandler,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         identity: Callable[[], tuple[str, str]] | None = None,
@@ -247,7 +247,7 @@ class Cycle:
         self._info = MemberInfo(
             host=host_name(), pid=os.getpid(), weight=options.weight, most=options.most
         )
-        self._ladder = Ladder(base_s=options.timing.renew_s / 8, most_s=options.timing.renew_s)
+        self._ladder = Backoff(base_s=options.timing.renew_s / 8, most_s=options.timing.renew_s)
         self._wake = anyio.Event()
         self._watch_again = anyio.Event()
         self._holdings = Holdings(keeper)
@@ -257,7 +257,7 @@ class Cycle:
         self._next_end_s = math.inf
         self._due_s: float | None = None
         self._lapsed = False
-        self._view = View()
+        self._view = GroupState()
         self._last_plan: Plan | None = None
         self._failures = 0
         self._running = False
@@ -416,7 +416,7 @@ class Cycle:
             ),
         )
         self._lease, self._given_up, self._lapsed = lease, None, False
-        self._view, self._last_plan, self._joined_once = View(), None, True
+        self._view, self._last_plan, self._joined_once = GroupState(), None, True
         self._trusted_until_s = self._trust(sent_s)
         # The first answer shows that this member is heard; so the second call takes *draining*
         # back, and from then on it counts.
@@ -537,7 +537,7 @@ class Cycle:
         for key in plan.release:
             self._drain(key, to=None)
 
-    async def _claim(self, lease: Lease, wanted: Sequence[Wanted], *, force: bool) -> None:
+    async def _claim(self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool) -> None:
         won = await self._call("claim", self._store.claim(lease, wanted, force=force))
         self._must_trust()
         for ownership in won:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
-    from leasehold.model import Changes, MemberInfo, Peer, Resource
+    from leasehold.model import Changes, MemberInfo, MemberRecord, Resource
 
 LARGEST_WEIGHT = 1_000_000
 LARGEST_MOST = 1_000_000_000
@@ -72,7 +72,7 @@ def _is_load(load: object) -> bool:
     return is_number(load) and 0 <= load <= _LARGEST_LOAD
 
 
-class View:
+class GroupState:
     """The group at ``version``. Changes may come twice or late: the newest version of each wins.
 
     Losing an answer is harmless: ``version`` does not move, so the next answer repeats it all.
@@ -83,7 +83,7 @@ class View:
         """Know nothing: version 0 asks the store for everything."""
         self.version = 0
         self._resources: dict[str, Resource] = {}
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, MemberRecord] = {}
 
     @property
     def resources(self) -> Mapping[str, Resource]:
@@ -91,7 +91,7 @@ class View:
         return MappingProxyType(self._resources)
 
     @property
-    def peers(self) -> Mapping[str, Peer]:
+    def peers(self) -> Mapping[str, MemberRecord]:
         """The members that are alive, by holder."""
         return MappingProxyType(self._peers)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tenure:
+class Handle:
     """Valid until the member says that it has ended, or does not trust its lease any more.
 
     The second is looked at in the moment of asking: after a pause of the whole process the answer

@@ -12,12 +12,12 @@ import anyio
 from leasehold.errors import CheckpointBehind, FencedWrite, LeaseLost, UsageError
 from leasehold.lease.cycle import Cycle
 from leasehold.lease.group_state import sound
-from leasehold.model import Mark, MarkRefusal, Ownership, Position
+from leasehold.model import CheckpointWrite, Ownership, Position, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from leasehold.lease.group_state import View
+    from leasehold.lease.group_state import GroupState
 
 _LONGEST_WATCH_S = 3600.0
 _SHORTEST_WATCH_S = 0.01
@@ -35,7 +35,7 @@ class Member(Cycle):
         return f"<Member {self.holder or self.options.name} holding {len(self.held())}>"
 
     @property
-    def view(self) -> View:
+    def view(self) -> GroupState:
         """What this member knows of its group."""
         return self._view
 
@@ -105,7 +105,7 @@ class Member(Cycle):
         """How long belief lasts if no renewal succeeds any more."""
         return max(0.0, self._trusted_until_s - self._clock.boottime_s()) if self._trusts() else 0.0
 
-    async def mark(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def mark(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """Write positions in one call; return the refused ones. What was fenced is closed.
 
         Raises:
@@ -114,7 +114,7 @@ class Member(Cycle):
         """
         refused = await self._call("checkpoint", self._store.checkpoint(marks))
         for mark in marks:
-            if refused.get(mark.ownership.key) is MarkRefusal.FENCED:
+            if refused.get(mark.ownership.key) is Refusal.FENCED:
                 self.fenced(mark.ownership)
         return refused
 
@@ -129,9 +129,11 @@ class Member(Cycle):
             CheckpointBehind: at least one lies before what is stored. The others were written.
             StoreUnavailable: unknown whether it was written; the same call may be repeated.
         """
-        marks = [Mark(ownership=self._must_hold(k), position=p) for k, p in positions.items()]
+        marks = [
+            CheckpointWrite(ownership=self._must_hold(k), position=p) for k, p in positions.items()
+        ]
         refused = await self.mark(marks)
-        fenced = [m for m in marks if refused.get(m.ownership.key) is MarkRefusal.FENCED]
+        fenced = [m for m in marks if refused.get(m.ownership.key) is Refusal.FENCED]
         if fenced:
             raise _fenced_write([mark.ownership for mark in fenced])
         if refused:

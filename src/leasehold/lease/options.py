@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from leasehold.core.balance import Strategy
-from leasehold.core.lease_timing import MOST_LEASE_S, Timing
+from leasehold.core.lease_timing import MOST_LEASE_S, LeaseTiming
 from leasehold.errors import InvalidName, InvalidOptions
 from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
 from leasehold.names import check_group, check_name, seconds_of
@@ -28,7 +28,7 @@ class MemberOptions:
     group: str
     name: str = "member"
     strategy: Strategy = Strategy.EVEN
-    timing: Timing = field(default_factory=Timing)
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
     weight: float = 1.0
     most: int | None = None
     hand_over_limit: timedelta | None = None
@@ -74,12 +74,12 @@ def _strategy(name: object) -> Strategy:
 
 
 def check_timing(timing: object) -> None:
-    """Refuse what is no ``Timing``, or one that can not keep the rules.
+    """Refuse what is no ``LeaseTiming``, or one that can not keep the rules.
 
     Raises:
         InvalidOptions: with what is wrong and what to write.
     """
-    if not isinstance(timing, Timing):
+    if not isinstance(timing, LeaseTiming):
         raise InvalidOptions(
             f"timing must be a Timing, not {timing!r}: write "
             "timing=Timing.of(lease=timedelta(seconds=10))"

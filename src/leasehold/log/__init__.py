@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from leasehold.log.reader import PartitionReader
     from leasehold.log.retention import TrimPlan
     from leasehold.log.source import LogSource
-    from leasehold.log.streams import Numbers, PartitionInfo, StreamInfo, StreamSettings
+    from leasehold.log.streams import LogCounts, PartitionInfo, StreamInfo, StreamSettings
 
 __all__ = [
     "Log",
+    "LogCounts",
     "LogDeadLetters",
     "LogOptions",
     "LogSource",
-    "Numbers",
     "PartitionInfo",
     "PartitionReader",
     "Producer",
@@ -51,7 +51,7 @@ _HOMES = {
     "LogDeadLetters": "leasehold.log.dead_letters",
     "LogOptions": "leasehold.log.options",
     "LogSource": "leasehold.log.source",
-    "Numbers": "leasehold.log.streams",
+    "LogCounts": "leasehold.log.streams",
     "PartitionInfo": "leasehold.log.streams",
     "PartitionReader": "leasehold.log.reader",
     "Producer": "leasehold.log.producer",

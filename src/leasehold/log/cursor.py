@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from leasehold.errors import DataDamaged, Trimmed, UnknownFile
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.segment import Segment
-from leasehold.log.segment_format import SEGMENT_HEADER_BYTES, Kind, read_body
+from leasehold.log.segment_format import SEGMENT_HEADER_BYTES, FrameKind, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from leasehold.events.event import EventBatch
     from leasehold.files.namespace import Namespace
     from leasehold.log.segment_format import FrameHeader
-    from leasehold.log.segment_list import Place, Shelf
+    from leasehold.log.segment_list import ListedSegment, SegmentList
 
 LARGE_BYTES: Final = 256 << 10  # smaller frames take longer to find than to compare
 RUN_BYTES: Final = 4 << 20
@@ -46,13 +46,13 @@ SPAN_BYTES: Final = 64 << 20
 _MOST_FRAMES: Final = SPAN_BYTES // LARGE_BYTES
 
 
-class Ahead:
+class ChecksumPrefetch:
     """For the thread of its reader. It starts no thread until there is a backlog."""
 
     def __init__(self) -> None:
         """Know of nothing yet."""
         self._view: memoryview | None = None
-        self._span: _Span | None = None
+        self._span: _FrameSpan | None = None
         self._run_bytes = 0
         self._helper: ThreadPoolExecutor | None = None
         self._process = os.getpid()
@@ -98,7 +98,7 @@ class Ahead:
         self._view = view
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "leasehold-ahead")
-        span = _Span(view, start, size)
+        span = _FrameSpan(view, start, size)
         try:
             self._helper.submit(span.compare)
         except RuntimeError:  # no more threads, or Python is ending: the reader does it alone
@@ -111,7 +111,7 @@ class Ahead:
         self._view, self._span = None, None
 
 
-class _Span:
+class _FrameSpan:
     """Frames of one view; from ``middle`` on they are the thread's. It knows no reader."""
 
     def __init__(self, view: memoryview, start: int, size: int) -> None:
@@ -128,7 +128,7 @@ class _Span:
             for header in islice(Segment(self._view).frames(self._start), _MOST_FRAMES):
                 if header.position >= self._end or self.is_left:
                     return
-                if header.position >= self.middle and header.kind is Kind.EVENTS:
+                if header.position >= self.middle and header.kind is FrameKind.EVENTS:
                     read_body(self._view, header)
                     self.sound.add(header)
         except DataDamaged:
@@ -141,7 +141,7 @@ class Cursor:
     def __init__(
         self,
         files: Namespace,
-        shelf: Shelf,
+        shelf: SegmentList,
         *,
         check: Callable[[], None] = lambda: None,
         ahead: bool = True,
@@ -158,7 +158,7 @@ class Cursor:
         self._files = files
         self._shelf = shelf
         self._open: MappedSegment | None = None
-        self._ahead = Ahead() if ahead and bodies else None
+        self._ahead = ChecksumPrefetch() if ahead and bodies else None
         self._bodies = bodies
         self._at = 0
         self._ended = False
@@ -286,7 +286,7 @@ class Cursor:
         self._begin(MappedSegment(place, self._files))
         return True
 
-    def _after(self, place: Place) -> Place | None:
+    def _after(self, place: ListedSegment) -> ListedSegment | None:
         """The segment after this one; the journal is asked if none is known."""
         found = self._shelf.after(place.base)
         if found is None:
@@ -312,10 +312,10 @@ class Cursor:
         while opened.segment is not None:
             try:
                 for header in opened.segment.frames(self._at):
-                    if header.kind is Kind.EVENTS and header.next_sequence > self.sequence:
+                    if header.kind is FrameKind.EVENTS and header.next_sequence > self.sequence:
                         return self._joined(header)
                     self._at = header.end
-                    self._ended = self._ended or header.kind is Kind.END
+                    self._ended = self._ended or header.kind is FrameKind.END
             except DataDamaged as damage:
                 opened.repair(damage)
             else:

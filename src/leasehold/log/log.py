@@ -21,16 +21,16 @@ from leasehold.files.model import FileState
 from leasehold.files.namespace import Namespace
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.options import LogOptions
-from leasehold.log.owner_link import Door, address_in
-from leasehold.log.partition_router import Seat, Surroundings
+from leasehold.log.owner_link import OwnerServer, address_in
+from leasehold.log.partition_router import PartitionRouter, RouterContext
 from leasehold.log.producer import Producer
-from leasehold.log.producer_batch import Moved, Partition
+from leasehold.log.producer_batch import OwnerMoved, StreamPartition
 from leasehold.log.reader import PartitionReader
 from leasehold.log.retention import trim
-from leasehold.log.segment_list import Shelf
+from leasehold.log.segment_list import SegmentList
 from leasehold.log.streams import (
     Catalog,
-    Counts,
+    LogCounters,
     PartitionInfo,
     StreamInfo,
     StreamSettings,
@@ -40,7 +40,7 @@ from leasehold.log.streams import (
 )
 from leasehold.log.verify import verify
 from leasehold.names import seconds_of
-from leasehold.runtime.process_check import Home
+from leasehold.runtime.process_check import ProcessCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.disk import Disk
     from leasehold.log.options import ProducerOptions
-    from leasehold.log.owner_link import Request
+    from leasehold.log.owner_link import OwnerRequest
     from leasehold.log.partition_owner import Answer
     from leasehold.log.retention import TrimPlan
-    from leasehold.log.streams import Numbers
+    from leasehold.log.streams import LogCounts
 
 _SYNC_THREADS = 16
 _LONGEST_AGE_S = 1e9
@@ -77,14 +77,14 @@ class Log:
 
         ``ending`` is called when everything is closed.
         """
-        self._home = Home("the log")
+        self._home = ProcessCheck("the log")
         self._ending = ending
         self.files = files
         self._catalog = catalog
         self._clock = clock
-        self._counts = Counts()
-        self._door = Door(address, self._taken_in)
-        self._around = Surroundings(
+        self._counts = LogCounters()
+        self._door = OwnerServer(address, self._taken_in)
+        self._around = RouterContext(
             files=files,
             catalog=catalog,
             clock=clock,
@@ -93,7 +93,7 @@ class Log:
             open_door=self._door.open,
         )
         self._lock = threading.Lock()
-        self._seats: dict[Partition, Seat] = {}
+        self._seats: dict[StreamPartition, PartitionRouter] = {}
         self._producers: list[Producer] = []
         self._closed = False
 
@@ -338,7 +338,7 @@ class Log:
         """
         return verify(self._catalog.get(stream), files=self.files, told=progress)
 
-    def counts(self) -> Numbers:
+    def counts(self) -> LogCounts:
         """What this process has done as a writer, counted."""
         return self._counts.now
 
@@ -384,9 +384,9 @@ class Log:
         for seat in seats:
             seat.close()
 
-    def _seat(self, stream: StreamInfo, number: int) -> Seat:
-        partition = Partition(stream=stream.name, number=number)
-        made = Seat(partition, self._around, created_at=stream.created_at)
+    def _seat(self, stream: StreamInfo, number: int) -> PartitionRouter:
+        partition = StreamPartition(stream=stream.name, number=number)
+        made = PartitionRouter(partition, self._around, created_at=stream.created_at)
         with self._lock:
             seat = self._seats.setdefault(partition, made)
         if seat.created_at == stream.created_at:
@@ -397,16 +397,16 @@ class Log:
         seat.close()
         return made
 
-    def _taken_in(self, request: Request) -> Answer:
+    def _taken_in(self, request: OwnerRequest) -> Answer:
         """Parcels from another process, for a partition that it thinks is ours."""
         seat = self._seats.get(request.partition)
         owner = seat.owner if seat is not None else None
         if owner is None:
-            raise Moved(f"{request.partition} is not written here")
+            raise OwnerMoved(f"{request.partition} is not written here")
         return owner.submit(request.parcels, durable=request.durable)
 
     def _partition(self, stream: str, number: int) -> PartitionInfo:
-        listed = Shelf(self.files, partition_directory(stream, number)).files()
+        listed = SegmentList(self.files, partition_directory(stream, number)).files()
         size = sum(status.length for _, status in listed if status.state is FileState.CLOSED)
         last_us, end = 0, listed[-1][0].base if listed else 0
         for place, status in reversed(listed):

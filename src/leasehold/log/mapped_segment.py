@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from leasehold.files.model import Block
     from leasehold.files.namespace import Namespace
-    from leasehold.log.segment_list import Place
+    from leasehold.log.segment_list import ListedSegment
 
 
 class MappedSegment:
     """Not to be shared between threads. It holds no descriptors, so it needs no closing."""
 
-    def __init__(self, place: Place, files: Namespace) -> None:
+    def __init__(self, place: ListedSegment, files: Namespace) -> None:
         """Look at the file, and map what is acknowledged of it.
 
         Raises:

@@ -33,8 +33,15 @@ import pyarrow as pa
 
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 from leasehold.events.event import SENT_SCHEMA
-from leasehold.log.producer_batch import Moved, NobodyThere, Parcel, Partition, Silent, Stored
-from leasehold.log.segment_format import Stamp
+from leasehold.log.producer_batch import (
+    OwnerGone,
+    OwnerMoved,
+    OwnerSilent,
+    ProducerBatch,
+    StoredBatch,
+    StreamPartition,
+)
+from leasehold.log.segment_format import ProducerStamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,30 +59,30 @@ _PRODUCER_ID_BYTES = 16
 _MOST_NUMBERS = 1 << 63
 
 
-class Garbled(Exception):
+class InvalidOwnerMessage(Exception):
     """The other side does not speak this language, or hung up in the middle of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class OwnerRequest:
     """Parcels for one partition; a sign of life is wanted every ``beat_s``."""
 
-    partition: Partition
-    parcels: Sequence[Parcel]
+    partition: StreamPartition
+    parcels: Sequence[ProducerBatch]
     durable: bool
     beat_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class OwnerReply:
     """``stored``, or why not: ``moved``, or ``refused`` for good; nothing: still at work on it."""
 
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[StoredBatch, ...] = ()
     moved: str = ""
     refused: str = ""
 
 
-def send_request(line: socket.socket, request: Request) -> None:
+def send_request(line: socket.socket, request: OwnerRequest) -> None:
     """Say it. Raises ``OSError``."""
     load = [parcel.batch.serialize() for parcel in request.parcels]
     words = {
@@ -91,8 +98,8 @@ def send_request(line: socket.socket, request: Request) -> None:
     _send(line, words, load)
 
 
-def receive_request(line: socket.socket) -> Request | None:
-    """The next request; ``None`` when the other side hung up. Raises ``Garbled``, ``OSError``."""
+def receive_request(line: socket.socket) -> OwnerRequest | None:
+    """Return the next request; None when the other side has closed the connection."""
     message = _receive(line)
     if message is None:
         return None
@@ -102,58 +109,64 @@ def receive_request(line: socket.socket) -> Request | None:
         for producer, sequence, size in words["parcels"]:
             batch = pa.ipc.read_record_batch(pa.py_buffer(load[at : at + size]), SENT_SCHEMA)
             batch.validate()
-            parcels.append(Parcel(stamp=_stamp(producer, sequence, batch.num_rows), batch=batch))
+            parcels.append(
+                ProducerBatch(stamp=_stamp(producer, sequence, batch.num_rows), batch=batch)
+            )
             at += size
         if not parcels:
-            raise Garbled("no request: there is no parcel in it")
-        return Request(
-            partition=Partition(stream=str(words["stream"]), number=int(words["partition"])),
+            raise InvalidOwnerMessage("no request: there is no parcel in it")
+        return OwnerRequest(
+            partition=StreamPartition(stream=str(words["stream"]), number=int(words["partition"])),
             parcels=parcels,
             durable=bool(words["durable"]),
             beat_s=_beat_s(words["beat_s"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError, OSError, pa.ArrowException) as error:
-        raise Garbled(f"no request: {error}") from error
+        raise InvalidOwnerMessage(f"no request: {error}") from error
 
 
-def _stamp(producer: Any, sequence: Any, count: int) -> Stamp:
-    """Who sent a parcel. Raises ``Garbled`` where it could not be stored, and errors of types."""
-    stamp = Stamp(producer=bytes.fromhex(producer), sequence=int(sequence))
+def _stamp(producer: Any, sequence: Any, count: int) -> ProducerStamp:
+    """Return who sent a batch; raise ``InvalidOwnerMessage`` if it could not be stored."""
+    stamp = ProducerStamp(producer=bytes.fromhex(producer), sequence=int(sequence))
     if len(stamp.producer) != _PRODUCER_ID_BYTES:
-        raise Garbled(f"a producer's id has {_PRODUCER_ID_BYTES} bytes, not {len(stamp.producer)}")
+        raise InvalidOwnerMessage(
+            f"a producer's id has {_PRODUCER_ID_BYTES} bytes, not {len(stamp.producer)}"
+        )
     if not 0 <= stamp.sequence < _MOST_NUMBERS - count:
-        raise Garbled(f"a producer's number lies between 0 and 2^63, not at {stamp.sequence}")
+        raise InvalidOwnerMessage(
+            f"a producer's number lies between 0 and 2^63, not at {stamp.sequence}"
+        )
     return stamp
 
 
 def _beat_s(value: Any) -> float:
     beat_s = float(value)
     if not math.isfinite(beat_s):
-        raise Garbled(f"a sign of life every {beat_s} s can not be given")
+        raise InvalidOwnerMessage(f"a sign of life every {beat_s} s can not be given")
     least_s, most_s = _BEATS_S
     return min(max(beat_s, least_s), most_s)
 
 
-def send_reply(line: socket.socket, reply: Reply) -> None:
+def send_reply(line: socket.socket, reply: OwnerReply) -> None:
     """Say it. Raises ``OSError``."""
     stored = [[each.first_sequence, each.skipped, each.stored_as] for each in reply.stored]
     _send(line, {"stored": stored, "moved": reply.moved, "refused": reply.refused}, [])
 
 
-def receive_reply(line: socket.socket) -> Reply:
-    """The next reply. Raises ``Garbled``, ``OSError``."""
+def receive_reply(line: socket.socket) -> OwnerReply:
+    """The next reply. Raises ``InvalidOwnerMessage``, ``OSError``."""
     message = _receive(line)
     if message is None:
-        raise Garbled("the other side hung up without an answer")
+        raise InvalidOwnerMessage("the other side hung up without an answer")
     try:
         stored = tuple(
-            Stored(first_sequence=int(first), skipped=int(skipped), stored_as=int(stored_as))
+            StoredBatch(first_sequence=int(first), skipped=int(skipped), stored_as=int(stored_as))
             for first, skipped, stored_as in message[0]["stored"]
         )
         moved, refused = str(message[0]["moved"]), str(message[0]["refused"])
-        return Reply(stored=stored, moved=moved, refused=refused)
+        return OwnerReply(stored=stored, moved=moved, refused=refused)
     except (KeyError, TypeError, ValueError) as error:
-        raise Garbled(f"no reply: {error}") from error
+        raise InvalidOwnerMessage(f"no reply: {error}") from error
 
 
 def _send(line: socket.socket, words: dict[str, Any], load: Sequence[pa.Buffer]) -> None:
@@ -170,16 +183,16 @@ def _receive(line: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
         return None
     magic, words_bytes, load_bytes = _HEAD.unpack(head)
     if magic != _MAGIC or words_bytes > _MOST_WORDS_BYTES or load_bytes > _MOST_LOAD_BYTES:
-        raise Garbled("the head of a message is not ours")
+        raise InvalidOwnerMessage("the head of a message is not ours")
     text, load = _exactly(line, words_bytes), _exactly(line, load_bytes)
     if len(text) != words_bytes or len(load) != load_bytes:
-        raise Garbled("the message was cut short")
+        raise InvalidOwnerMessage("the message was cut short")
     try:
         words = json.loads(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"the words are no JSON: {error}") from error
+        raise InvalidOwnerMessage(f"the words are no JSON: {error}") from error
     if not isinstance(words, dict):
-        raise Garbled("the words are no object")
+        raise InvalidOwnerMessage("the words are no object")
     return words, load
 
 
@@ -204,7 +217,7 @@ _TIMEVAL = struct.Struct("@ll")
 BEATS = 4  # so many signs of life are due in the time after which an owner counts as dead
 
 
-class Courier:
+class OwnerClient:
     """One line to one owner at a time. For one thread."""
 
     def __init__(self, *, clock: Clock, answer_limit_s: float) -> None:
@@ -214,7 +227,7 @@ class Courier:
         self._address = ""
         self._line: socket.socket | None = None
 
-    def carry(self, request: Request, *, to: str, until_s: float) -> tuple[Stored, ...]:
+    def carry(self, request: OwnerRequest, *, to: str, until_s: float) -> tuple[StoredBatch, ...]:
         """Hand parcels over and wait until they are stored.
 
         Raises:
@@ -231,19 +244,21 @@ class Courier:
             return self._answer(line, until_s)
         except BlockingIOError as error:
             self.close()
-            raise Silent(f"the owner at {to} gave no sign for {self.answer_limit_s:g} s") from error
-        except (OSError, Garbled) as error:
+            raise OwnerSilent(
+                f"the owner at {to} gave no sign for {self.answer_limit_s:g} s"
+            ) from error
+        except (OSError, InvalidOwnerMessage) as error:
             self.close()
-            raise Moved(f"the line to {to} broke: {error}") from error
+            raise OwnerMoved(f"the line to {to} broke: {error}") from error
         except StoreUnavailable:
             self.close()
             raise
 
-    def _answer(self, line: socket.socket, until_s: float) -> tuple[Stored, ...]:
+    def _answer(self, line: socket.socket, until_s: float) -> tuple[StoredBatch, ...]:
         while True:
             reply = receive_reply(line)
             if reply.moved:
-                raise Moved(reply.moved)
+                raise OwnerMoved(reply.moved)
             if reply.refused:
                 raise UsageError(reply.refused)
             if reply.stored:
@@ -277,7 +292,7 @@ class Courier:
             line.close()
             with suppress(OSError):
                 Path(path).unlink()  # left behind by the dead
-            raise NobodyThere(f"nobody listens at {address}") from error
+            raise OwnerGone(f"nobody listens at {address}") from error
         except PermissionError as error:
             line.close()
             raise StoreUnusable(
@@ -325,11 +340,11 @@ def address_in(directory: str, *, name: str) -> str:
     return f"{SCHEME}{path}"
 
 
-class Door:
+class OwnerServer:
     """Passes what comes in to ``take``, and its answers back. Starts with ``open``."""
 
-    def __init__(self, address: str, take: Callable[[Request], Answer]) -> None:
-        """``take`` raises ``Moved`` when this process does not own the partition."""
+    def __init__(self, address: str, take: Callable[[OwnerRequest], Answer]) -> None:
+        """``take`` raises ``OwnerMoved`` when this process does not own the partition."""
         self._path = address.removeprefix(SCHEME)
         self._take = take
         self._lock = threading.Lock()
@@ -389,7 +404,7 @@ class Door:
     def _until_over(self, run: Callable[[socket.socket], None], line: socket.socket) -> None:
         try:
             # A line that breaks or makes no sense is the other side's trouble: it asks again.
-            with suppress(OSError, Garbled):
+            with suppress(OSError, InvalidOwnerMessage):
                 run(line)
         finally:
             with self._lock:
@@ -417,12 +432,12 @@ class Door:
             try:
                 answer = self._take(request)
                 while not wait((answer,), timeout=request.beat_s).done:
-                    send_reply(line, Reply())
-                reply = Reply(stored=answer.result())
-            except Moved as error:
-                reply = Reply(moved=str(error))
+                    send_reply(line, OwnerReply())
+                reply = OwnerReply(stored=answer.result())
+            except OwnerMoved as error:
+                reply = OwnerReply(moved=str(error))
             except UsageError as error:
-                reply = Reply(refused=str(error))
+                reply = OwnerReply(refused=str(error))
             send_reply(line, reply)
 
 

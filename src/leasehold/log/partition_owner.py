@@ -5,7 +5,7 @@ and forwarded ones, writes a frame for each, syncs once, and answers all. While 
 queue. Nothing is answered before it is on all volumes.
 
 When the segment is taken over by somebody else, the thread ends: what was not answered is answered
-with ``Moved``, and the producers hand it to the new owner, who knows what it has already.
+with ``OwnerMoved``, and the producers hand it to the new owner, who knows what it has already.
 
 What the owner of a partition must know to go on: numbers, times, and every producer's last one.
 
@@ -46,7 +46,7 @@ from leasehold.errors import (
 )
 from leasehold.files.model import FileState
 from leasehold.log.mapped_segment import MappedSegment
-from leasehold.log.producer_batch import Moved, Stored
+from leasehold.log.producer_batch import OwnerMoved, StoredBatch
 from leasehold.log.producer_states import (
     DEFAULT_LIMIT,
     ProducerState,
@@ -57,15 +57,15 @@ from leasehold.log.producer_states import (
 from leasehold.log.segment import IndexBuilder
 from leasehold.log.segment_format import (
     SEGMENT_HEADER_BYTES,
-    Kind,
+    FrameKind,
     SegmentHeader,
     check_storable,
     encode_events,
     encode_segment_header,
     padded,
 )
-from leasehold.log.segment_list import Place
-from leasehold.log.streams import Numbers, base_of, segment_path, segments
+from leasehold.log.segment_list import ListedSegment
+from leasehold.log.streams import LogCounts, base_of, segment_path, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -76,16 +76,16 @@ if TYPE_CHECKING:
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
     from leasehold.files.writer import FileWriter
-    from leasehold.log.producer_batch import Parcel, Partition
+    from leasehold.log.producer_batch import ProducerBatch, StreamPartition
     from leasehold.log.segment import Segment
-    from leasehold.log.segment_format import Encoded, FrameHeader
-    from leasehold.log.streams import Counts, StreamSettings
+    from leasehold.log.segment_format import EncodedFrame, FrameHeader
+    from leasehold.log.streams import LogCounters, StreamSettings
 
 _REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class New:
+class NewEvents:
     """What to do with a parcel: leave out the first ``skip`` events, they are stored already.
 
     ``stored_as`` is where the first event was stored, if it was and that is still known, else -1.
@@ -96,7 +96,7 @@ class New:
 
 
 @dataclass(slots=True, kw_only=True)
-class Ledger:
+class AppendState:
     """The state of one partition at its end."""
 
     next_sequence: int = 0
@@ -107,7 +107,7 @@ class Ledger:
     recent: dict[bytes, deque[tuple[int, int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def after(cls, segment: Segment) -> Ledger:
+    def after(cls, segment: Segment) -> AppendState:
         """The state after the last whole frame of a segment.
 
         Raises:
@@ -124,17 +124,17 @@ class Ledger:
             ledger._remember(header)
         return ledger
 
-    def new_of(self, parcel: Parcel) -> New:
+    def new_of(self, parcel: ProducerBatch) -> NewEvents:
         """Which part of the parcel is new."""
         first, producer = parcel.stamp.sequence, parcel.stamp.producer
         known = self.producers.get(producer)
         if known is None or first > known.last_sequence:
-            return New(skip=0)
+            return NewEvents(skip=0)
         skip = min(parcel.end, known.last_sequence + 1) - first
         for number, count, stored_as in self.recent.get(producer, ()):
             if number <= first < number + count:
-                return New(skip=skip, stored_as=stored_as + first - number)
-        return New(skip=skip)
+                return NewEvents(skip=skip, stored_as=stored_as + first - number)
+        return NewEvents(skip=skip)
 
     def time_us(self, now_us: int) -> int:
         """The time to store events under: now, but never before that of an earlier one."""
@@ -154,7 +154,7 @@ class Ledger:
             }
 
     def _remember(self, header: FrameHeader) -> None:
-        if header.kind is Kind.EVENTS:
+        if header.kind is FrameKind.EVENTS:
             frames = self.recent.setdefault(header.stamp.producer, deque(maxlen=_REMEMBERED))
             frames.append((header.stamp.sequence, header.count, header.base_sequence))
 
@@ -163,22 +163,24 @@ _RECOVERY_LIMIT = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class OpenedSegment:
     """A segment without bytes, open for writing at the end of a partition, and what led to it."""
 
     writer: FileWriter
-    ledger: Ledger
+    ledger: AppendState
 
 
-def newest(files: Namespace, partition: Partition, *, from_base: int = 0) -> FileStatus | None:
+def newest(
+    files: Namespace, partition: StreamPartition, *, from_base: int = 0
+) -> FileStatus | None:
     """The last segment of a partition, if there is one. ``from_base``: where to begin to look."""
     found = _listed(files, partition, from_base=from_base)
     return found[-1] if found else None
 
 
 def take(
-    files: Namespace, partition: Partition, settings: StreamSettings, *, from_base: int
-) -> Opening:
+    files: Namespace, partition: StreamPartition, settings: StreamSettings, *, from_base: int
+) -> OpenedSegment:
     """Open the next segment of a partition.
 
     Raises:
@@ -188,23 +190,23 @@ def take(
     """
     found = _listed(files, partition, from_base=from_base)
     if found and found[-1].state is not FileState.CLOSED:
-        raise Moved(f"{found[-1].path} is being written by {found[-1].holder}")
+        raise OwnerMoved(f"{found[-1].path} is being written by {found[-1].holder}")
     _clear(files, found[:-1])
     if found and not found[-1].length:
         return _again(files, partition, found[-1].path)
     if not found:
-        return Opening(writer=begin(files, partition, settings, base=0), ledger=Ledger())
+        return OpenedSegment(writer=begin(files, partition, settings, base=0), ledger=AppendState())
     ledger = _end_of(files, found[-1])
     if ledger.next_sequence == base_of(found[-1].path):
         _discard(files, found[-1])
-        raise Moved(f"{found[-1].path} had no whole event and was removed")
-    return Opening(
+        raise OwnerMoved(f"{found[-1].path} had no whole event and was removed")
+    return OpenedSegment(
         writer=begin(files, partition, settings, base=ledger.next_sequence), ledger=ledger
     )
 
 
 def begin(
-    files: Namespace, partition: Partition, settings: StreamSettings, *, base: int
+    files: Namespace, partition: StreamPartition, settings: StreamSettings, *, base: int
 ) -> FileWriter:
     """Create the segment that begins at ``base``, if it is the last one then.
 
@@ -217,16 +219,16 @@ def begin(
             path, replication=settings.replication or None, block_size=settings.block_size
         )
     except (FileExists, FileHeld, RecoveryInProgress) as error:
-        raise Moved(f"{path} was created by somebody else: {error}") from error
+        raise OwnerMoved(f"{path} was created by somebody else: {error}") from error
     _check_last(files, partition, writer, base)
     return writer
 
 
-def _again(files: Namespace, partition: Partition, path: str) -> Opening:
+def _again(files: Namespace, partition: StreamPartition, path: str) -> OpenedSegment:
     """Open a last segment that has no bytes; what leads to it is in the one before."""
     base = base_of(path) or 0
     before = [each for each in _listed(files, partition) if each.length and each.path < path]
-    ledger = Ledger(next_sequence=base)
+    ledger = AppendState(next_sequence=base)
     if before:
         ledger = _end_of(files, before[-1])
     if ledger.next_sequence != base:
@@ -237,32 +239,34 @@ def _again(files: Namespace, partition: Partition, path: str) -> Opening:
     try:
         writer = files.append(path)
     except (FileHeld, RecoveryInProgress, UnknownFile) as error:
-        raise Moved(f"{path} was opened by somebody else: {error}") from error
+        raise OwnerMoved(f"{path} was opened by somebody else: {error}") from error
     if writer.length:
         writer.close()
-        raise Moved(f"{path} was written by somebody else")
+        raise OwnerMoved(f"{path} was written by somebody else")
     _check_last(files, partition, writer, base)
-    return Opening(writer=writer, ledger=ledger)
+    return OpenedSegment(writer=writer, ledger=ledger)
 
 
-def _end_of(files: Namespace, status: FileStatus) -> Ledger:
+def _end_of(files: Namespace, status: FileStatus) -> AppendState:
     """What is known after a segment, from a volume on which it is sound."""
-    mapped = MappedSegment(Place(base=base_of(status.path) or 0, path=status.path), files)
+    mapped = MappedSegment(ListedSegment(base=base_of(status.path) or 0, path=status.path), files)
     while True:
         try:
-            return Ledger.after(mapped.whole)
+            return AppendState.after(mapped.whole)
         except DataDamaged as damage:
             mapped.repair(damage)
 
 
-def _check_last(files: Namespace, partition: Partition, writer: FileWriter, base: int) -> None:
+def _check_last(
+    files: Namespace, partition: StreamPartition, writer: FileWriter, base: int
+) -> None:
     """Give our new segment up if a later one is there: it is too late for it."""
     found = segments(files, partition.stream, partition.number, from_base=base + 1)
     later = [each.path for each in found]
     if later:
         with suppress(LeaseLost, UnknownFile):
             writer.discard()
-        raise Moved(f"the partition has gone on: {later[-1]}")
+        raise OwnerMoved(f"the partition has gone on: {later[-1]}")
 
 
 def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
@@ -285,19 +289,21 @@ def _discard(files: Namespace, status: FileStatus) -> None:
             writer.close()
 
 
-def _listed(files: Namespace, partition: Partition, *, from_base: int = 0) -> list[FileStatus]:
+def _listed(
+    files: Namespace, partition: StreamPartition, *, from_base: int = 0
+) -> list[FileStatus]:
     found = segments(files, partition.stream, partition.number, from_base=from_base)
     if from_base and not found:  # the stream was deleted, and perhaps made anew
         return _listed(files, partition)
     return found
 
 
-Answer = Future[tuple[Stored, ...]]
+Answer = Future[tuple[StoredBatch, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    parcels: Sequence[Parcel]
+class _AppendJob:
+    parcels: Sequence[ProducerBatch]
     durable: bool
     answer: Answer = field(default_factory=Future)
 
@@ -307,13 +313,13 @@ class PartitionOwner:
 
     def __init__(
         self,
-        partition: Partition,
-        opening: Opening,
+        partition: StreamPartition,
+        opening: OpenedSegment,
         settings: StreamSettings,
         *,
         files: Namespace,
         clock: Clock,
-        counts: Counts,
+        counts: LogCounters,
         rolled: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread. It calls ``rolled`` after a segment was closed and another begun."""
@@ -329,7 +335,7 @@ class PartitionOwner:
         self._index: IndexBuilder | None = None  # none: the segment has no bytes yet
         self._began_at = 0.0
         self._changed = threading.Condition()
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_AppendJob] = deque()
         self._closing = False
         self._ended: BaseException | None = None
         self._thread = threading.Thread(
@@ -349,16 +355,18 @@ class PartitionOwner:
         """The segment that is being written."""
         return self._writer.path
 
-    def submit(self, parcels: Sequence[Parcel], *, durable: bool) -> Answer:
+    def submit(self, parcels: Sequence[ProducerBatch], *, durable: bool) -> Answer:
         """Queue parcels that share one fate; the answer comes when all of them are stored.
 
         Raises:
             Moved: this process is not the owner any more. The answer may say so too.
         """
-        job = _Job(parcels=parcels, durable=durable)
+        job = _AppendJob(parcels=parcels, durable=durable)
         with self._changed:
             if not self.alive:
-                raise Moved(f"{self.path} is not written here any more: {self._ended or 'closed'}")
+                raise OwnerMoved(
+                    f"{self.path} is not written here any more: {self._ended or 'closed'}"
+                )
             self._waiting.append(job)
             self._changed.notify()
         return job.answer
@@ -371,7 +379,7 @@ class PartitionOwner:
         self._thread.join()
 
     def _run(self) -> None:
-        jobs: list[_Job] = []
+        jobs: list[_AppendJob] = []
         try:
             while jobs := self._next():
                 self._serve(jobs)
@@ -379,9 +387,9 @@ class PartitionOwner:
         except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
             self._end(error, jobs)
         else:
-            self._end(Moved(f"{self.path} was closed"), [])
+            self._end(OwnerMoved(f"{self.path} was closed"), [])
 
-    def _next(self) -> list[_Job]:
+    def _next(self) -> list[_AppendJob]:
         """Everything that waits; nothing when it is time to close."""
         with self._changed:
             while not self._waiting and not self._closing:
@@ -390,7 +398,7 @@ class PartitionOwner:
             self._waiting.clear()
             return jobs
 
-    def _serve(self, jobs: list[_Job]) -> None:
+    def _serve(self, jobs: list[_AppendJob]) -> None:
         jobs = [job for job in jobs if _storable(job)]
         if not jobs:
             return
@@ -408,7 +416,7 @@ class PartitionOwner:
             )
         )
         self._counts.add(
-            Numbers(
+            LogCounts(
                 events=self._ledger.next_sequence - before,
                 frames=frames,
                 commits=1,
@@ -421,7 +429,7 @@ class PartitionOwner:
             self._has_rolled = False
             self._tell_rolled()
 
-    def _store(self, parcel: Parcel) -> Stored:
+    def _store(self, parcel: ProducerBatch) -> StoredBatch:
         """Write what is new of a parcel, as one frame."""
         new, batch = self._ledger.new_of(parcel), parcel.batch
         if new.skip:
@@ -429,9 +437,9 @@ class PartitionOwner:
         first = self._ledger.next_sequence
         if batch.num_rows:
             self._append(batch, parcel, new.skip)
-        return Stored(first_sequence=first, skipped=new.skip, stored_as=new.stored_as)
+        return StoredBatch(first_sequence=first, skipped=new.skip, stored_as=new.stored_as)
 
-    def _append(self, batch: pa.RecordBatch, parcel: Parcel, skip: int) -> None:
+    def _append(self, batch: pa.RecordBatch, parcel: ProducerBatch, skip: int) -> None:
         if self._index is not None and self._is_full(batch.nbytes):
             self._roll()
         index = self._index or self._begin()
@@ -481,7 +489,7 @@ class PartitionOwner:
         self._index.add(producers.header)
         return self._index
 
-    def _write(self, frame: Encoded) -> None:
+    def _write(self, frame: EncodedFrame) -> None:
         for part in frame.parts:
             self._writer.write(part)
         self._ledger.stored(frame.header)
@@ -505,7 +513,7 @@ class PartitionOwner:
             self._ledger.next_offset += end.length
         self._writer.close()
 
-    def _end(self, error: BaseException, jobs: list[_Job]) -> None:
+    def _end(self, error: BaseException, jobs: list[_AppendJob]) -> None:
         """Take nothing more, and answer all that is unanswered."""
         with self._changed:
             self._ended = error
@@ -514,11 +522,11 @@ class PartitionOwner:
             jobs += self._waiting
             self._waiting.clear()
         if isinstance(error, LeaseLost | UnknownFile):
-            self._counts.add(Numbers(fenced=tried))
+            self._counts.add(LogCounts(fenced=tried))
         with suppress(LeaseholdError, OSError):
             self._writer.close()
         for job in jobs:
-            moved = Moved(f"{self.path} is not written here any more: {error}")
+            moved = OwnerMoved(f"{self.path} is not written here any more: {error}")
             moved.__cause__ = error
             job.answer.set_exception(moved)
 
@@ -526,7 +534,7 @@ class PartitionOwner:
         return int(self._clock.utc_now().timestamp() * 1_000_000)
 
 
-def _storable(job: _Job) -> bool:
+def _storable(job: _AppendJob) -> bool:
     """Whether a job can be stored; if not, it alone is told so, before anything is written."""
     try:
         for parcel in job.parcels:

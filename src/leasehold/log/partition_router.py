@@ -17,7 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from leasehold.clock import host_name, system_random
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import (
     FileHeld,
     LeaseholdError,
@@ -29,11 +29,11 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.files.model import FileState
-from leasehold.log.owner_link import BEATS, SCHEME, Request
+from leasehold.log.owner_link import BEATS, SCHEME, OwnerRequest
 from leasehold.log.partition_owner import PartitionOwner, newest, take
-from leasehold.log.producer_batch import Moved, NobodyThere, Silent
+from leasehold.log.producer_batch import OwnerGone, OwnerMoved, OwnerSilent
 from leasehold.log.retention import trim
-from leasehold.log.streams import Numbers, base_of
+from leasehold.log.streams import LogCounts, base_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
-    from leasehold.log.owner_link import Courier
-    from leasehold.log.producer_batch import Parcel, Partition, Stored
-    from leasehold.log.streams import Catalog, Counts, StreamInfo, StreamSettings
+    from leasehold.log.owner_link import OwnerClient
+    from leasehold.log.producer_batch import ProducerBatch, StoredBatch, StreamPartition
+    from leasehold.log.streams import Catalog, LogCounters, StreamInfo, StreamSettings
 
 log = logging.getLogger("leasehold.log")
 
-_PAUSES = Ladder(base_s=0.01, most_s=0.5)
+_PAUSES = Backoff(base_s=0.01, most_s=0.5)
 _PASSES_BY = (
-    Moved,
-    NobodyThere,
-    Silent,
+    OwnerMoved,
+    OwnerGone,
+    OwnerSilent,
     RecoveryInProgress,
     StoreUnavailable,
     TailUncertain,
@@ -62,21 +62,23 @@ _PASSES_BY = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RouterContext:
     """What all partitions of one log share."""
 
     files: Namespace
     catalog: Catalog
     clock: Clock
-    counts: Counts
+    counts: LogCounters
     soft_limit_s: float
     open_door: Callable[[], None]
 
 
-class Seat:
+class PartitionRouter:
     """One partition. Safe to use from several threads."""
 
-    def __init__(self, partition: Partition, around: Surroundings, *, created_at: str) -> None:
+    def __init__(
+        self, partition: StreamPartition, around: RouterContext, *, created_at: str
+    ) -> None:
         """Look at nothing yet. ``created_at`` tells the stream from another of its name."""
         self.partition = partition
         self.created_at = created_at
@@ -96,8 +98,13 @@ class Seat:
         return owner if owner is not None and owner.alive else None
 
     def deliver(
-        self, parcels: Sequence[Parcel], *, durable: bool, courier: Courier, until_s: float
-    ) -> tuple[Stored, ...]:
+        self,
+        parcels: Sequence[ProducerBatch],
+        *,
+        durable: bool,
+        courier: OwnerClient,
+        until_s: float,
+    ) -> tuple[StoredBatch, ...]:
         """Have parcels stored, once, by whoever is the owner; try until ``until_s``.
 
         Raises:
@@ -132,8 +139,13 @@ class Seat:
             owner.close()
 
     def _handed_over(
-        self, parcels: Sequence[Parcel], *, durable: bool, courier: Courier, until_s: float
-    ) -> tuple[Stored, ...]:
+        self,
+        parcels: Sequence[ProducerBatch],
+        *,
+        durable: bool,
+        courier: OwnerClient,
+        until_s: float,
+    ) -> tuple[StoredBatch, ...]:
         owner, known = self._found(until_s)
         if owner is not None:
             answer = owner.submit(parcels, durable=durable)
@@ -143,16 +155,18 @@ class Seat:
             return answer.result()
         assert known is not None  # noqa: S101 - one of the two is there
         beat_s = courier.answer_limit_s / BEATS
-        request = Request(partition=self.partition, parcels=parcels, durable=durable, beat_s=beat_s)
+        request = OwnerRequest(
+            partition=self.partition, parcels=parcels, durable=durable, beat_s=beat_s
+        )
         try:
             stored = courier.carry(request, to=known.address, until_s=until_s)
-        except (NobodyThere, Silent) as error:
+        except (OwnerGone, OwnerSilent) as error:
             self._depose(known, error, until_s)
             raise
-        except Moved:
+        except OwnerMoved:
             self._forget(known)
             raise
-        self._around.counts.add(Numbers(forwarded=len(parcels)))
+        self._around.counts.add(LogCounts(forwarded=len(parcels)))
         return stored
 
     def _found(self, until_s: float) -> tuple[PartitionOwner | None, FileStatus | None]:
@@ -162,7 +176,7 @@ class Seat:
             return owner, known
         with self._lock:
             if self._closed.is_set():
-                raise Moved("the log is being closed")
+                raise OwnerMoved("the log is being closed")
             if self.owner is not None or self._known is not None:
                 return self.owner, self._known
             if self._owner is not None:
@@ -207,7 +221,7 @@ class Seat:
         self._around.open_door()
         opening = take(self._around.files, self.partition, settings, from_base=self._from_base)
         self._from_base = opening.ledger.next_sequence
-        self._around.counts.add(Numbers(taken=1, recovered=int(self._has_recovered)))
+        self._around.counts.add(LogCounts(taken=1, recovered=int(self._has_recovered)))
         self._has_recovered = False
         log.info("%s is written here from %d on", self.partition, self._from_base)
         return PartitionOwner(

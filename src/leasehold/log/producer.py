@@ -24,9 +24,9 @@ from leasehold.errors import UsageError
 from leasehold.events.event import Event, partition_of, sent_batch, split_by_key
 from leasehold.log.options import ProducerOptions
 from leasehold.log.segment_format import MAX_BODY_BYTES
-from leasehold.log.send_queue import Gate, Growth, Lane, Sending, cut
+from leasehold.log.send_queue import ByteLimit, PartitionGrowth, PendingSend, SendQueue, cut
 from leasehold.names import seconds_of
-from leasehold.runtime.process_check import Home
+from leasehold.runtime.process_check import ProcessCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from leasehold.clock import Clock
-    from leasehold.log.partition_router import Seat
+    from leasehold.log.partition_router import PartitionRouter
     from leasehold.log.producer_batch import Receipt
     from leasehold.log.streams import StreamInfo
 
@@ -55,12 +55,12 @@ class Producer:
         stream: StreamInfo,
         options: ProducerOptions | None,
         *,
-        seat_of: Callable[[int], Seat],
+        seat_of: Callable[[int], PartitionRouter],
         look: Callable[[], StreamInfo],
         clock: Clock,
     ) -> None:
         """Start nothing yet: the first event for a partition does. ``look`` finds the stream."""
-        self._growth = Growth(stream, look, clock=clock)
+        self._growth = PartitionGrowth(stream, look, clock=clock)
         self._options = options or ProducerOptions()
         self._id = self._options.producer_id or bytes.fromhex(new_token())
         # What is stored beside small events may take more room than they do.
@@ -70,14 +70,14 @@ class Producer:
         self._most_event_bytes = min(
             stream.settings.segment_bytes, MAX_BODY_BYTES - _FRAME_ROOM_BYTES
         )
-        self._home = Home("the producer")
+        self._home = ProcessCheck("the producer")
         self._seat_of = seat_of
         self._clock = clock
-        self._gate = Gate(self._options.most_waiting_bytes, clock=clock)
+        self._gate = ByteLimit(self._options.most_waiting_bytes, clock=clock)
         # The same for the same producer: what it sends again goes the way it went before.
         self._turns = count(crc32c(self._id) % stream.partitions)
         self._lock = threading.Lock()
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, SendQueue] = {}
         self._closed = False
 
     @property
@@ -186,7 +186,7 @@ class Producer:
     def _put(self, ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]) -> Sent:
         """Queue the parts for each partition, when there is room for all of them."""
         lanes = [self._lane(number) for number in ways]
-        sending = Sending(sum(map(len, ways.values())))
+        sending = PendingSend(sum(map(len, ways.values())))
         if not ways:
             sending.future.set_result(())
             return sending.future
@@ -238,7 +238,7 @@ class Producer:
             "smaller events, or use a stream with bigger segments"
         )
 
-    def _lane(self, number: int) -> Lane:
+    def _lane(self, number: int) -> SendQueue:
         lane = self._lanes.get(number)
         if lane is not None and not self._closed:
             return lane
@@ -246,7 +246,7 @@ class Producer:
             if self._closed:
                 raise UsageError("the producer is closed: open another one")
             if number not in self._lanes:
-                self._lanes[number] = Lane(
+                self._lanes[number] = SendQueue(
                     self._seat_of(number),
                     self._options,
                     producer_id=self._id,

@@ -15,11 +15,11 @@ from leasehold.errors import LeaseholdError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from leasehold.log.segment_format import Stamp
+    from leasehold.log.segment_format import ProducerStamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class StreamPartition:
     """One partition of one stream."""
 
     stream: str
@@ -30,10 +30,10 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
+class ProducerBatch:
     """A batch of ``SENT_SCHEMA``, who sent it, and the producer's number of its first event."""
 
-    stamp: Stamp
+    stamp: ProducerStamp
     batch: pa.RecordBatch
 
     @property
@@ -43,7 +43,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredBatch:
     """The owner's answer to a parcel: where its events are.
 
     The first ``skipped`` of them had been stored before, from ``stored_as`` on (-1: that is not
@@ -69,22 +69,22 @@ class Receipt:
     duplicate: bool = False
 
 
-class Moved(LeaseholdError):
+class OwnerMoved(LeaseholdError):
     """The partition has another owner now, or none; what was handed over may be stored or not.
 
     Handing it over again, to whoever is the owner then, stores it exactly once.
     """
 
 
-class Silent(LeaseholdError):
+class OwnerSilent(LeaseholdError):
     """The owner of a partition gave no sign in time."""
 
 
-class NobodyThere(LeaseholdError):
+class OwnerGone(LeaseholdError):
     """Nobody listens where the owner of a partition should: its process is dead."""
 
 
-def receipts_of(stored: Stored, *, partition: int, start: int, count: int) -> list[Receipt]:
+def receipts_of(stored: StoredBatch, *, partition: int, start: int, count: int) -> list[Receipt]:
     """The receipts for ``count`` events of a parcel, from its event number ``start`` on."""
     found = []
     old = min(max(stored.skipped - start, 0), count)

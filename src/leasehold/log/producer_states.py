@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leasehold.errors import DataDamaged
-from leasehold.log.segment_format import NO_PRODUCER, Encoded, Kind, encode_frame, read_body
+from leasehold.log.segment_format import (
+    NO_PRODUCER,
+    EncodedFrame,
+    FrameKind,
+    encode_frame,
+    read_body,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +39,7 @@ class ProducerState:
 
 def note_producer(states: dict[bytes, ProducerState], header: FrameHeader) -> None:
     """Take a frame of events into account; one without a producer changes nothing."""
-    if header.kind is Kind.EVENTS and header.stamp.producer != NO_PRODUCER.producer:
+    if header.kind is FrameKind.EVENTS and header.stamp.producer != NO_PRODUCER.producer:
         states[header.stamp.producer] = ProducerState(
             last_sequence=header.stamp.sequence + header.count - 1,
             stored_as=header.base_sequence + header.count - 1,
@@ -58,7 +64,7 @@ def encode_producers(
     epoch: int,
     base_offset: int = 0,
     limit: int = DEFAULT_LIMIT,
-) -> Encoded:
+) -> EncodedFrame:
     """The frame of the newest producers. ``base_sequence`` is that of the next event."""
     newest = newest_producers(states, limit=limit)
     body = b"".join(
@@ -67,7 +73,7 @@ def encode_producers(
     )
     return encode_frame(
         body,
-        kind=Kind.PRODUCERS,
+        kind=FrameKind.PRODUCERS,
         count=len(newest),
         base_sequence=base_sequence,
         offset=offset,
@@ -85,7 +91,7 @@ def read_producers(view: View, header: FrameHeader) -> dict[bytes, ProducerState
         DataDamaged: the bytes are not those that were written.
     """
     body = read_body(view, header)
-    if header.kind is not Kind.PRODUCERS or len(body) != header.count * _ROW.size:
+    if header.kind is not FrameKind.PRODUCERS or len(body) != header.count * _ROW.size:
         raise DataDamaged(f"the frame at byte {header.position} is not one of producers")
     return {
         bytes(producer): ProducerState(last_sequence=last, stored_as=stored, seen_us=seen_us)

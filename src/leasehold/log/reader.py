@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.clock import new_suffix
 from leasehold.errors import BeyondEnd, DataDamaged, Trimmed, UnknownFile, UnknownStream, UsageError
-from leasehold.events.start import Kind
+from leasehold.events.start import StartKind
 from leasehold.log import segment_format
 from leasehold.log.cursor import Cursor
 from leasehold.log.mapped_segment import MappedSegment
-from leasehold.log.segment_list import Shelf
-from leasehold.log.segment_watcher import SHORTEST_S, Watch
+from leasehold.log.segment_list import SegmentList
+from leasehold.log.segment_watcher import SHORTEST_S, SegmentWatcher
 from leasehold.log.streams import CLAIM_MARK, partition_directory
 from leasehold.names import seconds_of
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from leasehold.events.event import EventBatch
     from leasehold.events.start import Start
     from leasehold.files.namespace import Namespace
-    from leasehold.log.segment import Segment, Spot
+    from leasehold.log.segment import EventSpot, Segment
     from leasehold.log.segment_format import FrameHeader
-    from leasehold.log.segment_list import Place
+    from leasehold.log.segment_list import ListedSegment
     from leasehold.log.streams import Catalog, StreamInfo
 
 T = TypeVar("T")
 _NEVER = 2**63
 
 
-class Finder:
+class StartFinder:
     """Searches on one shelf. Not to be shared between threads."""
 
-    def __init__(self, files: Namespace, shelf: Shelf) -> None:
+    def __init__(self, files: Namespace, shelf: SegmentList) -> None:
         """Look at nothing yet."""
         self._files = files
         self._shelf = shelf
@@ -75,15 +75,15 @@ class Finder:
             known = self._shelf.read()
             try:
                 match start.kind:
-                    case Kind.EARLIEST:
+                    case StartKind.EARLIEST:
                         return known[0].base if known else 0
-                    case Kind.LATEST:
+                    case StartKind.LATEST:
                         return self.end()
-                    case Kind.SEQUENCE:
+                    case StartKind.SEQUENCE:
                         return self._checked(start.value)
-                    case Kind.OFFSET:
+                    case StartKind.OFFSET:
                         return self._by_offset(start.value)
-                    case Kind.TIME:
+                    case StartKind.TIME:
                         return self._by_time(start.value)
             except UnknownFile:
                 continue  # a segment was removed meanwhile
@@ -127,7 +127,7 @@ class Finder:
                     opened.repair(damage)
             place = self._shelf.after(place.base)
 
-    def _end_of(self, place: Place) -> int:
+    def _end_of(self, place: ListedSegment) -> int:
         if self._tail is None or self._tail.place != place:
             self._tail = MappedSegment(place, self._files)
         else:
@@ -139,7 +139,7 @@ class Finder:
             self._tail = None
         return end
 
-    def _holding(self, sequence: int) -> Place | None:
+    def _holding(self, sequence: int) -> ListedSegment | None:
         place = self._shelf.holding(sequence)
         if place is None and self._shelf.known:
             first = self._shelf.known[0].base
@@ -176,7 +176,7 @@ class Finder:
         at = bisect.bisect_left(self._shelf.known, enqueued_us, key=self._first_us)
         return self._inside(at - 1, lambda segment: segment.seek_time(enqueued_us))
 
-    def _inside(self, at: int, seek: Callable[[Segment], Spot | None]) -> int:
+    def _inside(self, at: int, seek: Callable[[Segment], EventSpot | None]) -> int:
         """The event that ``seek`` finds in segment number ``at``, or the first one after it."""
         known = self._shelf.known
         if at >= 0:
@@ -186,17 +186,17 @@ class Finder:
                 return spot.sequence
         return known[at + 1].base if at + 1 < len(known) else self.end()
 
-    def _base_offset(self, place: Place) -> int:
+    def _base_offset(self, place: ListedSegment) -> int:
         segment = MappedSegment(place, self._files).segment
         return segment.header.base_offset if segment is not None else _NEVER
 
-    def _first_us(self, place: Place) -> int:
+    def _first_us(self, place: ListedSegment) -> int:
         opened = MappedSegment(place, self._files)
         return _sound(opened, _first_us) if opened.segment is not None else _NEVER
 
 
 def _first_us(segment: Segment) -> int:
-    events = (each for each in segment.frames() if each.kind is segment_format.Kind.EVENTS)
+    events = (each for each in segment.frames() if each.kind is segment_format.FrameKind.EVENTS)
     return next((each.first_us for each in events), _NEVER)
 
 
@@ -262,14 +262,14 @@ class PartitionReader:
         self._closed = False
         self._fresh_at = clock.boottime_s()
         self._shown: tuple[FrameHeader, EventBatch] | None = None
-        shelf = Shelf(files, partition_directory(stream.name, partition))
-        self._finder = Finder(files, shelf)
+        shelf = SegmentList(files, partition_directory(stream.name, partition))
+        self._finder = StartFinder(files, shelf)
         self._cursor = Cursor(files, shelf, check=self._check_stream, ahead=ahead, bodies=bodies)
         if epoch is not None:
             catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
         self._ask()
         self._cursor.go(self._finder.sequence_of(start))
-        self._watch = Watch()
+        self._watch = SegmentWatcher()
 
     @property
     def position(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.errors import UsageError
 from leasehold.events.start import Start
-from leasehold.log.stream_watcher import Sight
+from leasehold.log.stream_watcher import WakeupOrigin
 
 if TYPE_CHECKING:
     import random
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from leasehold.events.event import EventBatch
     from leasehold.log.reader import PartitionReader
-    from leasehold.log.stream_watcher import Bell, Watcher
+    from leasehold.log.stream_watcher import StreamWatcher, Wakeup
 
 T = TypeVar("T")
 
@@ -38,9 +38,9 @@ class LogReceiver:
     def __init__(
         self,
         reader: PartitionReader,
-        bell: Bell,
+        bell: Wakeup,
         *,
-        watcher: Watcher,
+        watcher: StreamWatcher,
         threads: Executor,
         rng: random.Random,
     ) -> None:
@@ -72,7 +72,7 @@ class LogReceiver:
         return self._asleep
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> WakeupOrigin:
         """Who will tell it that there is more."""
         return self._bell.sight
 
@@ -144,7 +144,7 @@ class LogReceiver:
         return batch
 
     def _pause(self) -> float:
-        if self._bell.sight is not Sight.NOBODY:
+        if self._bell.sight is not WakeupOrigin.NOBODY:
             return LOOK_ANYWAY_S * self._rng.uniform(1.0, 1.5)  # not all at once
         self._pause_s = min(max(self._pause_s * 2, _SHORTEST_S), _LONGEST_S)
         return self._pause_s

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from leasehold.errors import UnknownFile
 from leasehold.files.model import FileState
 from leasehold.log.mapped_segment import MappedSegment
-from leasehold.log.segment_list import Shelf
+from leasehold.log.segment_list import SegmentList
 from leasehold.log.streams import partition_directory
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
     from leasehold.log.segment import Segment
-    from leasehold.log.segment_list import Place
+    from leasehold.log.segment_list import ListedSegment
     from leasehold.log.streams import Catalog, StreamInfo
 
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
@@ -98,8 +98,8 @@ def trim(
     marks = {} if past_checkpoints else _least_marks(catalog.positions(stream.name))
     parts = []
     for number in range(stream.partitions) if partitions is None else partitions:
-        shelf = Shelf(files, partition_directory(stream.name, number))
-        wanted = _Wanted(stream, shelf.files(), files=files, now_us=now_us)
+        shelf = SegmentList(files, partition_directory(stream.name, number))
+        wanted = _TrimCandidates(stream, shelf.files(), files=files, now_us=now_us)
         parts.append(_planned(number, wanted, marks.get(number)))
     if execute:
         for part in parts:
@@ -109,7 +109,7 @@ def trim(
     return TrimPlan(stream=stream.name, partitions=tuple(parts), done=execute)
 
 
-def _planned(number: int, wanted: _Wanted, mark: tuple[int, str] | None) -> PartitionTrim:
+def _planned(number: int, wanted: _TrimCandidates, mark: tuple[int, str] | None) -> PartitionTrim:
     """Remove what is wanted, up to the mark of the group that is behind all others."""
     segments, count, held_back = wanted.segments, wanted.count, ""
     if mark is not None:
@@ -138,13 +138,13 @@ def _least_marks(positions: Iterable[tuple[int, str, int]]) -> dict[int, tuple[i
     return least
 
 
-class _Wanted:
+class _TrimCandidates:
     """The segments of one partition, and how many of them age and size ask to remove."""
 
     def __init__(
         self,
         stream: StreamInfo,
-        segments: Sequence[tuple[Place, FileStatus]],
+        segments: Sequence[tuple[ListedSegment, FileStatus]],
         *,
         files: Namespace,
         now_us: int,
@@ -170,18 +170,18 @@ class _Wanted:
             size -= status.length
         return max(len(self.segments) - 1, 0)
 
-    def _bytes(self, place: Place, status: FileStatus) -> int:
+    def _bytes(self, place: ListedSegment, status: FileStatus) -> int:
         """The journal knows the length of a closed file; of an open one the volumes do."""
         if status.state is FileState.CLOSED:
             return status.length
         segment = self._segment(place)
         return len(segment) if segment is not None else 0
 
-    def _is_empty(self, place: Place) -> bool:
+    def _is_empty(self, place: ListedSegment) -> bool:
         segment = self._segment(place)
         return segment is None or segment.next_sequence == place.base
 
-    def _too_old(self, place: Place) -> bool:
+    def _too_old(self, place: ListedSegment) -> bool:
         """Whether the last event of a segment is older than events are kept."""
         if not self._settings.retain_age_s:
             return False
@@ -191,7 +191,7 @@ class _Wanted:
         last_us = max(segment.index.last_us, default=segment.header.created_us)
         return self._now_us - last_us > self._settings.retain_age_s * 1_000_000
 
-    def _segment(self, place: Place) -> Segment | None:
+    def _segment(self, place: ListedSegment) -> Segment | None:
         try:
             return MappedSegment(place, self._files).segment
         except UnknownFile:  # another trim was faster

@@ -44,9 +44,9 @@ from leasehold.log.segment_format import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     SEGMENT_HEADER_BYTES,
-    Encoded,
+    EncodedFrame,
     FrameHeader,
-    Kind,
+    FrameKind,
     bodies_in,
     encode_frame,
     parse_header,
@@ -67,14 +67,14 @@ _ROW = struct.Struct("<qqqqII")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class IndexRegion:
     """Part of a segment, from the frame at ``start`` up to the byte ``end``."""
 
     start: int
     end: int
 
 
-class Index:
+class SegmentIndex:
     """The regions of a segment, found in it (``load``) or walked together (``scan``)."""
 
     def __init__(self, segment: SegmentHeader, *, region_bytes: int = REGION_BYTES) -> None:
@@ -95,21 +95,21 @@ class Index:
         return len(self.positions)
 
     @classmethod
-    def load(cls, view: View, segment: SegmentHeader) -> Index | None:
+    def load(cls, view: View, segment: SegmentHeader) -> SegmentIndex | None:
         """The index at the end of a segment; None if there is none, or not a sound one."""
         try:
             mark = parse_header(view, len(view) - FRAME_HEADER_BYTES)
-            if mark.kind is not Kind.END or mark.offset != segment.base_offset + mark.position:
+            if mark.kind is not FrameKind.END or mark.offset != segment.base_offset + mark.position:
                 return None
             header = parse_header(view, mark.link)
-            if header.kind is not Kind.INDEX or header.end != mark.position:
+            if header.kind is not FrameKind.INDEX or header.end != mark.position:
                 return None
             return cls._decode(read_body(view, header), header, segment)
         except DataDamaged:
             return None
 
     @classmethod
-    def scan(cls, view: View, segment: SegmentHeader) -> Index:
+    def scan(cls, view: View, segment: SegmentHeader) -> SegmentIndex:
         """Walk from header to header; a part of a frame at the end is left for later.
 
         Raises:
@@ -134,7 +134,7 @@ class Index:
         """Take the next frame into account."""
         position = header.offset - self.segment.base_offset
         self.end = position + header.length
-        if header.kind is not Kind.EVENTS:
+        if header.kind is not FrameKind.EVENTS:
             return
         self.next_sequence = header.next_sequence
         if self.starts_region:
@@ -162,12 +162,12 @@ class Index:
         found = bisect_left(self._latest_us, enqueued_us)
         return self.positions[found] if found < len(self.positions) else None
 
-    def regions_with_key(self, key: str) -> list[Region]:
+    def regions_with_key(self, key: str) -> list[IndexRegion]:
         """The regions that may hold events with this key; all others do not."""
         wanted = key_hash(key)
         ends = [*self.positions, self.end][1:]
         return [
-            Region(start=start, end=end)
+            IndexRegion(start=start, end=end)
             for start, end, hashes in zip(self.positions, ends, self.hashes, strict=True)
             if hashes is None or _holds(hashes, wanted)
         ]
@@ -182,7 +182,9 @@ class Index:
         self.hashes.append(None)
 
     @classmethod
-    def _decode(cls, body: memoryview, header: FrameHeader, segment: SegmentHeader) -> Index | None:
+    def _decode(
+        cls, body: memoryview, header: FrameHeader, segment: SegmentHeader
+    ) -> SegmentIndex | None:
         if len(body) < _HEAD.size:
             return None
         count, region_bytes, hashes_count = _HEAD.unpack_from(body)
@@ -206,7 +208,7 @@ class IndexBuilder:
 
     def __init__(self, segment: SegmentHeader, *, region_bytes: int = REGION_BYTES) -> None:
         """Begin with the segment."""
-        self.index = Index(segment, region_bytes=region_bytes)
+        self.index = SegmentIndex(segment, region_bytes=region_bytes)
         self._keys: list[pa.Array] = []
 
     def add(self, header: FrameHeader, keys: pa.Array | None = None) -> None:
@@ -215,7 +217,7 @@ class IndexBuilder:
         Raises:
             UsageError: the keys of a frame of events are missing; nobody would find them.
         """
-        if header.kind is not Kind.EVENTS:
+        if header.kind is not FrameKind.EVENTS:
             self.index.note(header)
             return
         if keys is None:
@@ -231,11 +233,13 @@ class IndexBuilder:
             self._finish()
         return _body(self.index)
 
-    def encode(self, *, now_us: int, epoch: int) -> Encoded:
+    def encode(self, *, now_us: int, epoch: int) -> EncodedFrame:
         """The index and the end mark, to be written after the last frame: the segment is over."""
         segment, index = self.index.segment, self.index
 
-        def frame(kind: Kind, body: bytes, *, position: int, count: int, link: int) -> Encoded:
+        def frame(
+            kind: FrameKind, body: bytes, *, position: int, count: int, link: int
+        ) -> EncodedFrame:
             return encode_frame(
                 body,
                 kind=kind,
@@ -250,9 +254,9 @@ class IndexBuilder:
             )
 
         end = index.end
-        made = frame(Kind.INDEX, self.body(), position=end, count=len(index), link=0)
-        mark = frame(Kind.END, b"", position=end + made.length, count=0, link=end)
-        return Encoded(
+        made = frame(FrameKind.INDEX, self.body(), position=end, count=len(index), link=0)
+        mark = frame(FrameKind.END, b"", position=end + made.length, count=0, link=end)
+        return EncodedFrame(
             header=made.header, parts=made.parts + mark.parts, length=made.length + mark.length
         )
 
@@ -269,7 +273,7 @@ def index_region_bytes(body: View) -> int:
     return int(_HEAD.unpack_from(body)[1])
 
 
-def _body(index: Index) -> bytes:
+def _body(index: SegmentIndex) -> bytes:
     rows, hashes, first = [], [], 0
     columns = (index.positions, index.sequences, index.first_us, index.last_us, index.hashes)
     for position, sequence, first_us, last_us, known in zip(*columns, strict=True):
@@ -311,7 +315,7 @@ class _Examination:
         self._damaged = False
 
     def run(self, *, open_end: bool) -> list[str]:
-        position, length, last = SEGMENT_HEADER_BYTES, len(self._view), Kind.EVENTS
+        position, length, last = SEGMENT_HEADER_BYTES, len(self._view), FrameKind.EVENTS
         while position < length:
             try:
                 header = self._header(position)
@@ -325,7 +329,7 @@ class _Examination:
             if header.end > length:
                 self._torn(position, open_end=open_end)
                 break
-            if last is Kind.END:
+            if last is FrameKind.END:
                 self._say(f"the frame at byte {position} lies after the end mark")
             self._frame(header)
             position, last = header.end, header.kind
@@ -362,16 +366,16 @@ class _Examination:
             self._say(f"{where} begins at {header.base_sequence} and not {self._next_sequence}")
         self._next_sequence = header.next_sequence
         try:
-            if header.kind is Kind.EVENTS:
+            if header.kind is FrameKind.EVENTS:
                 batch = read_events(self._view, header)
                 self._agrees(header, batch, where)
                 self._frames.append((header, batch.column("key")))
                 return
-            if header.kind is Kind.PRODUCERS:
+            if header.kind is FrameKind.PRODUCERS:
                 read_producers(self._view, header)
-            elif header.kind is Kind.INDEX and not self._damaged:
+            elif header.kind is FrameKind.INDEX and not self._damaged:
                 self._index(header, where)
-            elif header.kind is Kind.END:
+            elif header.kind is FrameKind.END:
                 self._end(header, where)
             read_body(self._view, header)
         except (DataDamaged, pa.ArrowException) as error:
@@ -411,12 +415,12 @@ class _Examination:
 
     def _end(self, header: FrameHeader, where: str) -> None:
         before = self._frames[-1][0] if self._frames else None
-        if before is None or before.kind is not Kind.INDEX or before.position != header.link:
+        if before is None or before.kind is not FrameKind.INDEX or before.position != header.link:
             self._say(f"{where}: the end mark does not point to the index before it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spot:
+class EventSpot:
     """A place to read from: a frame, and the first event that is wanted of it."""
 
     position: int
@@ -439,7 +443,7 @@ class Segment:
         self._view = memoryview(view)[:length]
         self.header = parse_segment_header(self._view)
         self.partition = str(self.header.partition)
-        self._index: Index | None = None
+        self._index: SegmentIndex | None = None
 
     def __len__(self) -> int:
         """The bytes that are looked at; the last ones may be part of a frame."""
@@ -451,10 +455,12 @@ class Segment:
         return self._view
 
     @property
-    def index(self) -> Index:
+    def index(self) -> SegmentIndex:
         """The index, loaded or walked when it is first asked for, and up to date."""
         if self._index is None:
-            self._index = Index.load(self._view, self.header) or Index.scan(self._view, self.header)
+            self._index = SegmentIndex.load(self._view, self.header) or SegmentIndex.scan(
+                self._view, self.header
+            )
         return self._index
 
     @property
@@ -464,7 +470,7 @@ class Segment:
             mark = parse_header(self._view, len(self._view) - FRAME_HEADER_BYTES)
         except DataDamaged:
             return False
-        return mark.kind is Kind.END and mark.offset == self.header.base_offset + mark.position
+        return mark.kind is FrameKind.END and mark.offset == self.header.base_offset + mark.position
 
     @property
     def next_sequence(self) -> int:
@@ -523,7 +529,7 @@ class Segment:
         for header in self.frames(position):
             if until is not None and header.base_sequence >= until:
                 return
-            if header.kind is Kind.EVENTS:
+            if header.kind is FrameKind.EVENTS:
                 start = max((from_sequence or 0) - header.base_sequence, 0)
                 stop = header.count if until is None else until - header.base_sequence
                 stop = min(stop, header.count)
@@ -532,7 +538,7 @@ class Segment:
                     whole = stop - start == header.count
                     yield batch if whole else batch.slice(start, stop - start)
 
-    def seek_sequence(self, sequence: int) -> Spot | None:
+    def seek_sequence(self, sequence: int) -> EventSpot | None:
         """The first event not before ``sequence``; None if it has yet to come."""
         position = self.index.find_sequence(sequence)
         for header in self._events(position):
@@ -540,7 +546,7 @@ class Segment:
                 return _spot(header, max(sequence, header.base_sequence))
         return None
 
-    def seek_offset(self, offset: int) -> Spot | None:
+    def seek_offset(self, offset: int) -> EventSpot | None:
         """The first event whose offset is not before ``offset``; None if it has yet to come."""
         position = self.index.find_offset(offset)
         for header in self._events(position):
@@ -548,7 +554,7 @@ class Segment:
                 return _spot(header, header.base_sequence + max(offset - header.offset, 0))
         return None
 
-    def seek_time(self, enqueued_us: int) -> Spot | None:
+    def seek_time(self, enqueued_us: int) -> EventSpot | None:
         """The first event enqueued at this time or later; None if it has yet to come."""
         position = self.index.find_time(enqueued_us)
         for header in self._events(position):
@@ -570,7 +576,7 @@ class Segment:
             for header in self.frames(region.start):
                 if header.position >= region.end:
                     break
-                if header.kind is Kind.EVENTS and header.next_sequence > since:
+                if header.kind is FrameKind.EVENTS and header.next_sequence > since:
                     batch = self.read(header, check=check, bodies=bodies)
                     rows = batch.slice(max(since - header.base_sequence, 0)).arrow
                     found = rows.filter(pc.equal(rows.column("key"), pa.scalar(key, pa.utf8())))
@@ -581,22 +587,22 @@ class Segment:
         """How far each of the newest producers has come at the end of this segment."""
         states: dict[bytes, ProducerState] = {}
         for header in self.frames():
-            if header.kind is Kind.PRODUCERS:
+            if header.kind is FrameKind.PRODUCERS:
                 states.update(read_producers(self._view, header))
             note_producer(states, header)
             if len(states) > 2 * limit:  # now and then, since it sorts them all
                 states = newest_producers(states, limit=limit)
         return newest_producers(states, limit=limit)
 
-    def _at_sequence(self, sequence: int | None) -> Spot | None:
-        first = Spot(position=SEGMENT_HEADER_BYTES, sequence=self.header.base_sequence)
+    def _at_sequence(self, sequence: int | None) -> EventSpot | None:
+        first = EventSpot(position=SEGMENT_HEADER_BYTES, sequence=self.header.base_sequence)
         if sequence is None or sequence <= first.sequence:
             return first  # needs no index: a damaged end does not hinder reading the beginning
         return self.seek_sequence(sequence)
 
     def _events(self, position: int | None) -> Iterator[FrameHeader]:
         if position is not None:
-            yield from (each for each in self.frames(position) if each.kind is Kind.EVENTS)
+            yield from (each for each in self.frames(position) if each.kind is FrameKind.EVENTS)
 
     def _late(self, header: FrameHeader, enqueued_us: int) -> int:
         """The index of the first event of the frame at this time or later: there is one."""
@@ -607,5 +613,5 @@ class Segment:
         return int(pc.index(late, pa.scalar(value=True)).as_py())
 
 
-def _spot(header: FrameHeader, sequence: int) -> Spot:
-    return Spot(position=header.position, sequence=sequence)
+def _spot(header: FrameHeader, sequence: int) -> EventSpot:
+    return EventSpot(position=header.position, sequence=sequence)

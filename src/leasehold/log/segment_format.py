@@ -58,7 +58,7 @@ _NOTHING = pa.py_buffer(b"")
 View = bytes | bytearray | memoryview
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame holds."""
 
     EVENTS = 1
@@ -67,8 +67,8 @@ class Kind(IntEnum):
     END = 4
 
 
-_KINDS = {int(kind): kind for kind in Kind}
-_EVENTS = Kind.EVENTS  # looked up for each frame, and a global is the fastest
+_KINDS = {int(kind): kind for kind in FrameKind}
+_EVENTS = FrameKind.EVENTS  # looked up for each frame, and a global is the fastest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +85,14 @@ class SegmentHeader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
+class ProducerStamp:
     """Who sent a batch, and the producer's own number of its first event; the next ones follow."""
 
     producer: bytes
     sequence: int
 
 
-NO_PRODUCER = Stamp(producer=bytes(16), sequence=0)
+NO_PRODUCER = ProducerStamp(producer=bytes(16), sequence=0)
 
 
 class FrameHeader(NamedTuple):
@@ -105,7 +105,7 @@ class FrameHeader(NamedTuple):
     """
 
     position: int
-    kind: Kind
+    kind: FrameKind
     body_crc: int
     count: int  # type: ignore[assignment]  # in place of the tuple's own count, which nobody needs
     body_bytes: int
@@ -122,9 +122,9 @@ class FrameHeader(NamedTuple):
     rest_crc: int = 0
 
     @property
-    def stamp(self) -> Stamp:
+    def stamp(self) -> ProducerStamp:
         """Who sent the events, and the producer's own number of the first."""
-        return Stamp(producer=self.producer, sequence=self.producer_sequence)
+        return ProducerStamp(producer=self.producer, sequence=self.producer_sequence)
 
     @property
     def length(self) -> int:
@@ -144,7 +144,7 @@ class FrameHeader(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
+class EncodedFrame:
     """Bytes to be written as they are, in this order; ``header`` is that of the first frame."""
 
     header: FrameHeader
@@ -202,7 +202,7 @@ def parse_segment_header(view: View) -> SegmentHeader:
     )
 
 
-def check_storable(batch: pa.RecordBatch, stamp: Stamp) -> None:
+def check_storable(batch: pa.RecordBatch, stamp: ProducerStamp) -> None:
     """Return if ``encode_events`` can make a frame of a batch, wherever it will lie.
 
     Raises:
@@ -229,9 +229,9 @@ def encode_events(
     offset: int,
     enqueued_us: int,
     epoch: int,
-    producer: Stamp = NO_PRODUCER,
+    producer: ProducerStamp = NO_PRODUCER,
     base_offset: int = 0,
-) -> Encoded:
+) -> EncodedFrame:
     """A frame with the events of a batch of ``SENT_SCHEMA``.
 
     ``offset`` is where the frame will begin in the partition; the events have this offset and the
@@ -256,7 +256,7 @@ def encode_events(
     return encode_frame(
         memoryview(body),
         bodies=bodies_in(body) if body.size >= _APART_BYTES else (0, 0),
-        kind=Kind.EVENTS,
+        kind=FrameKind.EVENTS,
         count=count,
         base_sequence=base_sequence,
         offset=offset,
@@ -271,18 +271,18 @@ def encode_events(
 def encode_frame(
     body: View,
     *,
-    kind: Kind,
+    kind: FrameKind,
     count: int,
     base_sequence: int,
     offset: int,
     first_us: int,
     last_us: int,
     epoch: int,
-    stamp: Stamp = NO_PRODUCER,
+    stamp: ProducerStamp = NO_PRODUCER,
     link: int = 0,
     base_offset: int = 0,
     bodies: tuple[int, int] = (0, 0),
-) -> Encoded:
+) -> EncodedFrame:
     """A frame of any kind around ``body``, which is not copied.
 
     ``bodies``: where in it the bodies of events lie, and how many bytes they have.
@@ -318,7 +318,7 @@ def encode_frame(
     except struct.error as error:
         raise UsageError(f"a number does not fit into a frame header: {error}") from error
     struct.pack_into("<I", head, _CRC_AT, crc32c(memoryview(head)[:_CRC_AT]))
-    return Encoded(header=header, parts=(bytes(head), body, padding), length=header.length)
+    return EncodedFrame(header=header, parts=(bytes(head), body, padding), length=header.length)
 
 
 def parse_header(view: View, position: int) -> FrameHeader:

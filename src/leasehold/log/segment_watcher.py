@@ -26,7 +26,7 @@ _EVENTS = flags.MODIFY | flags.MOVE_SELF | flags.DELETE_SELF
 _GONE = flags.MOVE_SELF | flags.DELETE_SELF | flags.IGNORED
 
 
-class Watch:
+class SegmentWatcher:
     """Files to be woken by. One thread sleeps in it; any thread may wake it or close it."""
 
     def __init__(self) -> None:

@@ -25,23 +25,23 @@ import pyarrow as pa
 
 from leasehold.errors import BufferFull, LeaseholdError, UsageError
 from leasehold.events.event import Event, sent_batch
-from leasehold.log.owner_link import Courier
-from leasehold.log.producer_batch import Parcel, joined, receipts_of
-from leasehold.log.segment_format import Stamp
+from leasehold.log.owner_link import OwnerClient
+from leasehold.log.producer_batch import ProducerBatch, joined, receipts_of
+from leasehold.log.segment_format import ProducerStamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from leasehold.clock import Clock
     from leasehold.log.options import ProducerOptions
-    from leasehold.log.partition_router import Seat
-    from leasehold.log.producer_batch import Receipt, Stored
+    from leasehold.log.partition_router import PartitionRouter
+    from leasehold.log.producer_batch import Receipt, StoredBatch
     from leasehold.log.streams import StreamInfo
 
 _PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its places
 
 
-class Sending:
+class PendingSend:
     """Parts of what was sent, on their way to one partition or several."""
 
     def __init__(self, parts: int) -> None:
@@ -71,7 +71,7 @@ class Sending:
                 self.future.set_exception(error)
 
 
-class Gate:
+class ByteLimit:
     """Lets in as many bytes as may wait; who comes when it is full waits at the gate.
 
     Each part counts with what it takes in memory, which is more than an event of a few bytes.
@@ -140,7 +140,7 @@ log = logging.getLogger("leasehold.log")
 LOOK_EVERY_S = 1.0
 
 
-class Growth:
+class PartitionGrowth:
     """Safe to use from several threads. It starts a thread for a look, which ends with it."""
 
     def __init__(self, stream: StreamInfo, look: Callable[[], StreamInfo], *, clock: Clock) -> None:
@@ -204,27 +204,27 @@ _MOST_PARCELS = 32  # delivered at once; the owner remembers twice as many of ea
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class QueuedEvents:
     """Events of one call of ``send``, or a part of them. One alone is made a batch with others."""
 
     what: Event | pa.RecordBatch
     count: int
     size: int
     put_at: float
-    sending: Sending
+    sending: PendingSend
 
 
-class Lane:
+class SendQueue:
     """One partition for one producer. ``put`` is for any thread."""
 
     def __init__(
         self,
-        seat: Seat,
+        seat: PartitionRouter,
         options: ProducerOptions,
         *,
         producer_id: bytes,
         most_bytes: int,
-        gate: Gate,
+        gate: ByteLimit,
         clock: Clock,
     ) -> None:
         """Start the thread. ``most_bytes`` go into one batch, or one bigger event."""
@@ -235,22 +235,28 @@ class Lane:
         self._gate = gate
         self._clock = clock
         self._linger_s = options.linger.total_seconds()
-        self._courier = Courier(clock=clock, answer_limit_s=options.answer_limit.total_seconds())
+        self._courier = OwnerClient(
+            clock=clock, answer_limit_s=options.answer_limit.total_seconds()
+        )
         self._changed = threading.Condition()
-        self._items: deque[Item] = deque()
+        self._items: deque[QueuedEvents] = deque()
         self._events = 0
         self._bytes = 0
         self._put = 0
         self._done = 0
         self._urgent = 0  # items up to this number do not linger
         self._next_number = 0
-        self._inside: tuple[Item, ...] = ()  # taken from the queue, and not out of the gate yet
+        self._inside: tuple[
+            QueuedEvents, ...
+        ] = ()  # taken from the queue, and not out of the gate yet
         self._closing = False
         name = f"leasehold-lane-{seat.partition.stream}-{seat.partition.number}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, parts: Sequence[tuple[Event | pa.RecordBatch, int]], sending: Sending) -> None:
+    def put(
+        self, parts: Sequence[tuple[Event | pa.RecordBatch, int]], sending: PendingSend
+    ) -> None:
         """Queue events, as parts that are each small enough for a batch, with their sizes."""
         now = self._clock.boottime_s()
         with self._changed:
@@ -263,7 +269,7 @@ class Lane:
             for what, size in parts:
                 count = 1 if isinstance(what, Event) else int(what.num_rows)
                 self._items.append(
-                    Item(what=what, count=count, size=size, put_at=now, sending=sending)
+                    QueuedEvents(what=what, count=count, size=size, put_at=now, sending=sending)
                 )
                 self._events += count
                 self._bytes += size
@@ -292,7 +298,7 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
-        batches: list[list[Item]] = []
+        batches: list[list[QueuedEvents]] = []
         try:
             while batches := self._taken():
                 self._deliver(batches)
@@ -305,7 +311,7 @@ class Lane:
         finally:
             self._courier.close()
 
-    def _fail(self, batches: Sequence[Sequence[Item]], error: BaseException) -> None:
+    def _fail(self, batches: Sequence[Sequence[QueuedEvents]], error: BaseException) -> None:
         """Take nothing more, and answer all that is unanswered."""
         with self._changed:
             self._closing = True
@@ -318,7 +324,7 @@ class Lane:
         for item in left:
             item.sending.failed(RuntimeError(f"the lane has ended: {error!r}"))
 
-    def _taken(self) -> list[list[Item]]:
+    def _taken(self) -> list[list[QueuedEvents]]:
         """All that waits, as batches, once it need not linger; nothing when it is over."""
         with self._changed:
             while not self._is_ready():
@@ -345,13 +351,13 @@ class Lane:
             return None
         return self._items[0].put_at + self._linger_s - self._clock.boottime_s()
 
-    def _gathered(self) -> Iterator[list[Item]]:
+    def _gathered(self) -> Iterator[list[QueuedEvents]]:
         """Take items off the queue, as many in each batch as its bytes allow.
 
         More events than need be waited for are welcome: big frames are cheaper to read.
         """
         for _ in range(_MOST_PARCELS):
-            items: list[Item] = []
+            items: list[QueuedEvents] = []
             events = size = 0
             while self._items and (not items or size + self._items[0].size <= self._most_bytes):
                 items.append(self._items.popleft())
@@ -363,7 +369,7 @@ class Lane:
             self._bytes -= size
             yield items
 
-    def _deliver(self, batches: Sequence[Sequence[Item]]) -> None:
+    def _deliver(self, batches: Sequence[Sequence[QueuedEvents]]) -> None:
         until_s = batches[0][0].put_at + self._options.deliver_limit.total_seconds()
         try:
             answer = self._seat.deliver(
@@ -377,17 +383,17 @@ class Lane:
         else:
             self._tell(batches, answer)
 
-    def _numbered(self, batches: Sequence[Sequence[Item]]) -> list[Parcel]:
+    def _numbered(self, batches: Sequence[Sequence[QueuedEvents]]) -> list[ProducerBatch]:
         """Each batch with the numbers of this producer. They are used once, whatever happens."""
         parcels = []
         for items in batches:
-            stamp = Stamp(producer=self._producer_id, sequence=self._next_number)
+            stamp = ProducerStamp(producer=self._producer_id, sequence=self._next_number)
             self._next_number += sum(item.count for item in items)
-            parcels.append(Parcel(stamp=stamp, batch=_one(items)))
+            parcels.append(ProducerBatch(stamp=stamp, batch=_one(items)))
         return parcels
 
     def _tell(
-        self, batches: Sequence[Sequence[Item]], answer: tuple[Stored, ...] | Exception
+        self, batches: Sequence[Sequence[QueuedEvents]], answer: tuple[StoredBatch, ...] | Exception
     ) -> None:
         self._leave()
         if isinstance(answer, Exception):
@@ -409,7 +415,7 @@ class Lane:
         self._gate.leave(sum(item.size for item in inside), parts=len(inside))
 
 
-def _one(items: Sequence[Item]) -> pa.RecordBatch:
+def _one(items: Sequence[QueuedEvents]) -> pa.RecordBatch:
     """All their events as one batch."""
     batches: list[pa.RecordBatch] = []
     alone: list[Event] = []

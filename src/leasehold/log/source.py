@@ -24,7 +24,7 @@ from leasehold.events.start import Start
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
 from leasehold.log.receiver import LogReceiver, shielded
-from leasehold.log.stream_watcher import Bell, Watcher
+from leasehold.log.stream_watcher import StreamWatcher, Wakeup
 from leasehold.log.streams import stream_directory
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class LogSource:
         self._owns_log = False
         self._threads = ThreadPoolExecutor(_THREADS, f"leasehold-source-{stream}")
         directory = stream_directory(stream)
-        self.watcher = Watcher(
+        self.watcher = StreamWatcher(
             f"leasehold-watch-{stream}",
             changes=lambda after: log.files.changes(directory, after=after),
             check=self._now,
@@ -132,7 +132,7 @@ class LogSource:
         """See ``EventSource``."""
         number = partition_number(partition)
         self._check_open()
-        bell = Bell(partition)
+        bell = Wakeup(partition)
 
         def opened() -> PartitionReader:
             self._now()
@@ -202,7 +202,7 @@ class LogSource:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _abandon(self, opening: Future[PartitionReader], bell: Bell) -> None:
+    def _abandon(self, opening: Future[PartitionReader], bell: Wakeup) -> None:
         self.watcher.leave(bell)
         if not opening.cancelled() and opening.exception() is None:
             opening.result().close()

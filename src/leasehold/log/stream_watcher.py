@@ -42,7 +42,7 @@ _EVENTS = flags.MODIFY | flags.MOVE_SELF | flags.DELETE_SELF | flags.ONESHOT
 Changes = tuple[int, "frozenset[str] | None"]
 
 
-class Sight(Enum):
+class WakeupOrigin(Enum):
     """Who will tell that there is more."""
 
     KERNEL = "kernel"  # a segment is open, and the kernel watches it
@@ -50,14 +50,14 @@ class Sight(Enum):
     NOBODY = "nobody"  # one is open, and the kernel can not watch it
 
 
-class Bell:
+class Wakeup:
     """Made in the event loop of its receiver. A ring is heard, also if nobody waits yet."""
 
     def __init__(self, partition: str) -> None:
         """Silent."""
         self.partition = partition
         # These belong to the watcher, under its lock.
-        self.sight = Sight.JOURNAL
+        self.sight = WakeupOrigin.JOURNAL
         self.paths: tuple[str, ...] = ()
         self.numbers: tuple[int, ...] = ()  # the kernel's, for the paths
         self.state: object = None  # that of the paths, before they were watched
@@ -89,7 +89,7 @@ class Bell:
         self._rung.set()
 
 
-class Watcher:
+class StreamWatcher:
     """Safe to use from several threads. Its thread begins with the first who waits."""
 
     def __init__(
@@ -115,9 +115,9 @@ class Watcher:
         self._kernel: INotify | None = None
         self._thread: threading.Thread | None = None
         self._line: int | None = None
-        self._bells: set[Bell] = set()
-        self._aimed: dict[int, set[Bell]] = {}
-        self._asleep: set[Bell] = set()
+        self._bells: set[Wakeup] = set()
+        self._aimed: dict[int, set[Wakeup]] = {}
+        self._asleep: set[Wakeup] = set()
         self.pause_s = SHORTEST_S
         self._asked_at = self._checked_at = self._swept_at = clock.boottime_s()
         self._in_trouble = False
@@ -125,7 +125,7 @@ class Watcher:
 
     # ------------------------------------------------------ for receivers
 
-    def enter(self, bell: Bell) -> None:
+    def enter(self, bell: Wakeup) -> None:
         """Ring it from now on, until it leaves. Asks the journal if it is the first one.
 
         Raises:
@@ -141,14 +141,14 @@ class Watcher:
                 self._stir()
             self._bells.add(bell)
 
-    def leave(self, bell: Bell) -> None:
+    def leave(self, bell: Wakeup) -> None:
         """Ring it no more. Again is harmless."""
         with self._lock:
             self._forget(bell)
             self._bells.discard(bell)
             self._asleep.discard(bell)
 
-    def aim(self, bell: Bell, paths: tuple[str, ...], *, elsewhere: bool) -> bool:
+    def aim(self, bell: Wakeup, paths: tuple[str, ...], *, elsewhere: bool) -> bool:
         """Ring it when one of these files changes; True: look again, one may have done so before.
 
         With ``elsewhere`` another machine writes them, and this kernel does not see it.
@@ -162,19 +162,19 @@ class Watcher:
             self._forget(bell)
             bell.paths, bell.state = paths, state
             if paths and not elsewhere and self._is_watched(bell):
-                bell.sight = Sight.KERNEL
+                bell.sight = WakeupOrigin.KERNEL
                 return True
-            if not paths and bell.sight is not Sight.JOURNAL:
+            if not paths and bell.sight is not WakeupOrigin.JOURNAL:
                 self._hurry()
-            bell.sight = Sight.NOBODY if paths else Sight.JOURNAL
+            bell.sight = WakeupOrigin.NOBODY if paths else WakeupOrigin.JOURNAL
             return False
 
     @contextmanager
-    def asleep(self, bell: Bell) -> Iterator[None]:
+    def asleep(self, bell: Wakeup) -> Iterator[None]:
         """While this lasts, its receiver waits."""
         with self._lock:
             if not self._closed:
-                if bell.sight is not Sight.KERNEL and not self._has_blind():
+                if bell.sight is not WakeupOrigin.KERNEL and not self._has_blind():
                     self._hurry()
                 self._asleep.add(bell)
         try:
@@ -204,7 +204,7 @@ class Watcher:
 
     # -------------------------------------------------- under the lock
 
-    def _is_watched(self, bell: Bell) -> bool:
+    def _is_watched(self, bell: Wakeup) -> bool:
         """Have the kernel watch for it. Where it can not, the receiver looks by itself."""
         try:
             if self._kernel is None:
@@ -219,7 +219,7 @@ class Watcher:
             return False
         return True
 
-    def _forget(self, bell: Bell) -> None:
+    def _forget(self, bell: Wakeup) -> None:
         for number in bell.numbers:
             others = self._aimed.get(number, set())
             others.discard(bell)
@@ -231,7 +231,7 @@ class Watcher:
         bell.numbers = ()
 
     def _has_blind(self) -> bool:
-        return any(bell.sight is not Sight.KERNEL for bell in self._asleep)
+        return any(bell.sight is not WakeupOrigin.KERNEL for bell in self._asleep)
 
     def _hurry(self) -> None:
         """Ask soon; and start the thread if this is the first time."""
@@ -286,7 +286,7 @@ class Watcher:
         told = kernel.read(timeout=0)
         if any(event.mask & flags.Q_OVERFLOW for event in told):
             self._ring(self._bells)
-        rung: set[Bell] = set()
+        rung: set[Wakeup] = set()
         with self._lock:
             for event in told:
                 for bell in self._aimed.pop(event.wd, ()):
@@ -331,7 +331,7 @@ class Watcher:
             changed = {path.split("/")[-2] for path in paths}
             self._ring((bell for bell in self._bells if bell.partition in changed), fresh=True)
 
-    def _ring(self, bells: Iterable[Bell], *, fresh: bool = False) -> None:
+    def _ring(self, bells: Iterable[Wakeup], *, fresh: bool = False) -> None:
         with self._lock:
             rung = tuple(bells)
         for bell in rung:

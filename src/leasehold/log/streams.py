@@ -21,7 +21,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
-from leasehold.errors import InvalidOptions, Stolen, UnknownStream, UsageError
+from leasehold.errors import InvalidOptions, ReaderDisplaced, UnknownStream, UsageError
 from leasehold.files.model import FileState
 from leasehold.names import check_name, group_of, last_part, partition_group
 from leasehold.stores.blocking import named_queries, open_blocking
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class LogCounts:
     """Sums since the log was opened.
 
     Attributes:
@@ -61,15 +61,15 @@ class Numbers:
     recovered: int = 0
 
 
-class Counts:
+class LogCounters:
     """Counters that any thread may add to."""
 
     def __init__(self) -> None:
         """Begin at zero."""
         self._lock = threading.Lock()
-        self._numbers = Numbers()
+        self._numbers = LogCounts()
 
-    def add(self, more: Numbers) -> None:
+    def add(self, more: LogCounts) -> None:
         """Add each of the numbers to its sum."""
         with self._lock:
             old = self._numbers
@@ -77,12 +77,12 @@ class Counts:
                 old,
                 **{
                     each.name: getattr(old, each.name) + getattr(more, each.name)
-                    for each in fields(Numbers)
+                    for each in fields(LogCounts)
                 },
             )
 
     @property
-    def now(self) -> Numbers:
+    def now(self) -> LogCounts:
         """The sums at this moment."""
         return self._numbers
 
@@ -443,10 +443,10 @@ def _stream(row: Any) -> StreamInfo:
 
 def _stolen(
     stream: str, partition: int, group: str, epoch: int | None, *, by: tuple[int, str]
-) -> Stolen:
+) -> ReaderDisplaced:
     shown = "no epoch" if epoch is None else f"epoch {epoch}"
     name = by[1].rpartition(CLAIM_MARK)[0] or by[1]  # as people know it
-    return Stolen(
+    return ReaderDisplaced(
         f"partition {partition} of {stream!r} is read for the group {group!r} by {name!r} with "
         f"epoch {by[0]}; this reader has {shown}: stop, or claim it with a higher epoch",
         key=f"{stream}/{partition}",

@@ -13,7 +13,7 @@ from leasehold.files.model import FileState
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.segment import verify as verify_segment
 from leasehold.log.segment_format import padded
-from leasehold.log.segment_list import Shelf
+from leasehold.log.segment_list import SegmentList
 from leasehold.log.streams import partition_directory
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leasehold.files.model import FileStatus
     from leasehold.files.namespace import Namespace
     from leasehold.log.segment import Segment
-    from leasehold.log.segment_list import Place
+    from leasehold.log.segment_list import ListedSegment
     from leasehold.log.streams import StreamInfo
 
 
@@ -39,7 +39,7 @@ def verify(
     found: list[str] = []
     for number in range(stream.partitions):
         walk = _Walk(stream, number, files=files, told=told)
-        shelf = Shelf(files, partition_directory(stream.name, number))
+        shelf = SegmentList(files, partition_directory(stream.name, number))
         for place, status in shelf.files():
             try:
                 walk.look(place, status)
@@ -67,7 +67,7 @@ class _Walk:
         """The segment is gone: where the next one has to begin is not known."""
         self._next_sequence = self._next_offset = None
 
-    def look(self, place: Place, status: FileStatus) -> None:
+    def look(self, place: ListedSegment, status: FileStatus) -> None:
         """Compare one segment. Raises ``UnknownFile`` if it was deleted."""
         for fault in self._files.verify(place.path, progress=self._told):
             self._say(place, f"volume {fault.volume}: {fault.what}")
@@ -90,12 +90,12 @@ class _Walk:
         self._told(len(segment))
         self._joins(place, segment)
 
-    def _bare(self, place: Place, status: FileStatus) -> None:
+    def _bare(self, place: ListedSegment, status: FileStatus) -> None:
         """Not even a header: that is how a segment begins, and how an owner may die."""
         if status.state is FileState.CLOSED and status.length:
             self._say(place, f"it has {status.length} bytes, which is less than a header")
 
-    def _joins(self, place: Place, segment: Segment) -> None:
+    def _joins(self, place: ListedSegment, segment: Segment) -> None:
         """Sequence numbers and offsets go on from the segment before."""
         header = segment.header
         if header.partition != self._partition:
@@ -118,6 +118,6 @@ class _Walk:
         except DataDamaged:  # said already
             self._next_sequence = None
 
-    def _say(self, place: Place, what: str) -> None:
+    def _say(self, place: ListedSegment, what: str) -> None:
         name = place.path.rpartition("/")[2]
         self.found.append(f"{self._stream.name}, partition {self._partition}, {name}: {what}")

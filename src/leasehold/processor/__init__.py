@@ -54,30 +54,30 @@ if TYPE_CHECKING:
     from leasehold.processor.context import BlockingContext, PartitionContext
     from leasehold.processor.events import (
         CloseReason,
-        Counts,
         HookEvent,
+        PartitionState,
         PartitionStatus,
-        PumpState,
+        ProcessorCounts,
     )
     from leasehold.processor.handlers import PartitionClient
-    from leasehold.processor.options import Load, OnTrimmed, Options
+    from leasehold.processor.options import LoadMeasure, OnTrimmed, ProcessorOptions
     from leasehold.processor.processor import EventProcessor, blocking
 
 __all__ = [
     "BlockingContext",
     "CheckpointPolicy",
     "CloseReason",
-    "Counts",
     "EventProcessor",
     "HookEvent",
-    "Load",
+    "LoadMeasure",
     "OnTrimmed",
-    "Options",
     "PartitionClient",
     "PartitionContext",
+    "PartitionState",
     "PartitionStatus",
     "PoisonPolicy",
-    "PumpState",
+    "ProcessorCounts",
+    "ProcessorOptions",
     "blocking",
 ]
 
@@ -85,17 +85,17 @@ _HOMES = {
     "BlockingContext": "leasehold.processor.context",
     "CheckpointPolicy": "leasehold.core.checkpoint_policy",
     "CloseReason": "leasehold.processor.events",
-    "Counts": "leasehold.processor.events",
+    "ProcessorCounts": "leasehold.processor.events",
     "EventProcessor": "leasehold.processor.processor",
     "HookEvent": "leasehold.processor.events",
-    "Load": "leasehold.processor.options",
+    "LoadMeasure": "leasehold.processor.options",
     "OnTrimmed": "leasehold.processor.options",
-    "Options": "leasehold.processor.options",
+    "ProcessorOptions": "leasehold.processor.options",
     "PartitionClient": "leasehold.processor.handlers",
     "PartitionContext": "leasehold.processor.context",
     "PartitionStatus": "leasehold.processor.events",
     "PoisonPolicy": "leasehold.core.poison_policy",
-    "PumpState": "leasehold.processor.events",
+    "PartitionState": "leasehold.processor.events",
     "blocking": "leasehold.processor.processor",
 }
 

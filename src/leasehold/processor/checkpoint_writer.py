@@ -7,8 +7,8 @@ takes the same position twice without harm. A position that can not be written a
 alone: the others are written without it.
 
 Whoever waits for its own position is told of it, each one; who only wants to know how far the
-store is (``Written``) is told once for all that waited. So what is kept here does not grow with
-the batches of an interval.
+store is (``WrittenListener``) is told once for all that waited. So what is kept here does not grow
+with the batches of an interval.
 
 Where each partition goes on: after its checkpoint, or where the options say (C3).
 
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreError
-from leasehold.model import Mark, MarkRefusal
+from leasehold.model import CheckpointWrite, Refusal
 from leasehold.names import last_part
 from leasehold.processor.events import CheckpointRefused, CheckpointWritten
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.lease.member import Member
     from leasehold.model import Checkpoint, Ownership, Position
-    from leasehold.processor.events import Board
+    from leasehold.processor.events import EventBus
 
-_PAUSES = Ladder(base_s=0.05, most_s=1.0)
+_PAUSES = Backoff(base_s=0.05, most_s=1.0)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Round:
+class _LoadRound:
     found: Mapping[str, Checkpoint] = field(default_factory=dict)
     done: bool = False
 
 
-class Resuming:
+class CheckpointLoader:
     """Answers for one group. All in one event loop."""
 
     def __init__(
@@ -67,11 +67,11 @@ class Resuming:
         self._clock = clock
         self._rng = rng
         self._lock = anyio.Lock()
-        self._next: _Round | None = None
+        self._next: _LoadRound | None = None
 
     async def checkpoint(self, key: str) -> Checkpoint | None:
         """The checkpoint as it is after this call began. Store trouble is waited out."""
-        turn = self._next = self._next or _Round()
+        turn = self._next = self._next or _LoadRound()
         async with self._lock:
             if not turn.done:
                 await self._clock.sleep(0)  # those who were opened together come along
@@ -92,14 +92,14 @@ class Resuming:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenListener:
     """Wants to hear only which position was written in the end: one such is told for all."""
 
     tell: Callable[[Position], None]
 
 
 Waiter = Callable[[LeaseholdError | None], None]
-Told = Waiter | Written
+Told = Waiter | WrittenListener
 
 log = logging.getLogger("leasehold.processor")
 
@@ -107,19 +107,19 @@ _LONGEST_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    mark: Mark
+class _PendingWrite:
+    mark: CheckpointWrite
     due_s: float
     told: list[Waiter] = field(default_factory=list)
-    written: Written | None = None
+    written: WrittenListener | None = None
 
-    def with_(self, other: _Waiting) -> _Waiting:
+    def with_(self, other: _PendingWrite) -> _PendingWrite:
         """Both in one, in place of both: the later position, the earlier time, all who wait.
 
         Of those who only want to know how far the store is, one is enough.
         """
         self.told.extend(other.told)  # not a new list: many may wait, and each would copy all
-        return _Waiting(
+        return _PendingWrite(
             mark=max(self.mark, other.mark, key=lambda mark: mark.position),
             due_s=min(self.due_s, other.due_s),
             told=self.told,
@@ -127,7 +127,7 @@ class _Waiting:
         )
 
 
-class Marks:
+class CheckpointWriter:
     """Written by ``run`` in the member's loop. ``put`` is safe from any thread."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Marks:
         *,
         clock: Clock,
         rng: random.Random,
-        board: Board,
+        board: EventBus,
         wake: Callable[[Callable[[], None]], None],
     ) -> None:
         """``wake`` runs a function in the member's loop, soon."""
@@ -146,7 +146,7 @@ class Marks:
         self._board = board
         self._wake = wake
         self._lock = Lock()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _PendingWrite] = {}
         self._next_s = math.inf
         self._changed = anyio.Event()
         self._closed = False
@@ -167,11 +167,11 @@ class Marks:
             UsageError: no store could keep the position.
         """
         self._enqueue(
-            _Waiting(
-                mark=Mark(ownership=ownership, position=position),
+            _PendingWrite(
+                mark=CheckpointWrite(ownership=ownership, position=position),
                 due_s=self._clock.boottime_s() + within_s,
-                told=[] if told is None or isinstance(told, Written) else [told],
-                written=told if isinstance(told, Written) else None,
+                told=[] if told is None or isinstance(told, WrittenListener) else [told],
+                written=told if isinstance(told, WrittenListener) else None,
             )
         )
 
@@ -218,14 +218,14 @@ class Marks:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> list[_PendingWrite]:
         with self._lock:
             batch = list(self._waiting.values())
             self._waiting = {}
             self._next_s = math.inf
         return batch
 
-    async def _write(self, batch: list[_Waiting]) -> bool:
+    async def _write(self, batch: list[_PendingWrite]) -> bool:
         """Send them in one call; False if there was no answer, and they wait again."""
         held = self._still_held(batch)
         if not held:
@@ -254,7 +254,7 @@ class Marks:
             self._settle(each, refused.get(each.mark.ownership.key))
         return True
 
-    async def _write_singly(self, held: list[_Waiting]) -> bool:
+    async def _write_singly(self, held: list[_PendingWrite]) -> bool:
         """Find out which of them can not be written: the others must not suffer from it."""
         left, answered = held.copy(), True
         try:
@@ -264,9 +264,9 @@ class Marks:
             self._refuse_all(left, "shutdown")
         return answered
 
-    def _still_held(self, batch: list[_Waiting]) -> list[_Waiting]:
+    def _still_held(self, batch: list[_PendingWrite]) -> list[_PendingWrite]:
         """Those whose ownership lasts; the others are refused."""
-        held: list[_Waiting] = []
+        held: list[_PendingWrite] = []
         for each in batch:
             if self._member.holds(each.mark.ownership.key) == each.mark.ownership:
                 held.append(each)
@@ -274,10 +274,10 @@ class Marks:
                 self._refuse(each, "not held")
         return held
 
-    def _enqueue(self, new: _Waiting) -> None:
+    def _enqueue(self, new: _PendingWrite) -> None:
         """Let it wait, together with what waits for the same ownership."""
         key, epoch = new.mark.ownership.key, new.mark.ownership.epoch
-        stale: _Waiting | None = None
+        stale: _PendingWrite | None = None
         sooner = False
         with self._lock:
             known = self._waiting.get(key)
@@ -298,8 +298,8 @@ class Marks:
         if sooner:
             self._wake(self._ring)
 
-    def _settle(self, each: _Waiting, refusal: MarkRefusal | None) -> None:
-        if refusal is MarkRefusal.FENCED:
+    def _settle(self, each: _PendingWrite, refusal: Refusal | None) -> None:
+        if refusal is Refusal.FENCED:
             self._refuse(each, "fenced")
             return
         mark = each.mark
@@ -313,7 +313,7 @@ class Marks:
                 )
             )
         behind = None
-        if refusal is MarkRefusal.BEHIND:
+        if refusal is Refusal.BEHIND:
             behind = CheckpointBehind(
                 f"the checkpoint {mark.position.sequence_number} of {mark.ownership.key} lies "
                 "before the one that is stored: it stays where it is"
@@ -323,11 +323,11 @@ class Marks:
         for told in each.told:
             told(behind)
 
-    def _refuse_all(self, batch: list[_Waiting], why: str) -> None:
+    def _refuse_all(self, batch: list[_PendingWrite], why: str) -> None:
         for each in batch:
             self._refuse(each, why)
 
-    def _refuse(self, each: _Waiting, why: str, error: LeaseholdError | None = None) -> None:
+    def _refuse(self, each: _PendingWrite, why: str, error: LeaseholdError | None = None) -> None:
         """Tell all who wait; without an error the ownership has ended."""
         ownership, position = each.mark.ownership, each.mark.position
         self._board.tell(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from concurrent.futures import Future
 
-    from leasehold.lease.handle import Tenure
+    from leasehold.lease.handle import Handle
     from leasehold.model import Ownership
 
 At = Event | EventBatch | Position | int | None
@@ -41,10 +41,10 @@ class Transacting(Protocol):
         ...
 
 
-class Desk(Protocol):
+class PumpCalls(Protocol):
     """What a context needs of its pump."""
 
-    tenure: Tenure
+    tenure: Handle
 
     @property
     def transactions(self) -> Transacting | None:
@@ -81,7 +81,7 @@ class Desk(Protocol):
 class _Context:
     """What both kinds have."""
 
-    def __init__(self, desk: Desk, *, stream: str, group: str) -> None:
+    def __init__(self, desk: PumpCalls, *, stream: str, group: str) -> None:
         """Made by the pump, one for each ownership."""
         self._desk = desk
         self.stream = stream

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.poison_policy import Then
+from leasehold.core.poison_policy import PoisonAction
 from leasehold.errors import LeaseLost, StoreError, UsageError
 from leasehold.events.dead_letters import DeadLetter
 from leasehold.processor.events import HandlerFailed, Poisoned
-from leasehold.processor.handlers import Call, is_cancelled, no_handlers_error
+from leasehold.processor.handlers import HandlerCall, is_cancelled, no_handlers_error
 from leasehold.runtime.tracebacks import reason_of, traceback_of
 
 if TYPE_CHECKING:
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.events.event import EventBatch
-    from leasehold.lease.handle import Tenure
+    from leasehold.lease.handle import Handle
     from leasehold.processor.context import BlockingContext, PartitionContext
-    from leasehold.processor.events import Board
+    from leasehold.processor.events import EventBus
     from leasehold.processor.handlers import Handlers
-    from leasehold.processor.options import Options
+    from leasehold.processor.options import ProcessorOptions
 
 log = logging.getLogger("leasehold.processor")
 
 
-class Stopped(Exception):
+class PartitionStopped(Exception):
     """The poison policy says: stop the partition."""
 
 
 @dataclass(slots=True)
-class _Turn:
+class _Attempt:
     """Where in the batch we are, how much is tried at once, and how often it failed."""
 
     start: int
@@ -59,11 +59,11 @@ class Delivery:
     def __init__(
         self,
         handlers: Handlers,
-        tenure: Tenure,
+        tenure: Handle,
         contexts: tuple[PartitionContext, BlockingContext],
         *,
-        options: Options,
-        board: Board,
+        options: ProcessorOptions,
+        board: EventBus,
         clock: Clock,
         rng: random.Random,
         on_error: Callable[[BaseException], Awaitable[None]],
@@ -91,8 +91,8 @@ class Delivery:
         self._late = late
         self._advance = advance
         self.stopped = anyio.Event()
-        self.call: Call | None = None
-        self.last_call: Call | None = None
+        self.call: HandlerCall | None = None
+        self.last_call: HandlerCall | None = None
         self.in_hand: EventBatch | None = None
         self.pausing = False
 
@@ -104,7 +104,7 @@ class Delivery:
         event = self.last_call.event
         return self.in_hand.last_sequence if event is None else event.sequence_number
 
-    def is_mine(self, call: Call | None) -> bool:
+    def is_mine(self, call: HandlerCall | None) -> bool:
         """Whether this call is the one under way here."""
         return call is not None and call is self.call
 
@@ -121,7 +121,7 @@ class Delivery:
             LeaseLost: the partition is somebody else's.
             Stopped: an event can not be taken, and the policy says to stop there.
         """
-        turn = _Turn(start=0, size=len(batch))
+        turn = _Attempt(start=0, size=len(batch))
         try:
             while turn.start < len(batch) and not self.stopped.is_set():
                 part = batch.slice(turn.start, turn.size)
@@ -133,14 +133,14 @@ class Delivery:
         finally:
             self._note(turn, batch)
 
-    def _note(self, turn: _Turn, batch: EventBatch) -> None:
+    def _note(self, turn: _Attempt, batch: EventBatch) -> None:
         if turn.start > turn.noted:
             self._advance(batch.slice(turn.noted, turn.start - turn.noted))
             turn.noted = turn.start
 
-    async def _attempt(self, turn: _Turn, part: EventBatch) -> Exception | None:
+    async def _attempt(self, turn: _Attempt, part: EventBatch) -> Exception | None:
         """One call of the handler; the error that it raised, if it is the handler's own."""
-        call = self.call = self.last_call = Call(began_s=self._clock.boottime_s())
+        call = self.call = self.last_call = HandlerCall(began_s=self._clock.boottime_s())
         self.in_hand = part
         error: Exception | None = None
         try:
@@ -170,7 +170,7 @@ class Delivery:
             turn.size *= 2
         return error
 
-    async def _failed(self, turn: _Turn, batch: EventBatch, error: Exception) -> None:
+    async def _failed(self, turn: _Attempt, batch: EventBatch, error: Exception) -> None:
         """Wait and try again, look closer, or give the event up."""
         sequence = batch.slice(turn.start, 1).first_sequence
         turn.failures += 1
@@ -210,7 +210,7 @@ class Delivery:
         finally:
             self.pausing = False
 
-    async def _give_up(self, turn: _Turn, batch: EventBatch, error: Exception) -> None:
+    async def _give_up(self, turn: _Attempt, batch: EventBatch, error: Exception) -> None:
         event = batch.slice(turn.start, 1)
         then, tenure = self._options.poison.then, self._tenure
         poisoned = Poisoned(
@@ -221,14 +221,14 @@ class Delivery:
             action=then.value,
             error=error,
         )
-        if then is Then.STOP:
+        if then is PoisonAction.STOP:
             self._board.tell(poisoned)
-            raise Stopped from error
-        if then is Then.DEAD_LETTER:
+            raise PartitionStopped from error
+        if then is PoisonAction.DEAD_LETTER:
             try:
                 buried = await self._buried(event, turn, error)
-            except Stopped:
-                self._board.tell(replace(poisoned, action=Then.STOP.value))
+            except PartitionStopped:
+                self._board.tell(replace(poisoned, action=PoisonAction.STOP.value))
                 raise
             if not buried:
                 return
@@ -239,7 +239,7 @@ class Delivery:
         turn.start += 1
         turn.failures = 0
 
-    async def _buried(self, batch: EventBatch, turn: _Turn, error: Exception) -> bool:
+    async def _buried(self, batch: EventBatch, turn: _Attempt, error: Exception) -> bool:
         """Put the event into the dead letters; False if that was not to be had before the stop.
 
         Raises:
@@ -248,7 +248,7 @@ class Delivery:
         """
         dead_letters, tenure = self._options.dead_letters, self._tenure
         if dead_letters is None:  # Options refuse that
-            raise Stopped from error
+            raise PartitionStopped from error
         letter = DeadLetter(
             event=next(batch.events()),
             stream=self._contexts[0].stream,
@@ -267,7 +267,7 @@ class Delivery:
                 await dead_letters.send([letter])
             except UsageError as trouble:
                 await self._on_error(trouble)
-                raise Stopped from trouble
+                raise PartitionStopped from trouble
             except Exception as trouble:  # noqa: BLE001
                 failures += 1
                 await self._on_error(trouble)

@@ -17,7 +17,7 @@ from enum import Enum
 from threading import Lock
 
 
-class PumpState(Enum):
+class PartitionState(Enum):
     """What a pump is at."""
 
     OPENING = "opening"
@@ -36,7 +36,7 @@ class PartitionStatus:
 
     partition: str
     epoch: int
-    state: PumpState
+    state: PartitionState
     next: int | None
     checkpoint: int | None
     waiting_events: int
@@ -44,7 +44,7 @@ class PartitionStatus:
 
 
 @dataclass(slots=True)
-class Vigil:
+class StallWatch:
     """What the watchdog knows of a partition since it last made progress.
 
     ``given_up``: another host was looked for. ``kept``: there was none; ``kept_told``: and that was
@@ -107,7 +107,7 @@ class PartitionOpened(HookEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MayRepeat(HookEvent):
+class PossibleRepeats(HookEvent):
     """So many events were handled, or may have been, that no checkpoint covers: they come again.
 
     Told by the next owner if the one before was lost: then it is the number of events between its
@@ -141,7 +141,7 @@ class Overtaken(HookEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionDrains(HookEvent):
+class PartitionDraining(HookEvent):
     """The partition is to be given up in good order."""
 
 
@@ -232,7 +232,7 @@ Hook = Callable[[HookEvent], None]  # called in the thread in which it happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class ProcessorCounts:
     """Sums since the start. ``by_event`` counts the records above by the name of their class."""
 
     events_handled: int = 0
@@ -248,7 +248,7 @@ class Counts:
     store_calls: dict[str, int] = field(default_factory=dict)
 
 
-class Board:
+class EventBus:
     """Tells the hooks and keeps the sums. Safe to use from any thread."""
 
     def __init__(self, hooks: Sequence[Hook] = ()) -> None:
@@ -277,10 +277,10 @@ class Board:
         with self._lock:
             self._sums.update(amounts)
 
-    def counts(self) -> Counts:
+    def counts(self) -> ProcessorCounts:
         """The sums now."""
         with self._lock:
-            return Counts(
+            return ProcessorCounts(
                 **self._sums,
                 closed=dict(self._closed),
                 by_event=dict(self._events),
@@ -291,7 +291,7 @@ class Board:
         match event:
             case PartitionClosed():
                 self._closed[event.reason.value] += 1
-            case MayRepeat():
+            case PossibleRepeats():
                 self._sums["may_repeat"] += event.events
             case CheckpointWritten():
                 self._sums["checkpoints_written"] += 1

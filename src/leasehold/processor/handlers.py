@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 # The call of a handler that this code runs in: tasks and threads that it starts inherit it.
-CALL: ContextVar[Call | None] = ContextVar("leasehold_call", default=None)
+CALL: ContextVar[HandlerCall | None] = ContextVar("leasehold_call", default=None)
 
 _SLICE_S = 0.25
 _CALLED_WITH = {
@@ -135,7 +135,7 @@ class Withdrawn(Exception):
 
 
 @dataclass(slots=True)
-class Call:
+class HandlerCall:
     """One call under way, looked at by the watchdog. Written by whoever runs the handler.
 
     ``done`` counts the events of the batch that are handled; ``began_s`` is the time at which the
@@ -184,7 +184,7 @@ class Handlers:
 
     async def handle(
         self,
-        call: Call,
+        call: HandlerCall,
         contexts: tuple[PartitionContext, BlockingContext],
         batch: EventBatch,
         clock: Clock,
@@ -221,7 +221,7 @@ class Handlers:
 
     def _due(
         self,
-        call: Call,
+        call: HandlerCall,
         context: PartitionContext | BlockingContext,
         batch: EventBatch,
         clock: Clock,
@@ -286,7 +286,7 @@ class Handlers:
     async def _in_thread(
         self,
         function: Callable[..., Any],
-        call: Call,
+        call: HandlerCall,
         context: BlockingContext,
         batch: EventBatch,
         clock: Clock,
@@ -316,7 +316,7 @@ class Handlers:
     async def _watched(
         self,
         run: Callable[[], None],
-        call: Call,
+        call: HandlerCall,
         clock: Clock,
         limit_s: float,
         late: Callable[[], None],
@@ -449,7 +449,7 @@ class PartitionClient:
         self._changed = anyio.Event()
 
 
-class Pull:
+class PullHandlers:
     """The handlers that feed the clients."""
 
     def __init__(self) -> None:

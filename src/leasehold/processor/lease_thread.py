@@ -12,11 +12,11 @@ import anyio
 
 from leasehold.core.balance import Strategy
 from leasehold.errors import StoreUnavailable
-from leasehold.lease.handle import Tenure
+from leasehold.lease.handle import Handle
 from leasehold.lease.member import Member
 from leasehold.model import EndReason
 from leasehold.names import last_part, partition_group
-from leasehold.processor.checkpoint_writer import Marks
+from leasehold.processor.checkpoint_writer import CheckpointWriter
 from leasehold.processor.events import CycleDone, Overtaken
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from leasehold.lease.cycle import CycleReport
     from leasehold.model import Checkpoint, Ownership
     from leasehold.ports import Store
-    from leasehold.processor.events import Board
-    from leasehold.processor.options import Options
-    from leasehold.processor.pump_manager import Floor
-    from leasehold.runtime.loop_thread import Bridge
+    from leasehold.processor.events import EventBus
+    from leasehold.processor.options import ProcessorOptions
+    from leasehold.processor.pump_manager import PumpManager
+    from leasehold.runtime.loop_thread import LoopLink
 
 T = TypeVar("T")
 
@@ -39,10 +39,10 @@ log = logging.getLogger("leasehold.processor")
 _IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESET))
 
 
-class LeaseSide:
+class LeaseThread:
     """The member of one processor, and its keeper. ``floor`` is set before ``run``."""
 
-    floor: Floor
+    floor: PumpManager
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class LeaseSide:
         stream: str,
         group: str,
         name: str,
-        options: Options,
-        bridge: Bridge,
-        board: Board,
+        options: ProcessorOptions,
+        bridge: LoopLink,
+        board: EventBus,
         clock: Clock,
         rng: random.Random,
         identity: Callable[[], tuple[str, str]] | None = None,
@@ -65,7 +65,7 @@ class LeaseSide:
         self._bridge = bridge
         self._board = board
         self._clock = clock
-        self._tenures: dict[str, Tenure] = {}
+        self._tenures: dict[str, Handle] = {}
         self._listened_s = clock.boottime_s()
         self._silent_s = 0.0
         self._unanswered = False
@@ -79,7 +79,9 @@ class LeaseSide:
             identity=identity,
             told=self._cycle_done,
         )
-        self.marks = Marks(self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease)
+        self.marks = CheckpointWriter(
+            self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease
+        )
 
     async def run(self) -> None:
         """Keep the lease until ``Member.drain`` was carried out. Cancelling closes all at once.
@@ -108,7 +110,7 @@ class LeaseSide:
 
     def opened(self, ownership: Ownership) -> None:
         """See ``Keeper``."""
-        tenure = self._tenures[ownership.key] = Tenure(ownership=ownership, member=self.member)
+        tenure = self._tenures[ownership.key] = Handle(ownership=ownership, member=self.member)
         self._bridge.to_work(lambda: self.floor.open(tenure))
 
     def drain(self, ownership: Ownership) -> bool:
@@ -152,7 +154,7 @@ class LeaseSide:
         """All checkpoints of the group."""
         return await self._bounded("checkpoints", self.store.checkpoints(self.keys_group))
 
-    async def follows_order(self, tenure: Tenure) -> bool:
+    async def follows_order(self, tenure: Handle) -> bool:
         """Whether the term before this one ended in good order, or there was none."""
         key, epoch = tenure.ownership.key, tenure.ownership.epoch
         terms = await self._bounded("history", self.store.history(key, limit=5))

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from leasehold.errors import UsageError
-from leasehold.processor.events import PumpState
+from leasehold.processor.events import PartitionState
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -81,7 +81,7 @@ class ProcessorMetrics(Collector):
         states = GaugeMetricFamily(
             "leasehold_partitions", "Partitions held here, by state", labels=(*_LABELS, "state")
         )
-        for state in PumpState:
+        for state in PartitionState:
             states.add_metric((*self._where, state.value), found[state])
         yield states
         still = GaugeMetricFamily(

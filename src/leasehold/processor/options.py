@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.core.balance import Strategy
 from leasehold.core.checkpoint_policy import CheckpointPolicy
-from leasehold.core.lease_timing import MOST_LEASE_S, Timing
-from leasehold.core.poison_policy import PoisonPolicy, Then
+from leasehold.core.lease_timing import MOST_LEASE_S, LeaseTiming
+from leasehold.core.poison_policy import PoisonAction, PoisonPolicy
 from leasehold.core.stall_rule import StallRule
 from leasehold.errors import InvalidOptions
 from leasehold.events.start import Start
@@ -43,7 +43,7 @@ class OnTrimmed(StrEnum):
     FAIL = "fail"
 
 
-class Load(StrEnum):
+class LoadMeasure(StrEnum):
     """What makes a partition heavy, for the strategy ``by_load``."""
 
     EVENTS = "events"
@@ -52,7 +52,7 @@ class Load(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ProcessorOptions:
     """How a processor behaves; checked when it is made. All of it has a default.
 
     ``start``: where a partition without a checkpoint begins; ``starts``: the same for single
@@ -69,7 +69,7 @@ class Options:
     """
 
     strategy: Strategy = Strategy.EVEN
-    timing: Timing = field(default_factory=Timing)
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
     start: Start = field(default_factory=Start.earliest)
     starts: Mapping[str, Start] = field(default_factory=dict)
     batch_events: int = 10_000
@@ -89,7 +89,7 @@ class Options:
     most_partitions: int | None = None
     weight: float = 1.0
     on_trimmed: OnTrimmed = OnTrimmed.EARLIEST
-    load: Load = Load.EVENTS
+    load: LoadMeasure = LoadMeasure.EVENTS
     partitions_every: timedelta = timedelta(seconds=30)
 
     @classmethod
@@ -100,7 +100,7 @@ class Options:
         """
         return cls(
             strategy=Strategy.GREEDY,
-            timing=Timing(lease_s=120.0, renew_s=30.0, margin_s=12.0, call_s=30.0),
+            timing=LeaseTiming(lease_s=120.0, renew_s=30.0, margin_s=12.0, call_s=30.0),
             start=Start.latest(),
             batch_events=300,
             prefetch_events=300,
@@ -114,7 +114,7 @@ class Options:
         """
         return cls(
             strategy=Strategy.ONE_STEAL,
-            timing=Timing(lease_s=30.0, renew_s=10.0, margin_s=3.0, call_s=8.0),
+            timing=LeaseTiming(lease_s=30.0, renew_s=10.0, margin_s=3.0, call_s=8.0),
             batch_events=10,
             prefetch_events=300,
         )
@@ -123,7 +123,11 @@ class Options:
         """Refuse what can not work."""
         for name in ("batch_events", "batch_bytes", "prefetch_events", "prefetch_bytes"):
             _check_count(name, getattr(self, name))
-        for name, kind in (("strategy", Strategy), ("on_trimmed", OnTrimmed), ("load", Load)):
+        for name, kind in (
+            ("strategy", Strategy),
+            ("on_trimmed", OnTrimmed),
+            ("load", LoadMeasure),
+        ):
             object.__setattr__(self, name, _one_of(kind, getattr(self, name), name))
         self._check_starts()
         check_timing(self.timing)
@@ -159,7 +163,7 @@ class Options:
                 f"dead_letters must be able to send(letters), and {letters!r} is not: write "
                 'dead_letters=LogDeadLetters(log, "orders-dead")'
             )
-        if self.poison.then is Then.DEAD_LETTER and self.dead_letters is None:
+        if self.poison.then is PoisonAction.DEAD_LETTER and self.dead_letters is None:
             raise InvalidOptions(
                 "poison=PoisonPolicy.dead_letter() needs dead_letters, the stream to put them in: "
                 'dead_letters=LogDeadLetters(log, "orders-dead")'

@@ -22,14 +22,14 @@ import anyio.from_thread
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import UsageError
 from leasehold.names import check_name, in_order, partition_group
-from leasehold.ports import LeaseLimits
-from leasehold.processor.events import Board
-from leasehold.processor.handlers import CALL, Handlers, Pull
-from leasehold.processor.lease_thread import LeaseSide
-from leasehold.processor.options import Options
-from leasehold.processor.pump_manager import Floor
-from leasehold.runtime.loop_thread import TwoLoops
-from leasehold.runtime.stop_signals import Asked, StopRequests
+from leasehold.ports import LeaseRange
+from leasehold.processor.events import EventBus
+from leasehold.processor.handlers import CALL, Handlers, PullHandlers
+from leasehold.processor.lease_thread import LeaseThread
+from leasehold.processor.options import ProcessorOptions
+from leasehold.processor.pump_manager import PumpManager
+from leasehold.runtime.loop_thread import LoopThread
+from leasehold.runtime.stop_signals import StopAsked, StopRequests
 from leasehold.stores import open_store, open_transactions
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from leasehold.events.source import EventSource
     from leasehold.model import Ownership
     from leasehold.ports import Store
-    from leasehold.processor.events import Counts, Hook, PartitionStatus
+    from leasehold.processor.events import Hook, PartitionStatus, ProcessorCounts
     from leasehold.processor.handlers import (
         OnBatch,
         OnClose,
@@ -78,7 +78,7 @@ class EventProcessor:
         on_error: OnError | None = None,
         on_partition_open: OnOpen | None = None,
         on_partition_close: OnClose | None = None,
-        options: Options | None = None,
+        options: ProcessorOptions | None = None,
         hooks: Sequence[Hook] = (),
         name: str = "host",
         clock: Clock | None = None,
@@ -98,12 +98,12 @@ class EventProcessor:
         self.source = source
         self.group = check_name(group, what="group")
         self.name = check_name(name, what="processor name")
-        self.options = options or Options()
+        self.options = options or ProcessorOptions()
         partition_group(source.name, group)
         self._store = store
         self._clock = clock or SystemClock()
-        self._board = Board(hooks)
-        self._pull = Pull() if on_batch is None and on_event is None else None
+        self._board = EventBus(hooks)
+        self._pull = PullHandlers() if on_batch is None and on_event is None else None
         if self._pull is not None and (on_partition_open or on_partition_close):
             raise UsageError("the pull style has no callbacks: partitions() tells all of it")
         pull = self._pull
@@ -116,9 +116,9 @@ class EventProcessor:
             on_drain=pull.drains if pull else None,
             limit_s=self.options.handler_limit_s,
         )
-        self._bridge: TwoLoops | None = None
-        self._lease_side: LeaseSide | None = None
-        self._floor: Floor | None = None
+        self._bridge: LoopThread | None = None
+        self._lease_side: LeaseThread | None = None
+        self._floor: PumpManager | None = None
         self._transactions: Transactions | None = None
         self._on_lease: AsyncExitStack | None = None
         self._leases: Future[None] | None = None
@@ -151,7 +151,7 @@ class EventProcessor:
         """
         return self._floor.abandoned_calls if self._floor else 0
 
-    def counts(self) -> Counts:
+    def counts(self) -> ProcessorCounts:
         """The sums since the start."""
         return self._board.counts()
 
@@ -176,7 +176,7 @@ class EventProcessor:
         """
         if self._bridge is not None:
             raise UsageError("a processor can be started once: make another one")
-        bridge = self._bridge = TwoLoops(self.name)
+        bridge = self._bridge = LoopThread(self.name)
         try:
             self._lease_side = await bridge.on_lease(self._make_lease_side)
             self._floor = self._make_floor(self._lease_side, bridge)
@@ -274,7 +274,7 @@ class EventProcessor:
         asked, requests = asyncio.Event(), StopRequests()
 
         def stop(number: int) -> None:
-            if requests.heard(self._clock.boottime_s()) is Asked.AGAIN:
+            if requests.heard(self._clock.boottime_s()) is StopAsked.AGAIN:
                 log.warning("asked twice to stop: leaving without order")
                 os._exit(128 + number)
             asked.set()
@@ -300,17 +300,17 @@ class EventProcessor:
             ending.cancel()
         await self.stop()
 
-    async def _make_lease_side(self) -> LeaseSide:
+    async def _make_lease_side(self) -> LeaseThread:
         """On the lease side: a store's connections belong to the loop that made them."""
         self._on_lease = AsyncExitStack()
         store = self._store
         if isinstance(store, str):
             store = await self._on_lease.enter_async_context(open_store(store, clock=self._clock))
-        if isinstance(store, LeaseLimits):  # before anything is declared
+        if isinstance(store, LeaseRange):  # before anything is declared
             store.check_lease(timedelta(seconds=self.options.timing.lease_s))
         bridge = self._bridge
         assert bridge is not None  # noqa: S101
-        return LeaseSide(
+        return LeaseThread(
             store,
             stream=self.source.name,
             group=self.group,
@@ -322,13 +322,13 @@ class EventProcessor:
             rng=system_random(),
         )
 
-    def _make_floor(self, lease_side: LeaseSide, bridge: TwoLoops) -> Floor:
+    def _make_floor(self, lease_side: LeaseThread, bridge: LoopThread) -> PumpManager:
         transactions: Transactions | None = None
         if isinstance(self._store, str):
             with suppress(UsageError):  # the context says it to those who ask for one
                 transactions = open_transactions(self._store, clock=self._clock)
         self._transactions = transactions
-        return Floor(
+        return PumpManager(
             self.source,
             lease_side,
             group=self.group,
@@ -414,7 +414,7 @@ def _check(source: object, store: object, options: object, hooks: object) -> Non
             f"the store must be a URL or a Store, not {store!r}: write sqlite:///leases.db or "
             "postgresql://user@host/database"
         )
-    if options is not None and not isinstance(options, Options):
+    if options is not None and not isinstance(options, ProcessorOptions):
         raise UsageError(f"options must be Options, not {options!r}: write Options(…)")
     if not isinstance(hooks, Sequence) or not all(callable(each) for each in hooks):
         raise UsageError(f"hooks must be a list of functions, not {hooks!r}: write hooks=[hook]")

@@ -35,41 +35,41 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.backoff import Ladder
-from leasehold.core.load_meter import Meter
+from leasehold.core.backoff import Backoff
+from leasehold.core.load_meter import LoadMeter
 from leasehold.errors import (
     BeyondEnd,
     CheckpointBehind,
     LeaseholdError,
     LeaseLost,
     PositionLost,
-    Stolen,
+    ReaderDisplaced,
     Trimmed,
 )
 from leasehold.events.event import joined
-from leasehold.events.start import Kind, Start
+from leasehold.events.start import Start, StartKind
 from leasehold.model import Position
-from leasehold.processor.checkpoint_writer import Written
+from leasehold.processor.checkpoint_writer import WrittenListener
 from leasehold.processor.context import (
     BlockingContext,
     PartitionContext,
     last_position,
     position_of,
 )
-from leasehold.processor.delivery import Delivery, Stopped
+from leasehold.processor.delivery import Delivery, PartitionStopped
 from leasehold.processor.events import (
     CloseReason,
     HandlerAbandoned,
-    MayRepeat,
     PartitionClosed,
-    PartitionDrains,
+    PartitionDraining,
     PartitionOpened,
+    PartitionState,
     PartitionStatus,
     PositionMoved,
+    PossibleRepeats,
     PumpRestarted,
-    PumpState,
     ReceiverDisplaced,
-    Vigil,
+    StallWatch,
 )
 from leasehold.processor.handlers import CALL
 from leasehold.processor.options import OnTrimmed
@@ -77,15 +77,15 @@ from leasehold.processor.options import OnTrimmed
 if TYPE_CHECKING:
     from leasehold.events.event import EventBatch
     from leasehold.events.source import EventSource, Receiver
-    from leasehold.lease.handle import Tenure
+    from leasehold.lease.handle import Handle
     from leasehold.processor.context import Transacting
     from leasehold.processor.events import HookEvent
-    from leasehold.processor.pump_manager import Floor
+    from leasehold.processor.pump_manager import PumpManager
 
 _MOST_COPIED_BYTES = 256 << 10
 
 
-class Intake:
+class PrefetchBuffer:
     """A queue for one receiver and one handler, in one event loop.
 
     It takes a batch whenever it is below its limits, so it holds at most its limits and one batch
@@ -171,7 +171,7 @@ _ELSEWHERE = {OnTrimmed.EARLIEST: Start.earliest(), OnTrimmed.LATEST: Start.late
 
 
 async def open_receiver(
-    source: EventSource, tenure: Tenure, *, group: str, start: Start, on_trimmed: OnTrimmed
+    source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: OnTrimmed
 ) -> Receiver:
     """A receiver at ``start``, or further ahead if that was removed and the options allow it.
 
@@ -206,13 +206,13 @@ async def open_receiver(
     return receiver
 
 
-class Progress:
+class PumpProgress:
     """The part of a pump that handlers speak to, through their contexts.
 
     ``write``, ``stored``, ``unsure`` and ``sure`` are safe from any thread.
     """
 
-    def __init__(self, tenure: Tenure, floor: Floor) -> None:
+    def __init__(self, tenure: Handle, floor: PumpManager) -> None:
         """Nothing is known yet."""
         self.tenure = tenure
         self._floor = floor
@@ -238,9 +238,9 @@ class Progress:
             advance=self._advance,
         )
         now_s = floor.clock.boottime_s()
-        self.meter = Meter(now_s)
+        self.meter = LoadMeter(now_s)
         self.progress_at_s = now_s
-        self.vigil = Vigil()
+        self.vigil = StallWatch()
         self.next: int | None = None
         self.stored_position: Position | None = None
         self._done = Position(sequence_number=-1)
@@ -320,7 +320,7 @@ class Progress:
         self._done = last_position(done)
         self.next = self._done.sequence_number + 1
         self.progress_at_s = now_s
-        self.vigil = Vigil(lag_events=self.vigil.lag_events)
+        self.vigil = StallWatch(lag_events=self.vigil.lag_events)
         self._floor.weigh(self.meter, done, now_s)
         self._since_put += len(done)
         if self.stored_position is not None and self._done <= self.stored_position:
@@ -331,7 +331,7 @@ class Progress:
             return
         if within_s == 0.0:
             self._since_put = 0
-        written = Written(self.stored)
+        written = WrittenListener(self.stored)
         self._floor.put_mark(self.tenure.ownership, self._done, within_s, written)
 
     async def _settled_next(self) -> int:
@@ -367,7 +367,7 @@ class Progress:
         stored, reached = self.stored_position, self.delivery.reached
         first = self._began if stored is None else stored.sequence_number + 1
         if reached >= first:
-            self._tell(MayRepeat, events=reached - first + 1)
+            self._tell(PossibleRepeats, events=reached - first + 1)
 
     def _tell(self, kind: type[HookEvent], **values: object) -> None:
         ownership = self.tenure.ownership
@@ -381,39 +381,39 @@ class Progress:
         )
 
 
-_PAUSES = Ladder(base_s=0.1, most_s=15.0)
+_PAUSES = Backoff(base_s=0.1, most_s=15.0)
 
 
-class Pump(Progress):
+class Pump(PumpProgress):
     """Lives on the work side: ``run`` is its one task, everything else is called in that loop."""
 
-    def __init__(self, tenure: Tenure, floor: Floor) -> None:
+    def __init__(self, tenure: Handle, floor: PumpManager) -> None:
         """For one ownership; not begun."""
         super().__init__(tenure, floor)
         self._goodbye_s = floor.options.goodbye_s
         self._start = floor.options.start_of(tenure.partition)
-        self._state = PumpState.OPENING
+        self._state = PartitionState.OPENING
         self._draining = False
         self._scope = anyio.CancelScope()
         self._session = anyio.CancelScope()
         self._opening = anyio.CancelScope()
         self._ending = anyio.CancelScope()
-        self._intake: Intake | None = None
+        self._intake: PrefetchBuffer | None = None
         self._opened = False
         self._given_away = False
 
     # ------------------------------------------------- what others may ask
 
     @property
-    def state(self) -> PumpState:
+    def state(self) -> PartitionState:
         """What it is at."""
         call = self.delivery.call
         if call is not None and call.late:
-            return PumpState.STUCK
-        if self._state is PumpState.WAITING and call is not None:
-            return PumpState.HANDLING
-        if self._state is PumpState.WAITING and self.delivery.pausing:
-            return PumpState.RETRYING
+            return PartitionState.STUCK
+        if self._state is PartitionState.WAITING and call is not None:
+            return PartitionState.HANDLING
+        if self._state is PartitionState.WAITING and self.delivery.pausing:
+            return PartitionState.RETRYING
         return self._state
 
     @property
@@ -445,8 +445,8 @@ class Pump(Progress):
         if self._draining or self._reason is not None:
             return
         self._draining = True
-        self._tell(PartitionDrains)
-        self._state = PumpState.DRAINING
+        self._tell(PartitionDraining)
+        self._state = PartitionState.DRAINING
         self.delivery.stop()
         if self._floor.handlers.on_drain is not None:
             self._floor.handlers.on_drain(self.contexts[0])
@@ -468,7 +468,7 @@ class Pump(Progress):
 
     def reopen(self) -> None:
         """Open the receiver again: it seems to be stuck."""
-        if self._state is PumpState.WAITING and not self.work_waits:
+        if self._state is PartitionState.WAITING and not self.work_waits:
             self._session.cancel()
         self._opening.cancel()
 
@@ -489,7 +489,7 @@ class Pump(Progress):
             with anyio.CancelScope(shield=True):
                 await self._end()
         finally:
-            self._state = PumpState.CLOSED
+            self._state = PartitionState.CLOSED
 
     async def _work(self) -> None:
         failures, began = 0, self.next
@@ -499,9 +499,9 @@ class Pump(Progress):
             with anyio.CancelScope() as self._session:
                 try:
                     await self._open_and_pump()
-                except Stopped:
-                    await self._rest(PumpState.STOPPED)
-                except Stolen as stolen:
+                except PartitionStopped:
+                    await self._rest(PartitionState.STOPPED)
+                except ReaderDisplaced as stolen:
                     self._tell(ReceiverDisplaced, by=stolen.now_held_by)
                     failures += 1
                     await self._pause(failures)
@@ -511,7 +511,7 @@ class Pump(Progress):
                     await anyio.sleep_forever()  # the member knows it too, and closes this pump
                 except PositionLost as error:
                     await self._floor.on_error(self.contexts, error)
-                    await self._rest(PumpState.STOPPED)
+                    await self._rest(PartitionState.STOPPED)
                 except Exception as error:  # noqa: BLE001
                     failures += 1
                     await self._restart(error, failures)
@@ -519,8 +519,8 @@ class Pump(Progress):
                     failures = 0
 
     async def _open_and_pump(self) -> None:
-        if self._state is not PumpState.DRAINING:
-            self._state = PumpState.OPENING
+        if self._state is not PartitionState.DRAINING:
+            self._state = PartitionState.OPENING
         receiver: Receiver | None = None
         with anyio.CancelScope() as self._opening:
             receiver = await self._open()
@@ -535,7 +535,7 @@ class Pump(Progress):
                 await receiver.close()
 
     async def _pump(self, receiver: Receiver) -> None:
-        self._intake = Intake(
+        self._intake = PrefetchBuffer(
             most_events=self._options.prefetch_events,
             most_bytes=self._options.prefetch_bytes,
             batch_events=self._options.batch_events,
@@ -575,7 +575,7 @@ class Pump(Progress):
         if self.next is None or receiver.position > self.next:
             self.next = receiver.position
         if not self._opened:
-            if self.stored_position is None and self._start.kind is Kind.LATEST:
+            if self.stored_position is None and self._start.kind is StartKind.LATEST:
                 # The end moves on: the next owner, without a checkpoint, would begin further ahead.
                 await asyncio.wrap_future(self.write(Position(sequence_number=self.next - 1)))
             self._opened = True
@@ -585,10 +585,12 @@ class Pump(Progress):
             handlers = self._floor.handlers
             await self._floor.call_user(handlers.on_partition_open, self.contexts)
         self.progress_at_s = self._clock.boottime_s()
-        if self._state is PumpState.OPENING:
-            self._state = PumpState.WAITING
+        if self._state is PartitionState.OPENING:
+            self._state = PartitionState.WAITING
 
-    async def _receive(self, receiver: Receiver, intake: Intake, errors: list[Exception]) -> None:
+    async def _receive(
+        self, receiver: Receiver, intake: PrefetchBuffer, errors: list[Exception]
+    ) -> None:
         try:
             while True:
                 await intake.room()
@@ -602,7 +604,7 @@ class Pump(Progress):
             errors.append(error)
             intake.close()  # what is under way may end; then the pump begins anew
 
-    async def _handle(self, intake: Intake) -> None:
+    async def _handle(self, intake: PrefetchBuffer) -> None:
         while not self._draining:
             batch = await intake.get()
             if batch is None:
@@ -611,7 +613,7 @@ class Pump(Progress):
 
     # -------------------------------------------------------------- trouble
 
-    async def _rest(self, state: PumpState) -> None:
+    async def _rest(self, state: PartitionState) -> None:
         """Keep the partition and do nothing, until it is drained or lost."""
         self._state = state
         await self.delivery.stopped.wait()

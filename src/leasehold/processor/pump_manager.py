@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from leasehold.core.load_meter import rounded
-from leasehold.core.stall_rule import Verdict
+from leasehold.core.stall_rule import StallVerdict
 from leasehold.errors import LeaseholdError
 from leasehold.names import partition_key
-from leasehold.processor.checkpoint_writer import Resuming
+from leasehold.processor.checkpoint_writer import CheckpointLoader
 from leasehold.processor.context import PartitionContext
-from leasehold.processor.events import CheckpointRefused, CloseReason, MayRepeat, PumpState, Stalled
-from leasehold.processor.options import Load
+from leasehold.processor.events import (
+    CheckpointRefused,
+    CloseReason,
+    PartitionState,
+    PossibleRepeats,
+    Stalled,
+)
+from leasehold.processor.options import LoadMeasure
 from leasehold.processor.pump import Pump
 from leasehold.runtime.tracebacks import reason_of
 
@@ -30,24 +36,26 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from leasehold.clock import Clock
-    from leasehold.core.load_meter import Meter
+    from leasehold.core.load_meter import LoadMeter
     from leasehold.events.event import EventBatch
     from leasehold.events.source import EventSource
-    from leasehold.lease.handle import Tenure
+    from leasehold.lease.handle import Handle
     from leasehold.model import Ownership, Position
     from leasehold.processor.checkpoint_writer import Told
     from leasehold.processor.context import Transacting
-    from leasehold.processor.events import Board
-    from leasehold.processor.handlers import Call, Handlers
-    from leasehold.processor.lease_thread import LeaseSide
-    from leasehold.processor.options import Options
-    from leasehold.runtime.loop_thread import Bridge
+    from leasehold.processor.events import EventBus
+    from leasehold.processor.handlers import HandlerCall, Handlers
+    from leasehold.processor.lease_thread import LeaseThread
+    from leasehold.processor.options import ProcessorOptions
+    from leasehold.runtime.loop_thread import LoopLink
 
 log = logging.getLogger("leasehold.processor")
 
 _LONGEST_LOOK_S = 15.0
 _SHORTEST_LOOK_S = 0.05
-_MOVING = frozenset((PumpState.WAITING, PumpState.HANDLING, PumpState.STUCK, PumpState.OPENING))
+_MOVING = frozenset(
+    (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
+)
 # Ends that this host brings about itself: in the history they look like orderly ones.
 _GIVEN_UP = frozenset(("drain limit", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
@@ -58,19 +66,19 @@ _CLOSED_BY = {
 }
 
 
-class Floor:
+class PumpManager:
     """The pumps of one processor."""
 
     def __init__(
         self,
         source: EventSource,
-        lease_side: LeaseSide,
+        lease_side: LeaseThread,
         *,
         group: str,
-        options: Options,
+        options: ProcessorOptions,
         handlers: Handlers,
-        bridge: Bridge,
-        board: Board,
+        bridge: LoopLink,
+        board: EventBus,
         clock: Clock,
         rng: random.Random,
         transactions: Transacting | None = None,
@@ -86,13 +94,13 @@ class Floor:
         self.rng = rng
         self.transactions = transactions
         self.stopping = False
-        self.resuming = Resuming(
+        self.resuming = CheckpointLoader(
             lambda: bridge.on_lease(lease_side.checkpoints), clock=clock, rng=rng
         )
         self._lease_side = lease_side
         self._bridge = bridge
         self._pumps: dict[tuple[str, int], Pump] = {}
-        self._abandoned: list[Call] = []
+        self._abandoned: list[HandlerCall] = []
         self._capped_at_s: float | None = None
         self._known: frozenset[str] = frozenset()
         self._trouble: BaseException | None = None
@@ -126,7 +134,7 @@ class Floor:
 
     # ------------------------------------------- told by the lease side
 
-    def open(self, tenure: Tenure) -> None:
+    def open(self, tenure: Handle) -> None:
         """Begin to work on a partition."""
         if tenure.ended is not None or self._tasks is None:
             return  # it was lost before it was begun
@@ -164,7 +172,7 @@ class Floor:
         """Have a position stored. From any thread."""
         self._lease_side.marks.put(ownership, position, within_s=within_s, told=told)
 
-    def refused(self, tenure: Tenure, position: Position) -> None:
+    def refused(self, tenure: Handle, position: Position) -> None:
         """A checkpoint came after the end of its ownership, and was not even sent."""
         self.board.tell(
             CheckpointRefused(
@@ -176,13 +184,13 @@ class Floor:
             )
         )
 
-    def fenced(self, tenure: Tenure) -> None:
+    def fenced(self, tenure: Handle) -> None:
         """The store has refused a write under this ownership: the member has yet to hear of it."""
         self._bridge.to_lease(lambda: self._lease_side.fenced(tenure.ownership))
 
-    def weigh(self, meter: Meter, done: EventBatch, now_s: float) -> None:
+    def weigh(self, meter: LoadMeter, done: EventBatch, now_s: float) -> None:
         """Note what a partition has cost."""
-        if self.options.load is Load.BYTES:
+        if self.options.load is LoadMeasure.BYTES:
             meter.add(done.arrow.nbytes, now_s)
         else:
             meter.add(len(done), now_s)
@@ -190,7 +198,7 @@ class Floor:
     def loads(self) -> Mapping[str, float]:
         """How heavy each partition is, by its key."""
         now_s = self.clock.boottime_s()
-        lag = self.options.load is Load.LAG
+        lag = self.options.load is LoadMeasure.LAG
         return {
             pump.tenure.ownership.key: rounded(
                 pump.vigil.lag_events if lag else pump.meter.rate(now_s)
@@ -205,7 +213,7 @@ class Floor:
             pump.vigil.late = True
             self._stalled(pump, give_up=True)
 
-    def ask_for_repeats(self, tenure: Tenure, position: int) -> None:
+    def ask_for_repeats(self, tenure: Handle, position: int) -> None:
         """Find out, beside the work, how many of the events to come may have been handled."""
         if tenure.ownership.epoch > 1 and self._tasks is not None:
             self._tasks.start_soon(self._count_repeats, tenure, position)
@@ -252,7 +260,7 @@ class Floor:
             if self._trouble is error:
                 self._trouble = None
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: HandlerCall) -> None:
         """A thread goes on with a call that nobody waits for."""
         self._abandoned.append(call)
 
@@ -283,7 +291,7 @@ class Floor:
         except Exception:
             log.exception("on_error failed")
 
-    async def _count_repeats(self, tenure: Tenure, position: int) -> None:
+    async def _count_repeats(self, tenure: Handle, position: int) -> None:
         with suppress(Exception):  # it is only a number; an error here must not end the pumps
             if await self._bridge.on_lease(lambda: self._lease_side.follows_order(tenure)):
                 return
@@ -291,7 +299,7 @@ class Floor:
             events = max(0, ends[tenure.partition].next - position)
             if events:
                 self.board.tell(
-                    MayRepeat(
+                    PossibleRepeats(
                         holder=tenure.ownership.holder,
                         partition=tenure.partition,
                         epoch=tenure.ownership.epoch,
@@ -338,7 +346,7 @@ class Floor:
         rule, now_s = self.options.stall, self.clock.boottime_s()
         moving = [pump for pump in self.pumps if pump.state in _MOVING]
         quiet = [p for p in moving if not p.work_waits and p.still_s(now_s) >= rule.look_every_s]
-        asked = self.pumps if self.options.load is Load.LAG else quiet
+        asked = self.pumps if self.options.load is LoadMeasure.LAG else quiet
         if asked:
             ends = await self.source.ends([pump.tenure.partition for pump in asked])
             for pump in asked:
@@ -350,12 +358,12 @@ class Floor:
             if pump.vigil.kept:
                 self._give_up(pump)
             waits, still_s = pump.work_waits, pump.still_s(now_s)
-            if pump in quiet and not waits and pump.state is not PumpState.OPENING:
+            if pump in quiet and not waits and pump.state is not PartitionState.OPENING:
                 waits, still_s = pump.vigil.lag_events > 0, pump.vigil.behind_s(now_s)
-            waits = waits or pump.state is PumpState.OPENING
+            waits = waits or pump.state is PartitionState.OPENING
             verdict = rule.judge(work_waits=waits, still_s=still_s)
-            if verdict is not Verdict.FINE:
-                self._stalled(pump, give_up=verdict is Verdict.GIVE_UP)
+            if verdict is not StallVerdict.FINE:
+                self._stalled(pump, give_up=verdict is StallVerdict.GIVE_UP)
 
     def _give_up(self, pump: Pump) -> None:
         """Have the partition passed on; ``close`` is told, or ``kept`` if nobody can take it."""

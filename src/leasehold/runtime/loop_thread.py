@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Bridge(Protocol):
+class LoopLink(Protocol):
     """What each side may ask of the other."""
 
     def to_lease(self, call: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Bridge(Protocol):
         ...
 
 
-class OneLoop:
+class SameLoop:
     """Both sides in the running loop."""
 
     def __init__(self) -> None:
@@ -42,19 +42,19 @@ class OneLoop:
         self._loop = asyncio.get_running_loop()
 
     def to_lease(self, call: Callable[[], None]) -> None:
-        """See ``Bridge``."""
+        """See ``LoopLink``."""
         self._loop.call_soon(call)
 
     def to_work(self, call: Callable[[], None]) -> None:
-        """See ``Bridge``."""
+        """See ``LoopLink``."""
         self._loop.call_soon(call)
 
     async def on_lease(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """See ``Bridge``."""
+        """See ``LoopLink``."""
         return await make()
 
 
-class TwoLoops:
+class LoopThread:
     """The work side is the running loop; the lease side gets a thread with a loop of its own."""
 
     def __init__(self, name: str) -> None:
@@ -66,15 +66,15 @@ class TwoLoops:
         self._thread.start()
 
     def to_lease(self, call: Callable[[], None]) -> None:
-        """See ``Bridge``."""
+        """See ``LoopLink``."""
         _post(self._lease, call)
 
     def to_work(self, call: Callable[[], None]) -> None:
-        """See ``Bridge``."""
+        """See ``LoopLink``."""
         _post(self._work, call)
 
     async def on_lease(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """See ``Bridge``."""
+        """See ``LoopLink``."""
         return await asyncio.wrap_future(self.start(make))
 
     def start(self, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:

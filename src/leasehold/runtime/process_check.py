@@ -11,7 +11,7 @@ import os
 from leasehold.errors import UsageError
 
 
-class Home:
+class ProcessCheck:
     """The process it was made in."""
 
     def __init__(self, what: str) -> None:

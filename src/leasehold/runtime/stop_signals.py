@@ -7,7 +7,7 @@ from enum import Enum, auto
 SAME_S = 1.0
 
 
-class Asked(Enum):
+class StopAsked(Enum):
     """What was heard."""
 
     FIRST = auto()
@@ -26,9 +26,9 @@ class StopRequests:
         """Nobody has asked yet."""
         self._first_s: float | None = None
 
-    def heard(self, now_s: float) -> Asked:
+    def heard(self, now_s: float) -> StopAsked:
         """What a signal at this time means."""
         if self._first_s is None:
             self._first_s = now_s
-            return Asked.FIRST
-        return Asked.SAME if now_s - self._first_s < SAME_S else Asked.AGAIN
+            return StopAsked.FIRST
+        return StopAsked.SAME if now_s - self._first_s < SAME_S else StopAsked.AGAIN

@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from leasehold.core.poison_policy import PoisonPolicy
     from leasehold.processor.options import OnTrimmed
-    from leasehold.spark.pipeline.events import Totals
+    from leasehold.spark.pipeline.events import PipelineCounts
     from leasehold.spark.pipeline.options import PipelineOptions
     from leasehold.spark.pipeline.pipeline import Pipeline
     from leasehold.spark.sessions import session
@@ -63,15 +63,24 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.foreach import ForeachSink, noop_sink
     from leasehold.spark.sinks.log import LogSink
     from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files, read_committed
-    from leasehold.spark.sinks.port import Batch, Commit, Share, Sink, Staged, Sunk, Written
+    from leasehold.spark.sinks.port import (
+        Batch,
+        BatchPart,
+        Commit,
+        Sink,
+        SinkPosition,
+        Staged,
+        Written,
+    )
     from leasehold.spark.sinks.postgres.sink import PostgresSink
     from leasehold.spark.source import register
-    from leasehold.spark.standby_query.events import StandbyEvent
+    from leasehold.spark.standby_query.events import StandbyChanged
     from leasehold.spark.standby_query.fence import Fence
     from leasehold.spark.standby_query.standby import standby
 
 __all__ = [
     "Batch",
+    "BatchPart",
     "Commit",
     "DeltaSink",
     "Fence",
@@ -80,15 +89,14 @@ __all__ = [
     "OnTrimmed",
     "ParquetSink",
     "Pipeline",
+    "PipelineCounts",
     "PipelineOptions",
     "PoisonPolicy",
     "PostgresSink",
-    "Share",
     "Sink",
+    "SinkPosition",
     "Staged",
-    "StandbyEvent",
-    "Sunk",
-    "Totals",
+    "StandbyChanged",
     "Written",
     "committed_files",
     "noop_sink",
@@ -112,12 +120,12 @@ _HOMES = {
     "PipelineOptions": "leasehold.spark.pipeline.options",
     "PoisonPolicy": "leasehold.core.poison_policy",
     "PostgresSink": "leasehold.spark.sinks.postgres.sink",
-    "Share": "leasehold.spark.sinks.port",
+    "BatchPart": "leasehold.spark.sinks.port",
     "Sink": "leasehold.spark.sinks.port",
     "Staged": "leasehold.spark.sinks.port",
-    "StandbyEvent": "leasehold.spark.standby_query.events",
-    "Sunk": "leasehold.spark.sinks.port",
-    "Totals": "leasehold.spark.pipeline.events",
+    "StandbyChanged": "leasehold.spark.standby_query.events",
+    "SinkPosition": "leasehold.spark.sinks.port",
+    "PipelineCounts": "leasehold.spark.pipeline.events",
     "Written": "leasehold.spark.sinks.port",
     "committed_files": "leasehold.spark.sinks.parquet.sink",
     "noop_sink": "leasehold.spark.sinks.foreach",

@@ -72,7 +72,7 @@ MOST_BYTES = 32 << 20
 _settled = 0  # the process that settle() was called in
 
 
-class _Opened:
+class _OpenStreams:
     """The streams that this process has open."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Opened:
             self._lock, self._process, self._sources = threading.Lock(), os.getpid(), {}
 
 
-_OPENED = _Opened()
+_OPENED = _OpenStreams()
 
 
 def opened(source: str, store: str) -> RangeSource:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from leasehold.clock import Clock, SystemClock
-from leasehold.errors import UnknownStore, UsageError
+from leasehold.errors import InvalidUrl, UsageError
 from leasehold.ports import Store
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def _connected(url: object, clock: Clock | None) -> Store:
 def _scheme(url: object) -> str:
     scheme = urlsplit(url).scheme.lower() if isinstance(url, str) else ""
     if scheme not in _MODULES:
-        raise UnknownStore(f"{_without_secrets(url)!r} names no store: write {_EXAMPLES}")
+        raise InvalidUrl(f"{_without_secrets(url)!r} names no store: write {_EXAMPLES}")
     return scheme
 
 
@@ -105,7 +105,7 @@ def _loaded(module: str, scheme: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise UnknownStore(
+        raise InvalidUrl(
             f"the {scheme} store needs the package {error.name!r}: "
             f"pip install 'leasehold[{_EXTRAS[scheme]}]'"
         ) from error

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from leasehold.errors import StoreUnusable, UnknownStore
+from leasehold.errors import InvalidUrl, StoreUnusable
 from leasehold.stores.sqlite.database import Database
 from leasehold.stores.sqlite.location import (
     BUSY_LIMIT_S,
@@ -131,21 +131,21 @@ def open_blocking(
     """
     scheme = urlsplit(url).scheme.lower()
     if scheme == "memory":
-        raise UnknownStore(
+        raise InvalidUrl(
             f"memory:// is gone with its process, and files are not: for files write {_EXAMPLES}"
         )
     if scheme == "azure-blob":
-        raise UnknownStore(
+        raise InvalidUrl(
             "a log, or files, can not be kept in Azure Blob, which keeps leases and checkpoints: "
             f"write {_EXAMPLES}"
         )
     if scheme not in _MODULES:
-        raise UnknownStore(f"a URL of scheme {scheme!r} names no database: write {_EXAMPLES}")
+        raise InvalidUrl(f"a URL of scheme {scheme!r} names no database: write {_EXAMPLES}")
     # Imported when it is asked for: the driver may not be installed.
     try:
         module = import_module(_MODULES[scheme])
     except ImportError as error:
-        raise UnknownStore(
+        raise InvalidUrl(
             f"the {scheme} store needs the package {error.name!r}: "
             "pip install 'leasehold[postgres]'"
         ) from error

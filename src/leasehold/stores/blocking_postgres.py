@@ -23,7 +23,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import postgres
 from leasehold.stores.blocking import named_queries
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.driver_errors import explained, passes
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ class PostgresTx:
 class BlockingPostgres:
     """See ``BlockingDatabase``."""
 
-    def __init__(self, address: Address, queries: Mapping[str, str], guard: str | None) -> None:
+    def __init__(
+        self, address: DatabaseAddress, queries: Mapping[str, str], guard: str | None
+    ) -> None:
         """Connect to nothing yet: each connection is made by the first call that needs it."""
         self._address = address
         given = {key: str(value) for key, value in conninfo_to_dict(address.conninfo).items()}
@@ -257,7 +259,7 @@ def open_url(
 ) -> BlockingPostgres:
     """See ``open_blocking``."""
     _bring_up_to_date(url)
-    return BlockingPostgres(Address.of(url), queries, guard)
+    return BlockingPostgres(DatabaseAddress.of(url), queries, guard)
 
 
 def _bring_up_to_date(url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.errors import UnknownStore
+from leasehold.errors import InvalidUrl
 from leasehold.names import check_name
 from leasehold.stores.registry import Registry
 from leasehold.stores.validation import (
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from leasehold.model import (
         Changes,
         Checkpoint,
+        CheckpointWrite,
         HandOver,
+        KeyClaim,
         Lease,
-        Mark,
-        MarkRefusal,
         MemberInfo,
+        MemberRecord,
         Note,
         Ownership,
-        Peer,
         Position,
+        Refusal,
         Resource,
         Term,
-        Wanted,
     )
 
 T = TypeVar("T")
@@ -88,14 +88,14 @@ class MemoryStore:
         self._step(lambda r, now, wall: r.revoke(lease, now, wall))
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
         return self._step(
             lambda r, now, wall: r.claim(lease, wanted, force=force, now=now, wall=wall)
         )
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
         return self._step(lambda r, now, wall: r.ask(lease, wanted, now, wall))
 
@@ -116,7 +116,7 @@ class MemoryStore:
         after_s = limit_s(after, what="break period")
         return self._step(lambda r, now, wall: r.break_(key, epoch, after_s, now, wall))
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``."""
         return self._step(lambda r, now, wall: r.checkpoint(marks, now, wall))
 
@@ -151,7 +151,7 @@ class MemoryStore:
         """See ``Store``."""
         return self._step(lambda r, now, _wall: r.resources(group, now))
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         return self._step(lambda r, now, _wall: r.peers(group, now))
 
@@ -180,5 +180,5 @@ async def open_url(url: str, clock: Clock) -> MemoryStore:
         UnknownStore: the URL says more than ``memory://``: there are no stores with names.
     """
     if url.lower() != "memory://":
-        raise UnknownStore(f"{url!r}: a store in memory has no name; write memory://")
+        raise InvalidUrl(f"{url!r}: a store in memory has no name; write memory://")
     return MemoryStore(clock)

@@ -23,8 +23,8 @@ from leasehold.model import (
     Changes,
     Checkpoint,
     EndReason,
-    MarkRefusal,
     Ownership,
+    Refusal,
     Resource,
     State,
     Term,
@@ -45,7 +45,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Peer, Position, Wanted
+    from leasehold.model import (
+        CheckpointWrite,
+        HandOver,
+        KeyClaim,
+        Lease,
+        MemberInfo,
+        MemberRecord,
+        Note,
+        Position,
+    )
 
 
 class Ledger:
@@ -352,7 +361,7 @@ class Registry(Ledger):
     def claim(
         self,
         lease: Lease,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[KeyClaim],
         *,
         force: bool,
         now: float,
@@ -371,7 +380,7 @@ class Registry(Ledger):
                 taken.append(self._ownership(row, claimer.lease))
         return taken
 
-    def ask(self, lease: Lease, wanted: Wanted, now: float, wall: datetime) -> bool:
+    def ask(self, lease: Lease, wanted: KeyClaim, now: float, wall: datetime) -> bool:
         """See ``Store.ask``."""
         asker = self._live(lease, now, wall)
         return self._put_question(wanted.key, wanted.seen_epoch, asker.lease.holder, now, wall)
@@ -440,17 +449,17 @@ class Registry(Ledger):
     # --------------------------------------------------------- checkpoints
 
     def checkpoint(
-        self, marks: Sequence[Mark], now: float, wall: datetime
-    ) -> Mapping[str, MarkRefusal]:
+        self, marks: Sequence[CheckpointWrite], now: float, wall: datetime
+    ) -> Mapping[str, Refusal]:
         """See ``Store.checkpoint``."""
         refused = {}
         for mark in marks:
             key, stored = mark.ownership.key, self._checkpoints.get(mark.ownership.key)
             if not self._may_write(mark.ownership, now):
                 self._group(group_of(key)).fenced += 1
-                refused[key] = MarkRefusal.FENCED
+                refused[key] = Refusal.FENCED
             elif stored is not None and stored.position > mark.position:
-                refused[key] = MarkRefusal.BEHIND
+                refused[key] = Refusal.BEHIND
             else:
                 self._checkpoints[key] = Checkpoint(
                     key=key, epoch=mark.ownership.epoch, position=mark.position, updated_at=wall
@@ -530,7 +539,7 @@ class Registry(Ledger):
         rows = self._group(group).resources
         return {key: self._shown(rows[key], now) for key in sorted(rows) if not rows[key].forgotten}
 
-    def peers(self, group: str, now: float) -> Mapping[str, Peer]:
+    def peers(self, group: str, now: float) -> Mapping[str, MemberRecord]:
         """See ``Store.peers``."""
         rows = self._group(group).members
         return {
@@ -580,14 +589,16 @@ class Registry(Ledger):
                 key=row.key, epoch=row.epoch, position=position, updated_at=wall
             )
 
-    def _already_taken(self, row: ResourceRow, want: Wanted, claimer: LeaseRow, now: float) -> bool:
+    def _already_taken(
+        self, row: ResourceRow, want: KeyClaim, claimer: LeaseRow, now: float
+    ) -> bool:
         mine = row.holder == claimer.lease.holder and row.epoch - want.seen_epoch in (0, 1)
         return mine and self._state(row, now) is State.LEASED
 
     def _take(
         self,
         row: ResourceRow,
-        want: Wanted,
+        want: KeyClaim,
         claimer: LeaseRow,
         *,
         force: bool,

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.model import Peer
+from leasehold.model import MemberRecord
 
 if TYPE_CHECKING:
     from collections.abc import Reversible
@@ -65,9 +65,9 @@ class GroupRow:
 _Row = TypeVar("_Row", ResourceRow, LeaseRow)
 
 
-def peer_of(row: LeaseRow, now: float) -> Peer:
+def peer_of(row: LeaseRow, now: float) -> MemberRecord:
     """The member as the others see it."""
-    return Peer(
+    return MemberRecord(
         holder=row.lease.holder,
         group=row.lease.group,
         info=row.info,

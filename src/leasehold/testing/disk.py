@@ -113,11 +113,11 @@ class PassingDisk:
 
 
 if TYPE_CHECKING:
-    Names = dict[str, "_File"]
+    Names = dict[str, "_Inode"]
 
 
 @dataclass(slots=True, eq=False)
-class _File:
+class _Inode:
     """One inode: what is safe of it, and what was written since."""
 
     safe: bytes = b""
@@ -149,14 +149,14 @@ class _File:
 
 
 @dataclass(slots=True)
-class _Folder:
+class _Directory:
     """The names that are safe, and the changes to them since: (name, file or None if removed)."""
 
     safe: Names = field(default_factory=dict)
-    waiting: list[list[tuple[str, _File | None]]] = field(default_factory=list)
+    waiting: list[list[tuple[str, _Inode | None]]] = field(default_factory=list)
     now: Names = field(default_factory=dict)
 
-    def change(self, *parts: tuple[str, _File | None]) -> None:
+    def change(self, *parts: tuple[str, _Inode | None]) -> None:
         """One change, all of it or nothing: a rename has two parts."""
         self.waiting.append(list(parts))
         _changed(self.now, parts)
@@ -185,8 +185,8 @@ class PowerCutDisk(PassingDisk):
     def __init__(self, disk: Disk) -> None:
         """Begin with everything safe."""
         super().__init__(disk)
-        self._files: dict[int, _File] = {}
-        self._folders: dict[str, _Folder] = {}
+        self._files: dict[int, _Inode] = {}
+        self._folders: dict[str, _Directory] = {}
 
     def cut(self, rng: random.Random) -> None:
         """Put the directories into a state that a power cut could leave.
@@ -206,7 +206,7 @@ class PowerCutDisk(PassingDisk):
         """See ``Disk``."""
         folder, name = self._at(path)
         fd = super().create(path, what=what)
-        self._files[fd] = file = _File()
+        self._files[fd] = file = _Inode()
         folder.change((name, file))
         return fd
 
@@ -269,20 +269,20 @@ class PowerCutDisk(PassingDisk):
         if name in folder.now:
             folder.change((name, None))
 
-    def _at(self, path: str) -> tuple[_Folder, str]:
+    def _at(self, path: str) -> tuple[_Directory, str]:
         directory, name = os.path.split(path)
         folder = self._folders.get(directory)
         if folder is None:
-            folder = self._folders[directory] = _Folder()
+            folder = self._folders[directory] = _Directory()
             with suppress(FileNotFoundError):
                 for each in Path(directory).iterdir():
                     if each.is_file():
-                        folder.now[each.name] = _File(safe=each.read_bytes())
+                        folder.now[each.name] = _Inode(safe=each.read_bytes())
             folder.settle()
         return folder, name
 
 
-def _changed(names: Names, parts: Sequence[tuple[str, _File | None]]) -> None:
+def _changed(names: Names, parts: Sequence[tuple[str, _Inode | None]]) -> None:
     for name, file in parts:
         if file is None:
             names.pop(name, None)

@@ -43,7 +43,7 @@ class Lost(Enum):
     ANSWER = "the answer: the store has done it"
 
 
-class LosingStore:
+class FaultyStore:
     """Passes every call on to ``store``, unless ``lose`` says that something gets lost.
 
     ``lose`` is asked once per call, with the name of the method. Each call gives way to other

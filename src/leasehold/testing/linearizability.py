@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class Call(Enum):
+class KeyCall(Enum):
     """What was asked for. ``epoch`` is the one seen (claim, steal) or held (the others)."""
 
     CLAIM = "claim"
@@ -33,7 +33,7 @@ class Call(Enum):
     CHECKPOINT = "checkpoint"
 
 
-class Outcome(Enum):
+class CallOutcome(Enum):
     """What the answer said; ``UNKNOWN`` if there was none."""
 
     DONE = "done"
@@ -49,12 +49,12 @@ class Operation:
     ``won`` is the epoch that a claim or steal returned. ``ended_s`` of an unknown one is ignored.
     """
 
-    call: Call
+    call: KeyCall
     holder: str
     epoch: int
     began_s: float
     ended_s: float
-    outcome: Outcome
+    outcome: CallOutcome
     won: int = 0
     position: int = 0
 
@@ -71,7 +71,7 @@ class KeyState:
 def violation(history: Sequence[Operation], *, start: KeyState | None = None) -> str | None:
     """Why no order explains ``history``, in words; None if one does."""
     calls = sorted(history, key=lambda each: each.began_s)
-    to_do = sum(1 << n for n, each in enumerate(calls) if each.outcome is not Outcome.UNKNOWN)
+    to_do = sum(1 << n for n, each in enumerate(calls) if each.outcome is not CallOutcome.UNKNOWN)
     state = start or KeyState()
     stack = [(_settled(calls, 0, state), state)]
     seen = set(stack)
@@ -100,7 +100,7 @@ def _next(calls: Sequence[Operation], done: int) -> Iterator[int]:
             break
         if not done >> n & 1:
             waiting.append(n)
-            if each.outcome is not Outcome.UNKNOWN:
+            if each.outcome is not CallOutcome.UNKNOWN:
                 first_answer_s = min(first_answer_s, each.ended_s)
     return (n for n in waiting if calls[n].began_s <= first_answer_s)
 
@@ -108,13 +108,13 @@ def _next(calls: Sequence[Operation], done: int) -> Iterator[int]:
 def _settled(calls: Sequence[Operation], done: int, state: KeyState) -> int:
     """Do all calls that are right by now and change nothing, and drop what never will."""
     for n, each in enumerate(calls):
-        if each.outcome is Outcome.UNKNOWN and each.epoch < state.epoch:
+        if each.outcome is CallOutcome.UNKNOWN and each.epoch < state.epoch:
             done |= 1 << n
     while True:
         idle = [
             n
             for n in _next(calls, done)
-            if calls[n].outcome is not Outcome.UNKNOWN and state in _steps(calls[n], state)
+            if calls[n].outcome is not CallOutcome.UNKNOWN and state in _steps(calls[n], state)
         ]
         if not idle:
             return done
@@ -124,27 +124,27 @@ def _settled(calls: Sequence[Operation], done: int, state: KeyState) -> int:
 
 def _steps(call: Operation, state: KeyState) -> list[KeyState]:
     """The states in which ``call`` may leave the key if its answer is right; none if it is not."""
-    if call.outcome is not Outcome.UNKNOWN:
+    if call.outcome is not CallOutcome.UNKNOWN:
         after = _after(call, state)
         return [] if after is None else [after]
-    after = _after(replace(call, outcome=Outcome.DONE, won=state.epoch + 1), state)
+    after = _after(replace(call, outcome=CallOutcome.DONE, won=state.epoch + 1), state)
     return [] if after in {None, state} else [after]
 
 
 def _after(call: Operation, state: KeyState) -> KeyState | None:
     """The state after the call, or None if the answer is wrong in ``state``."""
-    if call.call is Call.RELEASE:
+    if call.call is KeyCall.RELEASE:
         return _after_release(call, state)
-    if call.call is Call.CHECKPOINT:
+    if call.call is KeyCall.CHECKPOINT:
         return _after_checkpoint(call, state)
     return _after_claim(call, state)
 
 
 def _after_claim(call: Operation, state: KeyState) -> KeyState | None:
     again = state.holder == call.holder and state.epoch in {call.epoch, call.epoch + 1}
-    free = state.holder is None or call.call is Call.STEAL
+    free = state.holder is None or call.call is KeyCall.STEAL
     had = free and state.epoch == call.epoch
-    if call.outcome is Outcome.REFUSED:
+    if call.outcome is CallOutcome.REFUSED:
         # Taking again what one has: the stores may say yes or no, and nothing changes.
         return state if again or not had else None
     if again and call.won == state.epoch:
@@ -156,17 +156,17 @@ def _after_claim(call: Operation, state: KeyState) -> KeyState | None:
 
 def _after_release(call: Operation, state: KeyState) -> KeyState | None:
     if _holds(call, state):
-        return replace(state, holder=None) if call.outcome is Outcome.DONE else None
+        return replace(state, holder=None) if call.outcome is CallOutcome.DONE else None
     # Whether it ended before by this holder's own release is not known here: a yes will do.
     over = state.epoch > call.epoch or (state.epoch == call.epoch and state.holder is None)
-    return state if over or call.outcome is Outcome.REFUSED else None
+    return state if over or call.outcome is CallOutcome.REFUSED else None
 
 
 def _after_checkpoint(call: Operation, state: KeyState) -> KeyState | None:
     if not _holds(call, state):
-        return state if call.outcome is Outcome.REFUSED else None
+        return state if call.outcome is CallOutcome.REFUSED else None
     behind = call.position < state.position
-    if call.outcome is not (Outcome.BEHIND if behind else Outcome.DONE):
+    if call.outcome is not (CallOutcome.BEHIND if behind else CallOutcome.DONE):
         return None
     return state if behind else replace(state, position=call.position)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from leasehold.errors import BeyondEnd, Stolen, Trimmed
+from leasehold.errors import BeyondEnd, ReaderDisplaced, Trimmed
 from leasehold.events.event import STORED_SCHEMA, EventBatch
 from leasehold.events.source import PartitionEnds
-from leasehold.events.start import Kind, Start
+from leasehold.events.start import Start, StartKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class MemorySource:
         held = self.claims.get((partition, group))
         if held is not None and held[0] > epoch:
             words = f"epoch {held[0]} reads partition {partition}, not {name}"
-            raise Stolen(words, epoch=epoch)
+            raise ReaderDisplaced(words, epoch=epoch)
         receiver = MemoryReceiver(self, partition, group=group, epoch=epoch)
         receiver.position = self._number(partition, start)
         self.claims[partition, group] = (epoch, receiver)
@@ -107,11 +107,11 @@ class MemorySource:
     def _number(self, partition: str, start: Start) -> int:
         first, end = self.first.get(partition, 0), len(self.events[partition])
         match start.kind:
-            case Kind.EARLIEST:
+            case StartKind.EARLIEST:
                 return first
-            case Kind.LATEST:
+            case StartKind.LATEST:
                 return end
-            case Kind.TIME:
+            case StartKind.TIME:
                 began_us = int(_BEGAN.timestamp()) * 1_000_000
                 return min(max(-(-(start.value - began_us) // 1_000_000), first), end)
             case _:
@@ -151,7 +151,7 @@ class MemoryReceiver:
                 raise self.failure
             if self._source.claims[self._claim][1] is not self:
                 held = self._source.claims[self._claim][0]
-                raise Stolen(f"epoch {held} reads {self._partition}", epoch=self._epoch)
+                raise ReaderDisplaced(f"epoch {held} reads {self._partition}", epoch=self._epoch)
             first = self._source.first.get(self._partition, 0)
             if self.position < first:
                 raise Trimmed(f"event {self.position} is gone", earliest=first)

@@ -20,10 +20,18 @@ import anyio.to_thread
 
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
-from leasehold.model import Mark, MarkRefusal, MemberInfo, Ownership, Position, State, Wanted
+from leasehold.model import (
+    CheckpointWrite,
+    KeyClaim,
+    MemberInfo,
+    Ownership,
+    Position,
+    Refusal,
+    State,
+)
 from leasehold.names import group_of
-from leasehold.testing.faults import LosingStore, Lost
-from leasehold.testing.linearizability import Call, Operation, Outcome
+from leasehold.testing.faults import FaultyStore, Lost
+from leasehold.testing.linearizability import CallOutcome, KeyCall, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _STEAL_CHANCE = 0.1
-_REFUSALS = {MarkRefusal.FENCED: Outcome.REFUSED, MarkRefusal.BEHIND: Outcome.BEHIND}
+_REFUSALS = {Refusal.FENCED: CallOutcome.REFUSED, Refusal.BEHIND: CallOutcome.BEHIND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +82,7 @@ class Racer:
         self.history: list[Operation] = []
         self._race = race
         self._rng = Random(race.seed)
-        self._store = LosingStore(store, self._lose).as_store
+        self._store = FaultyStore(store, self._lose).as_store
         self._now_s = now_s
         self._pause = pause
 
@@ -109,38 +117,40 @@ class Racer:
             info=MemberInfo(),
         )
 
-    async def _look(self, lease: Lease) -> tuple[Wanted, bool]:
+    async def _look(self, lease: Lease) -> tuple[KeyClaim, bool]:
         """The key as it is now, and whether to rob its owner."""
         group = group_of(self._race.key)
         shown = (await self._until_answered(lambda: self._store.resources(group)))[self._race.key]
         steals = not self._race.counter and self._rng.random() < _STEAL_CHANCE
         rob = steals and shown.state is State.LEASED and shown.holder != lease.holder
-        return Wanted(key=shown.key, seen_epoch=shown.epoch), rob
+        return KeyClaim(key=shown.key, seen_epoch=shown.epoch), rob
 
-    async def _claim(self, lease: Lease, wanted: Wanted, *, force: bool) -> Ownership | None:
-        call = Call.STEAL if force else Call.CLAIM
+    async def _claim(self, lease: Lease, wanted: KeyClaim, *, force: bool) -> Ownership | None:
+        call = KeyCall.STEAL if force else KeyCall.CLAIM
         return await self._until_answered(
             lambda: self._recorded(
                 call,
                 wanted.seen_epoch,
                 lambda: self._store.claim(lease, [wanted], force=force),
                 lambda taken: (
-                    (Outcome.DONE, taken[0].epoch, taken[0])
+                    (CallOutcome.DONE, taken[0].epoch, taken[0])
                     if taken
-                    else (Outcome.REFUSED, 0, None)
+                    else (CallOutcome.REFUSED, 0, None)
                 ),
             )
         )
 
     async def _mark(self, ownership: Ownership) -> None:
-        mark = Mark(ownership=ownership, position=Position(sequence_number=ownership.epoch))
+        mark = CheckpointWrite(
+            ownership=ownership, position=Position(sequence_number=ownership.epoch)
+        )
         await self._until_answered(
             lambda: self._recorded(
-                Call.CHECKPOINT,
+                KeyCall.CHECKPOINT,
                 ownership.epoch,
                 lambda: self._store.checkpoint([mark]),
                 lambda refused: (
-                    (_REFUSALS[refused[ownership.key]] if refused else Outcome.DONE, 0, None)
+                    (_REFUSALS[refused[ownership.key]] if refused else CallOutcome.DONE, 0, None)
                 ),
             )
         )
@@ -148,10 +158,10 @@ class Racer:
     async def _release(self, ownership: Ownership) -> None:
         await self._until_answered(
             lambda: self._recorded(
-                Call.RELEASE,
+                KeyCall.RELEASE,
                 ownership.epoch,
                 lambda: self._store.release([ownership]),
-                lambda ended: (Outcome.DONE if ended else Outcome.REFUSED, 0, None),
+                lambda ended: (CallOutcome.DONE if ended else CallOutcome.REFUSED, 0, None),
             )
         )
 
@@ -164,13 +174,13 @@ class Racer:
 
     async def _recorded(
         self,
-        call: Call,
+        call: KeyCall,
         epoch: int,
         ask: Callable[[], Awaitable[T]],
-        read: Callable[[T], tuple[Outcome, int, Ownership | None]],
+        read: Callable[[T], tuple[CallOutcome, int, Ownership | None]],
     ) -> Ownership | None:
         began_s = self._now_s()
-        outcome, won, ownership = Outcome.UNKNOWN, 0, None
+        outcome, won, ownership = CallOutcome.UNKNOWN, 0, None
         try:
             outcome, won, ownership = read(await ask())
         finally:
@@ -211,7 +221,7 @@ def to_json(operation: Operation) -> str:
 def from_json(line: str) -> Operation:
     """What ``to_json`` wrote."""
     fields = json.loads(line)
-    call, outcome = Call(fields.pop("call")), Outcome(fields.pop("outcome"))
+    call, outcome = KeyCall(fields.pop("call")), CallOutcome(fields.pop("outcome"))
     return Operation(call=call, outcome=outcome, **fields)
 
 

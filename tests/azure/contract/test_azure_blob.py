@@ -15,11 +15,11 @@ import pytest
 from tests.support.azurite import Azurite, shared_azurite, shared_azurite_by_hand
 
 from leasehold.azure.blob_store import document_cache
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.container import OK, Container
 from leasehold.azure.blob_store.credentials import right_for
-from leasehold.azure.blob_store.http import Wire
-from leasehold.azure.blob_store.naming import Home, lease_id
+from leasehold.azure.blob_store.http import HttpClient
+from leasehold.azure.blob_store.naming import LeaseLocation, lease_id
 from leasehold.clock import SystemClock, system_random
 from leasehold.model import Lease
 from leasehold.ports import Store
@@ -48,8 +48,8 @@ class ByHand(ManualTime):
         self._url = url
         self._service = service
         self._kept: list[Lease] = []
-        address, clock = Address.of(url, {}), SystemClock()
-        wire = Wire(address, right_for(address, clock), clock=clock, rng=system_random())
+        address, clock = BlobAddress.of(url, {}), SystemClock()
+        wire = HttpClient(address, right_for(address, clock), clock=clock, rng=system_random())
         self._container = Container(address, wire)
         service.set_clock(self.now())
 
@@ -73,14 +73,14 @@ class ByHand(ManualTime):
 
     def close(self) -> None:
         # Azurite looks through all blobs that it has, whichever container is asked for.
-        wire, path = self._container.wire, Address.of(self._url, {}).path()
+        wire, path = self._container.wire, BlobAddress.of(self._url, {}).path()
         query = {"restype": "container"}
         wire.ask("DELETE", path, query=query, again=True, given_up=threading.Event())
         wire.close()
 
     def _renewed(self, lease: Lease) -> bool:
         """Renew the blob's lease itself, behind the store's back: nothing else happens."""
-        blob = Home.of(lease.group, lease.holder).holder_blob(lease.holder)
+        blob = LeaseLocation.of(lease.group, lease.holder).holder_blob(lease.holder)
         answer = self._container.lease(
             blob, "renew", threading.Event(), lease_id=lease_id(lease.token)
         )

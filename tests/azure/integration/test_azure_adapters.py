@@ -20,9 +20,9 @@ from azure.eventhub.aio import CheckpointStore as Contract
 from azure.eventhub.aio._eventprocessor._ownership_manager import OwnershipManager
 from tests.support.job_scene import FaultyStore, LoopClock
 
-from leasehold import Member, MemberOptions, Timing, azure
+from leasehold import LeaseTiming, Member, MemberOptions, azure
 from leasehold.azure import AsyncCheckpointStore
-from leasehold.azure.interop.record_layout import Place
+from leasehold.azure.interop.record_layout import ConsumerGroup
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, InvalidDuration, StoreUnavailable, UsageError
 from leasehold.model import Ownership
@@ -30,7 +30,7 @@ from leasehold.testing.sim.loop import run_simulated
 
 NAMESPACE, HUB, CONSUMERS = "NS.servicebus.windows.net", "Orders", "$Default"
 PLACE = (NAMESPACE, HUB, CONSUMERS)
-KEYS = Place(namespace=NAMESPACE, hub=HUB, group=CONSUMERS)
+KEYS = ConsumerGroup(namespace=NAMESPACE, hub=HUB, group=CONSUMERS)
 IDS = KEYS.ids()
 CYCLE_S = 36.0
 LEASE = timedelta(seconds=60)
@@ -93,7 +93,7 @@ class Scene:
 
     def host(self) -> Member:
         """One of ours, in the same group."""
-        options = MemberOptions(group=KEYS.keys_group, name="ours", timing=Timing())
+        options = MemberOptions(group=KEYS.keys_group, name="ours", timing=LeaseTiming())
         member = Member(self.store, options, keeper=Work(), clock=LoopClock(), rng=self.rng)
         self.tasks[member] = asyncio.create_task(member.run())
         return member

@@ -12,11 +12,11 @@ import pytest
 
 from leasehold import azure
 from leasehold.azure import AsyncCheckpointStore
-from leasehold.azure.interop.record_layout import Place
+from leasehold.azure.interop.record_layout import ConsumerGroup
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import open_store
 
-KEYS = Place(namespace="ns", hub="orders", group="$Default")
+KEYS = ConsumerGroup(namespace="ns", hub="orders", group="$Default")
 PLACE = (KEYS.namespace, KEYS.hub, KEYS.group)
 
 

@@ -15,7 +15,7 @@ from tests.support.azure_sim import EXPIRY_S, NAMESPACE, THEIR_CYCLE_S, Group, T
 from leasehold import Member
 from leasehold.azure import MixedStore, RecordsStore
 from leasehold.errors import UsageError
-from leasehold.model import Mark, Position
+from leasehold.model import CheckpointWrite, Position
 
 pytestmark = pytest.mark.spec("B8")
 
@@ -83,7 +83,7 @@ def test_what_one_leaves_in_good_order_is_taken_at_once_and_with_its_checkpoints
         leaving, staying = group.host(), group.host()
         await group.cycles_until(lambda: group.even(2) and group.agrees())
         position = Position(sequence_number=8, offset="800")
-        marks = [Mark(ownership=each, position=position) for each in leaving.held()]
+        marks = [CheckpointWrite(ownership=each, position=position) for each in leaving.held()]
         assert await leaving._store.checkpoint(marks) == {}
         keys = {each.key for each in leaving.held()}
         leaving.drain()

@@ -15,11 +15,20 @@ from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, ByHand, granted,
 from tests.support.azurite import shared_azurite
 
 from leasehold.azure.blob_store import AzureBlobStore, http
-from leasehold.azure.blob_store.address import Address
-from leasehold.azure.blob_store.naming import Home, history_blob, lease_id
+from leasehold.azure.blob_store.address import BlobAddress
+from leasehold.azure.blob_store.naming import LeaseLocation, history_blob, lease_id
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidDuration, LeaseLost, StoreUnavailable, StoreUnusable
-from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Position, State, Wanted
+from leasehold.model import (
+    CheckpointWrite,
+    EndReason,
+    KeyClaim,
+    Lease,
+    MemberInfo,
+    Ownership,
+    Position,
+    State,
+)
 from leasehold.processor import EventProcessor
 from leasehold.stores import open_store
 
@@ -43,9 +52,11 @@ async def test_calls_do_not_grow_with_what_is_owned(url: str) -> None:
         lease, rival = await granted(store), await granted(other, "rival")
         version = (await store.renew(lease)).version
         calls.since()
-        taken = await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys(256)])
+        taken = await store.claim(lease, [KeyClaim(key=key, seen_epoch=0) for key in keys(256)])
         assert (len(taken), calls.since()) == (256, 1)
-        marks = [Mark(ownership=each, position=Position(sequence_number=1)) for each in taken]
+        marks = [
+            CheckpointWrite(ownership=each, position=Position(sequence_number=1)) for each in taken
+        ]
         assert not await store.checkpoint(marks)
         assert calls.since() == 1
         version = (await store.renew(lease, since=version)).version
@@ -84,9 +95,9 @@ class _Calls:
 @contextmanager
 def answers_lost(method: str, *, done: bool, times: int = 1) -> Iterator[list[bytes]]:
     """The next requests of this kind break: carried out before, or never sent."""
-    real, lost = http.Connection.exchange, list[bytes]()
+    real, lost = http.HttpConnection.exchange, list[bytes]()
 
-    def exchange(self: http.Connection, request: bytes) -> object:
+    def exchange(self: http.HttpConnection, request: bytes) -> object:
         if not request.startswith(method.encode()) or len(lost) >= times:
             return real(self, request)
         lost.append(request)
@@ -94,7 +105,7 @@ def answers_lost(method: str, *, done: bool, times: int = 1) -> Iterator[list[by
             real(self, request)
         raise ConnectionResetError("the line is dead")
 
-    with patch.object(http.Connection, "exchange", exchange):
+    with patch.object(http.HttpConnection, "exchange", exchange):
         yield lost
 
 
@@ -103,14 +114,16 @@ async def test_a_write_whose_answer_is_lost_is_done_once(url: str, done: bool) -
     async with opened(url) as store:
         await store.declare(keys(2))
         lease = await granted(store)
-        wanted = [Wanted(key=key, seen_epoch=0) for key in keys(2)]
+        wanted = [KeyClaim(key=key, seen_epoch=0) for key in keys(2)]
         with answers_lost("PUT", done=done) as lost:
             taken = await store.claim(lease, wanted)
         assert len(lost) == 1
         assert [each.epoch for each in taken] == [1, 1]
         assert [len(await store.history(key)) for key in keys(2)] == [1, 1]
         forged = [
-            Mark(ownership=Ownership(key=key, epoch=9, holder="x", token="y"), position=position)
+            CheckpointWrite(
+                ownership=Ownership(key=key, epoch=9, holder="x", token="y"), position=position
+            )
             for key, position in zip(keys(1), [Position(sequence_number=1)], strict=True)
         ]
         with answers_lost("PUT", done=done):
@@ -164,7 +177,7 @@ async def test_a_container_that_is_gone_is_said(url: str) -> None:
 
     async with opened(url) as store:
         lease = await granted(store)
-        name = Address.of(url, {}).container
+        name = BlobAddress.of(url, {}).container
         connected = shared_azurite().connection_string
         with ContainerClient.from_connection_string(connected, name) as client:
             client.delete_container()
@@ -175,7 +188,7 @@ async def test_a_container_that_is_gone_is_said(url: str) -> None:
 async def test_a_damaged_book_stops_its_group_and_no_other(url: str) -> None:
     async with opened(url) as store:
         await store.declare([*keys(1), "job/nightly"])
-        book = Home(GROUP).book
+        book = LeaseLocation(GROUP).book
         found = store._container.get(book, NEVER)
         assert found is not None
         store._container.put(book, b"{", etag=found.etag, metadata={}, given_up=NEVER)
@@ -195,7 +208,7 @@ async def test_a_lease_that_was_ended_can_not_be_renewed_behind_the_books_back()
         await owned(store, dying, 1)
         watcher = await granted(store, "watcher")
         world.pass_time(15)
-        blob = Home(GROUP).holder_blob("dying")
+        blob = LeaseLocation(GROUP).holder_blob("dying")
         assert (await store.resources(GROUP))[keys(1)[0]].state is State.EXPIRED
         changes = await store.renew(watcher)
         assert [each.alive for each in changes.peers if each.holder == "dying"] == [False]
@@ -213,7 +226,7 @@ async def test_who_renewed_just_before_it_was_to_be_ended_lives_on() -> None:
         (mine,) = await owned(store, dying, 1)
         watcher = await granted(store, "watcher")
         world.pass_time(15)
-        blob = Home(GROUP).holder_blob("dying")
+        blob = LeaseLocation(GROUP).holder_blob("dying")
         real = store._container.list
 
         def look(path: str, given_up: threading.Event) -> object:
@@ -225,7 +238,7 @@ async def test_who_renewed_just_before_it_was_to_be_ended_lives_on() -> None:
             await store.renew(watcher)
         assert set(await store.peers(GROUP)) == {"dying", "watcher"}
         assert not await store.checkpoint(
-            [Mark(ownership=mine, position=Position(sequence_number=1))]
+            [CheckpointWrite(ownership=mine, position=Position(sequence_number=1))]
         )
 
 
@@ -249,7 +262,7 @@ async def test_a_break_is_never_early() -> None:
 async def test_a_lease_that_an_operator_broke_past_the_store_is_lost(url: str) -> None:
     async with opened(url) as store:
         lease = await granted(store)
-        blob = Home(GROUP).holder_blob(lease.holder)
+        blob = LeaseLocation(GROUP).holder_blob(lease.holder)
         store._container.lease(blob, "break", NEVER, lease_break_period=60)
         with pytest.raises(LeaseLost) as caught:
             await store.renew(lease)
@@ -307,10 +320,10 @@ async def test_a_dead_host_is_replaced(by_hand: bool) -> None:
             while await state() is State.LEASED:
                 await clock.sleep(0.2)
             assert clock.boottime_s() - sent_s > 14.0
-        (taken,) = await second.claim(watcher, [Wanted(key=mine.key, seen_epoch=1)])
+        (taken,) = await second.claim(watcher, [KeyClaim(key=mine.key, seen_epoch=1)])
         assert taken.epoch == 2
         refused = await store.checkpoint(
-            [Mark(ownership=mine, position=Position(sequence_number=1))]
+            [CheckpointWrite(ownership=mine, position=Position(sequence_number=1))]
         )
         assert [each.value for each in refused.values()] == ["fenced"]
         assert (await second.history(mine.key))[1].reason is EndReason.EXPIRED
@@ -326,8 +339,8 @@ async def test_old_terms_leave_the_book_and_are_found_again(url: str) -> None:
         (mine,) = await owned(store, lease, 1)
         for epoch in range(1, 30):
             await store.release([mine], notes={mine.key: f"note {epoch}"})
-            (mine,) = await store.claim(lease, [Wanted(key=mine.key, seen_epoch=epoch)])
-        book = store._container.get(Home(GROUP).book, NEVER)
+            (mine,) = await store.claim(lease, [KeyClaim(key=mine.key, seen_epoch=epoch)])
+        book = store._container.get(LeaseLocation(GROUP).book, NEVER)
         assert book is not None
         assert len(json.loads(book.body)["keys"][0][4]) <= 9
         for each in (store, second):
@@ -345,7 +358,7 @@ async def test_a_spill_that_was_left_half_done_loses_and_doubles_nothing(url: st
 
         def put(name: str, body: bytes, **named: object) -> str | None:
             # The history is written, and then the book of this step is not.
-            if name == Home(GROUP).book and history_blob(mine.key) in failed[-1:]:
+            if name == LeaseLocation(GROUP).book and history_blob(mine.key) in failed[-1:]:
                 failed.append("book")
                 raise StoreUnavailable("the machine was switched off")
             failed.append(name)
@@ -354,7 +367,7 @@ async def test_a_spill_that_was_left_half_done_loses_and_doubles_nothing(url: st
         with patch.object(store._container, "put", put):
             for epoch in range(1, 25):
                 await store.release([mine])
-                (mine,) = await store.claim(lease, [Wanted(key=mine.key, seen_epoch=epoch)])
+                (mine,) = await store.claim(lease, [KeyClaim(key=mine.key, seen_epoch=epoch)])
         assert "book" in failed
         terms = await store.history(mine.key, limit=100)
         assert [term.epoch for term in terms] == list(range(25, 0, -1))

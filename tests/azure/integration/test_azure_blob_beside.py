@@ -12,11 +12,11 @@ import pytest
 from tests.support.azure_blob_scene import GROUP, NEVER, granted, keys, opened, owned
 from tests.support.azurite import shared_azurite
 
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable, UsageError
 from leasehold.jobs import Held, reserve, try_reserve
-from leasehold.model import Mark, Ownership, Position
+from leasehold.model import CheckpointWrite, Ownership, Position
 from leasehold.stores import open_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
@@ -50,7 +50,7 @@ async def test_no_secret_is_kept_or_shown(
 async def test_a_sas_is_enough_and_is_not_shown(url: str) -> None:
     from azure.storage.blob import ContainerSasPermissions, generate_container_sas
 
-    service, address = shared_azurite(), Address.of(url, {})
+    service, address = shared_azurite(), BlobAddress.of(url, {})
     async with opened(url):
         pass  # makes the container, which a SAS of the container can not
     sas = generate_container_sas(
@@ -90,7 +90,9 @@ async def test_many_tasks_of_one_store_do_not_starve_each_other(url: str) -> Non
 
         async def work(ownership: Ownership) -> None:
             for number in range(3):
-                mark = Mark(ownership=ownership, position=Position(sequence_number=number))
+                mark = CheckpointWrite(
+                    ownership=ownership, position=Position(sequence_number=number)
+                )
                 assert not await store.checkpoint([mark])
 
         await asyncio.gather(*map(work, taken))

@@ -23,10 +23,10 @@ from tests.support.azurite import shared_azurite
 
 from leasehold.azure.blob_store import AzureBlobStore, document_cache
 from leasehold.azure.blob_store.container import OK
-from leasehold.azure.blob_store.http import Answer
-from leasehold.azure.blob_store.naming import Home, lease_id
+from leasehold.azure.blob_store.http import HttpResponse
+from leasehold.azure.blob_store.naming import LeaseLocation, lease_id
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
-from leasehold.model import EndReason, Lease, MemberInfo, State, Wanted
+from leasehold.model import EndReason, KeyClaim, Lease, MemberInfo, State
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
@@ -38,7 +38,7 @@ def url() -> str:
 
 def renewed(store: AzureBlobStore, lease: Lease) -> bool:
     """Renew the blob's lease itself: its holder hears of nothing."""
-    blob = Home.of(lease.group, lease.holder).holder_blob(lease.holder)
+    blob = LeaseLocation.of(lease.group, lease.holder).holder_blob(lease.holder)
     return store._container.lease(blob, "renew", NEVER, lease_id=lease_id(lease.token)).status == OK
 
 
@@ -57,9 +57,9 @@ async def test_a_break_after_a_whole_lease_lasts_a_whole_lease() -> None:
         assert renewed(store, lease)
         assert (await store.resources(GROUP))[mine.key].state is State.BREAKING
         other = await granted(store, "other")
-        assert not await store.claim(other, [Wanted(key=mine.key, seen_epoch=1)])
+        assert not await store.claim(other, [KeyClaim(key=mine.key, seen_epoch=1)])
         world.pass_time(2.5)
-        assert await store.claim(other, [Wanted(key=mine.key, seen_epoch=1)])
+        assert await store.claim(other, [KeyClaim(key=mine.key, seen_epoch=1)])
 
 
 @pytest.mark.spec("L5")
@@ -84,15 +84,15 @@ async def test_a_break_that_is_written_late_does_not_come_early(again: bool) -> 
             assert await store.break_(mine.key, epoch=1, after=LEASE)
         if again:
             assert await other.break_(mine.key, epoch=1, after=LEASE)
-        assert not await other.claim(watcher, [Wanted(key=mine.key, seen_epoch=1)])
+        assert not await other.claim(watcher, [KeyClaim(key=mine.key, seen_epoch=1)])
         told = [each for each in (await store.renew(lease)).resources if each.key == mine.key]
         assert told[0].breaking_s is not None
         assert 13.0 <= told[0].breaking_s <= 15.0
         world.pass_time(14.5)
-        assert not await other.claim(watcher, [Wanted(key=mine.key, seen_epoch=1)])
+        assert not await other.claim(watcher, [KeyClaim(key=mine.key, seen_epoch=1)])
         assert renewed(store, lease)
         world.pass_time(2.5)
-        assert await other.claim(watcher, [Wanted(key=mine.key, seen_epoch=1)])
+        assert await other.claim(watcher, [KeyClaim(key=mine.key, seen_epoch=1)])
         assert (await other.history(mine.key))[1].reason is EndReason.BROKEN
 
 
@@ -138,14 +138,14 @@ async def test_a_lease_that_the_book_has_ended_is_not_kept_alive_by_renewals() -
         with pytest.raises(LeaseLost):
             await store.renew(lease)
         world.pass_time(5)
-        listed = store._container.list(Home(GROUP).path, NEVER)
+        listed = store._container.list(LeaseLocation(GROUP).path, NEVER)
         assert not any(blob.locked for blob in listed.values())
 
 
 async def test_a_grant_is_not_repeated_on_a_lease_that_was_broken_past_the_store(url: str) -> None:
     async with opened(url) as store:
         lease = await granted(store)
-        blob = Home(GROUP).holder_blob(lease.holder)
+        blob = LeaseLocation(GROUP).holder_blob(lease.holder)
         store._container.lease(blob, "break", NEVER, lease_break_period=60)
         with pytest.raises(LeaseLost) as caught:
             await granted(store)
@@ -171,12 +171,12 @@ async def test_a_guest_does_not_make_the_book_grow_for_ever(url: str) -> None:
         await store.declare(["job/a"])
         sizes, version = [], 0
         for epoch in range(24):
-            (mine,) = await store.claim(lease, [Wanted(key="job/a", seen_epoch=epoch)])
+            (mine,) = await store.claim(lease, [KeyClaim(key="job/a", seen_epoch=epoch)])
             await store.release([mine])
             told = await store.renew(lease, since=version)
             assert [term.epoch for term in told.ended] == [epoch + 1]
             version = told.version
-            book = store._shelf.read(Home("job"), lambda turn: turn.book, NEVER)
+            book = store._shelf.read(LeaseLocation("job"), lambda turn: turn.book, NEVER)
             row = book.lease_row("worker")
             assert row is not None
             sizes.append(len(row.ended_terms))
@@ -190,11 +190,11 @@ def _unavailable(*_args: object, **_named: object) -> bool:
     raise StoreUnavailable("the line is dead")
 
 
-def _changed(store: AzureBlobStore, **more: str) -> Callable[..., Answer]:
+def _changed(store: AzureBlobStore, **more: str) -> Callable[..., HttpResponse]:
     """As ``Wire.ask``, with more in the query of each listing."""
     real = store.wire.ask
 
-    def ask(method: str, path: str, **named: object) -> Answer:
+    def ask(method: str, path: str, **named: object) -> HttpResponse:
         query = dict(named.pop("query", None) or {})  # type: ignore[call-overload]
         if query.get("comp") == "list":
             query |= more
@@ -221,7 +221,7 @@ async def test_a_listing_that_is_none_is_said_to_be_so(url: str) -> None:
     async with opened(url) as store:
         real = store.wire.ask
 
-        def ask(method: str, path: str, **named: object) -> Answer:
+        def ask(method: str, path: str, **named: object) -> HttpResponse:
             answer = real(method, path, **named)  # type: ignore[arg-type]
             return replace(answer, body=b"<html>Please log in<br></html>")
 
@@ -236,7 +236,7 @@ async def test_books_without_metadata_are_passed_over_by_searches(url: str) -> N
     async with opened(url) as store:
         await granted(store)
         await store.declare([*keys(1), "job/nightly"])
-        book = Home(GROUP).book
+        book = LeaseLocation(GROUP).book
         found = store._container.get(book, NEVER)
         assert found is not None
         store._container.put(book, found.body, etag=found.etag, metadata={}, given_up=NEVER)

@@ -26,8 +26,8 @@ from tests.support.hub import certificate
 
 from leasehold.azure.blob_store import AzureBlobStore
 from leasehold.clock import Clock, SystemClock
-from leasehold.errors import StoreUnavailable, StoreUnusable, UnknownStore
-from leasehold.model import Mark, Position
+from leasehold.errors import InvalidUrl, StoreUnavailable, StoreUnusable
+from leasehold.model import CheckpointWrite, Position
 from leasehold.stores import open_store
 from leasehold.testing.clock import ManualClock
 
@@ -51,7 +51,9 @@ async def use(store: AzureBlobStore) -> None:
     taken = await owned(store, lease, 2)
     for number in range(5):
         position = Position(sequence_number=number)
-        assert not await store.checkpoint([Mark(ownership=o, position=position) for o in taken])
+        assert not await store.checkpoint(
+            [CheckpointWrite(ownership=o, position=position) for o in taken]
+        )
     await store.renew(lease)
     stored = await store.checkpoints(GROUP)
     assert [stored[key].position.sequence_number for key in keys(2)] == [4, 4]
@@ -201,7 +203,7 @@ async def test_a_lease_goes_on_while_tokens_end(world: World) -> None:
             world.pass_time(50)
             version = (await store.renew(lease, since=version)).version
         position = Position(sequence_number=1)
-        assert not await store.checkpoint([Mark(ownership=mine, position=position)])
+        assert not await store.checkpoint([CheckpointWrite(ownership=mine, position=position)])
     # Each is replaced five minutes before its end.
     assert len(world.entra.given) == 3
 
@@ -238,11 +240,13 @@ async def test_a_token_that_ends_by_the_service_s_clock_stops_a_host_until_ours_
         lease = await granted(store)
         (mine,) = await owned(store, lease, 1)
         position = Position(sequence_number=7)
-        assert not await store.checkpoint([Mark(ownership=mine, position=position)])
+        assert not await store.checkpoint([CheckpointWrite(ownership=mine, position=position)])
         ahead = world.clock.utc_now() + timedelta(seconds=HOUR_S + 1)
         world.service.set_clock(ahead)
         with pytest.raises(StoreUnusable, match="the clock of this machine") as caught:
-            await store.checkpoint([Mark(ownership=mine, position=Position(sequence_number=8))])
+            await store.checkpoint(
+                [CheckpointWrite(ownership=mine, position=Position(sequence_number=8))]
+            )
         (token,) = world.entra.given
         assert token not in f"{told(caught.value)} {caplog.text}"
         world.pass_time(HOUR_S + 1)
@@ -272,7 +276,7 @@ async def test_no_token_goes_unencrypted(
         place = f"http://127.0.0.1:{world.service.port}/acme"
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"BlobEndpoint={place}")
         url = world.url
-    with pytest.raises(UnknownStore, match="by https only"):
+    with pytest.raises(InvalidUrl, match="by https only"):
         async with open_store(url, clock=world.clock):
             pass
     assert not world.entra.given

@@ -26,23 +26,23 @@ from leasehold.azure.blob_store import AzureBlobStore
 from leasehold.azure.blob_store import checkpoint_blobs as slips_
 from leasehold.azure.blob_store import ownerships as jotting_
 from leasehold.azure.blob_store import store as store_
-from leasehold.azure.blob_store.checkpoint_blobs import Slips
+from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs
 from leasehold.azure.blob_store.container import Container
-from leasehold.azure.blob_store.naming import Home
+from leasehold.azure.blob_store.naming import LeaseLocation
 from leasehold.errors import StoreUnavailable, StoreUnusable
 from leasehold.model import (
+    CheckpointWrite,
     HandOver,
+    KeyClaim,
     Lease,
-    Mark,
-    MarkRefusal,
     MemberInfo,
     Ownership,
     Position,
-    Wanted,
+    Refusal,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
-HOME = Home(GROUP)
+HOME = LeaseLocation(GROUP)
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def url() -> str:
 
 async def mark(
     store: AzureBlobStore, ownership: Ownership, number: int, offset: str = ""
-) -> MarkRefusal | None:
+) -> Refusal | None:
     position = Position(sequence_number=number, offset=offset)
-    refused = await store.checkpoint([Mark(ownership=ownership, position=position)])
+    refused = await store.checkpoint([CheckpointWrite(ownership=ownership, position=position)])
     return refused.get(ownership.key)
 
 
@@ -86,7 +86,7 @@ async def test_positions_of_a_host_that_writes_often_are_one_cheap_call_each(url
         async def all_at(number: int) -> list[str]:
             position = Position(sequence_number=10**12 + number, offset=str(10**15 + 77 * number))
             with sent() as lines:
-                marks = [Mark(ownership=each, position=position) for each in mine]
+                marks = [CheckpointWrite(ownership=each, position=position) for each in mine]
                 assert not await store.checkpoint(marks)
             return lines
 
@@ -98,13 +98,13 @@ async def test_positions_of_a_host_that_writes_often_are_one_cheap_call_each(url
             assert "/slips/" in line
             assert "comp=metadata" in line
         assert set((await reached(reader)).values()) == {10**12 + 5}
-        assert await mark(store, mine[7], 4) is MarkRefusal.BEHIND
+        assert await mark(store, mine[7], 4) is Refusal.BEHIND
         assert (await reached(reader))[mine[7].key] == 10**12 + 5
 
 
 async def _stolen(store: AzureBlobStore, lease: Lease, mine: list[Ownership]) -> None:
     thief = await granted(store, "thief")
-    wanted = [Wanted(key=mine[0].key, seen_epoch=mine[0].epoch)]
+    wanted = [KeyClaim(key=mine[0].key, seen_epoch=mine[0].epoch)]
     assert await store.claim(thief, wanted, force=True)
 
 
@@ -134,7 +134,7 @@ async def test_however_a_key_is_lost_its_position_is_kept_and_no_later_one_is_ta
     async with opened(url) as store, opened(url) as other:
         lease, mine = await jotting(store)
         await end(other, lease, mine)
-        assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+        assert await mark(store, mine[0], 99) is Refusal.FENCED
         assert (await reached(other))[mine[0].key] == 5
         assert await other.fenced_writes(GROUP) == 1
 
@@ -153,7 +153,7 @@ async def test_a_write_that_was_paused_on_its_way_comes_too_late(url: str) -> No
             return real(self, name, *given, **named)  # type: ignore[arg-type]
 
         with patch.object(Container, "set_metadata", late):
-            assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+            assert await mark(store, mine[0], 99) is Refusal.FENCED
         assert paused
         assert (await reached(other))[mine[0].key] == 5
 
@@ -168,9 +168,9 @@ async def test_the_positions_of_a_host_that_died_go_to_whoever_takes_its_keys() 
             assert await mark(store, mine, number) is None
         heir = await granted(other, "heir")
         world.pass_time(16)
-        (taken,) = await other.claim(heir, [Wanted(key=mine.key, seen_epoch=1)])
+        (taken,) = await other.claim(heir, [KeyClaim(key=mine.key, seen_epoch=1)])
         assert (await reached(other))[mine.key] == 5
-        assert await mark(store, mine, 6) is MarkRefusal.FENCED
+        assert await mark(store, mine, 6) is Refusal.FENCED
         assert await mark(other, taken, 7) is None
         assert not slips(other)
 
@@ -289,7 +289,7 @@ async def test_a_job_that_writes_twice_in_each_run_needs_no_slip(url: str) -> No
         await store.declare(keys(1))
         for run in range(4):
             with sent() as lines:
-                (mine,) = await store.claim(lease, [Wanted(key=keys(1)[0], seen_epoch=run)])
+                (mine,) = await store.claim(lease, [KeyClaim(key=keys(1)[0], seen_epoch=run)])
                 assert await mark(store, mine, 2 * run) is None
                 assert await mark(store, mine, 2 * run + 1) is None
                 await store.release([mine])
@@ -344,16 +344,16 @@ async def test_two_threads_that_write_one_key_never_take_it_back(url: str) -> No
     """The slower one has compared its position before the faster one has written."""
     async with opened(url) as store:
         _, mine = await jotting(store)
-        real, inside = Slips.jot, list[int]()
+        real, inside = CheckpointBlobs.jot, list[int]()
 
-        def slow(self: Slips, *given: Any) -> bool:
+        def slow(self: CheckpointBlobs, *given: Any) -> bool:
             inside.append(1)
             if len(inside) == 1:
                 assert anyio.from_thread.run(mark, store, mine[0], 20) is None
             return real(self, *given)
 
-        with patch.object(Slips, "jot", slow):
-            assert await mark(store, mine[0], 10) is MarkRefusal.BEHIND
+        with patch.object(CheckpointBlobs, "jot", slow):
+            assert await mark(store, mine[0], 10) is Refusal.BEHIND
         assert len(inside) == 2
         assert (await reached(store))[mine[0].key] == 20
 
@@ -380,7 +380,7 @@ async def test_who_writes_without_a_pause_can_be_robbed_from_far_away(url: str) 
                 await _stolen(other, lease, mine)
             robbed.set()
         assert (await reached(other))[mine[0].key] == 5
-        assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+        assert await mark(store, mine[0], 99) is Refusal.FENCED
 
 
 @pytest.mark.spec("C3", "L7")
@@ -388,22 +388,22 @@ async def test_a_thread_that_slept_does_not_write_on_a_slip_that_was_made_since(
     """Its term is over. The host owns the key again, and has a new slip for the new term."""
     async with opened(url) as store, opened(url) as other:
         lease, mine = await jotting(store)
-        key, real, inside = mine[0].key, Slips.jot, list[int]()
+        key, real, inside = mine[0].key, CheckpointBlobs.jot, list[int]()
 
         async def lost_and_had_again() -> None:
             await _stolen(other, lease, mine)
-            (again,) = await store.claim(lease, [Wanted(key=key, seen_epoch=2)], force=True)
+            (again,) = await store.claim(lease, [KeyClaim(key=key, seen_epoch=2)], force=True)
             for number in range(6, 10):
                 assert await mark(store, again, number) is None
 
-        def slow(self: Slips, *given: Any) -> bool:
+        def slow(self: CheckpointBlobs, *given: Any) -> bool:
             inside.append(1)
             if len(inside) == 1:
                 anyio.from_thread.run(lost_and_had_again)
             return real(self, *given)
 
-        with patch.object(Slips, "jot", slow):
-            assert await mark(store, mine[0], 99) is MarkRefusal.FENCED
+        with patch.object(CheckpointBlobs, "jot", slow):
+            assert await mark(store, mine[0], 99) is Refusal.FENCED
         assert len(inside) > 1, "the new slip is in use"
         assert (await reached(other))[key] == 9
 
@@ -414,13 +414,13 @@ async def test_outsiders_and_who_may_not_write_leave_no_slips_behind(url: str) -
             holder="alone", token="t", group="", duration=LEASE, info=MemberInfo()
         )
         await store.declare(keys(2))
-        (outside,) = await store.claim(alone, [Wanted(key=keys(2)[1], seen_epoch=0)])
+        (outside,) = await store.claim(alone, [KeyClaim(key=keys(2)[1], seen_epoch=0)])
         lease = await granted(store)
-        (mine,) = await store.claim(lease, [Wanted(key=keys(2)[0], seen_epoch=0)])
+        (mine,) = await store.claim(lease, [KeyClaim(key=keys(2)[0], seen_epoch=0)])
         await _stolen(other, lease, [mine])
         for number in range(6):
             assert await mark(store, outside, number) is None
-            assert await mark(store, mine, number) is MarkRefusal.FENCED
+            assert await mark(store, mine, number) is Refusal.FENCED
         assert not slips(store)
 
 
@@ -430,15 +430,15 @@ async def test_a_slip_that_the_book_does_not_name_after_all_is_removed(url: str)
         mine = await owned(store, lease, 1)
         for number in (1, 2):
             assert await mark(store, mine[0], number) is None
-        real = Slips.make
+        real = CheckpointBlobs.make
 
-        def and_the_key_is_stolen(self: Slips, *given: Any) -> str | None:
+        def and_the_key_is_stolen(self: CheckpointBlobs, *given: Any) -> str | None:
             name = real(self, *given)
             anyio.from_thread.run(_stolen, other, lease, mine)
             return name
 
-        with patch.object(Slips, "make", and_the_key_is_stolen):
-            assert await mark(store, mine[0], 3) is MarkRefusal.FENCED
+        with patch.object(CheckpointBlobs, "make", and_the_key_is_stolen):
+            assert await mark(store, mine[0], 3) is Refusal.FENCED
         assert not slips(store)
         assert (await reached(other))[mine[0].key] == 2
 
@@ -451,7 +451,7 @@ async def test_many_that_die_at_once_are_ended_by_one_renewal_with_their_positio
         await store.declare(keys(hosts))
         for number, key in enumerate(keys(hosts)):
             lease = await granted(store, f"host{number}", duration=LEASE)
-            (mine,) = await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
+            (mine,) = await store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
             for position in range(5):
                 assert await mark(store, mine, position) is None
         assert len(slips(store)) == hosts
@@ -471,7 +471,7 @@ async def test_slips_of_two_holders_may_have_the_same_name() -> None:
         await store.declare(keys(2))
         for number, key in enumerate(keys(2)):
             lease = await granted(store, f"host{number}", duration=LEASE)
-            (mine,) = await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
+            (mine,) = await store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
             with patch(
                 "leasehold.azure.blob_store.checkpoint_blobs.new_suffix", lambda: "c0ffee00"
             ):

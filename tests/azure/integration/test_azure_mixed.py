@@ -25,7 +25,7 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from tests.support.azure_group import CONSUMERS, HUB, LEFT_OPEN, Client, Hub, hub, until
 from tests.support.azurite import Azurite, shared_azurite
 
-from leasehold import Timing
+from leasehold import LeaseTiming
 from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, RecordsStore, SharedSource
 from leasehold.errors import StoreUnusable
 from leasehold.events import EventBatch
@@ -36,8 +36,8 @@ from leasehold.processor import (
     CloseReason,
     EventProcessor,
     HookEvent,
-    Options,
     PartitionContext,
+    ProcessorOptions,
 )
 from leasehold.processor.events import Overtaken
 from leasehold.stores import open_store
@@ -132,8 +132,8 @@ class Scene:
             on_batch=on_batch,
             name=name,
             **more,
-            options=Options(
-                timing=Timing(lease_s=55.0, renew_s=INTERVAL_S, margin_s=3.0, call_s=20.0),
+            options=ProcessorOptions(
+                timing=LeaseTiming(lease_s=55.0, renew_s=INTERVAL_S, margin_s=3.0, call_s=20.0),
                 checkpoint=CheckpointPolicy.every(interval=timedelta(seconds=0.2)),
             ),
         )

@@ -23,12 +23,12 @@ from tests.support.azure_sim import (
 )
 from tests.support.job_scene import LoopClock
 
-from leasehold import Member, MemberOptions, Timing
+from leasehold import LeaseTiming, Member, MemberOptions
 from leasehold.azure import MixedStore, SharedSource
 from leasehold.azure.interop.records import is_stand_in, owner_of_ours
-from leasehold.errors import InvalidOptions, Stolen
+from leasehold.errors import InvalidOptions, ReaderDisplaced
 from leasehold.events import Receiver, Start
-from leasehold.model import Checkpoint, EndReason, Mark, MarkRefusal, Ownership, Position
+from leasehold.model import Checkpoint, CheckpointWrite, EndReason, Ownership, Position, Refusal
 from leasehold.names import partition_key
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.source import MemorySource
@@ -137,8 +137,10 @@ def test_what_a_client_steals_ends_as_stolen_and_the_loser_is_fenced() -> None:
         (newest, older, *_) = await group.ours.history(key)
         assert is_stand_in(newest.holder)
         assert (older.holder, older.reason) == (host.holder, EndReason.STOLEN)
-        mark = Mark(ownership=before[key], position=Position(sequence_number=1, offset="9"))
-        assert await group.mixed().checkpoint([mark]) == {key: MarkRefusal.FENCED}
+        mark = CheckpointWrite(
+            ownership=before[key], position=Position(sequence_number=1, offset="9")
+        )
+        assert await group.mixed().checkpoint([mark]) == {key: Refusal.FENCED}
         assert group.theirs.positions == {}
 
     play(story)
@@ -257,7 +259,11 @@ def test_checkpoints_are_understood_both_ways_and_the_one_ahead_counts() -> None
         await group.cycles_until(lambda: group.even(1))
         store, key = group.mixed(), partition_key(HUB, CONSUMERS, "3")
         await store.checkpoint(
-            [Mark(ownership=_held(host, key), position=Position(sequence_number=7, offset="700"))]
+            [
+                CheckpointWrite(
+                    ownership=_held(host, key), position=Position(sequence_number=7, offset="700")
+                )
+            ]
         )
         row = group.theirs.positions["3"]
         assert (row["offset"], row["sequence_number"]) == ("700", 7)
@@ -277,7 +283,9 @@ def test_a_checkpoint_that_could_not_be_written_to_theirs_is_written_with_the_ne
         await group.cycles_until(lambda: group.even(1))
         key, store = partition_key(HUB, CONSUMERS, "3"), host._store
         group.theirs.away = True
-        mark = Mark(ownership=_held(host, key), position=Position(sequence_number=7, offset="700"))
+        mark = CheckpointWrite(
+            ownership=_held(host, key), position=Position(sequence_number=7, offset="700")
+        )
         assert await store.checkpoint([mark]) == {}
         assert group.theirs.positions == {}
         group.theirs.away = False
@@ -343,7 +351,7 @@ def test_a_lease_that_their_clients_would_not_wait_for_is_refused() -> None:
             expiry=timedelta(seconds=15),
             clock=LoopClock(),
         )
-        options = MemberOptions(group=GROUP, timing=Timing())
+        options = MemberOptions(group=GROUP, timing=LeaseTiming())
         member = Member(store, options, keeper=Work(), clock=LoopClock())
         with pytest.raises(InvalidOptions, match="lease <= expiry / 2"):
             await member.run()
@@ -364,17 +372,17 @@ def test_a_receiver_that_was_displaced_does_not_displace_back_until_its_host_mus
 
         first = await attach(7)
         client = await theirs.receiver("0", group="g", epoch=0, start=start, name="theirs")
-        with pytest.raises(Stolen):
+        with pytest.raises(ReaderDisplaced):
             await first.receive(**most)
-        with pytest.raises(Stolen, match="records of Azure's clients"):
+        with pytest.raises(ReaderDisplaced, match="records of Azure's clients"):
             await attach(7)
         source.append("0", b"x")
         assert len(await client.receive(**most)) == 1
         again = await attach(8)  # it has claimed the partition again
-        with pytest.raises(Stolen):
+        with pytest.raises(ReaderDisplaced):
             await client.receive(**most)
         await theirs.receiver("0", group="g", epoch=0, start=start, name="theirs")
-        with pytest.raises(Stolen):
+        with pytest.raises(ReaderDisplaced):
             await again.receive(**most)
         assert "namespace" not in caplog.text
         await asyncio.sleep(16)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.azure_sim import CONSUMERS, EXPIRY_S, GROUP, HUB, Group, play
 
 from leasehold import Member
-from leasehold.model import EndReason, Mark, Ownership, Position, Wanted
+from leasehold.model import CheckpointWrite, EndReason, KeyClaim, Ownership, Position
 from leasehold.names import partition_key
 
 pytestmark = pytest.mark.spec("B8")
@@ -19,9 +19,9 @@ KEY = partition_key(HUB, CONSUMERS, "3")
 CLIENT = "a client of theirs"
 
 
-def mark(ownership: Ownership, number: int) -> Mark:
+def mark(ownership: Ownership, number: int) -> CheckpointWrite:
     position = Position(sequence_number=number, offset=str(100 * number))
-    return Mark(ownership=ownership, position=position)
+    return CheckpointWrite(ownership=ownership, position=position)
 
 
 async def stored(member: Member, number: int, *, only: str | None = None) -> None:
@@ -281,7 +281,7 @@ def test_a_record_in_our_name_is_no_claim() -> None:
         assert await group.ours.release([ownership]) == [KEY]
         await robbed(group)
         assert host._lease is not None
-        wanted = [Wanted(key=KEY, seen_epoch=ownership.epoch)]
+        wanted = [KeyClaim(key=KEY, seen_epoch=ownership.epoch)]
         assert await host._store.claim(host._lease, wanted) == ()
         assert group.theirs.owners["3"]["owner_id"] == CLIENT
 

@@ -16,7 +16,7 @@ from tests.support.azure_sim import CONSUMERS, GROUP, HUB, Group, play
 from leasehold import Member
 from leasehold.azure import MixedStore
 from leasehold.azure.interop.records import owner_of_ours
-from leasehold.model import EndReason, Mark, Ownership, Position
+from leasehold.model import CheckpointWrite, EndReason, Ownership, Position
 from leasehold.names import partition_key
 
 pytestmark = pytest.mark.spec("B8")
@@ -28,7 +28,7 @@ CLIENT = "a client of theirs"
 async def stored(member: Member, number: int) -> None:
     """The position of all that is held, as a pump stores the last one before it ends."""
     position = Position(sequence_number=number, offset=str(100 * number))
-    marks = [Mark(ownership=each, position=position) for each in member.held()]
+    marks = [CheckpointWrite(ownership=each, position=position) for each in member.held()]
     assert await member._store.checkpoint(marks) == {}
 
 

@@ -12,7 +12,7 @@ from tests.support.azure_sim import CONSUMERS, EXPIRY_S, GROUP, HUB, THEIR_CYCLE
 
 from leasehold.azure.interop.records import is_stand_in
 from leasehold.errors import InvalidDuration
-from leasehold.model import Mark, Ownership, Position
+from leasehold.model import CheckpointWrite, Ownership, Position
 from leasehold.names import partition_key
 
 pytestmark = pytest.mark.spec("B8")
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.spec("B8")
 KEY = partition_key(HUB, CONSUMERS, "3")
 
 
-def mark(ownership: Ownership, number: int) -> Mark:
+def mark(ownership: Ownership, number: int) -> CheckpointWrite:
     position = Position(sequence_number=number, offset=str(100 * number))
-    return Mark(ownership=ownership, position=position)
+    return CheckpointWrite(ownership=ownership, position=position)
 
 
 @pytest.fixture

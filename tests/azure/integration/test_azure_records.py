@@ -13,8 +13,8 @@ from azure.storage.blob import ContainerClient
 from tests.support.azurite import shared_azurite
 
 from leasehold.azure import BlobRecords, MixedStore
-from leasehold.azure.interop.record_layout import Place
-from leasehold.azure.interop.records import Records
+from leasehold.azure.interop.record_layout import ConsumerGroup
+from leasehold.azure.interop.records import OwnershipRecords
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.model import Position
@@ -88,8 +88,8 @@ async def test_owners_of_another_spelling_are_seen_and_robbed_where_they_look(
     container.upload_blob(f"{java}1", b"", metadata={"ownerid": "java"})
     container.upload_blob(f"{python}2", b"", metadata={"ownerid": "python"})
     blobs, clock = BlobRecords(container), SystemClock()
-    place = Place(namespace="ns", hub="orders", group="$Default")
-    records = Records(blobs, place, expiry_s=60.0, clock=clock)
+    place = ConsumerGroup(namespace="ns", hub="orders", group="$Default")
+    records = OwnershipRecords(blobs, place, expiry_s=60.0, clock=clock)
     await records.look()
     assert [records.client(each) for each in "012"] == ["java", "java", "python"]
     assert await records.write({"0": "leasehold:me"}) == {"0"}
@@ -150,12 +150,16 @@ async def test_a_claim_that_failed_is_not_taken_for_won(container: ContainerClie
 async def test_their_blocking_store_serves_as_well(container: ContainerClient) -> None:
     stock: Any = BlockingBlobCheckpointStore("", "", container_client=container)
     clock = SystemClock()
-    records = Records(stock, Place(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock)
+    records = OwnershipRecords(
+        stock, ConsumerGroup(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock
+    )
     await records.look()
     assert await records.write({"0": "leasehold:me", "1": "leasehold:me"}) == {"0", "1"}
     await records.look()
     assert records.owner("0") == "leasehold:me"
-    other = Records(stock, Place(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock)
+    other = OwnershipRecords(
+        stock, ConsumerGroup(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock
+    )
     await other.look()
     assert await other.write({"0": "client"}) == {"0"}
     assert await records.write({"0": "leasehold:me"}) == set()

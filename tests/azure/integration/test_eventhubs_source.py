@@ -29,7 +29,7 @@ from leasehold.azure.eventhubs.credentials import Token
 from leasehold.clock import SystemClock
 from leasehold.errors import (
     BeyondEnd,
-    Stolen,
+    ReaderDisplaced,
     StoreUnavailable,
     StoreUnusable,
     Trimmed,
@@ -296,15 +296,15 @@ def test_a_higher_epoch_takes_the_partition_and_a_lower_one_is_refused(tmp_path:
                 old = await mine.receiver("0", epoch=4, name="old", **how)
                 new = await other.receiver("0", epoch=5, name="new", **how)
                 assert len(await taken(new, 3)) == 3
-                with pytest.raises(Stolen) as told:
+                with pytest.raises(ReaderDisplaced) as told:
                     await taken(old, 1)
                 assert told.value.epoch == 4
-                with pytest.raises(Stolen):
+                with pytest.raises(ReaderDisplaced):
                     await old.receive(most_events=1, most_bytes=1)
-                with pytest.raises(Stolen):
+                with pytest.raises(ReaderDisplaced):
                     await mine.receiver("0", epoch=4, name="old", **how)
                 again = await mine.receiver("0", epoch=5, name="same", **how)
-                with pytest.raises(Stolen):
+                with pytest.raises(ReaderDisplaced):
                     await new.receive(most_events=1, most_bytes=1)
                 assert len(await taken(again, 3)) == 3
 

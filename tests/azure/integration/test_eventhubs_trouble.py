@@ -20,8 +20,8 @@ from leasehold.azure.eventhubs.credentials import Token
 from leasehold.azure.eventhubs.service_errors import (
     NOT_FOUND,
     UNAUTHORIZED,
-    Asked,
-    Refusal,
+    RequestContext,
+    ServiceError,
     error_of,
 )
 from leasehold.azure.eventhubs.source import EventHubsRanges
@@ -49,7 +49,9 @@ def test_a_link_whose_token_has_ended_is_made_anew_with_another_one(
 
                 source.keeper._tokens = SimpleNamespace(token=token)
                 assert receiver.link is not None
-                receiver.link.on_end(Refusal(condition=UNAUTHORIZED, description="ExpiredToken"))
+                receiver.link.on_end(
+                    ServiceError(condition=UNAUTHORIZED, description="ExpiredToken")
+                )
                 await asyncio.to_thread(hub.store, b"after it")
                 assert [each.body for each in await taken(receiver, 1)] == [b"after it"]
                 assert len(shown) == 1
@@ -125,10 +127,12 @@ def test_a_name_that_nobody_knows_is_no_matter_of_tls(
 
 def test_another_group_is_advised_only_where_a_group_was_asked_for() -> None:
     address = parse("eventhubs://contoso/orders", {})
-    refusal = Refusal(condition=NOT_FOUND, description="could not be found")
-    said = str(error_of(refusal, Asked(address=address)))
+    refusal = ServiceError(condition=NOT_FOUND, description="could not be found")
+    said = str(error_of(refusal, RequestContext(address=address)))
     assert said.endswith("check the name, or create it")
-    said = str(error_of(refusal, Asked(address=address, consumer_group="billing", partition="0")))
+    said = str(
+        error_of(refusal, RequestContext(address=address, consumer_group="billing", partition="0"))
+    )
     assert "its consumer group 'billing'" in said
     assert "?consumer_group=…" in said
 

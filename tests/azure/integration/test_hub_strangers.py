@@ -18,7 +18,7 @@ from leasehold.azure.amqp.messages import APPLICATION_PROPERTIES, Message
 from leasehold.azure.amqp.performatives import Attach, Close, Detach, Disposition
 from leasehold.azure.amqp.types import Described, UInt, ULong
 from leasehold.azure.amqp.values import encode
-from leasehold.azure.endpoint.hubs import Hub, Streams
+from leasehold.azure.endpoint.hubs import Hub, Hubs
 
 MIB = 1 << 20
 
@@ -125,13 +125,13 @@ def odd_attach(handle: int) -> bytes:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Nobody finds a hub before this is set."""
-    find, found = Streams.find, asyncio.Event()
+    find, found = Hubs.find, asyncio.Event()
 
-    async def wait(self: Streams, name: str) -> Hub:
+    async def wait(self: Hubs, name: str) -> Hub:
         await found.wait()
         return await find(self, name)
 
-    monkeypatch.setattr(Streams, "find", wait)
+    monkeypatch.setattr(Hubs, "find", wait)
     return found
 
 

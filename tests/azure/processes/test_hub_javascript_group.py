@@ -19,10 +19,10 @@ from tests.support.azure_group import until
 from tests.support.hub_js.child import node_child
 from tests.support.hub_js.group import PARTITIONS, Group, group, owned, share_and_part
 
-from leasehold import Timing
+from leasehold import LeaseTiming
 from leasehold.azure import BlobRecords, EventHubsSource, MixedStore, SharedSource
 from leasehold.events import EventBatch
-from leasehold.processor import EventProcessor, Options
+from leasehold.processor import EventProcessor, ProcessorOptions
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 MEMBER = partial(node_child, "member.js")
@@ -51,11 +51,11 @@ async def _host(them: Group, url: str, seen: dict[str, set[int]]) -> AsyncIterat
         hub="hub",
         expiry=timedelta(seconds=them.expiry_s),
     )
-    timing = Timing(lease_s=them.expiry_s / 2, renew_s=0.6, margin_s=1.0, call_s=5.0)
+    timing = LeaseTiming(lease_s=them.expiry_s / 2, renew_s=0.6, margin_s=1.0, call_s=5.0)
     # Their cycle is short here, and so is the time after which a receiver may be taken back.
     source = SharedSource(EventHubsSource(address), grace=timedelta(seconds=3))
     host = EventProcessor(
-        source, store, "$Default", on_batch=on_batch, options=Options(timing=timing)
+        source, store, "$Default", on_batch=on_batch, options=ProcessorOptions(timing=timing)
     )
     await host.start()
     try:

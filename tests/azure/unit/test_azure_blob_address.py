@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.azure.blob_store.address import Address
-from leasehold.errors import UnknownStore
+from leasehold.azure.blob_store.address import BlobAddress
+from leasehold.errors import InvalidUrl
 
 KEY, SAS = "c2VjcmV0LWtleQ==", "sv=2021&sig=top%2Fsecret"
 CONNECTION = f"DefaultEndpointsProtocol=https;AccountName=acme;AccountKey={KEY};"
@@ -25,7 +25,7 @@ CONNECTION = f"DefaultEndpointsProtocol=https;AccountName=acme;AccountKey={KEY};
 def test_a_url_is_read_and_shown_again(
     url: str, host: str, port: int | None, tls: bool, root: str, container: str, prefix: str
 ) -> None:
-    found = Address.of(url, {})
+    found = BlobAddress.of(url, {})
     assert (found.account, found.host, found.port) == ("acme", host, port)
     assert (found.tls, found.root) == (tls, root)
     assert (found.container, found.prefix) == (container, prefix)
@@ -52,8 +52,8 @@ def test_a_url_is_read_and_shown_again(
     ],
 )
 def test_what_can_not_be_read_is_refused_without_quoting_it(url: str) -> None:
-    with pytest.raises(UnknownStore, match="azure-blob://ACCOUNT/CONTAINER") as caught:
-        Address.of(url, {})
+    with pytest.raises(InvalidUrl, match="azure-blob://ACCOUNT/CONTAINER") as caught:
+        BlobAddress.of(url, {})
     assert "pw" not in str(caught.value)
     assert "abc" not in str(caught.value)
 
@@ -91,7 +91,7 @@ def test_what_can_not_be_read_is_refused_without_quoting_it(url: str) -> None:
 def test_the_right_comes_from_the_url_or_the_environment(
     url: str, environment: dict[str, str], key: str, sas: str
 ) -> None:
-    found = Address.of(url, environment)
+    found = BlobAddress.of(url, environment)
     assert (found.key, found.sas) == (key, sas)
     assert found.url == url.partition("?")[0]
     for secret in (KEY, SAS, "top"):
@@ -100,7 +100,7 @@ def test_the_right_comes_from_the_url_or_the_environment(
 
 def test_the_endpoint_of_a_connection_string_counts() -> None:
     text = f"{CONNECTION}BlobEndpoint=http://127.0.0.1:10000/acme"
-    found = Address.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
+    found = BlobAddress.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
     assert (found.host, found.port, found.tls, found.root) == ("127.0.0.1", 10000, False, "/acme")
     assert found.path("groups/a=2Fb/book") == "/acme/c01/groups/a=2Fb/book"
 
@@ -108,8 +108,8 @@ def test_the_endpoint_of_a_connection_string_counts() -> None:
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:port/acme", "http://[::1/acme"])
 def test_an_endpoint_that_is_no_url_is_told_without_the_key(endpoint: str) -> None:
     text = f"{CONNECTION}BlobEndpoint={endpoint}"
-    with pytest.raises(UnknownStore, match="copy the connection string again") as caught:
-        Address.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
+    with pytest.raises(InvalidUrl, match="copy the connection string again") as caught:
+        BlobAddress.of("azure-blob://acme/c01", {"AZURE_STORAGE_CONNECTION_STRING": text})
     assert KEY not in str(caught.value)
 
 
@@ -126,8 +126,8 @@ def test_an_endpoint_that_is_no_url_is_told_without_the_key(endpoint: str) -> No
     ],
 )
 def test_the_part_that_is_wrong_is_told_and_what_it_may_be(url: str, said: str) -> None:
-    with pytest.raises(UnknownStore, match=r"azure-blob://ACCOUNT/CONTAINER$") as caught:
-        Address.of(url, {})
+    with pytest.raises(InvalidUrl, match=r"azure-blob://ACCOUNT/CONTAINER$") as caught:
+        BlobAddress.of(url, {})
     assert said in str(caught.value)
     assert "emulator" not in str(caught.value)
     assert "secret" not in str(caught.value)

@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from leasehold.azure.blob_store.http import Connection
+from leasehold.azure.blob_store.http import HttpConnection
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[Connection]:
+def answering(answer: bytes) -> Iterator[HttpConnection]:
     """A connection to somebody who says this, and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -28,7 +28,7 @@ def answering(answer: bytes) -> Iterator[Connection]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        made = Connection("127.0.0.1", server.getsockname()[1], tls=None, answer_s=90.0)
+        made = HttpConnection("127.0.0.1", server.getsockname()[1], tls=None, answer_s=90.0)
         try:
             yield made
         finally:

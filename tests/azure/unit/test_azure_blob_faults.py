@@ -15,15 +15,15 @@ from tests.support.hub import until
 
 from leasehold.azure import BlobLease
 from leasehold.azure.blob_store.blob_lease import Blobs
-from leasehold.azure.blob_store.container import Found
+from leasehold.azure.blob_store.container import ReadBlob
 from leasehold.azure.blob_store.credentials import Bearer
-from leasehold.azure.blob_store.document_cache import Spill
+from leasehold.azure.blob_store.document_cache import HistoryArchive
 from leasehold.azure.blob_store.document_json import from_json, to_json
-from leasehold.azure.blob_store.group_document import Book
-from leasehold.azure.blob_store.http import Connection
-from leasehold.azure.blob_store.naming import Home
+from leasehold.azure.blob_store.group_document import GroupDocument
+from leasehold.azure.blob_store.http import HttpConnection
+from leasehold.azure.blob_store.naming import LeaseLocation
 from leasehold.errors import UsageError
-from leasehold.model import Lease, MemberInfo, Wanted
+from leasehold.model import KeyClaim, Lease, MemberInfo
 from leasehold.testing.clock import ManualClock
 
 NOW, WALL = 1_000_000.0, datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,7 +48,7 @@ def test_a_process_with_many_open_files_keeps_its_connections() -> None:
             many.append(socket.socket())
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            connection = Connection("127.0.0.1", port, tls=None, answer_s=90.0)
+            connection = HttpConnection("127.0.0.1", port, tls=None, answer_s=90.0)
             peer, _ = server.accept()
             assert not connection.ended()
             peer.close()
@@ -70,10 +70,10 @@ class _Blobs:
     kept: dict[str, bytes] = field(default_factory=dict)
     calls: int = 0
 
-    def get(self, name: str, _given_up: threading.Event) -> Found | None:
+    def get(self, name: str, _given_up: threading.Event) -> ReadBlob | None:
         self.calls += 1
         body = self.kept.get(name)
-        return None if body is None else Found(body=body, etag="e", metadata={})
+        return None if body is None else ReadBlob(body=body, etag="e", metadata={})
 
     def put(self, name: str, body: bytes, **_named: object) -> str:
         self.calls += 1
@@ -83,8 +83,8 @@ class _Blobs:
 
 def test_old_terms_leave_a_big_book_little_by_little() -> None:
     """All keys of a group change owners together: no call moves the terms of all of them."""
-    book, blobs = Book(Home("p/g")), _Blobs()
-    spill = Spill(blobs)  # type: ignore[arg-type]
+    book, blobs = GroupDocument(LeaseLocation("p/g")), _Blobs()
+    spill = HistoryArchive(blobs)  # type: ignore[arg-type]
     names = [f"p/g/{number}" for number in range(100)]
     book.declare(names)
     leases = [Lease(holder=f"h{n}", token="t", group="p/g", duration_s=30.0) for n in range(2)]
@@ -92,7 +92,7 @@ def test_old_terms_leave_a_big_book_little_by_little() -> None:
         book.grant(lease, MemberInfo(), NOW, WALL)
     most_calls, most_terms = 0, 0
     for epoch in range(120):
-        wanted = [Wanted(key=key, seen_epoch=epoch) for key in names]
+        wanted = [KeyClaim(key=key, seen_epoch=epoch) for key in names]
         taken = book.claim(leases[epoch % 2], wanted, force=True, now=NOW, wall=WALL)
         assert len(taken) == len(names)
         before = blobs.calls
@@ -110,11 +110,11 @@ def test_old_terms_leave_a_big_book_little_by_little() -> None:
 
 
 def test_a_break_is_due_by_the_time_at_which_it_was_written() -> None:
-    book = Book(Home("p/g"))
+    book = GroupDocument(LeaseLocation("p/g"))
     book.declare(["p/g/a"])
     lease = Lease(holder="h", token="t", group="p/g", duration_s=15.0)
     book.grant(lease, MemberInfo(), NOW, WALL)
-    book.claim(lease, [Wanted(key="p/g/a", seen_epoch=0)], force=False, now=NOW, wall=WALL)
+    book.claim(lease, [KeyClaim(key="p/g/a", seen_epoch=0)], force=False, now=NOW, wall=WALL)
     book.break_after("p/g/a", 1, 40.0, slack_s=1.0, now=NOW, wall=WALL)
     again = from_json(book.home, to_json(book), modified_s=NOW + 100)
     (row,) = again.rows

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.azure.blob_store import service_time
-from leasehold.azure.blob_store.credentials import Bearer, SharedKey
+from leasehold.azure.blob_store.credentials import AccountKey, Bearer
 from leasehold.azure.blob_store.document_json import at_wall, from_json, to_json
-from leasehold.azure.blob_store.group_document import Book
-from leasehold.azure.blob_store.naming import Home, lease_id, part, token_digest
-from leasehold.errors import StoreUnusable, UnknownStore
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Position, Wanted
+from leasehold.azure.blob_store.group_document import GroupDocument
+from leasehold.azure.blob_store.naming import LeaseLocation, lease_id, part, token_digest
+from leasehold.errors import InvalidUrl, StoreUnusable
+from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Lease, MemberInfo, Note, Position
 from leasehold.stores.rows import LeaseRow
 from leasehold.testing.clock import ManualClock
 
@@ -50,9 +50,9 @@ def test_tokens_leave_only_digests() -> None:
     assert len(lease_id("token")) == 36
 
 
-def _lived() -> Book:
+def _lived() -> GroupDocument:
     """A book with something of everything in it."""
-    book = Book(Home("p/g"))
+    book = GroupDocument(LeaseLocation("p/g"))
     keys = [f"p/g/{name}" for name in ("a", "b", "c", "d", "été 🚀", "e")]
     book.declare(keys)
     leases = [
@@ -63,12 +63,12 @@ def _lived() -> Book:
         book.grant(lease, MemberInfo(host="é", most=3, loads={"k": 0.5}), NOW, WALL)
 
     def steal(number: int, key: str) -> None:
-        wanted = [Wanted(key=key, seen_epoch=1, note="begun")]
+        wanted = [KeyClaim(key=key, seen_epoch=1, note="begun")]
         book.claim(leases[number], wanted, force=True, now=NOW, wall=WALL)
 
     mine = book.claim(
         leases[0],
-        [Wanted(key=key, seen_epoch=0) for key in keys],
+        [KeyClaim(key=key, seen_epoch=0) for key in keys],
         force=False,
         now=NOW,
         wall=WALL,
@@ -77,11 +77,15 @@ def _lived() -> Book:
     steal(4, keys[2])
     book.hand_over([HandOver(ownership=mine[0], to="h1", note="over")], 50.0, NOW, WALL)
     book.break_(keys[3], 1, 20.0, NOW, WALL)
-    book.ask(leases[1], Wanted(key=keys[4], seen_epoch=1), NOW, WALL)
+    book.ask(leases[1], KeyClaim(key=keys[4], seen_epoch=1), NOW, WALL)
     book.checkpoint(
-        [Mark(ownership=mine[4], position=Position(sequence_number=7, offset="o"))], NOW, WALL
+        [CheckpointWrite(ownership=mine[4], position=Position(sequence_number=7, offset="o"))],
+        NOW,
+        WALL,
     )
-    book.checkpoint([Mark(ownership=mine[1], position=Position(sequence_number=7))], NOW, WALL)
+    book.checkpoint(
+        [CheckpointWrite(ownership=mine[1], position=Position(sequence_number=7))], NOW, WALL
+    )
     book.annotate([Note(ownership=mine[4], text="half")], NOW)
     book.release([mine[5]], {}, NOW, WALL)
     book.forget([keys[5]], NOW, WALL)
@@ -133,11 +137,11 @@ def test_the_time_of_writing_is_all_that_changes() -> None:
 )
 def test_a_book_that_is_none_is_said_to_be_so(body: bytes, words: str) -> None:
     with pytest.raises(StoreUnusable, match=words):
-        from_json(Home("p/g"), body)
+        from_json(LeaseLocation("p/g"), body)
 
 
 def test_a_request_is_signed_as_the_service_reads_it() -> None:
-    right = SharedKey("acme", "a2V5")
+    right = AccountKey("acme", "a2V5")
     headers = {"x-ms-date": "now", "x-ms-version": "v", "Content-Length": "0", "If-Match": '"e"'}
     found = right.headers("PUT", "/acme/c/b", {"comp": "lease", "a": "b"}, headers)
     text = 'PUT\n\n\n\n\n\n\n\n"e"\n\n\n\nx-ms-date:now\nx-ms-version:v\n/acme/acme/c/b\na:b\n'
@@ -147,8 +151,8 @@ def test_a_request_is_signed_as_the_service_reads_it() -> None:
 
 
 def test_a_key_that_is_none_is_not_quoted() -> None:
-    with pytest.raises(UnknownStore, match="acme") as caught:
-        SharedKey("acme", "not base 64!")
+    with pytest.raises(InvalidUrl, match="acme") as caught:
+        AccountKey("acme", "not base 64!")
     assert "not base" not in str(caught.value)
 
 
@@ -208,7 +212,7 @@ def test_guests_that_have_nothing_are_not_kept_for_ever() -> None:
         book.declare([key])
         epoch = book._resources[key].epoch
         (taken,) = book.claim(
-            lease, [Wanted(key=key, seen_epoch=epoch)], force=True, now=NOW, wall=WALL
+            lease, [KeyClaim(key=key, seen_epoch=epoch)], force=True, now=NOW, wall=WALL
         )
         book.release([taken], {}, NOW, WALL)
     kept = {row.lease.holder for row in book.kept_leases()}
@@ -217,7 +221,7 @@ def test_guests_that_have_nothing_are_not_kept_for_ever() -> None:
     assert {"h0", "h1", "h3", "h4"} <= kept
 
 
-def replace_row(book: Book, lease: Lease) -> LeaseRow:
+def replace_row(book: GroupDocument, lease: Lease) -> LeaseRow:
     row = book.lease_row("h0")
     assert row is not None
     return replace(row, lease=lease, ends_at=NOW + 30, owned={}, abroad={}, ended_terms=[])

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.credentials import ended_on, right_for
-from leasehold.azure.blob_store.http import Wire
+from leasehold.azure.blob_store.http import HttpClient
 from leasehold.errors import StoreUnusable
 from leasehold.testing.clock import ManualClock
 
@@ -33,9 +33,9 @@ class Refusing:
         pass
 
 
-def _refusal(address: Address, status: int, monkeypatch: pytest.MonkeyPatch) -> str:
+def _refusal(address: BlobAddress, status: int, monkeypatch: pytest.MonkeyPatch) -> str:
     clock = ManualClock()
-    wire = Wire(address, right_for(address, clock), clock=clock, rng=random.Random(1))
+    wire = HttpClient(address, right_for(address, clock), clock=clock, rng=random.Random(1))
     monkeypatch.setattr(wire, "_connection", lambda: Refusing(status))
     with pytest.raises(StoreUnusable) as caught:
         wire.ask("GET", "/c01", again=True, given_up=threading.Event())
@@ -52,7 +52,7 @@ def test_a_sas_whose_time_is_over_is_told_with_its_end(
         (f"azure-blob://acme/c01?sas={quoted}", {}),
         ("azure-blob://acme/c01", {"AZURE_STORAGE_SAS_TOKEN": f"?{ENDED}"}),
     ):
-        said = _refusal(Address.of(url, environment), status, monkeypatch)
+        said = _refusal(BlobAddress.of(url, environment), status, monkeypatch)
         assert said.endswith("the SAS ended on 2020-01-01T00:00:00Z: make a new one")
 
 
@@ -62,7 +62,7 @@ def test_a_sas_whose_time_is_over_is_told_with_its_end(
 def test_else_all_is_named_that_may_be_wrong(
     sas: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = Address.of("azure-blob://acme/c01", {"AZURE_STORAGE_SAS_TOKEN": sas})
+    address = BlobAddress.of("azure-blob://acme/c01", {"AZURE_STORAGE_SAS_TOKEN": sas})
     said = _refusal(address, status, monkeypatch)
     assert "ended on" not in said
     assert "Storage Blob Data Contributor" in said

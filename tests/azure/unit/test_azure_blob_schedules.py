@@ -20,35 +20,35 @@ from tests.support.azure_schedule import CURRENT, Call, HostStore, Service, star
 from tests.support.seeds import seeded
 
 from leasehold.azure.blob_store import checkpoint_blobs, document_cache, http, ownerships
-from leasehold.azure.blob_store.checkpoint_blobs import Slips, slip_from
-from leasehold.azure.blob_store.document_cache import Look, Shelf
-from leasehold.azure.blob_store.group_document import Book
-from leasehold.azure.blob_store.naming import Home
-from leasehold.core.backoff import Ladder
+from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs, slip_from
+from leasehold.azure.blob_store.document_cache import DocumentCache, GroupListing
+from leasehold.azure.blob_store.group_document import GroupDocument
+from leasehold.azure.blob_store.naming import LeaseLocation
+from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import (
     Changes,
+    CheckpointWrite,
     HandOver,
+    KeyClaim,
     Lease,
-    Mark,
-    MarkRefusal,
     MemberInfo,
     Ownership,
     Position,
+    Refusal,
     Resource,
     State,
-    Wanted,
 )
 
 GROUP = "partition/orders/billing"
-BOOK = Home(GROUP).book
+BOOK = LeaseLocation(GROUP).book
 KEYS = [f"{GROUP}/{number}" for number in range(3)]
 LEASE_S = 15.0
 # The part of a lease that a host does not believe in: its clock may run slow.
 MARGIN = 0.1
 STEPS = 2000
 MOST_BESIDE, SELDOM = 2, 0.1
-AT_ONCE = Ladder(base_s=1e-6, most_s=1e-6)
+AT_ONCE = Backoff(base_s=1e-6, most_s=1e-6)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Host:
     call: Call | None = None
     heard: Callable[[Any], None] = lambda _answer: None
     done: set[str] = field(default_factory=set)
-    beside: list[tuple[Call, Mark]] = field(default_factory=list)
+    beside: list[tuple[Call, CheckpointWrite]] = field(default_factory=list)
 
     def now_s(self) -> float:
         return self.store.clock.boottime_s()
@@ -120,9 +120,9 @@ class Host:
         back = self.rng.choice([0, 0, 0, 20])  # some are behind
         position = Position(sequence_number=max(0, self.store.wire.service.written - back))
         if kind == "checkpoint":
-            marks = [Mark(ownership=mine, position=position)]
+            marks = [CheckpointWrite(ownership=mine, position=position)]
 
-            def marked(refused: Mapping[str, MarkRefusal]) -> None:
+            def marked(refused: Mapping[str, Refusal]) -> None:
                 if not refused:
                     self.acknowledged(mine.key, position.sequence_number)
 
@@ -143,7 +143,7 @@ class Host:
         mine = [each for key, each in self.owned.items() if self.believes(key)]
         if mine and len(self.beside) < MOST_BESIDE and self.rng.random() < SELDOM:
             position = Position(sequence_number=self.store.wire.service.written)
-            mark = Mark(ownership=self.rng.choice(mine), position=position)
+            mark = CheckpointWrite(ownership=self.rng.choice(mine), position=position)
             call = started(lambda given_up: self.store.keeping.checkpoint([mark], given_up))
             self.beside.append((call, mark))
         elif self.beside:
@@ -177,14 +177,14 @@ class Host:
     def _claiming(self, lease: Lease) -> Callable[[threading.Event], object]:
         def claim(given_up: threading.Event) -> object:
             found: Mapping[str, Resource] = self.store.shelf.read(
-                Home(GROUP),
+                LeaseLocation(GROUP),
                 lambda turn: turn.book.resources(GROUP, turn.now),
                 given_up,
-                concerns=Book.everybody,
+                concerns=GroupDocument.everybody,
             )
             free = {State.AVAILABLE, State.BROKEN, State.EXPIRED}
             wanted = [
-                Wanted(key=key, seen_epoch=each.epoch)
+                KeyClaim(key=key, seen_epoch=each.epoch)
                 for key, each in found.items()
                 if each.state in free
             ]
@@ -195,7 +195,7 @@ class Host:
     def _breaking(self, given_up: threading.Event) -> object:
         key = self.rng.choice(KEYS)
         found = self.store.shelf.read(
-            Home(GROUP), lambda turn: turn.book.resources(GROUP, turn.now), given_up
+            LeaseLocation(GROUP), lambda turn: turn.book.resources(GROUP, turn.now), given_up
         )
         if key not in found:
             return None
@@ -331,7 +331,9 @@ class Judge:
         """The slips that the book names, with their holders, and who owns each key."""
         book = json.loads(self.service.blobs[BOOK].body)
         leases = (each for each in book["leases"] if "slip" in each)
-        named = {Home(GROUP).slip_blob(each["holder"], each["slip"]): each for each in leases}
+        named = {
+            LeaseLocation(GROUP).slip_blob(each["holder"], each["slip"]): each for each in leases
+        }
         owners = {f"{GROUP}/{each[0]}": (each[3], each[1]) for each in book["keys"]}
         return {name: each["holder"] for name, each in named.items()}, owners
 
@@ -362,9 +364,14 @@ def test_no_order_of_things_gives_a_key_to_two(seed: int, weather: tuple[float, 
 @seeded(4)
 def test_nor_do_five_hosts_with_several_calls_at_a_time(seed: int) -> None:
     """So many take turns to look. Calls of one host stop also between comparing and writing."""
-    looks, real_look, real_jot, real_make = list[int](), Shelf.glance, Slips.jot, Slips.make
+    looks, real_look, real_jot, real_make = (
+        list[int](),
+        DocumentCache.glance,
+        CheckpointBlobs.jot,
+        CheckpointBlobs.make,
+    )
 
-    def glance(*given: Any) -> Look:
+    def glance(*given: Any) -> GroupListing:
         looks.append(1)
         return real_look(*given)
 
@@ -378,9 +385,9 @@ def test_nor_do_five_hosts_with_several_calls_at_a_time(seed: int) -> None:
         return name
 
     with (
-        patch.object(Shelf, "glance", glance),
-        patch.object(Slips, "jot", jot),
-        patch.object(Slips, "make", make),
+        patch.object(DocumentCache, "glance", glance),
+        patch.object(CheckpointBlobs, "jot", jot),
+        patch.object(CheckpointBlobs, "make", make),
     ):
         judge, hosts = _played(random.Random(seed), [GROUP] * 5, (30.0, 0.01), 0.4)
     if not is_known(seed):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.azure.interop.record_layout import (
-    Place,
+    ConsumerGroup,
     checkpoint_metadata,
     ownership_metadata,
     place_of,
@@ -22,7 +22,7 @@ from leasehold.azure.interop.record_layout import (
 )
 from leasehold.model import Position
 
-PLACE = Place(namespace="NS.servicebus.windows.net", hub="Orders", group="$Default")
+PLACE = ConsumerGroup(namespace="NS.servicebus.windows.net", hub="Orders", group="$Default")
 
 OWNERS: list[tuple[str, object, str]] = [
     ("Python, .NET, JS, Java, Go, Rust", {"ownerid": "abc"}, "abc"),
@@ -118,11 +118,11 @@ def test_names_are_those_of_their_python_client_and_lead_back() -> None:
     "place",
     [
         PLACE,
-        Place(namespace="127.0.0.1:5672", hub="a/b", group="g/h"),
-        Place(namespace="n", hub="h%2Fx", group=".."),
+        ConsumerGroup(namespace="127.0.0.1:5672", hub="a/b", group="g/h"),
+        ConsumerGroup(namespace="n", hub="h%2Fx", group=".."),
     ],
 )
-def test_keys_lead_back_to_the_place_whatever_is_in_its_names(place: Place) -> None:
+def test_keys_lead_back_to_the_place_whatever_is_in_its_names(place: ConsumerGroup) -> None:
     key = place.key("12")
     assert key.startswith(place.keys_group + "/")
     found = place_of_key(key)
@@ -135,7 +135,7 @@ def test_keys_lead_back_to_the_place_whatever_is_in_its_names(place: Place) -> N
 
 
 def test_spellings_of_one_group_are_one_group_of_keys() -> None:
-    other = Place(namespace="ns.SERVICEBUS.windows.net", hub="ORDERS", group="$default")
+    other = ConsumerGroup(namespace="ns.SERVICEBUS.windows.net", hub="ORDERS", group="$default")
     assert other.keys_group == PLACE.keys_group
     assert place_of(PLACE.ids()) == PLACE
     assert place_of_key("job/nightly") is None

@@ -14,7 +14,7 @@ import pytest
 
 from leasehold.azure import EventHubsSource
 from leasehold.azure.eventhubs.address import parse, shown
-from leasehold.azure.eventhubs.credentials import JWT, SAS, Entra, provider_for
+from leasehold.azure.eventhubs.credentials import JWT, SAS, EntraCredential, provider_for
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.events import open_source
@@ -169,7 +169,7 @@ def test_without_a_key_entra_id_is_asked_and_its_package_is_named_if_it_is_missi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address = parse("eventhubs://contoso/orders", {})
-    assert isinstance(provider_for(address, clock=SystemClock()), Entra)
+    assert isinstance(provider_for(address, clock=SystemClock()), EntraCredential)
     monkeypatch.setitem(sys.modules, "azure.identity", None)
     with pytest.raises(UsageError, match=r"pip install 'leasehold\[azure\]'"):
         provider_for(address, clock=SystemClock())

@@ -11,8 +11,8 @@ from leasehold.azure.amqp.composites import Composite, Error, Source, Target
 from leasehold.azure.amqp.messages import Message, answer_to, read_message
 from leasehold.azure.amqp.performatives import Attach, Begin, Detach, Flow, Transfer
 from leasehold.azure.eventhubs.connection_manager import MANAGEMENT, Requests
-from leasehold.azure.eventhubs.service_errors import LOST, Refusal, Refused
-from leasehold.azure.eventhubs.session import Session
+from leasehold.azure.eventhubs.service_errors import LOST, ServiceError, ServiceRefused
+from leasehold.azure.eventhubs.session import HubSession
 
 CREDIT = 2
 IDLE = Error(condition="amqp:link:detach-forced", description="idle for 00:10:00")
@@ -24,7 +24,7 @@ class Node:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.requests: list[Message] = []
-        self.session = Session(self, 0)
+        self.session = HubSession(self, 0)
         begin = Begin(remote_channel=0, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
         self.session.on_begin(begin)
         self._came = asyncio.Event()
@@ -137,8 +137,8 @@ def test_who_asks_on_a_connection_that_is_over_is_told_at_once() -> None:
     async def test(node: Node) -> None:
         requests = Requests(node.session, MANAGEMENT)
         await idle()
-        node.session.on_end(Refusal(condition=LOST, description="reset"))
-        with pytest.raises(Refused, match="reset"):
+        node.session.on_end(ServiceError(condition=LOST, description="reset"))
+        with pytest.raises(ServiceRefused, match="reset"):
             await requests.ask({"operation": "READ"})
 
     in_loop(test)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.hub import tls_of
 
-from leasehold.azure.endpoint.connection import Encryption
+from leasehold.azure.endpoint.connection import TlsLayer
 
 MIB = 1 << 20
 
@@ -20,7 +20,7 @@ class Pair:
         context, cert = tls_of(place)
         trusting = ssl.create_default_context(cafile=str(cert))
         trusting.maximum_version = version
-        self.hub = Encryption(context)
+        self.hub = TlsLayer(context)
         self._incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.client = trusting.wrap_bio(self._incoming, self.outgoing, server_hostname="127.0.0.1")
 

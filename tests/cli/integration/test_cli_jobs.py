@@ -14,8 +14,8 @@ from tests.support.stored_jobs import LONG, Jobs, jobs_in
 from leasehold import open_store
 from leasehold.clock import SystemClock
 from leasehold.jobs import Outcome, Reservation, operator_requests, run_log, try_reserve
-from leasehold.jobs.run_log import Said
-from leasehold.model import HandOver, Lease, Note, Position, Wanted
+from leasehold.jobs.run_log import RunNote
+from leasehold.model import HandOver, KeyClaim, Lease, Note, Position
 
 TWO = datetime(2026, 3, 1, 2, tzinfo=UTC)
 
@@ -37,10 +37,10 @@ def leasehold(
 
 
 def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs) -> None:
-    said = Said(host="web1", pid=4711, occurrence=TWO, attempt=2, words="half of it")
+    said = RunNote(host="web1", pid=4711, occurrence=TWO, attempt=2, words="half of it")
     jobs.join("a-web1-1", "etl", said=said)
-    jobs.ran("b-web2-1", "paused one", Said(outcome=Outcome.FAILED, exit_code=3))
-    jobs.ran("b-web2-1", "wanted one", Said(outcome=Outcome.OK))
+    jobs.ran("b-web2-1", "paused one", RunNote(outcome=Outcome.FAILED, exit_code=3))
+    jobs.ran("b-web2-1", "wanted one", RunNote(outcome=Outcome.OK))
     clock = SystemClock()
     jobs.run(lambda store: operator_requests.pause(store, "paused one", by="ann", clock=clock))
     jobs.run(lambda store: operator_requests.want(store, "wanted one", by="ann", clock=clock))
@@ -62,7 +62,7 @@ def test_ls_says_of_each_job_what_it_is_about(leasehold: CommandLine, jobs: Jobs
 
 
 def test_a_schedule_that_nobody_carries_out_is_late(leasehold: CommandLine, jobs: Jobs) -> None:
-    [owned] = jobs.join("a", "nightly", said=Said(schedule="0 2 * * * Europe/Berlin"))
+    [owned] = jobs.join("a", "nightly", said=RunNote(schedule="0 2 * * * Europe/Berlin"))
     jobs.mark(owned, run_log.done(TWO))
     running = leasehold("jobs", "show", "nightly", "-ojson").json
     assert running["late_s"] is None
@@ -77,9 +77,13 @@ def test_a_schedule_that_nobody_carries_out_is_late(leasehold: CommandLine, jobs
 
 
 def test_show_tells_all_that_is_known_of_one_job(leasehold: CommandLine, jobs: Jobs) -> None:
-    jobs.ran("b", "nightly", Said(occurrence=TWO, outcome=Outcome.FAILED, exit_code=3, words="no"))
+    jobs.ran(
+        "b", "nightly", RunNote(occurrence=TWO, outcome=Outcome.FAILED, exit_code=3, words="no")
+    )
     [owned] = jobs.join("a", "nightly")
-    jobs.run(lambda store: store.annotate([Note(ownership=owned, text=Said(words="7 %").note())]))
+    jobs.run(
+        lambda store: store.annotate([Note(ownership=owned, text=RunNote(words="7 %").note())])
+    )
     found = leasehold("jobs", "show", "nightly", "-ojson").json
     assert (found["holder"], found["epoch"], found["words"]) == ("a", 2, "7 %")
     assert (found["last_holder"], found["last_exit_code"], found["last_words"]) == ("b", 3, "no")
@@ -98,7 +102,7 @@ def test_show_tells_all_that_is_known_of_one_job(leasehold: CommandLine, jobs: J
 def test_ls_leaves_out_what_says_nothing_before_all_else(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    daily = Said(host="web1", schedule="0 2 * * * UTC", outcome=Outcome.OK)
+    daily = RunNote(host="web1", schedule="0 2 * * * UTC", outcome=Outcome.OK)
     for name in ("nightly", "a rather long name", "reports"):
         jobs.ran("worker-web1-12345678", name, daily)
     free = leasehold("jobs", "ls")
@@ -158,7 +162,7 @@ def test_a_job_with_positions_of_its_own_has_no_schedule(
 def test_a_schedule_that_can_not_be_read_here_is_shown_as_it_is(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    jobs.ran("a", "nightly", Said(schedule="0 2 * * * Nowhere/Land"))
+    jobs.ran("a", "nightly", RunNote(schedule="0 2 * * * Nowhere/Land"))
     found = leasehold("jobs", "show", "nightly", "-ojson").json
     assert (found["schedule"], found["next_at"]) == ("0 2 * * * Nowhere/Land", None)
     done = leasehold("jobs", "next", "nightly")
@@ -173,7 +177,7 @@ def test_a_schedule_that_can_not_be_read_here_is_shown_as_it_is(
 def test_next_uses_the_schedule_that_the_last_run_has_told(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    jobs.ran("a", "nightly", Said(schedule="0 30 2 * * * Asia/Kolkata"))
+    jobs.ran("a", "nightly", RunNote(schedule="0 30 2 * * * Asia/Kolkata"))
     done = leasehold("jobs", "next", "nightly", "-n", "3", "-ojson")
     assert [each["local"][11:] for each in done.json] == ["02:30:00+05:30"] * 3
     assert [each["utc"][11:] for each in done.json] == ["21:00:00+00:00"] * 3
@@ -222,7 +226,7 @@ def test_next_says_what_is_wrong_with_it(leasehold: CommandLine, words: tuple[st
 # -------------------------------------------------------------------------- orders
 
 
-def standing(jobs: Jobs) -> operator_requests.Orders:
+def standing(jobs: Jobs) -> operator_requests.OperatorRequests:
     return jobs.run(operator_requests.standing)
 
 
@@ -293,7 +297,7 @@ def test_break_shows_its_plan_and_does_nothing_without_execute(
 def test_break_ends_the_epoch_that_is_meant_and_no_other(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    jobs.ran("z", "nightly", Said())
+    jobs.ran("z", "nightly", RunNote())
     jobs.join("a", "nightly")
     wrong = leasehold("jobs", "break", "nightly", "--epoch", "1", "--after", "0s", "--execute")
     assert wrong.code == 4
@@ -368,7 +372,7 @@ def test_handover_waits_until_the_other_one_has_it(
             given = await store.hand_over([HandOver(ownership=owned, to="b")], limit=LONG)
             if given:
                 lease = Lease(holder="b", token="t-b", group="job", duration_s=600.0)
-                await store.claim(lease, [Wanted(key=owned.key, seen_epoch=1)])
+                await store.claim(lease, [KeyClaim(key=owned.key, seen_epoch=1)])
         await real(self, 0.0)
 
     monkeypatch.setattr(SystemClock, "sleep", pass_on)

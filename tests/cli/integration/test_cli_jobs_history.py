@@ -12,7 +12,7 @@ from tests.support.stored_jobs import Jobs, jobs_in
 
 from leasehold.cli.jobs import run_row
 from leasehold.jobs import Outcome, run_log
-from leasehold.jobs.run_log import Entry, Said
+from leasehold.jobs.run_log import RunEntry, RunNote
 from leasehold.model import EndReason, Term
 from leasehold.names import job_key
 
@@ -38,7 +38,7 @@ def test_history_has_the_last_ten_reservers_and_one_in_a_row_is_one_line(
 ) -> None:
     for number in range(12):
         for _ in range(2 if number % 2 else 1):
-            jobs.ran(f"h{number}", "nightly", Said(host="web1", outcome=Outcome.OK))
+            jobs.ran(f"h{number}", "nightly", RunNote(host="web1", outcome=Outcome.OK))
     rows = leasehold("jobs", "history", "nightly", "-ojsonl").jsonl
     assert [each["holder"] for each in rows] == [f"h{n}" for n in range(11, 1, -1)]
     assert [each["runs"] for each in rows] == [2, 1] * 5
@@ -51,12 +51,14 @@ def test_history_has_the_last_ten_reservers_and_one_in_a_row_is_one_line(
 
 @pytest.mark.spec("J3")
 def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jobs: Jobs) -> None:
-    jobs.ran("a", "nightly", Said(occurrence=TWO, outcome=Outcome.OK, exit_code=0))
-    failed = Said(occurrence=TWO, attempt=2, outcome=Outcome.FAILED, exit_code=3, words="no disk")
+    jobs.ran("a", "nightly", RunNote(occurrence=TWO, outcome=Outcome.OK, exit_code=0))
+    failed = RunNote(
+        occurrence=TWO, attempt=2, outcome=Outcome.FAILED, exit_code=3, words="no disk"
+    )
     jobs.ran("b", "nightly", failed)
-    [owned] = jobs.join("c", "nightly", said=Said(words="half of it"))
+    [owned] = jobs.join("c", "nightly", said=RunNote(words="half of it"))
     jobs.run(lambda store: store.break_(owned.key, epoch=owned.epoch, after=timedelta(0)))
-    jobs.join("d", "nightly", said=Said(words="at it"))
+    jobs.join("d", "nightly", said=RunNote(words="at it"))
     rows = leasehold("jobs", "history", "nightly", "--runs", "-ojsonl").jsonl
     assert [(each["holder"], each["outcome"], each["exit_code"]) for each in rows] == [
         ("d", None, None),
@@ -76,11 +78,11 @@ def test_runs_are_told_one_by_one_and_a_crash_is_seen(leasehold: CommandLine, jo
 def test_who_reserved_a_job_and_ran_nothing_is_in_the_log_and_told_if_all_is_asked_for(
     leasehold: CommandLine, jobs: Jobs
 ) -> None:
-    nothing = Said(outcome=Outcome.NOTHING, words="nothing was to be done")
+    nothing = RunNote(outcome=Outcome.NOTHING, words="nothing was to be done")
     jobs.ran("a", "nightly", nothing)
     assert leasehold("jobs", "ls", "-ojson").json[0]["last_outcome"] is None
     assert leasehold("jobs", "history", "nightly", "-ojson").json == []
-    for holder, said in (("a", Said(exit_code=0)), ("b", nothing), ("a", Said(exit_code=3))):
+    for holder, said in (("a", RunNote(exit_code=0)), ("b", nothing), ("a", RunNote(exit_code=3))):
         jobs.ran(holder, "nightly", said)
     jobs.ran("b", "nightly", nothing)
     history = ("jobs", "history", "nightly", "-ojsonl")
@@ -110,11 +112,11 @@ def test_how_long_a_run_lasted_that_expired_is_not_known() -> None:
             ended_at=TWO + timedelta(seconds=24),
             reason=reason,
         )
-        assert run_row(Entry.of(term))["lasted_s"] == lasted_s
+        assert run_row(RunEntry.of(term))["lasted_s"] == lasted_s
 
 
 def test_next_begins_after_what_is_done_already(leasehold: CommandLine, jobs: Jobs) -> None:
-    [owned] = jobs.join("a", "nightly", said=Said(schedule="0 2 * * * UTC"))
+    [owned] = jobs.join("a", "nightly", said=RunNote(schedule="0 2 * * * UTC"))
     jobs.mark(owned, run_log.done(datetime(2100, 1, 31, 2, tzinfo=UTC)))
     jobs.leave(owned)
     rows = leasehold("jobs", "next", "nightly", "-n", "2", "-ojson").json

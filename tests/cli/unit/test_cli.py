@@ -12,12 +12,12 @@ from leasehold.errors import (
     CheckpointBehind,
     FencedWrite,
     InvalidName,
+    InvalidUrl,
     LeaseholdError,
     LeaseLost,
     StoreUnavailable,
     StoreUnusable,
     UnknownResource,
-    UnknownStore,
 )
 
 NUMBERS = {
@@ -44,7 +44,7 @@ def leasehold(
     ("error", "code"),
     [
         (InvalidName("x"), 2),
-        (UnknownStore("x"), 2),
+        (InvalidUrl("x"), 2),
         (UnknownResource("x"), 3),
         (LeaseLost("x"), 4),
         (FencedWrite("x"), 4),

@@ -17,7 +17,7 @@ from tests.support.postgres import database
 from leasehold import open_store, partition_group, partition_key
 from leasehold.events import Event, partition_of
 from leasehold.log import Log, LogOptions
-from leasehold.model import Mark, MemberInfo, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, MemberInfo, Position
 
 SMALL = ("--segment-size", "4096")
 
@@ -408,6 +408,8 @@ async def checkpointed(store: str, sequence_number: int) -> None:
             duration=timedelta(minutes=10),
             info=MemberInfo(),
         )
-        [ownership] = await opened.claim(lease, [Wanted(key=key, seen_epoch=0)])
+        [ownership] = await opened.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
         position = Position(sequence_number=sequence_number)
-        assert await opened.checkpoint([Mark(ownership=ownership, position=position)]) == {}
+        assert (
+            await opened.checkpoint([CheckpointWrite(ownership=ownership, position=position)]) == {}
+        )

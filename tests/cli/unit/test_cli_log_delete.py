@@ -11,7 +11,7 @@ import pytest
 from tests.support.command import CommandLine
 
 from leasehold import open_store, partition_group, partition_key
-from leasehold.model import Mark, MemberInfo, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, MemberInfo, Position
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ async def checkpointed(store: str, stream: str, group: str, partitions: int) -> 
             duration=timedelta(minutes=10),
             info=MemberInfo(),
         )
-        owned = await opened.claim(lease, [Wanted(key=key, seen_epoch=0) for key in keys])
+        owned = await opened.claim(lease, [KeyClaim(key=key, seen_epoch=0) for key in keys])
         position = Position(sequence_number=3)
-        marks = [Mark(ownership=each, position=position) for each in owned]
+        marks = [CheckpointWrite(ownership=each, position=position) for each in owned]
         assert await opened.checkpoint(marks) == {}
         await opened.revoke(lease)
 

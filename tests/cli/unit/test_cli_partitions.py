@@ -15,7 +15,7 @@ from leasehold.cli.partitions import lease_row
 from leasehold.clock import SystemClock
 from leasehold.insight import GroupView, PartitionView, group_view
 from leasehold.insight.groups import would_be_undone
-from leasehold.model import HandOver, State, Wanted
+from leasehold.model import HandOver, KeyClaim, State
 from leasehold.ports import Store
 
 ORDERS = ("orders", "billing")
@@ -307,7 +307,7 @@ def test_a_move_that_went_another_way_exits_with_4(
             duration=timedelta(minutes=10),
             info=None,  # type: ignore[arg-type]
         )
-        assert await self.claim(thief, [Wanted(key=key, seen_epoch=epoch)], force=True)
+        assert await self.claim(thief, [KeyClaim(key=key, seen_epoch=epoch)], force=True)
         return stands
 
     monkeypatch.setattr(SqliteStore, "suggest", and_then_stolen)

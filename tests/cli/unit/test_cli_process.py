@@ -13,27 +13,27 @@ from typing import Any
 import pytest
 from tests.support.command import CommandLine
 
-from leasehold.cli.process import Words, _checkpoint, _poison, heard, status
+from leasehold.cli.process import ProcessOutput, _checkpoint, _poison, heard, status
 from leasehold.cli.process_handler import load_handler
 from leasehold.clock import SystemClock
-from leasehold.core.poison_policy import Then
+from leasehold.core.poison_policy import PoisonAction
 from leasehold.errors import LeaseholdError, PositionLost, StoreUnavailable, UsageError
 from leasehold.events import Event
 from leasehold.log import Log, LogOptions
-from leasehold.processor import CheckpointPolicy, CloseReason, Counts, HookEvent
+from leasehold.processor import CheckpointPolicy, CloseReason, HookEvent, ProcessorCounts
 from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
     CycleDone,
     HandlerAbandoned,
     HandlerFailed,
-    MayRepeat,
     Overtaken,
     PartitionClosed,
-    PartitionDrains,
+    PartitionDraining,
     PartitionOpened,
     Poisoned,
     PositionMoved,
+    PossibleRepeats,
     PumpRestarted,
     ReceiverDisplaced,
 )
@@ -217,9 +217,9 @@ def test_checkpoints_are_written_when_it_says() -> None:
 def test_poison_is_treated_as_it_says() -> None:
     assert _poison("retry", None)[0].retries is None
     for text, then, stream in (
-        ("skip", Then.SKIP, ""),
-        ("stop", Then.STOP, ""),
-        ("dead-letter=dead", Then.DEAD_LETTER, "dead"),
+        ("skip", PoisonAction.SKIP, ""),
+        ("stop", PoisonAction.STOP, ""),
+        ("dead-letter=dead", PoisonAction.DEAD_LETTER, "dead"),
     ):
         policy, found = _poison(text, 5)
         assert (policy.then, policy.retries, found) == (then, 5, stream)
@@ -296,8 +296,11 @@ ERROR = ValueError("no ones")
             PartitionClosed(**ABOUT, position=None, reason=CloseReason.LOST),
             "closed partition 3 (epoch 7) (lost)",
         ),
-        (PartitionDrains(**ABOUT), "draining partition 3 (epoch 7)"),
-        (MayRepeat(**ABOUT, events=5), "up to 5 events of partition 3 (epoch 7) may come again"),
+        (PartitionDraining(**ABOUT), "draining partition 3 (epoch 7)"),
+        (
+            PossibleRepeats(**ABOUT, events=5),
+            "up to 5 events of partition 3 (epoch 7) may come again",
+        ),
         (
             Overtaken(**ABOUT),
             "overtaken in partition 3 (epoch 7): taken by force while it was given up",
@@ -317,7 +320,7 @@ ERROR = ValueError("no ones")
 def test_what_happens_is_said_in_a_line(
     event: HookEvent, words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    Words(SystemClock(), name="host").hook(event)
+    ProcessOutput(SystemClock(), name="host").hook(event)
     said = capfd.readouterr().err
     assert words in said
     assert said.count("\n") == 1
@@ -327,7 +330,7 @@ def test_what_happens_is_said_in_a_line(
 def test_joining_is_said_once_for_each_id_and_the_rest_is_not(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    words = Words(SystemClock(), name="host")
+    words = ProcessOutput(SystemClock(), name="host")
     for holder in ("", "host-a-1", "host-a-1", "host-a-2", "host"):
         words.hook(CycleDone(holder=holder, elapsed_s=0.1, held=0, calls={}))
     words.hook(CheckpointWritten(**ABOUT, sequence_number=1))
@@ -338,7 +341,10 @@ def test_joining_is_said_once_for_each_id_and_the_rest_is_not(
 def test_the_traceback_of_a_handler_is_shown_once_and_without_ours(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    words, logger = Words(SystemClock(), name="host"), logging.getLogger("leasehold.processor")
+    words, logger = (
+        ProcessOutput(SystemClock(), name="host"),
+        logging.getLogger("leasehold.processor"),
+    )
     with pytest.raises(ValueError, match="no") as raised:
         exec(compile("def handle():\n    raise ValueError('no')\nhandle()", "their.py", "exec"))
     error = raised.value
@@ -368,7 +374,10 @@ def test_a_source_that_is_not_there_is_told_with_what_a_source_is(
 
 
 def test_trouble_with_reading_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    words, logger = Words(SystemClock(), name="host"), logging.getLogger("leasehold.processor")
+    words, logger = (
+        ProcessOutput(SystemClock(), name="host"),
+        logging.getLogger("leasehold.processor"),
+    )
     away, lost = StoreUnavailable("the hub is away"), PositionLost("no such place")
     with heard(words):
         words.hook(PumpRestarted(**ABOUT, error=away, pause_s=0.5))
@@ -381,9 +390,11 @@ def test_trouble_with_reading_is_said_in_one_line(capfd: pytest.CaptureFixture[s
 
 
 def test_the_status_tells_what_was_done_since_the_last_one() -> None:
-    now = Counts(events_handled=1150, checkpoints_written=12)
-    assert status(4, Counts(events_handled=1000), now, every_s=15.0) == (
+    now = ProcessorCounts(events_handled=1150, checkpoints_written=12)
+    assert status(4, ProcessorCounts(events_handled=1000), now, every_s=15.0) == (
         "4 partitions, 1,150 events handled (10/s), 12 checkpoints"
     )
-    bad = Counts(events_skipped=1, by_event={"HandlerFailed": 4})
-    assert status(0, Counts(), bad, every_s=15.0).endswith(", 4 failed attempts, 1 event given up")
+    bad = ProcessorCounts(events_skipped=1, by_event={"HandlerFailed": 4})
+    assert status(0, ProcessorCounts(), bad, every_s=15.0).endswith(
+        ", 4 failed attempts, 1 event given up"
+    )

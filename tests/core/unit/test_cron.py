@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from leasehold.core.cron import Dialect, Schedule, parse_schedule
-from leasehold.errors import BadSchedule, UsageError
+from leasehold.errors import InvalidSchedule, UsageError
 
 NEW_YORK = "America/New_York"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -214,9 +214,9 @@ def test_the_number_of_fields_decides_unless_a_dialect_is_named() -> None:
     assert parse_schedule(five).next(START) == parse_schedule(six).next(START)
     assert parse_schedule(five, dialect=Dialect.VIXIE).text == five
     assert parse_schedule(six, dialect=Dialect.SECONDS_FIRST).text == six
-    with pytest.raises(BadSchedule, match="seconds-first has 6: write the second in front"):
+    with pytest.raises(InvalidSchedule, match="seconds-first has 6: write the second in front"):
         parse_schedule(five, dialect=Dialect.SECONDS_FIRST)
-    with pytest.raises(BadSchedule, match="vixie has 5: leave the second out"):
+    with pytest.raises(InvalidSchedule, match="vixie has 5: leave the second out"):
         parse_schedule(six, dialect=Dialect.VIXIE)
 
 
@@ -307,13 +307,13 @@ def test_an_interval_takes_no_notice_of_clock_changes() -> None:
     ],
 )
 def test_what_is_wrong_is_said(text: str, message: str) -> None:
-    with pytest.raises(BadSchedule, match=message):
+    with pytest.raises(InvalidSchedule, match=message):
         parse_schedule(text)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "America", "/etc/passwd", "../UTC", "", "a\0b"])
 def test_a_zone_that_does_not_exist_is_said(zone: str) -> None:
-    with pytest.raises(BadSchedule, match=r"no time zone .* such as Europe/Berlin"):
+    with pytest.raises(InvalidSchedule, match=r"no time zone .* such as Europe/Berlin"):
         parse_schedule("@daily", tz=zone)
 
 
@@ -322,18 +322,18 @@ def test_a_zone_that_does_not_exist_is_said(zone: str) -> None:
 )
 @pytest.mark.parametrize("text", ["@daily", "30 2 * * *", "0 * * * * *", "every 5m"])
 def test_a_zone_that_is_another_one_on_other_machines_is_refused(name: str, text: str) -> None:
-    with pytest.raises(BadSchedule, match="such as Europe/Berlin"):
+    with pytest.raises(InvalidSchedule, match="such as Europe/Berlin"):
         parse_schedule(text, tz=name)
     here = zone_with({BLOCK: timedelta(0)}, key=name)
     for _ in range(2):  # the refusal does not wear off
-        with pytest.raises(BadSchedule, match=f"{name}' is not the same on all machines"):
+        with pytest.raises(InvalidSchedule, match=f"{name}' is not the same on all machines"):
             parse_schedule(text, tz=here)
 
 
 def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(BadSchedule, match="must be text"):
+    with pytest.raises(InvalidSchedule, match="must be text"):
         parse_schedule(5)  # type: ignore[arg-type]
-    with pytest.raises(BadSchedule, match="no time zone"):
+    with pytest.raises(InvalidSchedule, match="no time zone"):
         parse_schedule("@daily", tz=None)  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leasehold.core.cron import Schedule, parse_schedule
 from leasehold.core.cron.wall_times import Zone
-from leasehold.errors import BadSchedule
+from leasehold.errors import InvalidSchedule
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -121,7 +121,7 @@ def parsed(text: str) -> Schedule | None:
     """The schedule; None if no year has such a day."""
     try:
         return parse_schedule(text)
-    except BadSchedule as error:
+    except InvalidSchedule as error:
         assert "never happen" in str(error)  # noqa: PT017
         return None
 
@@ -241,7 +241,7 @@ def test_all_can_be_explained(schedule: Schedule) -> None:
 def test_any_text_is_a_schedule_or_a_bad_one(text: str) -> None:
     try:
         schedule = parse_schedule(text)
-    except BadSchedule as error:
+    except InvalidSchedule as error:
         assert str(error).startswith("schedule ")  # noqa: PT017
     else:
         assert schedule.next(START) is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from leasehold import Strategy
 from leasehold.core.balance import Plan
 from leasehold.core.lease_timing import cycle_pause_s, early_cycle_s
-from leasehold.model import Wanted
+from leasehold.model import KeyClaim
 
 pytestmark = pytest.mark.spec("P10")
 times = st.floats(0, 1e6)
@@ -101,7 +101,7 @@ def test_an_early_look_is_never_before_the_end_and_never_at_once(
 
 
 def test_a_plan_is_stable_when_nothing_is_left_to_do() -> None:
-    wanted = (Wanted(key="job/a", seen_epoch=0),)
+    wanted = (KeyClaim(key="job/a", seen_epoch=0),)
     assert Plan().stable
     assert Plan(expecting=3).stable
     busy = [Plan(claim=wanted), Plan(steal=wanted), Plan(release=("job/a",))]

@@ -15,12 +15,12 @@ from leasehold.errors import (
     InvalidDuration,
     InvalidName,
     InvalidOptions,
+    InvalidUrl,
     LeaseholdError,
     LeaseLost,
     StoreError,
     StoreUnavailable,
     UnknownResource,
-    UnknownStore,
     UsageError,
 )
 
@@ -69,7 +69,7 @@ def test_every_error_says_in_its_docstring_what_happened(name: str) -> None:
     assert inspect.getdoc(classes()[name])
 
 
-@pytest.mark.parametrize("each", [InvalidName, InvalidDuration, InvalidOptions, UnknownStore])
+@pytest.mark.parametrize("each", [InvalidName, InvalidDuration, InvalidOptions, InvalidUrl])
 def test_a_call_that_can_never_work_is_a_value_error(each: type[UsageError]) -> None:
     assert issubclass(each, UsageError)
     with pytest.raises(ValueError, match="why"):

@@ -16,7 +16,7 @@ from tests.core.unit.test_quota import shares
 from leasehold import Strategy
 from leasehold.core.balance import Snapshot, least_moves, plan, spread
 from leasehold.core.balance.even import plan_even
-from leasehold.core.balance.quota import Claimant
+from leasehold.core.balance.quota import QuotaMember
 from leasehold.model import MemberInfo, State
 
 WEIGHTS = (1.0, 1.0, 2.0, 0.5)
@@ -46,7 +46,7 @@ def fair(world: Group) -> dict[str, Fraction]:
     return shares(
         len(world.resources),
         [
-            Claimant(holder=holder, count=0, weight=info.weight, most=info.most)
+            QuotaMember(holder=holder, count=0, weight=info.weight, most=info.most)
             for holder, info in infos.items()
         ],
     )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from leasehold import Strategy
 from leasehold.core.balance import Plan, Snapshot, plan
-from leasehold.model import MemberInfo, Resource, State, Wanted
+from leasehold.model import KeyClaim, MemberInfo, Resource, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Group:
             if self.resources[key].holder == me:
                 self._free(key, None)
 
-    def _take(self, me: str, wanted: Wanted, *, force: bool) -> bool:
+    def _take(self, me: str, wanted: KeyClaim, *, force: bool) -> bool:
         known = self.resources[wanted.key]
         free = known.holder not in self.members and self._kept_for(wanted.key) in (None, me)
         if known.epoch != wanted.seen_epoch or not (free or force) or known.holder == me:
@@ -175,7 +175,7 @@ def groups(
 
 def test_a_free_key_is_claimed_once_and_its_epoch_rises() -> None:
     world = group("a:0 b:0", free=1)
-    wanted = Plan(claim=(Wanted(key="g/00", seen_epoch=0),))
+    wanted = Plan(claim=(KeyClaim(key="g/00", seen_epoch=0),))
     world.act("a", wanted)
     world.act("b", wanted)
     assert world.held() == {"a": ["g/00"], "b": []}
@@ -184,7 +184,7 @@ def test_a_free_key_is_claimed_once_and_its_epoch_rises() -> None:
 
 def test_what_somebody_holds_is_taken_by_force_alone() -> None:
     world = group("a:1 b:0")
-    wanted = (Wanted(key="g/00", seen_epoch=0),)
+    wanted = (KeyClaim(key="g/00", seen_epoch=0),)
     world.act("b", Plan(claim=wanted))
     assert world.held()["a"] == ["g/00"]
     world.act("b", Plan(steal=wanted))
@@ -194,14 +194,14 @@ def test_what_somebody_holds_is_taken_by_force_alone() -> None:
 
 def test_what_the_dead_hold_is_free() -> None:
     world = Group(members={"a": MemberInfo()}, resources={"g/01": key(1, holder=DEAD)})
-    world.act("a", Plan(claim=(Wanted(key="g/01", seen_epoch=1),)))
+    world.act("a", Plan(claim=(KeyClaim(key="g/01", seen_epoch=1),)))
     assert world.held() == {"a": ["g/01"]}
 
 
 def test_a_key_that_is_kept_for_one_is_refused_to_the_others() -> None:
     world = group("a:1 b:0 c:0")
     world.act("a", Plan(hand_over={"g/00": "b"}))
-    wanted = Plan(claim=(Wanted(key="g/00", seen_epoch=0),))
+    wanted = Plan(claim=(KeyClaim(key="g/00", seen_epoch=0),))
     world.act("c", wanted)
     assert world.held() == {"a": [], "b": [], "c": []}
     world.act("b", wanted)

@@ -13,8 +13,8 @@ import lease_diagram
 from leasehold.core.lease_rules import (
     COLUMNS,
     Move,
-    Refusal,
-    Verdict,
+    RequestRefusal,
+    RuleOutcome,
     break_moment,
     judge,
     markdown,
@@ -73,7 +73,7 @@ EVERYWHERE = [(state, move) for state in State for move in Move]
 LOCKED = (State.LEASED, State.BREAKING)
 
 
-def said(verdict: Verdict) -> str:
+def said(verdict: RuleOutcome) -> str:
     """A verdict in the words of the oracle."""
     if verdict.refusal is not None:
         return f"{verdict.refusal.status} {verdict.refusal.code}"
@@ -111,7 +111,7 @@ def test_a_verdict_is_a_state_or_a_refusal_and_never_both(state: State, move: Mo
 def test_a_write_under_a_token_that_is_not_alive_is_refused(state: State, move: Move) -> None:
     verdict = judge(state, move)
     if state in LOCKED and move is Move.WRITE:
-        assert verdict == Verdict(to=state)
+        assert verdict == RuleOutcome(to=state)
     else:
         assert verdict.to is None
         assert verdict.refusal is not None
@@ -128,7 +128,7 @@ def test_refusals_are_409_for_the_lease_and_412_for_what_is_in_it(state: State, 
 
 def test_the_codes_of_the_refusals_are_those_of_the_service() -> None:
     spelled = {cell for row in ORACLE.values() for cell in row if " " in cell}
-    assert {f"{each.status} {each.code}" for each in Refusal} == spelled
+    assert {f"{each.status} {each.code}" for each in RequestRefusal} == spelled
 
 
 @pytest.mark.spec("L1")
@@ -141,24 +141,27 @@ def test_anybody_acquires_what_no_running_lease_covers(state: State) -> None:
 @pytest.mark.spec("L4")
 @pytest.mark.parametrize("state", State)
 def test_a_renewal_by_a_stranger_or_after_the_loss_is_refused_with_the_reason(state: State) -> None:
-    assert judge(state, Move.RENEW_OTHER).refusal is Refusal.MISMATCH
+    assert judge(state, Move.RENEW_OTHER).refusal is RequestRefusal.MISMATCH
     late = judge(state, Move.RENEW_TOUCHED)
     assert late.granted == (state is State.LEASED)
-    assert late.granted or late.refusal in (Refusal.MISMATCH, Refusal.BROKEN_NOT_RENEWED)
+    assert late.granted or late.refusal in (
+        RequestRefusal.MISMATCH,
+        RequestRefusal.BROKEN_NOT_RENEWED,
+    )
 
 
 @pytest.mark.spec("L5")
 @pytest.mark.parametrize("state", [each for each in State if each is not State.AVAILABLE])
 def test_a_release_by_its_holder_makes_it_available_whatever_the_state(state: State) -> None:
-    assert judge(state, Move.RELEASE) == Verdict(to=State.AVAILABLE)
+    assert judge(state, Move.RELEASE) == RuleOutcome(to=State.AVAILABLE)
     assert not judge(state, Move.RELEASE_OTHER).granted
 
 
 @pytest.mark.spec("L5")
 def test_a_break_at_once_ends_what_runs_and_a_break_with_a_period_lets_it_run_on() -> None:
     for state in LOCKED:
-        assert judge(state, Move.BREAK_NOW) == Verdict(to=State.BROKEN)
-        assert judge(state, Move.BREAK_AFTER) == Verdict(to=State.BREAKING)
+        assert judge(state, Move.BREAK_NOW) == RuleOutcome(to=State.BROKEN)
+        assert judge(state, Move.BREAK_AFTER) == RuleOutcome(to=State.BREAKING)
 
 
 # -------------------------------------------------------------------------------- the clock

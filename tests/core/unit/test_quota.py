@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from leasehold.core.balance.quota import Claimant, quotas
+from leasehold.core.balance.quota import QuotaMember, quotas
 
 # Sums and quotients of these are exact, or as good as that.
 WEIGHTS = (1.0, 2.0, 3.0, 0.5)
@@ -19,11 +19,11 @@ WEIGHTS = (1.0, 2.0, 3.0, 0.5)
 
 def claimants(
     weights: tuple[float, ...] = (1.0,), limits: tuple[int | None, ...] = (None,), most: int = 6
-) -> st.SearchStrategy[list[Claimant]]:
+) -> st.SearchStrategy[list[QuotaMember]]:
     one = st.tuples(st.integers(0, 9), st.sampled_from(weights), st.sampled_from(limits))
     return st.lists(one, min_size=1, max_size=most).map(
         lambda drawn: [
-            Claimant(holder=f"m{n}", count=count, weight=weight, most=limit)
+            QuotaMember(holder=f"m{n}", count=count, weight=weight, most=limit)
             for n, (count, weight, limit) in enumerate(drawn)
         ]
     )
@@ -33,7 +33,7 @@ totals = st.integers(0, 40)
 LIMITS = (None, None, 0, 1, 2, 5)
 
 
-def shares(total: int, members: list[Claimant]) -> dict[str, Fraction]:
+def shares(total: int, members: list[QuotaMember]) -> dict[str, Fraction]:
     """The exact shares: who would get more than its limit gets that, the others share the rest."""
     share: dict[str, Fraction] = {}
     sharing, rest = list(members), Fraction(total)
@@ -53,7 +53,7 @@ def shares(total: int, members: list[Claimant]) -> dict[str, Fraction]:
 @pytest.mark.spec("P3", "B2")
 @given(total=totals, members=claimants())
 def test_with_equal_weights_largest_and_smallest_differ_by_one_at_most(
-    total: int, members: list[Claimant]
+    total: int, members: list[QuotaMember]
 ) -> None:
     given_out = quotas(total, members).values()
     assert sum(given_out) == total
@@ -62,24 +62,24 @@ def test_with_equal_weights_largest_and_smallest_differ_by_one_at_most(
 
 @pytest.mark.spec("B2")
 @given(total=totals, members=claimants(WEIGHTS, LIMITS))
-def test_each_is_within_one_of_its_share_by_weight(total: int, members: list[Claimant]) -> None:
+def test_each_is_within_one_of_its_share_by_weight(total: int, members: list[QuotaMember]) -> None:
     given_out, share = quotas(total, members), shares(total, members)
     assert all(abs(given_out[holder] - share[holder]) <= 1 for holder in share)
 
 
 @given(total=totals, members=claimants(WEIGHTS, LIMITS))
-def test_all_is_given_out_unless_the_limits_forbid(total: int, members: list[Claimant]) -> None:
+def test_all_is_given_out_unless_the_limits_forbid(total: int, members: list[QuotaMember]) -> None:
     room = sum(math.inf if c.most is None else c.most for c in members)
     assert sum(quotas(total, members).values()) == min(total, room)
 
 
 @given(total=totals, members=claimants(WEIGHTS, LIMITS))
-def test_nobody_gets_more_than_its_limit(total: int, members: list[Claimant]) -> None:
+def test_nobody_gets_more_than_its_limit(total: int, members: list[QuotaMember]) -> None:
     given_out = quotas(total, members)
     assert all(c.most is None or given_out[c.holder] <= c.most for c in members)
 
 
-def moves(members: list[Claimant], numbers: dict[str, int]) -> int:
+def moves(members: list[QuotaMember], numbers: dict[str, int]) -> int:
     return sum(max(0, c.count - numbers[c.holder]) for c in members)
 
 
@@ -88,12 +88,12 @@ def moves(members: list[Claimant], numbers: dict[str, int]) -> int:
 @given(members=claimants(WEIGHTS, LIMITS, most=5), free=st.integers(0, 4))
 @example(
     members=[
-        Claimant(holder=f"m{n}", count=count, weight=weight)
+        QuotaMember(holder=f"m{n}", count=count, weight=weight)
         for n, (count, weight) in enumerate([(0, 1.0), (0, 0.5), (0, 0.5), (5, 1.0)])
     ],
     free=4,
 )
-def test_no_other_rounding_needs_fewer_moves(members: list[Claimant], free: int) -> None:
+def test_no_other_rounding_needs_fewer_moves(members: list[QuotaMember], free: int) -> None:
     total = sum(c.count for c in members) + free
     share, given_out = shares(total, members), quotas(total, members)
     floors = [math.floor(share[c.holder]) for c in members]
@@ -113,11 +113,11 @@ def test_no_other_rounding_needs_fewer_moves(members: list[Claimant], free: int)
 @pytest.mark.spec("B2")
 @given(total=totals, members=claimants(WEIGHTS, LIMITS), data=st.data())
 def test_the_numbers_stand_while_the_plan_is_being_carried_out(
-    total: int, members: list[Claimant], data: st.DataObject
+    total: int, members: list[QuotaMember], data: st.DataObject
 ) -> None:
     target = quotas(total, members)
     on_the_way = [
-        Claimant(
+        QuotaMember(
             holder=c.holder,
             count=data.draw(st.integers(*sorted((c.count, target[c.holder])))),
             weight=c.weight,
@@ -130,7 +130,7 @@ def test_the_numbers_stand_while_the_plan_is_being_carried_out(
 
 @given(total=totals, members=claimants(WEIGHTS, LIMITS), seed=st.integers())
 def test_everybody_gets_the_same_numbers_in_whatever_order_they_know_each_other(
-    total: int, members: list[Claimant], seed: int
+    total: int, members: list[QuotaMember], seed: int
 ) -> None:
     shuffled = Random(seed).sample(members, len(members))
     assert quotas(total, shuffled) == quotas(total, members)
@@ -147,12 +147,12 @@ def test_everybody_gets_the_same_numbers_in_whatever_order_they_know_each_other(
     ],
 )
 def test_the_remainder_is_shared_too(total: int, counts: list[int], expected: list[int]) -> None:
-    members = [Claimant(holder=f"m{n:02}", count=count) for n, count in enumerate(counts)]
+    members = [QuotaMember(holder=f"m{n:02}", count=count) for n, count in enumerate(counts)]
     assert list(quotas(total, members).values()) == expected
 
 
 def test_a_share_that_is_whole_is_not_rounded_down_for_its_last_binary_digit() -> None:
-    members = [Claimant(holder=each, count=0, weight=0.3) for each in "ab"]
+    members = [QuotaMember(holder=each, count=0, weight=0.3) for each in "ab"]
     assert quotas(20, members) == {"a": 10, "b": 10}
 
 
@@ -165,21 +165,21 @@ def test_nobody_to_share_with_is_no_trouble() -> None:
 
 def test_a_whole_share_is_not_rounded_up() -> None:
     members = [
-        Claimant(holder="a", count=5, weight=4.0),
-        Claimant(holder="b", count=0, weight=3.0),
-        Claimant(holder="c", count=0, weight=3.0),
+        QuotaMember(holder="a", count=5, weight=4.0),
+        QuotaMember(holder="b", count=0, weight=3.0),
+        QuotaMember(holder="c", count=0, weight=3.0),
     ]
     assert quotas(5, members)["a"] == 2
 
 
 def test_the_limit_holds_when_a_weight_is_no_binary_fraction() -> None:
     members = [
-        Claimant(holder="a", count=2, weight=0.3, most=1),
-        Claimant(holder="b", count=0, weight=0.1),
-        Claimant(holder="c", count=0, weight=0.5),
+        QuotaMember(holder="a", count=2, weight=0.3, most=1),
+        QuotaMember(holder="b", count=0, weight=0.1),
+        QuotaMember(holder="c", count=0, weight=0.5),
     ]
     assert quotas(3, members)["a"] <= 1
 
 
 def test_the_largest_weight_that_the_options_accept_can_be_shared_out() -> None:
-    assert quotas(2, [Claimant(holder="a", count=0, weight=1e308)]) == {"a": 2}
+    assert quotas(2, [QuotaMember(holder="a", count=0, weight=1e308)]) == {"a": 2}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leasehold.core.cron import parse_schedule
-from leasehold.core.next_run import MOST_MISSED, Decision, Place, decide, settled_by, shift_of
+from leasehold.core.next_run import MOST_MISSED, RunDecision, RunPlace, decide, settled_by, shift_of
 from leasehold.jobs import CatchUp, OnCrash, Overlap
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -36,9 +36,9 @@ def decided(
     now: datetime,
     rules: Rules | None = None,
     started: float | None = None,
-    place: Place = Place.NOWHERE,
+    place: RunPlace = RunPlace.NOWHERE,
     shift_s: float = 0.0,
-) -> Decision:
+) -> RunDecision:
     return decide(
         HOURLY,
         done=at(done),
@@ -76,38 +76,40 @@ def test_catching_up(rules: Rules, now: datetime, run: int | None) -> None:
 @pytest.mark.parametrize("catch_up", list(CatchUp))
 def test_a_run_that_crashed_comes_first_or_never(catch_up: CatchUp) -> None:
     again = Rules(catch_up=catch_up)
-    assert decided(done=0, started=1, now=at(4), rules=again) == Decision(run=at(1), again=True)
+    assert decided(done=0, started=1, now=at(4), rules=again) == RunDecision(run=at(1), again=True)
     leave = Rules(catch_up=catch_up, on_crash=OnCrash.LEAVE)
-    assert decided(done=0, started=1, now=at(1.5), rules=leave) == Decision(look_at=at(2))
+    assert decided(done=0, started=1, now=at(1.5), rules=leave) == RunDecision(look_at=at(2))
     after = decided(done=0, started=1, now=at(4), rules=leave)
-    assert after == Decision(run=at(2 if catch_up is CatchUp.ALL else 4))
+    assert after == RunDecision(run=at(2 if catch_up is CatchUp.ALL else 4))
 
 
 def test_a_run_that_crashed_too_long_ago_is_left() -> None:
     rules = Rules(max_age=timedelta(hours=1))
-    assert decided(done=0, started=1, now=at(3), rules=rules) == Decision(run=at(3))
+    assert decided(done=0, started=1, now=at(3), rules=rules) == RunDecision(run=at(3))
 
 
 def test_what_runs_elsewhere_is_waited_for() -> None:
-    assert decided(done=0, started=1, now=at(1), place=Place.ELSEWHERE) == Decision(waits=at(1))
-    assert decided(done=0, now=at(1), place=Place.ELSEWHERE) == Decision(waits=at(1))
-    assert decided(done=1, now=at(1), place=Place.ELSEWHERE) == Decision(look_at=at(2))
+    assert decided(done=0, started=1, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(
+        waits=at(1)
+    )
+    assert decided(done=0, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(waits=at(1))
+    assert decided(done=1, now=at(1), place=RunPlace.ELSEWHERE) == RunDecision(look_at=at(2))
 
 
 @pytest.mark.parametrize(
     ("overlap", "now", "wanted"),
     [
-        (Overlap.SKIP, at(2), Decision()),
-        (Overlap.QUEUE, at(2), Decision()),
-        (Overlap.REPLACE, at(1.5), Decision(look_at=at(2))),
-        (Overlap.REPLACE, at(2), Decision(stop=True)),
+        (Overlap.SKIP, at(2), RunDecision()),
+        (Overlap.QUEUE, at(2), RunDecision()),
+        (Overlap.REPLACE, at(1.5), RunDecision(look_at=at(2))),
+        (Overlap.REPLACE, at(2), RunDecision(stop=True)),
     ],
 )
 def test_what_runs_here_makes_room_only_if_it_is_to_be_replaced(
-    overlap: Overlap, now: datetime, wanted: Decision
+    overlap: Overlap, now: datetime, wanted: RunDecision
 ) -> None:
     rules = Rules(overlap=overlap)
-    assert decided(done=0, started=1, now=now, rules=rules, place=Place.HERE) == wanted
+    assert decided(done=0, started=1, now=now, rules=rules, place=RunPlace.HERE) == wanted
 
 
 def test_a_long_run_passes_over_what_came_meanwhile_only_if_it_is_to_be_skipped() -> None:
@@ -130,7 +132,7 @@ def test_a_clock_that_is_ahead_or_behind_or_set_back_runs_nothing_twice() -> Non
     assert ahead.run == at(1)
     for behind in (at(1, second=-3), at(1, second=2), at(0.5), at(-48)):
         found = decided(done=1, now=behind)
-        assert found == Decision(look_at=at(2))
+        assert found == RunDecision(look_at=at(2))
 
 
 @pytest.mark.parametrize("jitter_s", [0, 1, 600])
@@ -140,7 +142,7 @@ def test_jitter_moves_the_run_and_not_the_occurrence(jitter_s: float) -> None:
     assert shift == shift_of("nightly", timedelta(seconds=jitter_s))
     before, then = at(1) + shift - timedelta(milliseconds=1), at(1) + shift
     moved_s = shift.total_seconds()
-    assert decided(done=0, now=before, shift_s=moved_s) == Decision(look_at=at(1) + shift)
+    assert decided(done=0, now=before, shift_s=moved_s) == RunDecision(look_at=at(1) + shift)
     assert decided(done=0, now=then, shift_s=moved_s).run == at(1)
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from leasehold import Timing
+from leasehold import LeaseTiming
 from leasehold.core.lease_timing import CLOCK_RATE_ERROR, LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidOptions
 
-GOOD = Timing()
+GOOD = LeaseTiming()
 
 
 def seconds(value: float) -> timedelta:
@@ -24,7 +24,7 @@ def seconds(value: float) -> timedelta:
 
 
 def test_the_window_counts_from_sending_and_ends_a_margin_early() -> None:
-    timing = Timing.of(lease=seconds(10), margin=seconds(2), call_limit=seconds(1))
+    timing = LeaseTiming.of(lease=seconds(10), margin=seconds(2), call_limit=seconds(1))
     assert timing.trusted_until(100.0) == pytest.approx(108.0)
 
 
@@ -35,11 +35,11 @@ def test_who_sends_later_may_believe_longer_by_just_that(sent: float, later: flo
 
 
 @st.composite
-def valid_timings(draw: st.DrawFn) -> Timing:
+def valid_timings(draw: st.DrawFn) -> LeaseTiming:
     """All times that ``check`` lets pass, the narrowest margins included."""
     lease = draw(st.floats(LEAST_LEASE_S, MOST_LEASE_S))
     part = st.floats(0.0, 1.0)
-    timing = Timing(
+    timing = LeaseTiming(
         lease_s=lease,
         renew_s=lease * draw(part) / 2,
         margin_s=lease * draw(st.just(CLOCK_RATE_ERROR) | st.floats(CLOCK_RATE_ERROR, 1.0)),
@@ -60,7 +60,7 @@ def valid_timings(draw: st.DrawFn) -> Timing:
     on_the_way=st.floats(0, 10),
 )
 def test_belief_is_over_before_the_store_lets_anybody_else_in(
-    timing: Timing, rate: float, sent: float, on_the_way: float
+    timing: LeaseTiming, rate: float, sent: float, on_the_way: float
 ) -> None:
     window_by_true_time_s = (timing.trusted_until(sent) - sent) / rate
     ended_in_store_s = on_the_way + timing.lease_s
@@ -68,7 +68,7 @@ def test_belief_is_over_before_the_store_lets_anybody_else_in(
 
 
 @given(timing=valid_timings())
-def test_after_a_lost_answer_there_is_time_for_one_more_try(timing: Timing) -> None:
+def test_after_a_lost_answer_there_is_time_for_one_more_try(timing: LeaseTiming) -> None:
     second_try_is_over = timing.renew_s + 2 * timing.call_s
     assert second_try_is_over <= timing.trusted_until(0.0) * (1 + 1e-6)
 
@@ -78,7 +78,7 @@ def test_after_a_lost_answer_there_is_time_for_one_more_try(timing: Timing) -> N
 
 def test_the_defaults_keep_every_relation() -> None:
     GOOD.check()
-    assert Timing.of() == GOOD
+    assert LeaseTiming.of() == GOOD
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_the_defaults_keep_every_relation() -> None:
         (replace(GOOD, call_s=float("nan")), "renew_every + 2 x call_limit <= lease - margin"),
     ],
 )
-def test_a_broken_relation_is_refused_by_its_name(broken: Timing, relation: str) -> None:
+def test_a_broken_relation_is_refused_by_its_name(broken: LeaseTiming, relation: str) -> None:
     with pytest.raises(InvalidOptions) as refused:
         broken.check()
     said = str(refused.value)
@@ -105,8 +105,8 @@ def test_a_broken_relation_is_refused_by_its_name(broken: Timing, relation: str)
 
 
 def test_the_edges_of_the_relations_are_allowed() -> None:
-    Timing(lease_s=10.0, renew_s=4.999, margin_s=0.5, call_s=2.25).check()
-    Timing(lease_s=10.0, renew_s=3.0, margin_s=1.0, call_s=3.0).check()
+    LeaseTiming(lease_s=10.0, renew_s=4.999, margin_s=0.5, call_s=2.25).check()
+    LeaseTiming(lease_s=10.0, renew_s=3.0, margin_s=1.0, call_s=3.0).check()
 
 
 @pytest.mark.parametrize("part", ["renew_s", "call_s"])
@@ -117,7 +117,7 @@ def test_times_below_zero_are_refused(part: str) -> None:
 
 @given(lease=st.floats(LEAST_LEASE_S, MOST_LEASE_S))
 def test_what_is_not_given_is_derived_so_that_it_fits(lease: float) -> None:
-    timing = Timing.of(lease=seconds(lease))
+    timing = LeaseTiming.of(lease=seconds(lease))
     assert timing.lease_s == pytest.approx(lease, abs=1e-6)
     assert timing.margin_s == pytest.approx(timing.lease_s / 10)
 
@@ -129,7 +129,7 @@ def test_what_is_not_given_is_derived_so_that_it_fits(lease: float) -> None:
 @pytest.mark.parametrize("lease", [-1.0, 0.0, 0.049, MOST_LEASE_S + 1])
 def test_a_lease_out_of_range_is_refused_with_the_range(lease: float) -> None:
     with pytest.raises(InvalidDuration, match=r"^lease is .* between 0\.05 s and 604800 s$"):
-        Timing.of(lease=seconds(lease))
+        LeaseTiming.of(lease=seconds(lease))
 
 
 @pytest.mark.spec("L6")
@@ -139,15 +139,15 @@ def test_a_part_out_of_range_is_refused_with_its_name_and_the_range(
     name: str, value: float
 ) -> None:
     with pytest.raises(InvalidDuration, match=rf"^{name} is .* between 0\.001 s and 604800 s$"):
-        Timing.of(**{name: seconds(value)})
+        LeaseTiming.of(**{name: seconds(value)})
 
 
 @pytest.mark.spec("L6")
 @pytest.mark.parametrize("lease", [LEAST_LEASE_S, 15.0, 60.0, MOST_LEASE_S])
 def test_the_ends_of_the_range_are_in_it(lease: float) -> None:
-    assert Timing.of(lease=seconds(lease)).lease_s == lease
+    assert LeaseTiming.of(lease=seconds(lease)).lease_s == lease
 
 
 def test_of_refuses_what_check_refuses() -> None:
     with pytest.raises(InvalidOptions, match="renew_every < lease / 2"):
-        Timing.of(lease=seconds(10), renew_every=seconds(6))
+        LeaseTiming.of(lease=seconds(10), renew_every=seconds(6))

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from tests.support.processors import AT_ONCE, SECOND, Scene, options, scene
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import UsageError
 from leasehold.events import Event
 from leasehold.events.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
 from leasehold.log import Log, LogDeadLetters, LogOptions, Producer
 from leasehold.log.producer import Sent
-from leasehold.processor import Options, PumpState
+from leasehold.processor import PartitionState, ProcessorOptions
 from leasehold.processor.events import HandlerFailed, Poisoned, PumpRestarted
 from leasehold.spark import PoisonPolicy
 
@@ -60,7 +60,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
         yield opened
 
 
-def burying(log: Log, **more: Any) -> Options:
+def burying(log: Log, **more: Any) -> ProcessorOptions:
     return options(poison=BURY, dead_letters=LogDeadLetters(log, "dead"), **more)
 
 
@@ -132,7 +132,7 @@ async def test_an_event_that_can_never_be_put_aside_stops_its_partition_and_is_r
         async with s.make(on_event=picky, setting=burying(log)) as host:
             told = await s.watch.sees(Poisoned)
             assert (told.action, told.sequence_number) == ("stop", 1)
-            await s.watch.until(lambda: host.status()[0].state is PumpState.STOPPED)
+            await s.watch.until(lambda: host.status()[0].state is PartitionState.STOPPED)
             assert len(host.held()) == 1
         assert picky.tried == 1
         assert s.seen.numbers() == [0]
@@ -174,7 +174,7 @@ async def test_a_stop_does_not_wait_for_a_dead_letter_that_is_not_stored_in_time
 
 @pytest.mark.spec("B6")
 async def test_a_fault_on_the_way_does_not_bring_back_what_was_handled_before_it() -> None:
-    class Broken(Ladder):
+    class Broken(Backoff):
         faults = 0
 
         def pause_s(self, failures: int, rng: random.Random) -> float:

@@ -15,7 +15,7 @@ from leasehold.errors import StoreUnavailable, UnknownStream, UsageError
 from leasehold.events import DeadLetter, Event
 from leasehold.events.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
 from leasehold.log import stream_watcher as watch_module
-from leasehold.log.stream_watcher import Bell, Changes, Sight, Watcher
+from leasehold.log.stream_watcher import Changes, StreamWatcher, Wakeup, WakeupOrigin
 from leasehold.runtime.tracebacks import reason_of, traceback_of
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,9 @@ def journal() -> Journal:
 
 
 @pytest.fixture
-async def watcher(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watcher]:
+async def watcher(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StreamWatcher]:
     monkeypatch.setattr(watch_module, "SHORTEST_S", 0.001)
     monkeypatch.setattr(watch_module, "LONGEST_S", 0.01)
     monkeypatch.setattr(watch_module, "CALM_S", 0.005)
@@ -63,13 +65,13 @@ async def watcher(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     made.close()
 
 
-def watcher_over(journal: Journal, check: Callable[[], object] = lambda: None) -> Watcher:
-    return Watcher(
+def watcher_over(journal: Journal, check: Callable[[], object] = lambda: None) -> StreamWatcher:
+    return StreamWatcher(
         "leasehold-watch-test", changes=journal.changes, check=check, clock=SystemClock()
     )
 
 
-async def rung(bell: Bell) -> bool:
+async def rung(bell: Wakeup) -> bool:
     """Wait for it; say whether it asks for a fresh look."""
     with anyio.fail_after(SOON_S):
         await bell.wait(3600.0)
@@ -77,7 +79,7 @@ async def rung(bell: Bell) -> bool:
 
 
 async def test_a_ring_before_the_wait_is_heard_and_after_still_it_is_forgotten() -> None:
-    bell = Bell("0")
+    bell = Wakeup("0")
     await asyncio.to_thread(bell.ring, fresh=True)
     assert await rung(bell)
 
@@ -86,16 +88,16 @@ async def test_a_ring_before_the_wait_is_heard_and_after_still_it_is_forgotten()
 
 
 def test_a_bell_whose_loop_has_ended_is_rung_in_vain() -> None:
-    async def made() -> Bell:
-        return Bell("0")
+    async def made() -> Wakeup:
+        return Wakeup("0")
 
     asyncio.run(made()).ring()
 
 
 async def test_those_are_rung_whose_partition_the_journal_names(
-    watcher: Watcher, journal: Journal
+    watcher: StreamWatcher, journal: Journal
 ) -> None:
-    bells = [Bell(str(number)) for number in range(3)]
+    bells = [Wakeup(str(number)) for number in range(3)]
     journal.answers.append((7, None))
     for bell in bells:
         watcher.enter(bell)
@@ -111,9 +113,9 @@ async def test_those_are_rung_whose_partition_the_journal_names(
 
 
 async def test_all_are_rung_when_the_journal_can_not_tell_the_paths(
-    watcher: Watcher, journal: Journal
+    watcher: StreamWatcher, journal: Journal
 ) -> None:
-    bells = [Bell("0"), Bell("1")]
+    bells = [Wakeup("0"), Wakeup("1")]
     for bell in bells:
         watcher.enter(bell)
     with watcher.asleep(bells[0]):
@@ -122,9 +124,9 @@ async def test_all_are_rung_when_the_journal_can_not_tell_the_paths(
 
 
 async def test_a_store_that_does_not_answer_is_asked_again_from_the_same_line(
-    watcher: Watcher, journal: Journal
+    watcher: StreamWatcher, journal: Journal
 ) -> None:
-    bell = Bell("0")
+    bell = Wakeup("0")
     journal.answers.append((5, None))
     watcher.enter(bell)
     with watcher.asleep(bell):
@@ -145,7 +147,7 @@ async def test_all_are_rung_to_find_out_that_there_is_nothing_to_wait_for(
         raise trouble
 
     watcher = watcher_over(journal, check)
-    bell = Bell("0")
+    bell = Wakeup("0")
     watcher.enter(bell)
     with watcher.asleep(bell):
         assert await rung(bell)
@@ -157,22 +159,22 @@ async def test_the_pauses_grow_while_nothing_happens_and_begin_anew_when_somethi
 ) -> None:
     monkeypatch.setattr(watch_module, "LONGEST_S", 3600.0)
     watcher = watcher_over(journal)
-    blind, other = Bell("0"), Bell("1")
+    blind, other = Wakeup("0"), Wakeup("1")
     watcher.enter(blind)
     watcher.enter(other)
     with watcher.asleep(blind):
         journal.wait(2)
         assert watcher.pause_s > watch_module.SHORTEST_S
-        other.sight = Sight.KERNEL  # it had an open segment, and comes to its end
+        other.sight = WakeupOrigin.KERNEL  # it had an open segment, and comes to its end
         other.paths = ("there",)
         assert not watcher.aim(other, (), elsewhere=False)
-        assert other.sight is Sight.JOURNAL
+        assert other.sight is WakeupOrigin.JOURNAL
         journal.wait(1)
     watcher.close()
 
 
-async def test_one_that_has_left_is_aimed_at_nothing_more(watcher: Watcher) -> None:
-    bell = Bell("0")
+async def test_one_that_has_left_is_aimed_at_nothing_more(watcher: StreamWatcher) -> None:
+    bell = Wakeup("0")
     watcher.enter(bell)
     assert watcher.aim(bell, (__file__,), elsewhere=False)
     assert not watcher.aim(bell, (__file__,), elsewhere=False)  # that is done already
@@ -185,14 +187,14 @@ async def test_one_that_has_left_is_aimed_at_nothing_more(watcher: Watcher) -> N
 
 async def test_a_closed_watcher_rings_all_and_takes_nobody(journal: Journal) -> None:
     watcher = watcher_over(journal)
-    bell = Bell("0")
+    bell = Wakeup("0")
     watcher.enter(bell)
     watcher.close()
     watcher.close()
 
     assert not await rung(bell)
     with pytest.raises(UsageError, match="closed"):
-        watcher.enter(Bell("1"))
+        watcher.enter(Wakeup("1"))
     assert not watcher.aim(bell, (__file__,), elsewhere=False)
     with watcher.asleep(bell):
         assert not [each for each in threading.enumerate() if each.name == "leasehold-watch-test"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.errors import BeyondEnd, PositionLost, UnknownStore, UnknownStream, UsageError
+from leasehold.errors import BeyondEnd, InvalidUrl, PositionLost, UnknownStream, UsageError
 from leasehold.events import DeadLetter, DeadLetters, Event, Start, open_source
 from leasehold.events.dead_letters import MOST_TRACEBACK_BYTES
 from leasehold.log import Log, LogDeadLetters, LogOptions, LogSource
@@ -67,7 +67,7 @@ def test_a_source_that_is_not_there_is_told(log: Log, url: str) -> None:
             open_source(text, store_url=url, name="cli")
     with pytest.raises(UsageError, match="eventhub:// is no kind of source"):
         open_source("eventhub:///orders", store_url=url, name="cli")
-    with pytest.raises(UnknownStore):
+    with pytest.raises(InvalidUrl):
         open_source("orders", store_url="memory://", name="cli")
     assert our_threads() == before
 

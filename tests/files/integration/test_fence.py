@@ -27,12 +27,12 @@ from tests.support.blocks import (
     written,
 )
 
-from leasehold.core.block_agreement import Condition
+from leasehold.core.block_agreement import ReplicaCondition
 from leasehold.errors import LeaseLost, VolumeUnusable
 from leasehold.files import Block
 from leasehold.files.block_writer import BlockWriter
 from leasehold.files.disk import Disk
-from leasehold.files.fence import Evidence, Superseded, examine, fence, remove, tidy
+from leasehold.files.fence import FenceEvidence, Superseded, examine, fence, remove, tidy
 from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk
 
@@ -77,7 +77,7 @@ def test_a_volume_that_has_nothing_says_so_every_time(tmp_path: Path) -> None:
         evidence = fence(volume, open_block(volumes), recovery_id, disk=DISK)
         assert not evidence.present
         answer = examine(volume, open_block(volumes), evidence, disk=DISK)
-        assert (answer.condition, answer.length) == (Condition.ABSENT, 0)
+        assert (answer.condition, answer.length) == (ReplicaCondition.ABSENT, 0)
 
 
 @pytest.mark.scenario("S53")
@@ -120,7 +120,7 @@ def test_after_a_kill_at_any_point_of_the_fence_the_next_one_finds_the_same(
     volumes = volumes_in(tmp_path, count=1)
     (volume,), block = volumes, open_block(volumes)
 
-    def begin() -> Evidence | None:
+    def begin() -> FenceEvidence | None:
         remove(volume, ID, disk=DISK)
         written(volumes, b"hello", b"world").close()
         return None
@@ -154,9 +154,9 @@ def test_a_later_recovery_at_any_point_of_an_earlier_one_wins(tmp_path: Path) ->
         remove(volume, ID, disk=DISK)
         writer.close()
         writer = written(volumes, b"hello")
-        later: list[Evidence] = []
+        later: list[FenceEvidence] = []
 
-        def overtake(writer: BlockWriter = writer, later: list[Evidence] = later) -> None:
+        def overtake(writer: BlockWriter = writer, later: list[FenceEvidence] = later) -> None:
             later.append(fence(volume, block, 9, disk=DISK))
             with suppress(LeaseLost):
                 writer.write_piece(b"late")

@@ -34,16 +34,16 @@ from leasehold.errors import (
     FileExists,
     FileHeld,
     InvalidName,
+    InvalidUrl,
     LeaseholdError,
     StoreUnusable,
     UnknownFile,
-    UnknownStore,
     UsageError,
 )
 from leasehold.files import FileState
 from leasehold.files.journal import Journal
 from leasehold.files.journal import journal as journal_module
-from leasehold.files.model import Limits, Why
+from leasehold.files.model import FileLeaseLimits, RefusalReason
 from leasehold.stores.blocking import Params, Tx, Value
 from leasehold.stores.blocking_postgres import translated
 from leasehold.testing.clock import ManualClock
@@ -299,7 +299,7 @@ def test_a_restart_keeps_everything(world: World) -> None:
 
 @pytest.mark.scenario("S16")
 def test_after_a_reboot_all_holders_are_silent_and_attempts_over(tmp_path: Path) -> None:
-    path, limits = tmp_path / "leases.db", Limits()
+    path, limits = tmp_path / "leases.db", FileLeaseLimits()
     with closing(Journal.open(f"sqlite:///{path}", limits=limits, clock=ManualClock())) as journal:
         create(journal, "/1")
         create(journal, "/2")
@@ -313,9 +313,9 @@ def test_after_a_reboot_all_holders_are_silent_and_attempts_over(tmp_path: Path)
             journal.renew(ANN)
     with closing(Journal.open(f"sqlite:///{path}", limits=limits, clock=ManualClock())) as journal:
         assert journal.due(limit=9) == ["/1", "/2"]
-        newer = begun(journal, "/2", shared.MONITOR, why=Why.HARD)
+        newer = begun(journal, "/2", shared.MONITOR, why=RefusalReason.HARD)
         assert (newer.id > recovery.id, newer.attempt) == (True, 2)
-        assert begun(journal, "/1", BOB, why=Why.SOFT).was_held_by == "ann"
+        assert begun(journal, "/1", BOB, why=RefusalReason.SOFT).was_held_by == "ann"
 
 
 WORKER = """
@@ -382,7 +382,7 @@ def test_a_broken_connection_is_replaced(world: World, journal: Journal) -> None
 
 def test_files_need_a_store_that_lasts() -> None:
     for url in ("memory://", "ftp://x", "sqlite://", "sqlite:///a?b"):
-        with pytest.raises(UnknownStore, match="sqlite:///"):
+        with pytest.raises(InvalidUrl, match="sqlite:///"):
             Journal.open(url, limits=LIMITS)
 
 
@@ -496,7 +496,7 @@ def test_a_writer_recovers_only_what_is_its_own(journal: Journal) -> None:
     opened = create(journal)
     begun(journal, holder=BOB)
     with pytest.raises(FencedWrite):
-        journal.begin_recovery("/f", ANN, why=Why.CLOSE, ticket=opened.ticket)
+        journal.begin_recovery("/f", ANN, why=RefusalReason.CLOSE, ticket=opened.ticket)
     create(journal, overwrite=True, request="another file")
     with pytest.raises(UnknownFile):
-        journal.begin_recovery("/f", ANN, why=Why.CLOSE, ticket=opened.ticket)
+        journal.begin_recovery("/f", ANN, why=RefusalReason.CLOSE, ticket=opened.ticket)

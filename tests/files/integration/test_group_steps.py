@@ -18,7 +18,7 @@ from leasehold.files import Block, FileStatus
 from leasehold.files.block_meta import PIECE_BYTES, parse
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
-from leasehold.files.model import Entry, Opened, Why
+from leasehold.files.model import JournalEntry, OpenedFile, RefusalReason
 from leasehold.testing.disk import RecordingDisk
 
 world = shared.world
@@ -37,7 +37,7 @@ def in_one_group(world: World, make: Callable[[Journal], Calls]) -> tuple[Journa
     return journal, answers
 
 
-def opened(journal: Journal, path: str) -> Callable[[], Opened]:
+def opened(journal: Journal, path: str) -> Callable[[], OpenedFile]:
     return lambda: create(journal, path, request=f"{path} {id(object())}")
 
 
@@ -56,10 +56,10 @@ def test_two_that_want_one_path_in_one_group_are_told_of_each_other(world: World
 
     journal, answers = in_one_group(world, calls)
     pairs = [answers[0:2], answers[2:4], answers[4:6]]
-    assert [sum(isinstance(each, Opened) for each in pair) for pair in pairs] == [1, 1, 1]
+    assert [sum(isinstance(each, OpenedFile) for each in pair) for pair in pairs] == [1, 1, 1]
     assert sum(isinstance(each, FileHeld) for each in pairs[0]) == 1
     assert sum(isinstance(each, FileExists) for each in pairs[1] + pairs[2]) == 2
-    good = {each.ticket.path for each in answers if isinstance(each, Opened)}
+    good = {each.ticket.path for each in answers if isinstance(each, OpenedFile)}
     assert "/upper" in good
     assert {each.path for each in journal.list_open()} == good
 
@@ -136,7 +136,7 @@ def test_steps_of_other_kinds_see_what_the_group_has_made_and_closed(world: Worl
     ]
 
 
-Story = tuple[FileStatus, tuple[Block, ...], tuple[Entry, ...]]
+Story = tuple[FileStatus, tuple[Block, ...], tuple[JournalEntry, ...]]
 
 
 def told(journal: Journal, path: str) -> Story:
@@ -155,7 +155,7 @@ def told(journal: Journal, path: str) -> Story:
 def test_what_a_group_writes_is_what_each_of_its_steps_alone_writes(world: World) -> None:
     journal, files = in_one_group(world, lambda journal: [opened(journal, path) for path in ODD])
     grouped_open = [told(journal, path) for path in ODD]
-    tickets = [each for each in files if isinstance(each, Opened)]
+    tickets = [each for each in files if isinstance(each, OpenedFile)]
     assert len(tickets) == len(ODD)
 
     def closes(journal: Journal) -> Calls:
@@ -205,7 +205,7 @@ def test_a_text_is_kept_whole_in_a_group_whatever_is_in_it(world: World) -> None
     with closing(Journal.open(world.url, limits=LIMITS, clock=world.clock)) as before:
         for path in ("/f", "/g"):
             create(before, path)
-        begun = [before.begin_recovery(path, BOB, why=Why.ASKED) for path in ("/f", "/g")]
+        begun = [before.begin_recovery(path, BOB, why=RefusalReason.ASKED) for path in ("/f", "/g")]
 
     def calls(journal: Journal) -> Calls:
         return [

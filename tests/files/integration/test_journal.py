@@ -24,13 +24,20 @@ from leasehold.errors import (
 from leasehold.files import BlockState, FileState
 from leasehold.files.journal import Journal
 from leasehold.files.journal import unit_of_work as books_module
-from leasehold.files.model import Holder, Limits, Opened, Recovery, Sealed, Why
+from leasehold.files.model import (
+    FileHolder,
+    FileLeaseLimits,
+    FileRecovery,
+    OpenedFile,
+    RefusalReason,
+    SealedBlock,
+)
 from leasehold.testing.clock import ManualClock
 
-ANN = Holder(id="ann", token="ta", host="north", pid=11, address="north:1")
-BOB = Holder(id="bob", token="tb", host="south", pid=22)
-MONITOR = Holder(id="monitor", token="tm", host="north", pid=33)
-LIMITS = Limits(soft_s=60.0, hard_s=1200.0, attempt_s=90.0)
+ANN = FileHolder(id="ann", token="ta", host="north", pid=11, address="north:1")
+BOB = FileHolder(id="bob", token="tb", host="south", pid=22)
+MONITOR = FileHolder(id="monitor", token="tm", host="north", pid=33)
+LIMITS = FileLeaseLimits(soft_s=60.0, hard_s=1200.0, attempt_s=90.0)
 
 
 @dataclass
@@ -76,11 +83,11 @@ def journal(world: World) -> Journal:
 def create(
     journal: Journal,
     path: str = "/f",
-    holder: Holder = ANN,
+    holder: FileHolder = ANN,
     *,
     overwrite: bool = False,
     request: str = "",
-) -> Opened:
+) -> OpenedFile:
     return journal.create(
         path,
         holder,
@@ -92,19 +99,26 @@ def create(
     )
 
 
-def seal(opened: Opened, length: int = 10, *, volumes: tuple[str, ...] = ("v1", "v2")) -> Sealed:
-    return Sealed(block_id=opened.block.id, length=length, checksum=2**32 - 1, volumes=volumes)
+def seal(
+    opened: OpenedFile, length: int = 10, *, volumes: tuple[str, ...] = ("v1", "v2")
+) -> SealedBlock:
+    return SealedBlock(block_id=opened.block.id, length=length, checksum=2**32 - 1, volumes=volumes)
 
 
-def closed(journal: Journal, path: str = "/f", holder: Holder = ANN, length: int = 10) -> Opened:
+def closed(
+    journal: Journal, path: str = "/f", holder: FileHolder = ANN, length: int = 10
+) -> OpenedFile:
     opened = create(journal, path, holder)
     journal.complete(opened.ticket, seal(opened, length))
     return opened
 
 
 def begun(
-    journal: Journal, path: str = "/f", holder: Holder = BOB, why: Why = Why.ASKED
-) -> Recovery:
+    journal: Journal,
+    path: str = "/f",
+    holder: FileHolder = BOB,
+    why: RefusalReason = RefusalReason.ASKED,
+) -> FileRecovery:
     recovery = journal.begin_recovery(path, holder, why=why)
     assert recovery is not None
     return recovery
@@ -307,7 +321,7 @@ def test_what_is_due_comes_oldest_holder_first_and_up_to_the_limit(
     world: World, journal: Journal
 ) -> None:
     for number in range(6):
-        holder = Holder(id=f"h{number}", token="t", host="h", pid=number)
+        holder = FileHolder(id=f"h{number}", token="t", host="h", pid=number)
         create(journal, f"/{9 - number}", holder)
         world.advance(1)
     journal.enlist(replace(ANN, id="idle"))
@@ -341,9 +355,9 @@ def test_history_keeps_the_newest_lines(journal: Journal, monkeypatch: pytest.Mo
 
 
 @pytest.mark.spec("F3")
-@pytest.mark.parametrize(("why", "limit_s"), [(Why.SOFT, 60), (Why.HARD, 1200)])
+@pytest.mark.parametrize(("why", "limit_s"), [(RefusalReason.SOFT, 60), (RefusalReason.HARD, 1200)])
 def test_a_file_is_taken_only_after_the_limit(
-    world: World, journal: Journal, why: Why, limit_s: int
+    world: World, journal: Journal, why: RefusalReason, limit_s: int
 ) -> None:
     opened, other = create(journal), create(journal, "/other")
     world.advance(limit_s - 0.5)
@@ -363,9 +377,11 @@ def test_a_file_is_taken_only_after_the_limit(
     assert (fenced.value.key, fenced.value.epoch) == ("/f", opened.ticket.epoch)
 
 
-@pytest.mark.parametrize("why", [Why.ASKED, Why.CLOSE])
+@pytest.mark.parametrize("why", [RefusalReason.ASKED, RefusalReason.CLOSE])
 @pytest.mark.parametrize("holder", [ANN, BOB])
-def test_on_request_no_limit_is_looked_at(journal: Journal, why: Why, holder: Holder) -> None:
+def test_on_request_no_limit_is_looked_at(
+    journal: Journal, why: RefusalReason, holder: FileHolder
+) -> None:
     opened = create(journal)
     recovery = begun(journal, holder=holder, why=why)
     status = journal.commit_recovery(recovery, seal(opened, 7, volumes=("v2",)))
@@ -423,10 +439,10 @@ def test_a_tail_without_bytes_is_dropped(journal: Journal, sealed: bool) -> None
 def test_attempts_are_one_at_a_time_and_come_again(world: World, journal: Journal) -> None:
     opened = create(journal)
     world.advance(1300)
-    first = begun(journal, holder=MONITOR, why=Why.HARD)
+    first = begun(journal, holder=MONITOR, why=RefusalReason.HARD)
     assert journal.due(limit=9) == []
     world.advance(30)
-    for why in Why:
+    for why in RefusalReason:
         with pytest.raises(RecoveryInProgress) as busy:
             begun(journal, why=why)
         assert (busy.value.attempt, busy.value.path) == (1, "/f")
@@ -435,7 +451,7 @@ def test_attempts_are_one_at_a_time_and_come_again(world: World, journal: Journa
         create(journal, holder=BOB)
     world.advance(61)  # it had its time
     assert journal.due(limit=9) == ["/f"]
-    second = begun(journal, holder=MONITOR, why=Why.HARD)
+    second = begun(journal, holder=MONITOR, why=RefusalReason.HARD)
     for _ in range(2):
         journal.fail_recovery(second, trouble="v1 is gone", pause_s=300)
     status = journal.status("/f")
@@ -443,12 +459,12 @@ def test_attempts_are_one_at_a_time_and_come_again(world: World, journal: Journa
     assert status.next_attempt_s == pytest.approx(300, abs=1e-3)
     assert steps(journal).count("recovery failed") == 1
     with pytest.raises(RecoveryInProgress) as busy:
-        begun(journal, why=Why.HARD)
+        begun(journal, why=RefusalReason.HARD)
     assert busy.value.retry_after_s == pytest.approx(300, abs=1e-3)
     assert journal.due(limit=9) == []
     world.advance(300)
     assert journal.due(limit=9) == ["/f"]
-    third = begun(journal, why=Why.SOFT)
+    third = begun(journal, why=RefusalReason.SOFT)
     with pytest.raises(FencedWrite):
         journal.commit_recovery(first, seal(opened))
     done = journal.commit_recovery(third, seal(opened))
@@ -465,7 +481,7 @@ def test_a_file_deleted_during_its_recovery_stays_deleted(journal: Journal) -> N
         journal.commit_recovery(recovery, seal(opened))
     journal.check(new.ticket)
     with pytest.raises(UnknownFile):
-        journal.begin_recovery("/d", BOB, why=Why.ASKED)
+        journal.begin_recovery("/d", BOB, why=RefusalReason.ASKED)
 
 
 KILLED = """

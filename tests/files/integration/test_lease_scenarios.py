@@ -20,7 +20,7 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.files import FileState, FileStatus, FileWriter, Namespace
-from leasehold.files.model import Sealed, Ticket
+from leasehold.files.model import SealedBlock, WriteTicket
 
 
 def _flushed(files: Namespace, path: str, data: bytes) -> FileWriter:
@@ -35,7 +35,7 @@ def _before(monkeypatch: pytest.MonkeyPatch, files: Namespace, act: Callable[[],
     journal = files._around.journal
     complete = journal.complete
 
-    def late(ticket: Ticket, sealed: Sealed | None) -> FileStatus:
+    def late(ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
         act()
         return complete(ticket, sealed)
 

@@ -22,7 +22,7 @@ from tests.support.namespaces import (
 
 from leasehold.errors import FencedWrite, StoreUnavailable
 from leasehold.files import FileState, Namespace
-from leasehold.files.monitor import PAUSES, Pass
+from leasehold.files.monitor import PAUSES, MonitorPass
 from leasehold.testing.disk import KillingDisk
 
 
@@ -72,7 +72,7 @@ def test_the_oldest_lease_comes_first(both: World) -> None:
     renew(third)  # and so it is the youngest
     both.pass_s(HARD_S + 1)
     watcher = both.open("watcher")
-    assert watcher.monitor.look() == Pass(recovered=3)
+    assert watcher.monitor.look() == MonitorPass(recovered=3)
     assert _order(watcher) == ["/c", "/b", "/a"]
 
 
@@ -83,10 +83,10 @@ def test_it_looks_up_to_the_first_lease_that_has_not_ended(both: World) -> None:
     both.pass_s(1)
     _left(second, "/b")
     both.pass_s(HARD_S - 0.5)  # the first is half a second past, the second half a second short
-    assert watcher.monitor.look() == Pass(recovered=1)
+    assert watcher.monitor.look() == MonitorPass(recovered=1)
     assert (watcher.is_closed("/a"), watcher.is_closed("/b")) == (True, False)
     both.pass_s(1)
-    assert watcher.monitor.look() == Pass(recovered=1)
+    assert watcher.monitor.look() == MonitorPass(recovered=1)
 
 
 @pytest.mark.spec("F4")
@@ -107,7 +107,7 @@ def test_nothing_due_is_one_read_and_no_write(one: World) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "due", counted)
-        assert watcher.monitor.look() == Pass()
+        assert watcher.monitor.look() == MonitorPass()
     assert len(reads) == 1
     assert written == []
 
@@ -122,9 +122,9 @@ def test_a_pass_begins_nothing_after_its_budget_and_the_next_goes_on(
         _left(files, f"/{number}")
     one.pass_s(HARD_S + 1)
     _recovers(monkeypatch, watcher, lambda: one.pass_s(0.4))  # of a budget of one second
-    assert watcher.monitor.look() == Pass(recovered=3, left=True)
-    assert watcher.monitor.look() == Pass(recovered=3, left=True)
-    assert watcher.monitor.look() == Pass(recovered=1)
+    assert watcher.monitor.look() == MonitorPass(recovered=3, left=True)
+    assert watcher.monitor.look() == MonitorPass(recovered=3, left=True)
+    assert watcher.monitor.look() == MonitorPass(recovered=1)
     assert watcher.list_open() == []
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_fails_holds_up_no_other_and_is_tried_again_with_growing_pau
     _left(good, "/good")
     watcher = both.open("watcher", volumes=())
     both.pass_s(HARD_S + 1)
-    assert watcher.monitor.look() == Pass(recovered=1, failed=1)
+    assert watcher.monitor.look() == MonitorPass(recovered=1, failed=1)
     assert content(watcher, "/good") == b"/good"
 
     pauses: list[float] = []
@@ -188,17 +188,17 @@ def test_a_file_that_fails_holds_up_no_other_and_is_tried_again_with_growing_pau
         assert "no answer from" in status.trouble
         pauses.append(status.next_attempt_s)
         both.pass_s(status.next_attempt_s / 2)
-        assert watcher.monitor.look() == Pass()  # not yet
+        assert watcher.monitor.look() == MonitorPass()  # not yet
         _left(good, f"/good-{attempt}")
         both.pass_s(status.next_attempt_s / 2 + 0.001)
-        assert watcher.monitor.look() == Pass(failed=1)
+        assert watcher.monitor.look() == MonitorPass(failed=1)
     steps_s = [PAUSES.base_s * 2**number for number in range(5)]
     for pause, step in zip(pauses, steps_s, strict=True):
         assert step / 2 <= pause <= step
     for root in away:
         root.with_suffix(".away").rename(root)
     both.pass_s(watcher.status("/bad").next_attempt_s + 0.001)
-    assert watcher.monitor.look() == Pass(recovered=1)
+    assert watcher.monitor.look() == MonitorPass(recovered=1)
     assert content(watcher, "/bad") == b"/bad"
     status = watcher.status("/bad")
     assert (status.attempts, status.trouble, status.next_attempt_s) == (0, "", 0.0)
@@ -235,12 +235,14 @@ def test_a_monitor_that_died_in_the_middle_is_replaced_after_the_time_of_its_att
     with pytest.raises(Died):
         killed.monitor.look()
     watcher = both.open("watcher")
-    assert watcher.monitor.look() == Pass(recovered=1)  # the one that the other had not begun
+    assert watcher.monitor.look() == MonitorPass(
+        recovered=1
+    )  # the one that the other had not begun
     assert watcher.status("/a").state is FileState.RECOVERING
     both.pass_s(ATTEMPT_S - 1)
-    assert watcher.monitor.look() == Pass()
+    assert watcher.monitor.look() == MonitorPass()
     both.pass_s(2)
-    assert watcher.monitor.look() == Pass(recovered=1)
+    assert watcher.monitor.look() == MonitorPass(recovered=1)
     assert (content(watcher, "/a"), watcher.verify("/a")) == (b"/a", [])
 
 
@@ -278,7 +280,7 @@ def test_two_monitors_at_once_recover_every_file_once(one: World) -> None:
         _left(files, f"/{number:02}")
     one.pass_s(HARD_S + 1)
     watchers = [one.open("left"), one.open("right")]
-    passes: list[Pass] = []
+    passes: list[MonitorPass] = []
     threads = [
         threading.Thread(target=lambda each=each: passes.append(each.monitor.look()))
         for each in watchers
@@ -311,7 +313,7 @@ def test_a_writer_that_comes_back_before_the_monitor_keeps_its_files(both: World
     writer = files.create("/a")
     both.pass_s(HARD_S + 1)
     renew(files)  # late, and nobody has robbed it
-    assert watcher.monitor.look() == Pass()
+    assert watcher.monitor.look() == MonitorPass()
     writer.write(b"still here")
     writer.close()
     assert content(watcher, "/a") == b"still here"

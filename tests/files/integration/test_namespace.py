@@ -28,7 +28,7 @@ from leasehold.errors import (
     UnknownFile,
     UsageError,
 )
-from leasehold.files import BlockState, FileOptions, FileState, Progress
+from leasehold.files import BlockState, FileOptions, FileState, RecoveryProgress
 
 # ---------------------------------------------------------------- write and read
 
@@ -282,7 +282,7 @@ def test_recover_closes_a_file_at_once_and_tells_how_far_it_is(both: World) -> N
     writer = files.create("/a")
     writer.write(b"x" * 1500)
     writer.flush()
-    told: list[Progress] = []
+    told: list[RecoveryProgress] = []
     status = others.recover("/a", timeout=SOON, progress=told.append)
     assert (status.state, status.length) == (FileState.CLOSED, 1500)
     assert status.epoch > writer.epoch
@@ -330,7 +330,7 @@ def test_recover_waits_until_the_volumes_are_back(one: World) -> None:
         root.rename(root.with_suffix(".away"))
     told: list[str] = []
 
-    def bring_them_back(progress: Progress) -> None:
+    def bring_them_back(progress: RecoveryProgress) -> None:
         told.append(progress.step)
         if progress.step.startswith("waiting: no usable copy"):
             for root in one.roots:

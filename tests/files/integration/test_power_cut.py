@@ -29,7 +29,7 @@ from leasehold.errors import LeaseholdError
 from leasehold.files import reader
 from leasehold.files.block_meta import PIECE_BYTES
 from leasehold.files.block_writer import BlockWriter
-from leasehold.files.fence import Evidence, fence, remove
+from leasehold.files.fence import FenceEvidence, fence, remove
 from leasehold.testing.disk import KillingDisk, PowerCutDisk
 
 
@@ -93,7 +93,7 @@ def test_power_cuts_during_recovery_do_not_change_its_result(tmp_path: Path, bat
         writer = writer_on(volumes, disk, journal=out())
         promised, everything = random_life(writer, rng)
         recovery_ids = count(8)
-        counted: dict[str, Evidence] = {}
+        counted: dict[str, FenceEvidence] = {}
         for _ in range(rng.randint(1, 3)):
             point, nth = rng.choice(points)
             killing = KillingDisk(disk, point, nth, killed)

@@ -20,9 +20,16 @@ from tests.support.namespaces import (
 )
 
 from leasehold.errors import FencedWrite, LeaseLost, RecoveryInProgress, TailUncertain
-from leasehold.files import BlockState, FileState, FileStatus, FileWriter, Namespace, Progress
+from leasehold.files import (
+    BlockState,
+    FileState,
+    FileStatus,
+    FileWriter,
+    Namespace,
+    RecoveryProgress,
+)
 from leasehold.files.block_meta import PIECE_BYTES, RECORD_BYTES
-from leasehold.files.model import Sealed, Ticket, Why
+from leasehold.files.model import RefusalReason, SealedBlock, WriteTicket
 from leasehold.files.recovery import carry_out
 from leasehold.testing.disk import KillingDisk
 
@@ -56,8 +63,8 @@ def _datas(files: Namespace, path: str) -> list[Path]:
     ]
 
 
-def _dies_at(step: str) -> Callable[[Progress], None]:
-    def told(progress: Progress) -> None:
+def _dies_at(step: str) -> Callable[[RecoveryProgress], None]:
+    def told(progress: RecoveryProgress) -> None:
         if progress.step.startswith(step):
             raise Died(step)
 
@@ -65,7 +72,7 @@ def _dies_at(step: str) -> Callable[[Progress], None]:
 
 
 def _dies_before_complete(monkeypatch: pytest.MonkeyPatch, files: Namespace) -> None:
-    def never(ticket: Ticket, sealed: Sealed | None) -> FileStatus:
+    def never(ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
         raise Died("before the journal was told")
 
     monkeypatch.setattr(files._around.journal, "complete", never)
@@ -367,7 +374,7 @@ def test_a_slow_recovery_is_not_overtaken_while_it_has_time(both: World) -> None
     both.pass_s(HARD_S + 1)
     looked: list[int] = []
 
-    def dawdle(progress: Progress) -> None:
+    def dawdle(progress: RecoveryProgress) -> None:
         if progress.step != "closed":
             both.pass_s(ATTEMPT_S / 4)
             looked.append(others.monitor.look().recovered)
@@ -384,11 +391,11 @@ def test_a_late_commit_of_an_overtaken_recovery_is_refused(both: World) -> None:
     dead, slow, others = both.open("dead"), both.open("slow"), both.open("other")
     _flushed(dead, "/a", b"data ")
     around = slow._around
-    begun = around.journal.begin_recovery("/a", slow._holder, why=Why.ASKED)
+    begun = around.journal.begin_recovery("/a", slow._holder, why=RefusalReason.ASKED)
     assert begun is not None
     refused_before = others.refused()
 
-    def overtake(progress: Progress) -> None:
+    def overtake(progress: RecoveryProgress) -> None:
         if progress.step.startswith("sealing"):
             both.pass_s(ATTEMPT_S)
             with others.append("/a") as heir:
@@ -409,7 +416,7 @@ def test_one_that_was_overtaken_before_its_commit_finds_the_file_closed(both: Wo
     dead, slow, others = both.open("dead"), both.open("slow"), both.open("other")
     _flushed(dead, "/a", b"data")
 
-    def overtake(progress: Progress) -> None:
+    def overtake(progress: RecoveryProgress) -> None:
         if progress.step.startswith("agreeing") and not others.is_closed("/a"):
             both.pass_s(ATTEMPT_S)
             others.recover("/a", timeout=AT_ONCE)

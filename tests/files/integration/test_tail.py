@@ -27,7 +27,7 @@ from tests.support.blocks import (
     written,
 )
 
-from leasehold.core.block_agreement import Condition
+from leasehold.core.block_agreement import ReplicaCondition
 from leasehold.errors import TailUncertain, UsageError, VolumeUnusable
 from leasehold.files import Block
 from leasehold.files.block_meta import HEADER_BYTES, RECORD_BYTES
@@ -36,7 +36,7 @@ from leasehold.files.volumes import Volume
 from leasehold.testing.disk import FailingDisk, KillingDisk
 
 
-def answers_of(volumes: list[Volume]) -> dict[str, tuple[Condition, int]]:
+def answers_of(volumes: list[Volume]) -> dict[str, tuple[ReplicaCondition, int]]:
     _, answers = fenced(volumes, 8)
     return {each.volume: (each.condition, each.length) for each in answers.values()}
 
@@ -70,12 +70,12 @@ def test_the_conditions_of_replicas(tmp_path: Path) -> None:
     Path(volumes[2].data_path(ID)).write_bytes(b"helloworl")
     Path(volumes[3].data_path(ID)).write_bytes(b"hell")
     assert answers_of(volumes) == {
-        "v1": (Condition.SEALED, 10),
-        "v2": (Condition.WHOLE, 10),
-        "v3": (Condition.CUT, 5),
-        "v4": (Condition.DAMAGED, 0),
-        "v5": (Condition.EMPTY, 0),
-        "v6": (Condition.ABSENT, 0),
+        "v1": (ReplicaCondition.SEALED, 10),
+        "v2": (ReplicaCondition.WHOLE, 10),
+        "v3": (ReplicaCondition.CUT, 5),
+        "v4": (ReplicaCondition.DAMAGED, 0),
+        "v5": (ReplicaCondition.EMPTY, 0),
+        "v6": (ReplicaCondition.ABSENT, 0),
     }
 
 
@@ -87,7 +87,10 @@ def test_a_replica_that_lost_an_acknowledged_record_is_cut_and_has_no_vote(
     written(volumes, b"hello", b"world").close()
     meta = Path(volumes[0].meta_path(ID, GENERATION))
     meta.write_bytes(meta.read_bytes()[:-RECORD_BYTES])
-    assert answers_of(volumes) == {"v1": (Condition.CUT, 5), "v2": (Condition.WHOLE, 10)}
+    assert answers_of(volumes) == {
+        "v1": (ReplicaCondition.CUT, 5),
+        "v2": (ReplicaCondition.WHOLE, 10),
+    }
     assert agreed(volumes, 8).volumes == ("v2",)
 
 
@@ -119,7 +122,7 @@ def test_a_bad_record_below_the_durable_mark_takes_the_vote_away(
     raw = bytearray(meta.read_bytes())
     raw[HEADER_BYTES + RECORD_BYTES * damaged + 9] ^= 4
     meta.write_bytes(raw)
-    assert answers_of(volumes)["v1"][0] is Condition.DAMAGED
+    assert answers_of(volumes)["v1"][0] is ReplicaCondition.DAMAGED
     assert agreed(volumes, 9).length == 15
 
 
@@ -179,7 +182,10 @@ def test_a_seal_without_its_bytes_is_no_seal(tmp_path: Path) -> None:
         writer.seal()
         writer.close()
     Path(volumes[0].data_path(ID)).write_bytes(b"helloXorld")
-    assert answers_of(volumes) == {"v1": (Condition.CUT, 5), "v2": (Condition.SEALED, 10)}
+    assert answers_of(volumes) == {
+        "v1": (ReplicaCondition.CUT, 5),
+        "v2": (ReplicaCondition.SEALED, 10),
+    }
 
 
 @pytest.mark.scenario("S65", "S66")

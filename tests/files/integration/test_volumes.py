@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.errors import VolumeUnusable
 from leasehold.files.disk import SystemDisk
-from leasehold.files.volumes import Identity, Volume
+from leasehold.files.volumes import Volume, VolumeIdentity
 from leasehold.testing.disk import FailingDisk, KillingDisk, RecordingDisk
 
 DISK = SystemDisk()
@@ -32,7 +32,7 @@ def make(root: Path, *, id: str = "v1", namespace: str = "n") -> Volume:  # noqa
 def test_a_new_directory_becomes_a_volume(tmp_path: Path) -> None:
     volume = make(tmp_path / "v")
     volume.check()
-    assert Volume.found(tmp_path / "v", disk=DISK) == Identity(namespace="n", volume="v1")
+    assert Volume.found(tmp_path / "v", disk=DISK) == VolumeIdentity(namespace="n", volume="v1")
     assert len(list((tmp_path / "v" / "blocks").iterdir())) == 256
     assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["VOLUME", "blocks"]
     assert volume.free_bytes() > 0

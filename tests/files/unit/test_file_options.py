@@ -10,7 +10,7 @@ import pytest
 
 from leasehold.errors import InvalidDuration, InvalidOptions
 from leasehold.files import FileOptions
-from leasehold.files.model import Limits
+from leasehold.files.model import FileLeaseLimits
 
 GOOD = FileOptions()
 DURATIONS = (
@@ -29,7 +29,7 @@ def _with(what: str, value: object) -> FileOptions:
 
 
 def test_nothing_has_to_be_said() -> None:
-    assert GOOD.limits == Limits(soft_s=60.0, hard_s=1200.0, attempt_s=90.0)
+    assert GOOD.limits == FileLeaseLimits(soft_s=60.0, hard_s=1200.0, attempt_s=90.0)
     assert (GOOD.look_every, GOOD.monitor_every) == (timedelta(seconds=1), timedelta(seconds=2))
     assert (GOOD.replication, GOOD.least_replicas, GOOD.block_size) == (None, 1, 128 << 20)
 
@@ -40,7 +40,7 @@ def test_the_journal_judges_by_the_times_that_were_set() -> None:
         hard_limit=timedelta(minutes=1),
         attempt_limit=timedelta(seconds=7),
     )
-    assert options.limits == Limits(soft_s=5.0, hard_s=60.0, attempt_s=7.0)
+    assert options.limits == FileLeaseLimits(soft_s=5.0, hard_s=60.0, attempt_s=7.0)
 
 
 @pytest.mark.parametrize("what", DURATIONS)

@@ -14,9 +14,9 @@ from leasehold.files.block_meta import (
     HEADER_BYTES,
     PIECE_BYTES,
     RECORD_BYTES,
-    Header,
-    Kind,
-    Record,
+    BlockHeader,
+    BlockRecord,
+    RecordKind,
     checksum,
     encode,
     encode_header,
@@ -27,12 +27,12 @@ from leasehold.files.block_meta import (
 )
 
 ID = 0xABC
-HEADER = Header(block_id=ID, generation=7, file_id=3, boot_id=bytes(range(16)), acknowledged=5)
+HEADER = BlockHeader(block_id=ID, generation=7, file_id=3, boot_id=bytes(range(16)), acknowledged=5)
 
 
-def records(*ends: int, durable: int = 0) -> list[Record]:
+def records(*ends: int, durable: int = 0) -> list[BlockRecord]:
     return [
-        Record(kind=Kind.DATA, crc=end * 31, end=end, durable=min(durable, start))
+        BlockRecord(kind=RecordKind.DATA, crc=end * 31, end=end, durable=min(durable, start))
         for start, end in zip((0, *ends), ends, strict=False)
     ]
 
@@ -50,7 +50,7 @@ def test_the_header_is_as_the_page_says() -> None:
 
 
 def test_a_record_is_as_the_page_says() -> None:
-    record = Record(kind=Kind.DATA, crc=0x01020304, end=10, durable=4)
+    record = BlockRecord(kind=RecordKind.DATA, crc=0x01020304, end=10, durable=4)
     raw = encode_record(record, salted=salt(ID))
     assert len(raw) == 32
     assert raw[:4] == b"\1\0\0\0"
@@ -110,14 +110,16 @@ def test_records_of_another_block_are_not_believed() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        Record(kind=Kind.DATA, crc=0, end=5, durable=0),  # ends where the one before ends
-        Record(kind=Kind.DATA, crc=0, end=4, durable=0),
-        Record(kind=Kind.DATA, crc=0, end=6 + PIECE_BYTES, durable=0),
-        Record(kind=Kind.DATA, crc=0, end=6, durable=6),  # durable before it was written
-        Record(kind=Kind.SEAL, crc=0, end=6, durable=0),
+        BlockRecord(
+            kind=RecordKind.DATA, crc=0, end=5, durable=0
+        ),  # ends where the one before ends
+        BlockRecord(kind=RecordKind.DATA, crc=0, end=4, durable=0),
+        BlockRecord(kind=RecordKind.DATA, crc=0, end=6 + PIECE_BYTES, durable=0),
+        BlockRecord(kind=RecordKind.DATA, crc=0, end=6, durable=6),  # durable before it was written
+        BlockRecord(kind=RecordKind.SEAL, crc=0, end=6, durable=0),
     ],
 )
-def test_a_record_that_does_not_follow_ends_the_reading(record: Record) -> None:
+def test_a_record_that_does_not_follow_ends_the_reading(record: BlockRecord) -> None:
     raw = encode(HEADER, records(5), seal=False) + encode_record(record, salted=salt(ID))
     found = parse(raw, block_id=ID)
     assert (found.length, found.seal) == (5, None)

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.block_agreement import Agreement, Answer, Condition, agree
+from leasehold.core.block_agreement import Agreement, ReplicaAnswer, ReplicaCondition, agree
 from leasehold.errors import TailUncertain
 
-SEALED, WHOLE, CUT = Condition.SEALED, Condition.WHOLE, Condition.CUT
-DAMAGED, EMPTY, ABSENT = Condition.DAMAGED, Condition.EMPTY, Condition.ABSENT
+SEALED, WHOLE, CUT = ReplicaCondition.SEALED, ReplicaCondition.WHOLE, ReplicaCondition.CUT
+DAMAGED, EMPTY, ABSENT = ReplicaCondition.DAMAGED, ReplicaCondition.EMPTY, ReplicaCondition.ABSENT
 
 
 def answer(
-    volume: str, condition: Condition, length: int = 0, checksum: int | None = None
-) -> Answer:
+    volume: str, condition: ReplicaCondition, length: int = 0, checksum: int | None = None
+) -> ReplicaAnswer:
     found = length if checksum is None else checksum
-    return Answer(volume=volume, condition=condition, length=length, checksum=found)
+    return ReplicaAnswer(volume=volume, condition=condition, length=length, checksum=found)
 
 
-def decide(*answers: Answer, silent: tuple[str, ...] = ()) -> Agreement:
+def decide(*answers: ReplicaAnswer, silent: tuple[str, ...] = ()) -> Agreement:
     members = [each.volume for each in answers] + list(silent)
     return agree(members, {each.volume: each for each in answers})
 
@@ -36,7 +36,7 @@ def test_equal_seals_decide() -> None:
 
 @pytest.mark.scenario("S55")
 @pytest.mark.parametrize("other", [answer("b", SEALED, 4), answer("b", SEALED, 5, 99)])
-def test_seals_that_differ_are_left_to_people(other: Answer) -> None:
+def test_seals_that_differ_are_left_to_people(other: ReplicaAnswer) -> None:
     with pytest.raises(TailUncertain, match=r"inconsistent: .*a has 5 .*Nothing was changed"):
         decide(answer("a", SEALED, 5), other)
 
@@ -82,7 +82,7 @@ def test_cut_copies_agree_on_the_shortest() -> None:
 
 @pytest.mark.scenario("S52")
 @pytest.mark.parametrize("condition", [EMPTY, ABSENT])
-def test_a_copy_without_bytes_does_not_vote(condition: Condition) -> None:
+def test_a_copy_without_bytes_does_not_vote(condition: ReplicaCondition) -> None:
     assert decide(answer("a", condition), answer("b", WHOLE, 3)) == at(3, "b")
     assert decide(answer("a", condition), answer("b", CUT, 3)) == at(3, "b")
 
@@ -103,7 +103,7 @@ def test_an_empty_block_that_was_sealed_is_dropped_whoever_is_missing() -> None:
 
 @pytest.mark.spec("F8")
 @pytest.mark.parametrize("condition", [EMPTY, ABSENT])
-def test_the_tail_is_not_dropped_while_a_volume_is_missing(condition: Condition) -> None:
+def test_the_tail_is_not_dropped_while_a_volume_is_missing(condition: ReplicaCondition) -> None:
     with pytest.raises(TailUncertain, match=r"no answer from b, c\. .*bring back the volumes"):
         decide(answer("a", condition), silent=("b", "c"))
 
@@ -127,7 +127,7 @@ def test_a_damaged_copy_does_not_hold_up_the_others() -> None:
 
 @pytest.mark.scenario("S74")
 @pytest.mark.parametrize("condition", [SEALED, WHOLE])
-def test_one_usable_copy_is_enough(condition: Condition) -> None:
+def test_one_usable_copy_is_enough(condition: ReplicaCondition) -> None:
     assert decide(answer("a", condition, 4), silent=("b", "c")) == at(4, "a")
 
 
@@ -161,7 +161,7 @@ def test_a_block_without_members_is_a_fault_of_the_journal() -> None:
 
 
 @st.composite
-def life(draw: st.DrawFn) -> tuple[int, dict[str, Answer], list[str]]:
+def life(draw: st.DrawFn) -> tuple[int, dict[str, ReplicaAnswer], list[str]]:
     """What can come of a block of which so much was acknowledged: no sound copy has less."""
     acknowledged = draw(st.integers(0, 5))
     members = ["a", "b", "c"][: draw(st.integers(1, 3))]
@@ -180,7 +180,7 @@ def life(draw: st.DrawFn) -> tuple[int, dict[str, Answer], list[str]]:
 @pytest.mark.spec("F8")
 @given(life())
 def test_what_was_acknowledged_is_never_lost(
-    lived: tuple[int, dict[str, Answer], list[str]],
+    lived: tuple[int, dict[str, ReplicaAnswer], list[str]],
 ) -> None:
     acknowledged, answers, members = lived
     try:

@@ -12,10 +12,17 @@ from tests.support.groups import Scene
 
 from leasehold.errors import Trimmed, UnknownResource, UsageError
 from leasehold.events import Event, PartitionEnds, Start
-from leasehold.insight import GroupView, LogPlaces, group_view, group_views, open_desk, plan_reset
+from leasehold.insight import (
+    GroupView,
+    LogPositions,
+    group_view,
+    group_views,
+    open_inspector,
+    plan_reset,
+)
 from leasehold.insight.groups import known_groups
 from leasehold.insight.partition_ends import RememberedEnds
-from leasehold.insight.partitions import Waiting, waiting
+from leasehold.insight.partitions import Backlog, waiting
 from leasehold.log import Log, LogOptions
 from leasehold.model import Checkpoint, HandOver, Position, State
 from leasehold.names import in_order
@@ -76,7 +83,7 @@ def looked(scene: Scene, source: Told | None = None) -> GroupView:
 
 def on_desk(scene: Scene) -> GroupView:
     async def look() -> GroupView:
-        async with open_desk(scene.url) as desk:
+        async with open_inspector(scene.url) as desk:
             return await desk.group(scene.stream, scene.group)
 
     return anyio.run(look)
@@ -88,27 +95,27 @@ def on_desk(scene: Scene) -> GroupView:
 @pytest.mark.parametrize(
     ("done", "first", "following", "expected"),
     [
-        (9, 0, 10, Waiting(lag_events=0, missed_events=0)),
-        (4, 0, 10, Waiting(lag_events=5, missed_events=0, next_number=5)),
-        (-1, 0, 10, Waiting(lag_events=10, missed_events=0, next_number=0)),
-        (-1, 0, 0, Waiting(lag_events=0, missed_events=0)),
-        (4, 8, 10, Waiting(lag_events=2, missed_events=3, next_number=8)),
-        (4, 10, 10, Waiting(lag_events=0, missed_events=5)),
-        (10, 0, 10, Waiting(astray=True)),
-        (None, 0, 10, Waiting()),
-        (None, 0, 0, Waiting(lag_events=0)),
-        (None, 10, 10, Waiting(lag_events=0)),
+        (9, 0, 10, Backlog(lag_events=0, missed_events=0)),
+        (4, 0, 10, Backlog(lag_events=5, missed_events=0, next_number=5)),
+        (-1, 0, 10, Backlog(lag_events=10, missed_events=0, next_number=0)),
+        (-1, 0, 0, Backlog(lag_events=0, missed_events=0)),
+        (4, 8, 10, Backlog(lag_events=2, missed_events=3, next_number=8)),
+        (4, 10, 10, Backlog(lag_events=0, missed_events=5)),
+        (10, 0, 10, Backlog(astray=True)),
+        (None, 0, 10, Backlog()),
+        (None, 0, 0, Backlog(lag_events=0)),
+        (None, 10, 10, Backlog(lag_events=0)),
     ],
 )
 def test_what_waits_is_counted_from_the_checkpoint_to_the_end(
-    done: int | None, first: int, following: int, expected: Waiting
+    done: int | None, first: int, following: int, expected: Backlog
 ) -> None:
     ends = PartitionEnds(first=first, next=following)
     assert waiting(None if done is None else checkpoint(done), ends) == expected
 
 
 def test_without_a_source_nothing_is_known_of_what_waits() -> None:
-    assert waiting(checkpoint(4), None) == Waiting()
+    assert waiting(checkpoint(4), None) == Backlog()
 
 
 def test_partitions_are_in_the_order_of_their_numbers_and_then_of_their_names() -> None:
@@ -246,7 +253,7 @@ def test_a_stream_of_another_place_has_no_heads(logged: Scene) -> None:
 
 def test_a_store_without_a_log_works_as_well() -> None:
     async def look() -> Sequence[GroupView]:
-        async with open_desk("memory://") as desk:
+        async with open_inspector("memory://") as desk:
             await desk.store.declare(["partition/orders/billing/0"])
             assert await desk.places("orders") is None
             assert desk.trouble == ""
@@ -269,7 +276,7 @@ def planned(
     scene: Scene, to: str | None, *partitions: str
 ) -> list[tuple[str, int | None, int | None, int | None, int | None]]:
     async def plan() -> list[tuple[str, int | None, int | None, int | None, int | None]]:
-        async with open_desk(scene.url) as desk:
+        async with open_inspector(scene.url) as desk:
             view = await desk.group(scene.stream, scene.group)
             places = await desk.places(scene.stream)
             start = None if to is None else Start.parse(to)
@@ -325,7 +332,7 @@ def test_without_a_log_only_a_number_can_be_found(scene: Scene) -> None:
 
 def test_places_leave_out_what_can_not_be_read(logged: Scene) -> None:
     async def look(log: Log) -> Mapping[str, datetime]:
-        places = LogPlaces(log, "orders")
+        places = LogPositions(log, "orders")
         return await places.enqueued_at({"0": 9, "1": 10, "2": 0, "x": 0})
 
     with Log.open(logged.url, options=NO_MONITOR) as log:
@@ -351,7 +358,7 @@ def test_ends_are_remembered_for_one_look_at_many_groups() -> None:
 
 def test_a_desk_needs_no_log_to_look_at_leases(logged: Scene) -> None:
     async def look() -> GroupView:
-        async with open_desk(logged.url) as desk:
+        async with open_inspector(logged.url) as desk:
             return await desk.group("orders", "billing", lags=False)
 
     assert anyio.run(look).partition("0").head is None
@@ -362,7 +369,7 @@ def test_a_volume_that_is_away_is_said_and_the_rest_is_shown(logged: Scene, tmp_
     (tmp_path / "disk").rename(tmp_path / "away")
 
     async def look() -> tuple[GroupView, str]:
-        async with open_desk(logged.url) as desk:
+        async with open_inspector(logged.url) as desk:
             view = await desk.group("orders", "billing")
             return view, desk.trouble
 

@@ -7,11 +7,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from leasehold.clock import SystemClock
-from leasehold.errors import BadSchedule, InvalidName, UnknownResource
+from leasehold.errors import InvalidName, InvalidSchedule, UnknownResource
 from leasehold.insight.jobs import JobState, JobView, job_log, job_view, job_views, schedule_of
 from leasehold.jobs import Outcome, operator_requests, run_log
-from leasehold.jobs.run_log import Said
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.jobs.run_log import RunNote
+from leasehold.model import (
+    CheckpointWrite,
+    HandOver,
+    KeyClaim,
+    Lease,
+    MemberInfo,
+    Ownership,
+    Position,
+)
 from leasehold.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -32,10 +40,10 @@ async def join(store: MemoryStore, holder: str) -> Lease:
     )
 
 
-async def take(store: MemoryStore, holder: str, said: Said) -> Ownership:
+async def take(store: MemoryStore, holder: str, said: RunNote) -> Ownership:
     lease = await join(store, holder)
     seen = (await store.resources("job"))["job/nightly"].epoch
-    wanted = Wanted(key="job/nightly", seen_epoch=seen, note=said.note())
+    wanted = KeyClaim(key="job/nightly", seen_epoch=seen, note=said.note())
     [owned] = await store.claim(lease, [wanted])
     return owned
 
@@ -45,7 +53,7 @@ async def look(store: MemoryStore, *, now: datetime | None = None) -> JobView:
 
 
 async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStore) -> None:
-    owned = await take(store, "a", Said(words="at it"))
+    owned = await take(store, "a", RunNote(words="at it"))
     await operator_requests.pause(store, "nightly", by="ann", clock=CLOCK)
     await operator_requests.want(store, "nightly", by="ann", clock=CLOCK)
     running = await look(store)
@@ -63,7 +71,7 @@ async def test_a_job_that_runs_is_running_whatever_was_ordered(store: MemoryStor
 
 
 async def test_a_job_that_was_handed_over_is_kept_until_it_is_taken(store: MemoryStore) -> None:
-    owned = await take(store, "a", Said())
+    owned = await take(store, "a", RunNote())
     await join(store, "b")
     await store.hand_over([HandOver(ownership=owned, to="b")], limit=LONG)
     kept = await look(store)
@@ -91,8 +99,8 @@ async def test_a_pause_whose_time_is_over_is_none(store: MemoryStore) -> None:
 async def test_an_occurrence_that_waits_for_longer_than_a_minute_is_late(
     store: MemoryStore, position: Position, late_s: float | None
 ) -> None:
-    owned = await take(store, "a", Said(schedule="0 * * * * UTC"))
-    await store.checkpoint([Mark(ownership=owned, position=position)])
+    owned = await take(store, "a", RunNote(schedule="0 * * * * UTC"))
+    await store.checkpoint([CheckpointWrite(ownership=owned, position=position)])
     assert (await look(store, now=NOON)).late_s is None  # somebody is at it
     await store.release([owned])
     free = await look(store, now=NOON)
@@ -112,15 +120,15 @@ async def test_an_occurrence_that_waits_for_longer_than_a_minute_is_late(
 async def test_the_next_moment_is_one_that_is_not_done(
     store: MemoryStore, position: Position, next_at: datetime
 ) -> None:
-    owned = await take(store, "a", Said(schedule="0 * * * * UTC"))
-    await store.checkpoint([Mark(ownership=owned, position=position)])
+    owned = await take(store, "a", RunNote(schedule="0 * * * * UTC"))
+    await store.checkpoint([CheckpointWrite(ownership=owned, position=position)])
     await store.release([owned])
     view = await look(store, now=NOON)
     assert (view.next_at, view.late_s) == (next_at, None)
 
 
 async def test_nothing_is_next_for_a_job_that_is_paused(store: MemoryStore) -> None:
-    owned = await take(store, "a", Said(schedule="0 * * * * UTC"))
+    owned = await take(store, "a", RunNote(schedule="0 * * * * UTC"))
     await store.release([owned])
     assert (await look(store, now=NOON)).next_at == NOON + timedelta(hours=1)
     await operator_requests.pause(store, "nightly", by="ann", clock=CLOCK)
@@ -128,8 +136,8 @@ async def test_nothing_is_next_for_a_job_that_is_paused(store: MemoryStore) -> N
 
 
 async def test_a_minute_is_tolerated(store: MemoryStore) -> None:
-    owned = await take(store, "a", Said(schedule="every 1h UTC"))
-    mark = Mark(ownership=owned, position=run_log.done(NOON - timedelta(hours=1)))
+    owned = await take(store, "a", RunNote(schedule="every 1h UTC"))
+    mark = CheckpointWrite(ownership=owned, position=run_log.done(NOON - timedelta(hours=1)))
     await store.checkpoint([mark])
     await store.release([owned])
     minute = timedelta(minutes=1)
@@ -139,7 +147,7 @@ async def test_a_minute_is_tolerated(store: MemoryStore) -> None:
 
 async def test_the_schedule_is_that_of_the_newest_run_that_told_one(store: MemoryStore) -> None:
     for schedule in ("0 1 * * * UTC", "0 2 * * * UTC", ""):
-        await store.release([await take(store, "a", Said(schedule=schedule))])
+        await store.release([await take(store, "a", RunNote(schedule=schedule))])
     view = await look(store)
     assert view.schedule_text == "0 2 * * * UTC"
     assert view.schedule is not None
@@ -147,7 +155,7 @@ async def test_the_schedule_is_that_of_the_newest_run_that_told_one(store: Memor
 
 
 async def test_what_an_operator_reset_is_no_run(store: MemoryStore) -> None:
-    await store.release([await take(store, "a", Said(outcome=Outcome.FAILED))])
+    await store.release([await take(store, "a", RunNote(outcome=Outcome.FAILED))])
     await store.reset({"job/nightly": Position(sequence_number=1)})
     view = await look(store)
     assert view.last is not None
@@ -157,10 +165,10 @@ async def test_what_an_operator_reset_is_no_run(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("idle", [1, 15])
 async def test_the_last_run_is_one_that_did_run(store: MemoryStore, idle: int) -> None:
-    nothing = Said(outcome=Outcome.NOTHING)
+    nothing = RunNote(outcome=Outcome.NOTHING)
     await store.release([await take(store, "a", nothing)])  # the schedule begins
     assert (await look(store)).last is None
-    await store.release([await take(store, "b", Said(outcome=Outcome.FAILED))])
+    await store.release([await take(store, "b", RunNote(outcome=Outcome.FAILED))])
     for _ in range(idle):
         await store.release([await take(store, "c", nothing)])
     last = (await look(store)).last
@@ -201,5 +209,5 @@ def test_a_schedule_is_read_with_its_zone(text: str, line: str, zone: str) -> No
 
 @pytest.mark.parametrize("text", ["", "nonsense", "0 2 * * * Nowhere/Land", "1 2 3 UTC"])
 def test_what_is_no_schedule_is_said(text: str) -> None:
-    with pytest.raises(BadSchedule):
+    with pytest.raises(InvalidSchedule):
         schedule_of(text)

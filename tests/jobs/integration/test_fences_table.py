@@ -15,9 +15,9 @@ from tests.support.postgres import database, execute
 from leasehold.errors import (
     FencedWrite,
     InvalidName,
+    InvalidUrl,
     StoreUnavailable,
     StoreUnusable,
-    UnknownStore,
     UsageError,
 )
 from leasehold.jobs.fences import FencedTable
@@ -304,7 +304,7 @@ def test_a_user_without_rights_is_told_what_is_missing(url: str) -> None:
 def test_wrong_arguments_are_refused(url: str) -> None:
     with pytest.raises(InvalidName):
         FencedTable(url, "")
-    with pytest.raises(UnknownStore):
+    with pytest.raises(InvalidUrl):
         FencedTable("postgresql://a:b:c/d", "nightly")
     with pytest.raises(UsageError, match=r"psycopg[.]Connection"):
         FencedTable(7, "nightly")  # type: ignore[arg-type]

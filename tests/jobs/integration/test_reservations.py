@@ -14,19 +14,19 @@ from tests.support.postgres import empty_store
 
 from leasehold.clock import SystemClock
 from leasehold.errors import (
+    InvalidUrl,
     JobDone,
     JobHeld,
     LeaseLost,
     StoreError,
     StoreUnavailable,
-    UnknownStore,
     UsageError,
 )
 from leasehold.jobs import Done, Held, OnCrash, Outcome, Reservation, reserve, try_reserve
 from leasehold.jobs.request import Request
 from leasehold.jobs.run_log import entries
 from leasehold.jobs.wish import Wish
-from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership, Term, Wanted
+from leasehold.model import CheckpointWrite, EndReason, KeyClaim, Lease, Ownership, Refusal, Term
 from leasehold.names import job_key
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
@@ -228,13 +228,13 @@ class Deaf(MemoryStore):
             raise StoreUnavailable(f"{kind}: the answer is lost")
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         got = await super().claim(lease, wanted, force=force)
         self._lose("claim")
         return got
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         refused = await super().checkpoint(marks)
         self._lose("checkpoint")
         return refused
@@ -250,7 +250,7 @@ def test_after_an_answer_that_was_lost_nobody_waits_for_a_whole_lease(kind: str)
 
 
 def test_a_store_that_can_not_be_asked_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UnknownStore):
+    with pytest.raises(InvalidUrl):
         try_reserve("nightly", store="nowhere://")
     with pytest.raises(StoreError):
         try_reserve("nightly", store=f"sqlite:///{tmp_path}/no/such/place/leases.db")

@@ -21,7 +21,7 @@ from leasehold.jobs import (
     try_reserve,
     try_reserve_async,
 )
-from leasehold.jobs.run_log import Entry, entries
+from leasehold.jobs.run_log import RunEntry, entries
 from leasehold.jobs.wish import GROUP
 from leasehold.names import job_key
 from leasehold.ports import Store
@@ -40,7 +40,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/leases.db" if given == "sqlite" else empty_store()
 
 
-async def log(url: str) -> list[Entry]:
+async def log(url: str) -> list[RunEntry]:
     async with open_store(url) as store:
         return entries(await store.history(job_key("nightly")))
 

@@ -20,18 +20,18 @@ from leasehold.clock import SystemClock
 from leasehold.errors import (
     InvalidDuration,
     InvalidName,
+    InvalidUrl,
     LeaseLost,
     StoreError,
     StoreUnavailable,
-    UnknownStore,
     UsageError,
 )
 from leasehold.jobs import Outcome, Reserver, reserve
-from leasehold.jobs.reserver import _Ask
-from leasehold.jobs.run_log import Entry, Said, entries
-from leasehold.jobs.threads import Answer
+from leasehold.jobs.reserver import _ReserveCall
+from leasehold.jobs.run_log import RunEntry, RunNote, entries
+from leasehold.jobs.threads import LoopAnswer
 from leasehold.jobs.wish import GROUP
-from leasehold.model import Lease, Ownership, Peer, Wanted
+from leasehold.model import KeyClaim, Lease, MemberRecord, Ownership
 from leasehold.names import job_key
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
@@ -56,16 +56,16 @@ def sqlite(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/leases.db"
 
 
-def log(url: str, name: str) -> list[Entry]:
-    async def read() -> list[Entry]:
+def log(url: str, name: str) -> list[RunEntry]:
+    async def read() -> list[RunEntry]:
         async with open_store(url) as store:
             return entries(await store.history(job_key(name)))
 
     return anyio.run(read)
 
 
-def members(url: str) -> list[Peer]:
-    async def read() -> list[Peer]:
+def members(url: str) -> list[MemberRecord]:
+    async def read() -> list[MemberRecord]:
         async with open_store(url) as store:
             return list((await store.peers(GROUP)).values())
 
@@ -183,7 +183,7 @@ class Flaky(MemoryStore):
         if self.lost:
             raise LeaseLost("expired", reason="expired")
         assert isinstance(wanted, list)
-        given: list[Wanted] = wanted
+        given: list[KeyClaim] = wanted
         won = list(await super().claim(lease, given, force=force))
         if self.deaf:
             self.deaf -= 1
@@ -263,7 +263,7 @@ def test_a_cancellation_that_comes_late_does_not_end_the_next_reservation() -> N
     key = job_key("nightly")
     with Reserver(MemoryStore(SystemClock()), lease=LEASE) as mine:
         assert mine.try_reserve("nightly")
-        late = _Ask(key=key, note="", had=mine._had[key])  # of a thread that is slow
+        late = _ReserveCall(key=key, note="", had=mine._had[key])  # of a thread that is slow
         mine.cancel_reservation("nightly")
         assert mine.try_reserve("nightly")
         mine._ask(late)
@@ -334,7 +334,7 @@ class Interrupting(MemoryStore):
         self.notes: Mapping[str, str] | None = None
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         if self.armed:
             self.armed = False
@@ -378,7 +378,7 @@ def test_who_is_interrupted_while_asking_leaves_nothing_reserved() -> None:
             mine.try_reserve("nightly")
         store.goes_on.set()
         assert store.given_back.wait(100)
-        assert Said.of((store.notes or {})["job/nightly"]).outcome is Outcome.NOTHING
+        assert RunNote.of((store.notes or {})["job/nightly"]).outcome is Outcome.NOTHING
         assert not mine.has_reservation("nightly")
         assert other.try_reserve("nightly")
         other.cancel_reservation("nightly")
@@ -388,16 +388,16 @@ def test_who_is_interrupted_while_asking_leaves_nothing_reserved() -> None:
 def test_who_is_interrupted_in_the_moment_of_the_answer_leaves_nothing_reserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, waits = Interrupting(), Answer.of
+    store, waits = Interrupting(), LoopAnswer.of
 
-    def interrupted(doing: Answer[Any], thread: threading.Thread) -> bool:
+    def interrupted(doing: LoopAnswer[Any], thread: threading.Thread) -> bool:
         monkeypatch.undo()
         assert thread.is_alive()
         assert waits(doing, thread)
         raise Alarm
 
     with Reserver(store, lease=LEASE) as mine, Reserver(store, lease=LEASE) as other:
-        monkeypatch.setattr(Answer, "of", interrupted)
+        monkeypatch.setattr(LoopAnswer, "of", interrupted)
         with pytest.raises(Alarm):
             mine.try_reserve("nightly")
         assert store.given_back.wait(100)
@@ -421,7 +421,7 @@ def test_who_is_interrupted_while_calling_the_thread_keeps_nobody_else_waiting(
 
 
 def test_a_store_that_can_not_be_asked_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UnknownStore):
+    with pytest.raises(InvalidUrl):
         Reserver("nowhere://")
     with pytest.raises(StoreError):
         Reserver(f"sqlite:///{tmp_path}/no/such/place/leases.db")

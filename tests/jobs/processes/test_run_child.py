@@ -25,12 +25,12 @@ from tests.support.command_runs import (
 
 from leasehold.jobs.command import command_run
 from leasehold.jobs.command.child import Child, Deadline
-from leasehold.jobs.command.command_run import Limits, LossKind, OnLoss
+from leasehold.jobs.command.command_run import CommandTimeouts, LossKind, OnLoss
 from leasehold.jobs.command.guard import processes
 
 pytestmark = pytest.mark.timeout(300)
 
-LONG = Limits(lease_s=600.0, belief_s=120.0, grace_s=300.0)
+LONG = CommandTimeouts(lease_s=600.0, belief_s=120.0, grace_s=300.0)
 NEVER = Deadline(term_at_s=math.inf, kill_at_s=math.inf)
 
 Start = Callable[..., Under]
@@ -42,7 +42,9 @@ def start() -> Iterator[Start]:
     with ExitStack() as undo:
         bell = undo.enter_context(belled())
 
-        def started(*command: str, tenure: ByClock | None = None, limits: Limits = LONG) -> Under:
+        def started(
+            *command: str, tenure: ByClock | None = None, limits: CommandTimeouts = LONG
+        ) -> Under:
             held = tenure or ByClock.lasting(500.0)
             made = Under(command=list(command), tenure=held, limits=limits, bell=bell)
             undo.callback(made.end)
@@ -179,7 +181,7 @@ def test_when_the_guard_is_killed_the_session_is_killed(tmp_path: Path) -> None:
 def test_a_command_that_ignores_sigterm_is_killed_after_the_grace(
     start: Start, tmp_path: Path
 ) -> None:
-    limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.1)
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, grace_s=0.1)
     under = start(*TREE, str(tmp_path / "family"), limits=limits)
     family(tmp_path / "family")
     under.signalled(signal.SIGTERM)
@@ -251,7 +253,7 @@ def test_what_the_command_leaves_behind_is_ended_before_it_is_gone(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command_run, "_SETTLE_S", 0.1)
-    limits = Limits(lease_s=60.0, belief_s=12.0, grace_s=0.2)
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, grace_s=0.2)
     under = start(*shell("trap '' TERM; sleep 600 & exit 5"), limits=limits)
     ended = under.end()
     assert (ended.exit_code, ended.killed, ended.left_behind) == (5, False, True)
@@ -272,7 +274,7 @@ def test_a_guard_that_can_not_be_woken_keeps_nothing_alive(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: LossKind
 ) -> None:
     monkeypatch.setattr(Child, "_wake", lambda _child: None)
-    limits = Limits(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=kind))
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=kind))
     under = start(*TREE, str(tmp_path / "family"), limits=limits)
     everyone = family(tmp_path / "family")
     os.kill(processes()[everyone[0]].parent, signal.SIGSTOP)
@@ -308,7 +310,7 @@ def test_a_command_that_lives_through_sigint_can_still_be_asked_to_stop(
 
 
 def test_one_that_takes_too_long_is_stopped(start: Start) -> None:
-    limits = Limits(lease_s=60.0, belief_s=12.0).within(0.2)
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0).within(0.2)
     ended = start("sleep", "600", limits=limits).end()
     assert (ended.timed_out, ended.exit_code, ended.lost) == (True, 143, None)
 
@@ -332,7 +334,7 @@ def test_the_pipe_of_the_deadline_ends_when_the_job_is_lost(start: Start, tmp_pa
 
 def test_warn_only_tells_the_command(start: Start, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    limits = Limits(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=LossKind.WARN))
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=LossKind.WARN))
     script = f'touch {ready}; eval "read line <&$LEASEHOLD_DEADLINE_FD"; exit 4'
     under = start("bash", "-c", script, limits=limits)
     until(ready.exists)
@@ -342,7 +344,7 @@ def test_warn_only_tells_the_command(start: Start, tmp_path: Path) -> None:
 
 
 def test_kill_does_not_wait_for_an_orderly_end(start: Start, tmp_path: Path) -> None:
-    limits = Limits(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=LossKind.KILL))
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=OnLoss(kind=LossKind.KILL))
     under = start(*TREE, str(tmp_path / "family"), limits=limits)
     everyone = family(tmp_path / "family")
     under.tenure.lose()
@@ -353,7 +355,7 @@ def test_kill_does_not_wait_for_an_orderly_end(start: Start, tmp_path: Path) -> 
 def test_a_command_of_the_users_runs_at_a_loss(start: Start, tmp_path: Path) -> None:
     ready, told = tmp_path / "ready", tmp_path / "told"
     loss = OnLoss(kind=LossKind.COMMAND, command=f"echo $LEASEHOLD_CHILD_PID > {told}")
-    limits = Limits(lease_s=60.0, belief_s=12.0, on_loss=loss)
+    limits = CommandTimeouts(lease_s=60.0, belief_s=12.0, on_loss=loss)
     under = start(*shell(f"touch {ready}; exec sleep 600"), limits=limits)
     until(ready.exists)
     until(lambda: bool(under.pids))

@@ -17,9 +17,9 @@ from leasehold.errors import LeaseLost
 from leasehold.jobs import OnCrash, Outcome, Policy, Reservation, reserve
 from leasehold.jobs.claimant import Claimant
 from leasehold.jobs.command import one_shot
-from leasehold.jobs.command.exit_status import IfHeld, Reason
+from leasehold.jobs.command.exit_status import ExitReason, IfHeld
 from leasehold.jobs.command.one_shot import Wrapper
-from leasehold.jobs.command.signal_queue import Bell
+from leasehold.jobs.command.signal_queue import SignalQueue
 from leasehold.jobs.operator_requests import pause, resume
 from leasehold.model import Ownership
 from leasehold.ports import Store
@@ -38,8 +38,8 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def bell() -> Iterator[Bell]:
-    made = Bell()
+def bell() -> Iterator[SignalQueue]:
+    made = SignalQueue()
     yield made
     made.close()
 
@@ -53,7 +53,7 @@ def with_store(url: str, act: Callable[[Store], Awaitable[T]]) -> T:
 
 
 def test_a_pause_that_comes_while_it_waits_costs_no_run(
-    url: str, bell: Bell, tmp_path: Path
+    url: str, bell: SignalQueue, tmp_path: Path
 ) -> None:
     ran = tmp_path / "ran"
     wait: dict[str, Any] = {"if_held": IfHeld.WAIT, **AT_MOST_ONCE}
@@ -61,9 +61,9 @@ def test_a_pause_that_comes_while_it_waits_costs_no_run(
         patient = Threaded(plan=plan(url, "touch", str(ran), wait=None, **wait), bell=bell)
         until(lambda: len(with_store(url, lambda store: store.peers("job"))) == 2)
         with_store(url, lambda store: pause(store, JOB, by="ann", clock=CLOCK))
-    assert patient.end().reason is Reason.PAUSED
+    assert patient.end().reason is ExitReason.PAUSED
     for _ in range(2):
-        assert once(url, "touch", str(ran), **wait).reason is Reason.PAUSED
+        assert once(url, "touch", str(ran), **wait).reason is ExitReason.PAUSED
     with_store(url, lambda store: resume(store, JOB, clock=CLOCK))
     assert once(url, "touch", str(ran), **AT_MOST_ONCE).code == 0
     assert ran.exists()
@@ -73,7 +73,7 @@ def test_a_pause_that_comes_while_it_waits_costs_no_run(
 
 
 def test_a_signal_right_after_the_claim_costs_no_run(
-    url: str, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    url: str, bell: SignalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Claimant._open
 
@@ -84,9 +84,9 @@ def test_a_signal_right_after_the_claim_costs_no_run(
     with monkeypatch.context() as patched:
         patched.setattr(Claimant, "_open", signalled)
         verdict = Threaded(plan=plan(url, "true", **AT_MOST_ONCE), bell=bell).end()
-    assert (verdict.code, verdict.reason) == (143, Reason.STOPPED)
+    assert (verdict.code, verdict.reason) == (143, ExitReason.STOPPED)
     assert "nothing was run" in verdict.message
-    assert once(url, "true", **AT_MOST_ONCE).reason is Reason.ENDED
+    assert once(url, "true", **AT_MOST_ONCE).reason is ExitReason.ENDED
     newest, stopped = log_of(url)
     assert (newest.said.attempt, stopped.outcome) == (1, Outcome.NOTHING)
 
@@ -107,11 +107,11 @@ def test_a_lease_that_is_lost_while_reserving_is_trouble_of_the_store(
     monkeypatch.setattr(one_shot, "_FIRST_PAUSE_S", 0.05)
     verdict = once(url, "true", lease_s=1.0 if code else LEASE_S, **AT_MOST_ONCE)
     assert verdict.code == code
-    assert verdict.reason is (Reason.UNREACHABLE if code else Reason.ENDED)
+    assert verdict.reason is (ExitReason.UNREACHABLE if code else ExitReason.ENDED)
 
 
 def test_a_signal_between_two_attempts_does_not_say_that_nothing_was_run(
-    url: str, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    url: str, bell: SignalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_start, asked = Wrapper._may_start, list[Reservation]()
 
@@ -124,7 +124,7 @@ def test_a_signal_between_two_attempts_does_not_say_that_nothing_was_run(
     monkeypatch.setattr(Wrapper, "_may_start", signalled)
     policy = Policy(retries=1, retry_pause=timedelta(milliseconds=10))
     verdict = Threaded(plan=plan(url, "sh", "-c", "exit 4", policy=policy), bell=bell).end()
-    assert (verdict.code, verdict.reason, verdict.attempt) == (4, Reason.STOPPED, 1)
+    assert (verdict.code, verdict.reason, verdict.attempt) == (4, ExitReason.STOPPED, 1)
     (entry,) = log_of(url)
     assert (entry.outcome, entry.said.exit_code) == (Outcome.KILLED, 4)
     assert "nothing was run" not in entry.said.words + verdict.message

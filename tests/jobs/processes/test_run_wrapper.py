@@ -35,8 +35,8 @@ from leasehold.core.cron import parse_schedule
 from leasehold.jobs import OnCrash, Outcome, Policy, reserve
 from leasehold.jobs.command import scheduled
 from leasehold.jobs.command.command_run import LossKind, OnLoss
-from leasehold.jobs.command.exit_status import IfHeld, Reason
-from leasehold.jobs.command.signal_queue import Bell
+from leasehold.jobs.command.exit_status import ExitReason, IfHeld
+from leasehold.jobs.command.signal_queue import SignalQueue
 from leasehold.jobs.operator_requests import pause, resume
 from leasehold.model import Resource
 from leasehold.names import job_key
@@ -91,7 +91,7 @@ def test_the_log_has_the_outcome_and_the_exit_code(
     url: str, script: str, code: int, outcome: Outcome
 ) -> None:
     verdict = once(url, "sh", "-c", script)
-    assert (verdict.code, verdict.reason, verdict.token) == (code, Reason.ENDED, 1)
+    assert (verdict.code, verdict.reason, verdict.token) == (code, ExitReason.ENDED, 1)
     (entry,) = log_of(url)
     assert (entry.epoch, entry.outcome, entry.said.exit_code) == (1, outcome, code)
 
@@ -136,7 +136,7 @@ def test_what_somebody_else_has_is_not_run(
             wait=timedelta(seconds=0.1),
         )
         assert f"held by {job.holder}" in verdict.message
-    assert (verdict.code, verdict.reason) == (code, Reason.HELD)
+    assert (verdict.code, verdict.reason) == (code, ExitReason.HELD)
     assert not ran.exists()
 
 
@@ -151,7 +151,7 @@ def test_one_that_waits_runs_when_it_is_free(url: str, start: Start, tmp_path: P
 def test_a_store_that_is_away_lets_nothing_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     verdict = once("postgresql://127.0.0.1:1/nowhere", "touch", str(ran), lease_s=1.0)
-    assert (verdict.code, verdict.reason) == (69, Reason.UNREACHABLE)
+    assert (verdict.code, verdict.reason) == (69, ExitReason.UNREACHABLE)
     assert "not run without its reservation" in verdict.message
     assert not ran.exists()
 
@@ -166,7 +166,7 @@ def test_one_that_waits_waits_for_the_store_as_well(url: str, start: Start, tmp_
         waiting = start("true", if_held=IfHeld.WAIT, wait=timedelta(seconds=300))
         at_once = once(url, "true", lease_s=1.0)
         other.execute("ROLLBACK")
-    assert (at_once.code, at_once.reason) == (69, Reason.UNREACHABLE)
+    assert (at_once.code, at_once.reason) == (69, ExitReason.UNREACHABLE)
     assert waiting.end().code == 0
 
 
@@ -184,9 +184,9 @@ def test_an_occurrence_that_is_done_is_not_run_again(
     again = once(url, *command, occurrence=AT_TWO, **how)
     later = once(url, *command, occurrence=AT_TWO + timedelta(days=1), **how)
     assert [each.reason for each in (first, again, later)] == [
-        Reason.ENDED,
-        Reason.DONE,
-        Reason.ENDED,
+        ExitReason.ENDED,
+        ExitReason.DONE,
+        ExitReason.ENDED,
     ]
     assert again.code == code
     assert len(written(book, 2)) == 2
@@ -199,11 +199,11 @@ def test_an_occurrence_that_was_stopped_is_still_open(
     first = start(*witness(book), occurrence=AT_TWO)
     written(book, 1)
     first.signalled(signal.SIGTERM)
-    assert (first.end().code, first.end().reason) == (143, Reason.STOPPED)
+    assert (first.end().code, first.end().reason) == (143, ExitReason.STOPPED)
     left = once(
         url, *witness(book, "exit 0"), occurrence=AT_TWO, policy=Policy(on_crash=OnCrash.LEAVE)
     )
-    assert left.reason is Reason.DONE
+    assert left.reason is ExitReason.DONE
     again = once(url, *witness(book, "exit 0"), occurrence=AT_TWO)
     assert (again.code, again.token) == (0, 2)
     newest, stopped = log_of(url)
@@ -216,7 +216,7 @@ def test_a_paused_job_starts_nothing(url: str, tmp_path: Path) -> None:
     with_store(url, lambda store: pause(store, JOB, by="ann", why="repairs", clock=CLOCK))
     for if_held in IfHeld:
         verdict = once(url, "touch", str(ran), if_held=if_held, occurrence=AT_TWO)
-        assert (verdict.code, verdict.reason) == (81, Reason.PAUSED)
+        assert (verdict.code, verdict.reason) == (81, ExitReason.PAUSED)
         assert "by ann: repairs" in verdict.message
     assert not ran.exists()
     with_store(url, lambda store: resume(store, JOB, clock=CLOCK))
@@ -239,7 +239,7 @@ def test_a_failure_is_tried_again_under_the_same_reservation(url: str, tmp_path:
 def test_what_can_not_be_executed_is_not_tried_again(url: str, tmp_path: Path) -> None:
     policy = Policy(retries=5, retry_pause=timedelta(days=1))
     verdict = once(url, str(tmp_path / "missing"), policy=policy)
-    assert (verdict.code, verdict.reason, verdict.attempt) == (127, Reason.NOT_EXECUTED, 1)
+    assert (verdict.code, verdict.reason, verdict.attempt) == (127, ExitReason.NOT_EXECUTED, 1)
     assert f"{tmp_path}/missing' (looked for from {Path.cwd()})" in verdict.message
 
 
@@ -254,7 +254,7 @@ def test_an_occurrence_that_could_not_be_executed_is_still_open(
     (entry,) = log_of(url)
     assert (entry.outcome, entry.said.exit_code) == (Outcome.HANDED_OVER, code)
     again = once(url, "true", occurrence=AT_TWO)
-    assert (again.code, again.reason) == (0, Reason.ENDED)
+    assert (again.code, again.reason) == (0, ExitReason.ENDED)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_one_that_takes_too_long_has_failed(
 ) -> None:
     loop = script.replace("wait_", "while :; do sleep 0.05; done")
     verdict = once(url, "sh", "-c", loop, limits=LIMITS.within(limit_s))
-    assert (verdict.code, verdict.reason) == (code, Reason.TIMED_OUT)
+    assert (verdict.code, verdict.reason) == (code, ExitReason.TIMED_OUT)
     assert log_of(url)[0].outcome is Outcome.FAILED
 
 
@@ -282,7 +282,7 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
 ) -> None:
     # The worker gives up long before the grace of the command is over.
     monkeypatch.setattr(scheduled, "_SPARE_S", 0.1 - LIMITS.grace_s)
-    ready, said, bell = tmp_path / "ready", list[str](), Bell()
+    ready, said, bell = tmp_path / "ready", list[str](), SignalQueue()
     loop = f"trap '' TERM; echo $$ > {ready}; while :; do sleep 0.05; done"
     wrapper = scheduled.ScheduledWrapper(
         plan(url, "sh", "-c", loop, standby=True),
@@ -300,7 +300,7 @@ def test_a_scheduled_one_whose_command_does_not_stop_does_not_speak_of_good_orde
     bell._hear(signal.SIGTERM, None)  # a second one kills at once
     until(lambda: any("run ended" in words for words in said))
     bell.close()
-    assert (verdict.code, verdict.reason) == (137, Reason.STOPPED)
+    assert (verdict.code, verdict.reason) == (137, ExitReason.STOPPED)
     assert "did not stop" in verdict.message
 
 
@@ -315,18 +315,18 @@ def test_a_signal_before_it_waits_is_not_forgotten(
     book = tmp_path / "book"
     start(*witness(book))
     written(book, 1)
-    bell = Bell()
+    bell = SignalQueue()
     bell._hear(signal.SIGTERM, None)  # it hears already, and does not ask the store yet
     verdict = Threaded(plan=plan(url, *witness(book), **rest), bell=bell).end()
     bell.close()
-    assert (verdict.code, verdict.reason) == (code, Reason.STOPPED)
+    assert (verdict.code, verdict.reason) == (code, ExitReason.STOPPED)
     assert len(written(book, 1)) == 1
 
 
 def test_a_signal_before_a_scheduled_one_stands_by_is_not_forgotten(
     url: str, tmp_path: Path
 ) -> None:
-    book, bell = tmp_path / "book", Bell()
+    book, bell = tmp_path / "book", SignalQueue()
     wrapper = scheduled.ScheduledWrapper(
         plan(url, *witness(book), standby=True),
         parse_schedule("every 1s"),
@@ -339,7 +339,7 @@ def test_a_signal_before_a_scheduled_one_stands_by_is_not_forgotten(
     with ThreadPoolExecutor() as pool:
         verdict = pool.submit(wrapper.run).result(100)
     bell.close()
-    assert (verdict.code, verdict.reason) == (0, Reason.STOPPED)
+    assert (verdict.code, verdict.reason) == (0, ExitReason.STOPPED)
     assert not book.exists()
 
 
@@ -380,7 +380,7 @@ def test_one_that_loses_it_stops_the_command_and_says_so(
     written(book, 1)
     with_store(url, lambda store: store.break_(job_key(JOB), epoch=1, after=timedelta(0)))
     verdict = service.end()
-    assert (verdict.code, verdict.reason) == (79, Reason.LOST)
+    assert (verdict.code, verdict.reason) == (79, ExitReason.LOST)
     assert "killed" in verdict.message
 
 
@@ -406,7 +406,7 @@ def test_an_operator_gives_it_to_a_standby_and_sends_one_home(
         assert await store.dismiss(log_of_holder(await store.resources("job")) or "")
 
     with_store(url, dismissed)
-    assert (second.end().code, second.end().reason) == (0, Reason.HANDED_OVER)
+    assert (second.end().code, second.end().reason) == (0, ExitReason.HANDED_OVER)
     assert [token for token, _ in written(book, 3)] == ["1", "2", "3"]
     assert [each.outcome for each in log_of(url)[1:]] == [Outcome.HANDED_OVER] * 2
 
@@ -426,7 +426,7 @@ def test_one_that_is_told_to_stop_while_it_waits_runs_nothing(
     until(lambda: any("paused" in words for words in service.said))
     service.signalled(signal.SIGTERM)
     verdict = service.end()
-    assert (verdict.code, verdict.reason) == (0, Reason.STOPPED)
+    assert (verdict.code, verdict.reason) == (0, ExitReason.STOPPED)
     assert not ran.exists()
 
 
@@ -434,6 +434,6 @@ def test_an_occurrence_that_a_later_one_has_overtaken_is_not_run(url: str, tmp_p
     ran = tmp_path / "ran"
     assert once(url, "true", occurrence=AT_TWO).code == 0
     earlier = once(url, "touch", str(ran), occurrence=AT_TWO - timedelta(days=1))
-    assert earlier.reason is Reason.DONE
+    assert earlier.reason is ExitReason.DONE
     assert "a later one (2026-01-31 02:00:00 UTC) is done" in earlier.message
     assert not ran.exists()

@@ -15,11 +15,11 @@ from leasehold.clock import SystemClock
 from leasehold.core.cron import parse_schedule
 from leasehold.errors import UsageError
 from leasehold.jobs import Outcome, reserve
-from leasehold.jobs.command.command_run import Ended, LossKind, OnLoss
+from leasehold.jobs.command.command_run import CommandEnd, LossKind, OnLoss
 from leasehold.jobs.command.exit_status import (
+    ExitReason,
+    ExitStatus,
     IfHeld,
-    Reason,
-    Verdict,
     code_of,
     ended_run,
     what_happened,
@@ -235,8 +235,8 @@ def test_one_that_a_later_one_has_overtaken_is_not_said_to_be_done() -> None:
 
 def test_the_line_for_programs_has_all_that_is_known() -> None:
     moment = datetime(2026, 1, 31, 2, tzinfo=UTC)
-    verdict = Verdict(
-        reason=Reason.LOST, code=79, message="gone", token=4, occurrence=moment, attempt=2
+    verdict = ExitStatus(
+        reason=ExitReason.LOST, code=79, message="gone", token=4, occurrence=moment, attempt=2
     )
     assert json.loads(verdict.line("nightly")) == {
         "job": "nightly",
@@ -252,21 +252,28 @@ def test_the_line_for_programs_has_all_that_is_known() -> None:
 @pytest.mark.parametrize(
     ("ended", "outcome", "reason", "code"),
     [
-        (Ended(exit_code=0), Outcome.OK, Reason.ENDED, 0),
-        (Ended(exit_code=0, stopped_by=15), Outcome.OK, Reason.ENDED, 0),
-        (Ended(exit_code=143, stopped_by=15), Outcome.KILLED, Reason.STOPPED, 143),
-        (Ended(exit_code=143), Outcome.FAILED, Reason.ENDED, 143),
-        (Ended(exit_code=0, timed_out=True), Outcome.FAILED, Reason.TIMED_OUT, 124),
-        (Ended(exit_code=127), Outcome.FAILED, Reason.ENDED, 127),
-        (Ended(exit_code=127, executed=False), Outcome.HANDED_OVER, Reason.NOT_EXECUTED, 127),
+        (CommandEnd(exit_code=0), Outcome.OK, ExitReason.ENDED, 0),
+        (CommandEnd(exit_code=0, stopped_by=15), Outcome.OK, ExitReason.ENDED, 0),
+        (CommandEnd(exit_code=143, stopped_by=15), Outcome.KILLED, ExitReason.STOPPED, 143),
+        (CommandEnd(exit_code=143), Outcome.FAILED, ExitReason.ENDED, 143),
+        (CommandEnd(exit_code=0, timed_out=True), Outcome.FAILED, ExitReason.TIMED_OUT, 124),
+        (CommandEnd(exit_code=127), Outcome.FAILED, ExitReason.ENDED, 127),
+        (
+            CommandEnd(exit_code=127, executed=False),
+            Outcome.HANDED_OVER,
+            ExitReason.NOT_EXECUTED,
+            127,
+        ),
     ],
 )
-def test_what_is_made_of_a_run(ended: Ended, outcome: Outcome, reason: Reason, code: int) -> None:
+def test_what_is_made_of_a_run(
+    ended: CommandEnd, outcome: Outcome, reason: ExitReason, code: int
+) -> None:
     found, verdict = ended_run(ended, plan("memory://", "true"))
     assert (found, verdict.reason, verdict.code) == (outcome, reason, code)
 
 
 def test_what_happened_is_said_in_words() -> None:
-    assert what_happened(Ended(exit_code=3)) == "the command failed with exit code 3"
-    assert what_happened(Ended(exit_code=143)) == "the command was ended by SIGTERM"
-    assert what_happened(Ended(exit_code=255)) == "the command failed with exit code 255"
+    assert what_happened(CommandEnd(exit_code=3)) == "the command failed with exit code 3"
+    assert what_happened(CommandEnd(exit_code=143)) == "the command was ended by SIGTERM"
+    assert what_happened(CommandEnd(exit_code=255)) == "the command failed with exit code 255"

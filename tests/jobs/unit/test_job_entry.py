@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.jobs import Outcome
-from leasehold.jobs.run_log import Entry, Said, entries, reservers
+from leasehold.jobs.run_log import RunEntry, RunNote, entries, reservers
 from leasehold.model import LONGEST_NOTE, EndReason, Note, Ownership, Term
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -42,7 +42,7 @@ moments = st.datetimes(
 
 @given(
     st.builds(
-        Said,
+        RunNote,
         host=st.text(max_size=100),
         pid=st.integers(0, 2**22),
         occurrence=st.none() | moments,
@@ -53,10 +53,10 @@ moments = st.datetimes(
         words=texts,
     )
 )
-def test_any_note_can_be_kept_and_what_is_read_from_it_is_what_was_said(said: Said) -> None:
+def test_any_note_can_be_kept_and_what_is_read_from_it_is_what_was_said(said: RunNote) -> None:
     note = said.note()
     assert Note(ownership=PROOF, text=note).text == note  # every store can keep it
-    read = Said.of(note)
+    read = RunNote.of(note)
     assert (read.pid, read.attempt, read.outcome) == (said.pid, said.attempt, said.outcome)
     assert (read.occurrence, read.exit_code) == (said.occurrence, said.exit_code)
     assert said.host.startswith(read.host)
@@ -65,17 +65,17 @@ def test_any_note_can_be_kept_and_what_is_read_from_it_is_what_was_said(said: Sa
 
 
 def test_short_words_are_kept_whole_and_what_is_empty_takes_no_room() -> None:
-    said = Said(host="vm", pid=7, occurrence=AT, exit_code=0, words="half of it")
-    assert Said.of(said.note()) == said
+    said = RunNote(host="vm", pid=7, occurrence=AT, exit_code=0, words="half of it")
+    assert RunNote.of(said.note()) == said
     assert json.loads(said.note()).keys() == {"host", "pid", "occurrence", "exit_code", "words"}
-    assert Said().note() == "{}"
-    assert len(Said(words="x" * 5000).note()) <= LONGEST_NOTE
-    assert Said.of(Said(words="x" * 5000).note()).words.endswith("x…")
+    assert RunNote().note() == "{}"
+    assert len(RunNote(words="x" * 5000).note()) <= LONGEST_NOTE
+    assert RunNote.of(RunNote(words="x" * 5000).note()).words.endswith("x…")
 
 
 @given(st.text(max_size=200) | st.recursive(st.integers(), st.lists).map(json.dumps))
 def test_a_note_that_is_not_ours_is_never_an_error(note: str) -> None:
-    assert isinstance(Said.of(note), Said)
+    assert isinstance(RunNote.of(note), RunNote)
 
 
 @pytest.mark.parametrize(
@@ -95,36 +95,36 @@ def test_a_note_that_is_not_ours_is_never_an_error(note: str) -> None:
     ],
 )
 def test_what_others_wrote_is_taken_for_words(note: str) -> None:
-    assert Said.of(note) == Said(words=note)
+    assert RunNote.of(note) == RunNote(words=note)
 
 
 def test_parts_that_a_later_release_adds_are_passed_over() -> None:
-    assert Said.of('{"words": "w", "colour": "red"}') == Said(words="w")
+    assert RunNote.of('{"words": "w", "colour": "red"}') == RunNote(words="w")
 
 
 @pytest.mark.spec("J3")
 @pytest.mark.parametrize(
     ("reason", "said", "outcome"),
     [
-        (None, Said(), None),
-        (EndReason.RELEASED, Said(), Outcome.OK),
-        (EndReason.RELEASED, Said(outcome=Outcome.FAILED), Outcome.FAILED),
-        (EndReason.RELEASED, Said(outcome=Outcome.KILLED), Outcome.KILLED),
-        (EndReason.RELEASED, Said(outcome=Outcome.NOTHING), Outcome.NOTHING),
-        (None, Said(outcome=Outcome.NOTHING), None),  # it may still run
-        (EndReason.EXPIRED, Said(outcome=Outcome.NOTHING), Outcome.EXPIRED),
-        (EndReason.HANDED_OVER, Said(), Outcome.HANDED_OVER),
-        (EndReason.HANDED_OVER, Said(outcome=Outcome.OK), Outcome.OK),
-        (EndReason.EXPIRED, Said(words="half way"), Outcome.EXPIRED),
-        (EndReason.STOLEN, Said(), Outcome.LOST),
-        (EndReason.BROKEN, Said(), Outcome.BROKEN),
-        (EndReason.BROKEN, Said(outcome=Outcome.OK), Outcome.BROKEN),  # it never said so in time
+        (None, RunNote(), None),
+        (EndReason.RELEASED, RunNote(), Outcome.OK),
+        (EndReason.RELEASED, RunNote(outcome=Outcome.FAILED), Outcome.FAILED),
+        (EndReason.RELEASED, RunNote(outcome=Outcome.KILLED), Outcome.KILLED),
+        (EndReason.RELEASED, RunNote(outcome=Outcome.NOTHING), Outcome.NOTHING),
+        (None, RunNote(outcome=Outcome.NOTHING), None),  # it may still run
+        (EndReason.EXPIRED, RunNote(outcome=Outcome.NOTHING), Outcome.EXPIRED),
+        (EndReason.HANDED_OVER, RunNote(), Outcome.HANDED_OVER),
+        (EndReason.HANDED_OVER, RunNote(outcome=Outcome.OK), Outcome.OK),
+        (EndReason.EXPIRED, RunNote(words="half way"), Outcome.EXPIRED),
+        (EndReason.STOLEN, RunNote(), Outcome.LOST),
+        (EndReason.BROKEN, RunNote(), Outcome.BROKEN),
+        (EndReason.BROKEN, RunNote(outcome=Outcome.OK), Outcome.BROKEN),  # it never said so in time
     ],
 )
 def test_how_it_ended_is_what_its_holder_said_or_else_what_the_store_saw(
-    reason: EndReason | None, said: Said, outcome: Outcome | None
+    reason: EndReason | None, said: RunNote, outcome: Outcome | None
 ) -> None:
-    entry = Entry.of(term(1, reason=reason, note=said.note()))
+    entry = RunEntry.of(term(1, reason=reason, note=said.note()))
     assert entry.outcome is outcome
     assert entry.said == said
     assert entry.ran == (outcome is not Outcome.NOTHING)
@@ -149,12 +149,12 @@ def test_what_an_operator_has_reset_is_no_reservation() -> None:
 
 
 def test_what_its_holder_has_killed_is_killed_though_only_time_has_ended_its_term() -> None:
-    note = Said(outcome=Outcome.KILLED, words="timeout: it did not stop").note()
-    killed = Entry.of(term(1, reason=EndReason.EXPIRED, note=note))
+    note = RunNote(outcome=Outcome.KILLED, words="timeout: it did not stop").note()
+    killed = RunEntry.of(term(1, reason=EndReason.EXPIRED, note=note))
     assert (killed.outcome, killed.duration) == (Outcome.KILLED, None)
     for outcome in set(Outcome) - {Outcome.KILLED}:
-        note = Said(outcome=outcome).note()
-        assert Entry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
+        note = RunNote(outcome=outcome).note()
+        assert RunEntry.of(term(1, reason=EndReason.EXPIRED, note=note)).outcome is Outcome.EXPIRED
     for reason in (EndReason.STOLEN, EndReason.BROKEN):
-        note = Said(outcome=Outcome.KILLED).note()
-        assert Entry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED
+        note = RunNote(outcome=Outcome.KILLED).note()
+        assert RunEntry.of(term(1, reason=reason, note=note)).outcome is not Outcome.KILLED

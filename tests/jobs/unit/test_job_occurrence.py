@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
-from leasehold.jobs.run_log import Ran, born, done, ran, started
+from leasehold.jobs.run_log import RunRecord, born, done, ran, started
 from leasehold.model import Checkpoint, Position
 
 AT = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
@@ -22,13 +22,13 @@ def kept(position: Position) -> Checkpoint:
 
 
 def test_a_run_is_started_and_then_done() -> None:
-    assert ran(kept(started(AT))) == Ran(done=AT - SECOND, started=AT)
-    assert ran(kept(done(AT))) == Ran(done=AT)
+    assert ran(kept(started(AT))) == RunRecord(done=AT - SECOND, started=AT)
+    assert ran(kept(done(AT))) == RunRecord(done=AT)
 
 
 def test_a_schedule_is_new_or_begins_at_a_moment() -> None:
     assert ran(None) is None
-    assert ran(kept(born(AT))) == Ran(done=AT)
+    assert ran(kept(born(AT))) == RunRecord(done=AT)
 
 
 @given(st.integers(0, 4 * 10**9), st.integers(1, 10**6))

@@ -10,7 +10,7 @@ from tests.support.job_scene import LEASE_S, Scene, now, play, until
 
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.jobs.wish import GROUP
-from leasehold.model import MarkRefusal, Position
+from leasehold.model import Position, Refusal
 from leasehold.names import job_key
 
 A, B, C = (job_key(name) for name in "abc")
@@ -172,16 +172,16 @@ def test_writes_of_one_whose_key_was_taken_from_it_are_refused_and_that_is_a_los
             for key in (A, B):
                 await scene.store.break_(key, epoch=1, after=timedelta(0))
             place = Position(sequence_number=1)
-            assert await ring.mark({A: place, C: place}) == {A: MarkRefusal.FENCED}
+            assert await ring.mark({A: place, C: place}) == {A: Refusal.FENCED}
             assert await ring.annotate({B: "words", C: "words"}) == [B]
             assert ring.losses() == [(A, "fenced"), (B, "fenced")]
             assert await scene.store.fenced_writes(GROUP) == 2
             # Nothing is sent for what is not held.
             scene.store.calls.clear()
-            assert await ring.mark({A: place}) == {A: MarkRefusal.FENCED}
+            assert await ring.mark({A: place}) == {A: Refusal.FENCED}
             assert await ring.annotate({A: "words"}) == [A]
             assert not scene.store.calls
-            assert await ring.mark({C: Position(sequence_number=0)}) == {C: MarkRefusal.BEHIND}
+            assert await ring.mark({C: Position(sequence_number=0)}) == {C: Refusal.BEHIND}
             assert (await ring.checkpoints())[C].position == place
             with pytest.raises(UsageError):
                 await ring.annotate({C: "x" * 2000})

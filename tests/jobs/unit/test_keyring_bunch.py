@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leasehold.jobs.bunch import Bunch
-from leasehold.model import Ownership, Resource, State, Wanted
+from leasehold.model import KeyClaim, Ownership, Resource, State
 
 KEY = "job/nightly"
 ME, OTHER = "me-1", "other-1"
@@ -27,7 +27,7 @@ def seen(epoch: int, holder: str | None = None, *, handed_to: str | None = None)
 def wanted(bunch: Bunch, resource: Resource | None) -> int | None:
     """The epoch it would be claimed at."""
     found = bunch.want(KEY, "note", seen=resource, me=ME)
-    assert found is None or found == Wanted(key=KEY, seen_epoch=found.seen_epoch, note="note")
+    assert found is None or found == KeyClaim(key=KEY, seen_epoch=found.seen_epoch, note="note")
     return None if found is None else found.seen_epoch
 
 

@@ -11,7 +11,7 @@ from tests.support.job_scene import LEASE_S, LoopClock, Ring, Scene, now, play, 
 
 from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable
 from leasehold.jobs.wish import GROUP
-from leasehold.model import EndReason, MarkRefusal, Position
+from leasehold.model import EndReason, Position, Refusal
 from leasehold.names import job_key
 
 A, B, C = (job_key(name) for name in "abc")
@@ -250,7 +250,7 @@ def test_what_is_refused_late_of_an_old_reservation_does_not_end_the_new_one() -
             for each in arrive:
                 each.set()
             assert await saying == [A]
-            assert await marking == {B: MarkRefusal.FENCED}
+            assert await marking == {B: Refusal.FENCED}
             assert not ring.told
             assert ring.valid(A)
             assert ring.valid(B)
@@ -277,7 +277,7 @@ def test_what_waited_for_its_turn_is_not_said_of_the_next_reservation() -> None:
                 each.set()
             await doing
             assert await saying == [A]
-            assert await marking == {A: MarkRefusal.FENCED}
+            assert await marking == {A: Refusal.FENCED}
             assert not ring.told
             assert await scene.notes(A) == ["second", "first"]
             assert await scene.notes(B) == ["b2"]

@@ -12,7 +12,7 @@ from tests.support.job_scene import LEASE, LEASE_S, Scene, play
 from leasehold.errors import FencedWrite, LeaseLost, StoreUnavailable, UsageError
 from leasehold.jobs import Done, Held, OnCrash, Outcome, run_log
 from leasehold.jobs.claimant import Claimant, Parting
-from leasehold.jobs.run_log import Entry, entries
+from leasehold.jobs.run_log import RunEntry, entries
 from leasehold.jobs.wish import GROUP, Wish
 from leasehold.model import Position
 from leasehold.names import job_key
@@ -27,7 +27,7 @@ async def end(job: Claimant, outcome: Outcome = Outcome.OK, *, words: str = "") 
     await job.leave(Parting(outcome=outcome, words=words))
 
 
-async def log(scene: Scene, key: str = KEY) -> list[Entry]:
+async def log(scene: Scene, key: str = KEY) -> list[RunEntry]:
     return entries(await scene.store.history(key))
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leasehold.jobs.command.command_run import Ended
+from leasehold.jobs.command.command_run import CommandEnd
 from leasehold.jobs.command.scheduled import CommandFailed, ScheduledWrapper
 
 
@@ -28,13 +28,13 @@ class Told(threading.Event):
 @pytest.mark.parametrize(
     ("ended", "waits"),
     [
-        (Ended(exit_code=143, stopped_by=signal.SIGTERM), True),
-        (Ended(exit_code=130, stopped_by=signal.SIGINT), True),
-        (Ended(exit_code=1), False),
+        (CommandEnd(exit_code=143, stopped_by=signal.SIGTERM), True),
+        (CommandEnd(exit_code=130, stopped_by=signal.SIGINT), True),
+        (CommandEnd(exit_code=1), False),
     ],
 )
 def test_a_command_that_a_signal_ended_is_judged_when_the_worker_knows_of_the_signal(
-    ended: Ended, waits: bool
+    ended: CommandEnd, waits: bool
 ) -> None:
     wrapper = object.__new__(ScheduledWrapper)
     wrapper._say = lambda _words: None

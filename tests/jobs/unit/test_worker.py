@@ -13,7 +13,7 @@ from tests.support.worker_sim import Node, World
 
 from leasehold.errors import LeaseLost
 from leasehold.jobs import CatchUp, Outcome, Overlap, Run, operator_requests
-from leasehold.jobs.run_log import Entry, entries
+from leasehold.jobs.run_log import RunEntry, entries
 from leasehold.model import Position
 from leasehold.names import job_key
 from leasehold.testing.sim.host import START, HostClock
@@ -33,7 +33,7 @@ def play(story: Callable[[World], Awaitable[None]]) -> World:
     return world
 
 
-async def log_of(node: Node, name: str) -> list[Entry]:
+async def log_of(node: Node, name: str) -> list[RunEntry]:
     found = entries(await node.store.history(job_key(name), limit=50))
     return [each for each in found if each.ran]
 

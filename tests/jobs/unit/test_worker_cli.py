@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.cli.worker import Stops, load_jobs
+from leasehold.cli.worker import StopSignals, load_jobs
 from leasehold.errors import LeaseholdError, UsageError
 from leasehold.testing.clock import ManualClock
 
@@ -93,7 +93,9 @@ def test_a_signal_that_is_heard_twice_at_once_is_one_and_a_later_one_leaves(
     later_s: float, left: list[int]
 ) -> None:
     clock, stopped, codes, said = ManualClock(), list[bool](), list[int](), list[str]()
-    stops = Stops(lambda: stopped.append(True), leave=codes.append, say=said.append, clock=clock)
+    stops = StopSignals(
+        lambda: stopped.append(True), leave=codes.append, say=said.append, clock=clock
+    )
     stops(15)
     clock.advance(later_s)
     stops(15)

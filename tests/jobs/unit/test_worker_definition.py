@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from leasehold.errors import BadSchedule, InvalidDuration, InvalidName, InvalidOptions, UsageError
+from leasehold.errors import (
+    InvalidDuration,
+    InvalidName,
+    InvalidOptions,
+    InvalidSchedule,
+    UsageError,
+)
 from leasehold.jobs import CatchUp, OnCrash, Overlap, Policy, Worker, job
 from leasehold.jobs.worker.definition import checked
 
@@ -78,9 +84,9 @@ def test_what_can_not_be_run_is_refused_at_once(function: Any) -> None:
     ("options", "error", "words"),
     [
         ({"cron": "0 2 * * *", "every": "5m"}, InvalidOptions, "not both"),
-        ({"cron": "61 * * * *"}, BadSchedule, "61"),
-        ({"every": 30}, BadSchedule, "'30s'"),
-        ({"cron": "0 2 * * *", "tz": "Mars/Base"}, BadSchedule, "Mars"),
+        ({"cron": "61 * * * *"}, InvalidSchedule, "61"),
+        ({"every": 30}, InvalidSchedule, "'30s'"),
+        ({"cron": "0 2 * * *", "tz": "Mars/Base"}, InvalidSchedule, "Mars"),
         ({"overlap": "both"}, InvalidOptions, "'skip', 'queue', 'replace'"),
         ({"catchup": "all"}, InvalidOptions, "no option 'catchup'"),
         ({"retries": -1}, InvalidOptions, "retries"),

@@ -8,7 +8,7 @@ import pytest
 from tests.support.worker_sim import World
 
 from leasehold.jobs import Outcome, operator_requests
-from leasehold.jobs.run_log import Entry, entries
+from leasehold.jobs.run_log import RunEntry, entries
 from leasehold.model import EndReason
 from leasehold.names import job_key
 from leasehold.testing.sim.host import HostClock
@@ -27,7 +27,7 @@ async def moved(world: World, host: str) -> None:
     await asyncio.sleep(8)
 
 
-def runs_of(world: World) -> list[Entry]:
+def runs_of(world: World) -> list[RunEntry]:
     return [each for each in entries(world.server.registry.history(KEY, 50)) if each.ran]
 
 

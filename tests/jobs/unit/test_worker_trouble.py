@@ -15,13 +15,13 @@ from tests.support.worker_sim import Node, World
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable
 from leasehold.jobs import Job, Outcome, Run, Worker, job, operator_requests
-from leasehold.jobs.run_log import Entry, entries
+from leasehold.jobs.run_log import RunEntry, entries
 from leasehold.jobs.worker import worker as worker_module
 from leasehold.jobs.worker.runner import Launcher
-from leasehold.model import MemberInfo, Ownership, Wanted
+from leasehold.model import KeyClaim, MemberInfo, Ownership
 from leasehold.names import job_key
 from leasehold.ports import Store
-from leasehold.runtime.loop_thread import OneLoop
+from leasehold.runtime.loop_thread import SameLoop
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.sim.faults import CALM, FaultRates
 from leasehold.testing.sim.host import START, Host, HostClock
@@ -60,11 +60,11 @@ class Operator:
         )
         seen = (await self.store.resources("job"))[job_key(name)]
         return list(
-            await self.store.claim(lease, [Wanted(key=seen.key, seen_epoch=seen.epoch)]),
+            await self.store.claim(lease, [KeyClaim(key=seen.key, seen_epoch=seen.epoch)]),
         )
 
 
-def log_of(world: World, name: str) -> list[Entry]:
+def log_of(world: World, name: str) -> list[RunEntry]:
     """The reservations that ran something, oldest first."""
     found = entries(world.server.registry.history(job_key(name), 100))
     return [each for each in reversed(found) if each.outcome is not Outcome.NOTHING]
@@ -149,7 +149,7 @@ def test_a_thread_that_can_not_be_started_is_the_failure_of_its_run(
     async def main() -> BaseException | None:
         ended: asyncio.Future[BaseException | None] = asyncio.Future()
         made = job("plain")(lambda: None)
-        launcher = Launcher(OneLoop())
+        launcher = Launcher(SameLoop())
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
             assert launcher.start(made, None, ended.set_result) is None  # type: ignore[arg-type]
@@ -273,7 +273,7 @@ def test_a_stop_while_the_store_is_away_is_an_orderly_one(
             store="sqlite:///away.db",
             clock=HostClock(host),
             rng=host.rng,
-            sides=OneLoop,
+            sides=SameLoop,
         )
         loop = asyncio.get_running_loop()
         loop.call_later(0.1, worker.stop)

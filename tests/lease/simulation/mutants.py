@@ -16,22 +16,22 @@ from typing import Any
 from tests.support.replaced import Replacement, replaces
 
 from leasehold.core.balance import Plan, Snapshot, Strategy
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import (
     Changes,
+    CheckpointWrite,
     EndReason,
     HandOver,
+    KeyClaim,
     Lease,
-    Mark,
-    MarkRefusal,
     MemberInfo,
     Ownership,
-    Wanted,
+    Refusal,
 )
 from leasehold.names import group_of
 from leasehold.testing.sim.checks import CheckedRegistry
-from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeeper
+from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeyHandler
 from leasehold.testing.sim.store import SimStore
 
 
@@ -46,14 +46,14 @@ class Mutant:
 
 # ------------------------------------------------------------------ the trust window
 
-TRUST = "leasehold.core.lease_timing:Timing.trusted_until"
+TRUST = "leasehold.core.lease_timing:LeaseTiming.trusted_until"
 
 
 @replaces(TRUST)
 def trust_from_answer(original: Any) -> Any:
     """The lease clock starts when the answer arrives."""
 
-    def trusted_until(self: Timing, sent_at_s: float) -> float:
+    def trusted_until(self: LeaseTiming, sent_at_s: float) -> float:
         until_s: float = original(self, max(sent_at_s, HostClock(HOST.get()).boottime_s()))
         return until_s
 
@@ -64,7 +64,7 @@ def trust_from_answer(original: Any) -> Any:
 def no_margin(_original: Any) -> Any:
     """Belief lasts exactly as long as the lease, by a clock that may run slow."""
 
-    def trusted_until(self: Timing, sent_at_s: float) -> float:
+    def trusted_until(self: LeaseTiming, sent_at_s: float) -> float:
         return sent_at_s + self.lease_s
 
     return trusted_until
@@ -74,7 +74,7 @@ def no_margin(_original: Any) -> Any:
 def eternal_belief(_original: Any) -> Any:
     """Once a leader, a leader until told otherwise."""
 
-    def trusted_until(self: Timing, sent_at_s: float) -> float:
+    def trusted_until(self: LeaseTiming, sent_at_s: float) -> float:
         del sent_at_s
         return math.inf
 
@@ -134,7 +134,7 @@ def timeout_is_won(original: Any) -> Any:
     """A claim that got no answer counts as won."""
 
     async def claim(
-        self: SimStore, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self: SimStore, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         answer = original(self, lease, wanted, force=force)
         try:
@@ -151,7 +151,7 @@ def starts_before_agreement(original: Any) -> Any:
     """The work starts while the claim is still on its way."""
 
     async def claim(
-        self: SimStore, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self: SimStore, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         keeper = self.host.keeper
         assert keeper is not None
@@ -172,11 +172,11 @@ def starts_before_agreement(original: Any) -> Any:
     return claim
 
 
-@replaces("leasehold.testing.sim.host:HostKeeper.opened")
+@replaces("leasehold.testing.sim.host:HostKeyHandler.opened")
 def begins_once(original: Any) -> Any:
     """What has begun with the claim does not begin again with the answer."""
 
-    def opened(self: HostKeeper, ownership: Ownership) -> None:
+    def opened(self: HostKeyHandler, ownership: Ownership) -> None:
         begun = _begun(self)
         if not begun.get(ownership, False):
             begun[ownership] = True
@@ -185,7 +185,7 @@ def begins_once(original: Any) -> Any:
     return opened
 
 
-def _begun(keeper: HostKeeper) -> dict[Ownership, bool]:
+def _begun(keeper: HostKeyHandler) -> dict[Ownership, bool]:
     """What was begun with a claim, and whether it goes on."""
     begun: dict[Ownership, bool] = keeper.__dict__.setdefault("begun", {})
     return begun
@@ -198,7 +198,7 @@ def claims_blindly(original: Any) -> Any:
     def claim(
         self: CheckedRegistry,
         lease: Lease,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[KeyClaim],
         *,
         force: bool,
         now: float,
@@ -236,7 +236,7 @@ def shared_name(original: Any) -> Any:
     return holder_id
 
 
-def _hoped_for(lease: Lease, want: Wanted) -> Ownership:
+def _hoped_for(lease: Lease, want: KeyClaim) -> Ownership:
     epoch = want.seen_epoch + 1
     return Ownership(key=want.key, epoch=epoch, holder=lease.holder, token=lease.token)
 
@@ -269,22 +269,22 @@ def takes_up_again(original: Any) -> Any:
     return open_
 
 
-@replaces("leasehold.testing.sim.host:HostKeeper.drain")
+@replaces("leasehold.testing.sim.host:HostKeyHandler.drain")
 def says_stopped(_original: Any) -> Any:
     """The message that gives the key up is sent first ..."""
 
-    def drain(self: HostKeeper, ownership: Ownership) -> bool:
+    def drain(self: HostKeyHandler, ownership: Ownership) -> bool:
         del self, ownership
         return True
 
     return drain
 
 
-@replaces("leasehold.testing.sim.host:HostKeeper.closed")
+@replaces("leasehold.testing.sim.host:HostKeyHandler.closed")
 def stops_afterwards(original: Any) -> Any:
     """... and the work stops some time later."""
 
-    def closed(self: HostKeeper, ownership: Ownership, reason: str) -> None:
+    def closed(self: HostKeyHandler, ownership: Ownership, reason: str) -> None:
         if reason in ("released", "handed over"):
             asyncio.get_running_loop().call_later(2.0, original, self, ownership, reason)
         else:
@@ -293,11 +293,11 @@ def stops_afterwards(original: Any) -> Any:
     return closed
 
 
-@replaces("leasehold.testing.sim.host:HostKeeper.closed")
+@replaces("leasehold.testing.sim.host:HostKeyHandler.closed")
 def tells_nobody(original: Any) -> Any:
     """Belief ends in time, and the work goes on: nobody tells it to stop."""
 
-    def closed(self: HostKeeper, ownership: Ownership, reason: str) -> None:
+    def closed(self: HostKeyHandler, ownership: Ownership, reason: str) -> None:
         if reason != "trust window over":
             original(self, ownership, reason)
 
@@ -382,11 +382,11 @@ def checkpoints_go_back(original: Any) -> Any:
     """The last checkpoint to arrive wins, not the furthest."""
 
     def checkpoint(
-        self: CheckedRegistry, marks: Sequence[Mark], now: float, wall: datetime
-    ) -> Mapping[str, MarkRefusal]:
+        self: CheckedRegistry, marks: Sequence[CheckpointWrite], now: float, wall: datetime
+    ) -> Mapping[str, Refusal]:
         for mark in marks:
             self.forget_checkpoint(mark.ownership.key)
-        refused: Mapping[str, MarkRefusal] = original(self, marks, now, wall)
+        refused: Mapping[str, Refusal] = original(self, marks, now, wall)
         return refused
 
     return checkpoint
@@ -397,10 +397,10 @@ def unfenced_writes(original: Any) -> Any:
     """A checkpoint is accepted from anybody."""
 
     def checkpoint(
-        self: CheckedRegistry, marks: Sequence[Mark], now: float, wall: datetime
-    ) -> Mapping[str, MarkRefusal]:
+        self: CheckedRegistry, marks: Sequence[CheckpointWrite], now: float, wall: datetime
+    ) -> Mapping[str, Refusal]:
         blind = [replace(mark, ownership=_as_owner(self, mark.ownership, now)) for mark in marks]
-        refused: Mapping[str, MarkRefusal] = original(self, blind, now, wall)
+        refused: Mapping[str, Refusal] = original(self, blind, now, wall)
         return refused
 
     return checkpoint

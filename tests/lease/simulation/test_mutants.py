@@ -48,11 +48,11 @@ def test_it_is_caught(mutant: Mutant) -> None:
     ("target", "why"),
     [
         (
-            "leasehold.core.lease_timing:Timing.believed_until",
-            "there is no leasehold.core.lease_timing:Timing",
+            "leasehold.core.lease_timing:LeaseTiming.believed_until",
+            "there is no leasehold.core.lease_timing:LeaseTiming",
         ),
         ("leasehold.core.trust:trusted_until", "there is no leasehold.core.trust"),
-        ("leasehold.core.lease_timing:Timing.check", r"takes \['self'\] by now"),
+        ("leasehold.core.lease_timing:LeaseTiming.check", r"takes \['self'\] by now"),
     ],
 )
 def test_a_mutant_of_a_part_that_is_gone_fails_the_run(target: str, why: str) -> None:

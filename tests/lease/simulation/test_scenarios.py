@@ -6,7 +6,7 @@ import pytest
 
 from leasehold import Strategy
 from leasehold.testing.sim.ownership_chart import sparklines, svg
-from leasehold.testing.sim.scenario import Measured, Run, Scenario, run_scenario
+from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
 
 
 def _measured(scenario: Scenario, strategy: Strategy = Strategy.EVEN, *, seed: int = 0) -> Measured:
@@ -49,22 +49,22 @@ def test_a_steal_costs_seconds_with_two_owners_and_a_hand_over_does_not() -> Non
 
 
 @pytest.fixture(scope="module")
-def run() -> Run:
+def run() -> ScenarioRun:
     return run_scenario(Scenario.JOIN, hosts=3, partitions=12)
 
 
 class TestPicture:
-    def test_every_key_is_in_somebodys_row_at_the_end(self, run: Run) -> None:
+    def test_every_key_is_in_somebodys_row_at_the_end(self, run: ScenarioRun) -> None:
         rows = sparklines(run, columns=40)
         assert sum(last for _, _, last in rows) == 12
         assert {len(line) for _, line, _ in rows} == {40}
         assert rows[-1] == ("no owner", rows[-1][1], 0)
 
-    def test_the_newcomer_starts_with_nothing(self, run: Run) -> None:
+    def test_the_newcomer_starts_with_nothing(self, run: ScenarioRun) -> None:
         name, line, last = sparklines(run, columns=40)[-2]
         assert (name, line[0], last) == ("host04", " ", 3)
 
-    def test_the_drawing_is_well_formed_and_names_every_host(self, run: Run) -> None:
+    def test_the_drawing_is_well_formed_and_names_every_host(self, run: ScenarioRun) -> None:
         from xml.etree import ElementTree as ET
 
         root = ET.fromstring(svg(run))

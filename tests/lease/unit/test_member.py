@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import Member, MemberOptions, Strategy, Timing
+from leasehold import LeaseTiming, Member, MemberOptions, Strategy
 from leasehold.errors import (
     CheckpointBehind,
     FencedWrite,
@@ -19,7 +19,7 @@ from leasehold.errors import (
     LeaseLost,
     UsageError,
 )
-from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Ownership, Position, Wanted
+from leasehold.model import Checkpoint, EndReason, KeyClaim, Lease, MemberInfo, Ownership, Position
 from leasehold.testing.sim.faults import CALM
 from leasehold.testing.sim.host import Host
 from leasehold.testing.sim.loop import run_simulated
@@ -54,7 +54,7 @@ def steal(world: World, key: str, *, after_s: float = 100.0) -> None:
     now, wall = server.now(), server.wall()
     registry.grant(lease, MemberInfo(), now, wall)
     epoch = registry.resources(world.group, now)[key].epoch
-    want = Wanted(key=key, seen_epoch=epoch)
+    want = KeyClaim(key=key, seen_epoch=epoch)
     assert registry.claim(lease, [want], force=True, now=now, wall=wall)
 
 
@@ -172,7 +172,7 @@ def test_it_hands_over_what_it_is_asked_for() -> None:
         await world.pass_time(2 * CYCLE_S)
         asked_for = one.held()[0]
         now, wall = world.server.now(), world.server.wall()
-        want = Wanted(key=asked_for.key, seen_epoch=asked_for.epoch)
+        want = KeyClaim(key=asked_for.key, seen_epoch=asked_for.epoch)
         assert world.registry.ask(_lease_of(second), want, now, wall)
         await world.pass_time(CYCLE_S + 0.5)
         assert one.holds(asked_for.key) is None
@@ -428,7 +428,7 @@ def test_an_unknown_strategy_is_refused_with_the_names_there_are() -> None:
 
 
 def test_the_hand_over_limit_grows_with_the_lease() -> None:
-    timing = Timing.of(lease=timedelta(minutes=2))
+    timing = LeaseTiming.of(lease=timedelta(minutes=2))
     assert MemberOptions(group="a/b", timing=timing).kept_s == 360.0
 
 

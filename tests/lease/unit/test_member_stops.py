@@ -9,10 +9,10 @@ from typing import Any
 import anyio
 import pytest
 
-from leasehold import Member, MemberOptions, Timing
+from leasehold import LeaseTiming, Member, MemberOptions
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnusable
-from leasehold.model import Lease, MemberInfo, Ownership, Wanted
+from leasehold.model import KeyClaim, Lease, MemberInfo, Ownership
 from leasehold.names import partition_group, partition_key
 from leasehold.stores.memory import MemoryStore
 from leasehold.testing.sim.loop import run_simulated
@@ -21,7 +21,7 @@ from leasehold.testing.sim.world import Setting, World
 KEY = partition_key("orders", "billing", "0")
 # So long that nothing but the watch can be what ends the work.
 OPTIONS = MemberOptions(
-    group=partition_group("orders", "billing"), timing=Timing.of(lease=timedelta(seconds=100))
+    group=partition_group("orders", "billing"), timing=LeaseTiming.of(lease=timedelta(seconds=100))
 )
 
 
@@ -161,7 +161,7 @@ def test_who_asks_from_outside_the_group_is_given_the_key() -> None:
         asker = Lease(holder="tool", token="t", group="", duration_s=1000.0)
         now, wall = world.server.now(), world.server.wall()
         world.registry.grant(asker, MemberInfo(), now, wall)
-        want = Wanted(key=world.keys[0], seen_epoch=1)
+        want = KeyClaim(key=world.keys[0], seen_epoch=1)
         assert world.registry.ask(asker, want, now, wall)
         await world.pass_time(4.0)
         assert world.registry.resources(world.group, world.now_s())[want.key].handed_to == "tool"

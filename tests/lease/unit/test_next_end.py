@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import Strategy, Timing
+from leasehold import LeaseTiming, Strategy
 from leasehold.model import Changes, Lease, MemberInfo
 from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.faults import FaultRates
@@ -21,7 +21,7 @@ from leasehold.testing.sim.world import Setting, World
 LAN = FaultRates(latency_s=0.005)
 SLOW = FaultRates(latency_s=0.5)
 # Renewals as rare as they may be: the others' leases have the least left when one looks.
-RARE = Timing.of(
+RARE = LeaseTiming.of(
     lease=timedelta(seconds=10),
     renew_every=timedelta(seconds=4.9),
     call_limit=timedelta(seconds=2),
@@ -65,7 +65,7 @@ def play(
     *,
     seed: int = 1,
     rates: FaultRates = LAN,
-    timing: Timing | None = None,
+    timing: LeaseTiming | None = None,
     registry: type[CheckedRegistry] = CheckedRegistry,
     strategy: Strategy = Strategy.EVEN,
 ) -> None:
@@ -75,7 +75,7 @@ def play(
                 seed=seed,
                 partitions=24,
                 strategy=strategy,
-                timing=timing or Timing(),
+                timing=timing or LeaseTiming(),
                 rates=rates,
                 writes=False,
             ),
@@ -174,7 +174,7 @@ def test_a_healthy_group_makes_no_call_more_than_before(
 ) -> None:
     now = calls_in_a_minute(hosts, CheckedRegistry, **setting)
     assert now == calls_in_a_minute(hosts, Silent, **setting)
-    cycle_s = setting.get("timing", Timing()).renew_s
+    cycle_s = setting.get("timing", LeaseTiming()).renew_s
     assert {name for calls in now for name in calls} == {"renew"}
     assert all(abs(calls["renew"] - MINUTE_S / cycle_s) <= 1 for calls in now)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import MemberOptions, Strategy, Timing
+from leasehold import LeaseTiming, MemberOptions, Strategy
 from leasehold.errors import InvalidDuration, InvalidName, InvalidOptions
 
 GOOD = MemberOptions(group="partition/orders/billing")
@@ -65,7 +65,7 @@ def test_what_is_no_timing_and_no_text_is_refused_in_words() -> None:
 
 def test_times_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InvalidOptions, match="renew_every < lease / 2"):
-        replace(GOOD, timing=Timing(renew_s=6.0))
+        replace(GOOD, timing=LeaseTiming(renew_s=6.0))
 
 
 def test_a_key_must_be_kept_until_its_receiver_has_looked_twice() -> None:

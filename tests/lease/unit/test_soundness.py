@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from leasehold import Strategy
 from leasehold.core.balance import Snapshot, plan
-from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, View, sound
-from leasehold.model import Changes, MemberInfo, Peer, Resource, State
+from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, GroupState, sound
+from leasehold.model import Changes, MemberInfo, MemberRecord, Resource, State
 from leasehold.stores.postgres import rows as postgres
 from leasehold.stores.sqlite import rows as sqlite
 
@@ -31,9 +31,9 @@ anything = st.one_of(
 )
 
 
-def told(*infos: MemberInfo) -> View:
+def told(*infos: MemberInfo) -> GroupState:
     peers = tuple(
-        Peer(holder=f"m{n}", group="g", info=info, alive=True, version=n + 1)
+        MemberRecord(holder=f"m{n}", group="g", info=info, alive=True, version=n + 1)
         for n, info in enumerate(infos)
     )
     owners = [f"m{n % len(infos)}" for n in range(len(KEYS) - 1)]
@@ -42,7 +42,7 @@ def told(*infos: MemberInfo) -> View:
         for key, owner in zip(KEYS, owners, strict=False)
     )
     free = Resource(key=KEYS[-1], epoch=0, state=State.AVAILABLE, version=50)
-    view = View()
+    view = GroupState()
     view.apply(Changes(version=99, peers=peers, resources=(*resources, free)))
     return view
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.lease.group_state import View
-from leasehold.model import Changes, MemberInfo, Peer, Resource, State
+from leasehold.lease.group_state import GroupState
+from leasehold.model import Changes, MemberInfo, MemberRecord, Resource, State
 
 if TYPE_CHECKING:
     from random import Random
@@ -21,12 +21,12 @@ def resource(key: str, version: int, *, holder: str | None = None, epoch: int = 
     return Resource(key=key, epoch=epoch, state=state, version=version, holder=holder)
 
 
-def peer(holder: str, version: int, *, alive: bool = True) -> Peer:
-    return Peer(holder=holder, group="g", info=MemberInfo(), alive=alive, version=version)
+def peer(holder: str, version: int, *, alive: bool = True) -> MemberRecord:
+    return MemberRecord(holder=holder, group="g", info=MemberInfo(), alive=alive, version=version)
 
 
-def told(*changes: Changes) -> View:
-    view = View()
+def told(*changes: Changes) -> GroupState:
+    view = GroupState()
     for each in changes:
         view.apply(each)
     return view
@@ -36,12 +36,12 @@ FIRST = Changes(version=3, resources=(resource("g/0", 2),), peers=(peer("a", 1),
 
 
 def test_a_new_view_knows_nothing_and_asks_for_everything() -> None:
-    view = View()
+    view = GroupState()
     assert (view.version, dict(view.resources), dict(view.peers)) == (0, {}, {})
 
 
 def test_what_is_told_is_known() -> None:
-    view = View()
+    view = GroupState()
     assert view.apply(FIRST)
     assert view.version == 3
     assert view.resources["g/0"].version == 2
@@ -98,7 +98,7 @@ def test_a_forgotten_key_is_gone_and_may_be_declared_again() -> None:
 
 def test_a_key_that_was_forgotten_before_it_was_known_makes_no_difference() -> None:
     gone = replace(resource("g/9", 5), forgotten=True)
-    assert not View().apply(Changes(version=5, resources=(gone,)))
+    assert not GroupState().apply(Changes(version=5, resources=(gone,)))
 
 
 def test_a_dead_member_is_gone() -> None:

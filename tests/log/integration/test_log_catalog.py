@@ -11,10 +11,10 @@ import pytest
 from tests.support.postgres import fresh_database
 
 from leasehold.clock import SystemClock
-from leasehold.errors import InvalidName, InvalidOptions, Stolen, UnknownStream
+from leasehold.errors import InvalidName, InvalidOptions, ReaderDisplaced, UnknownStream
 from leasehold.log import StreamSettings
 from leasehold.log.streams import Catalog
-from leasehold.model import Mark, MemberInfo, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, MemberInfo, Position
 from leasehold.names import partition_key
 from leasehold.stores import open_store
 
@@ -81,13 +81,13 @@ def test_the_highest_epoch_alone_may_read(catalog: Catalog) -> None:
     catalog.check_reader("orders", 0, "g", None, "free")
     catalog.claim_reader("orders", 0, "g", 5, "ann")
     catalog.check_reader("orders", 0, "g", 5, "ann")
-    with pytest.raises(Stolen, match="'ann' with epoch 5") as refused:
+    with pytest.raises(ReaderDisplaced, match="'ann' with epoch 5") as refused:
         catalog.claim_reader("orders", 0, "g", 4, "bob")
     assert refused.value.now_held_by == "ann"
-    with pytest.raises(Stolen):
+    with pytest.raises(ReaderDisplaced):
         catalog.check_reader("orders", 0, "g", None, "free")
     catalog.claim_reader("orders", 0, "g", 6, "bob")
-    with pytest.raises(Stolen, match="'bob' with epoch 6"):
+    with pytest.raises(ReaderDisplaced, match="'bob' with epoch 6"):
         catalog.check_reader("orders", 0, "g", 5, "ann")
 
 
@@ -95,7 +95,7 @@ def test_the_highest_epoch_alone_may_read(catalog: Catalog) -> None:
 def test_of_two_readers_with_one_epoch_the_newer_wins(catalog: Catalog) -> None:
     catalog.claim_reader("orders", 0, "g", 5, "ann")
     catalog.claim_reader("orders", 0, "g", 5, "bob")
-    with pytest.raises(Stolen, match="bob"):
+    with pytest.raises(ReaderDisplaced, match="bob"):
         catalog.check_reader("orders", 0, "g", 5, "ann")
     catalog.claim_reader("orders", 0, "g", 5, "bob")
     catalog.check_reader("orders", 0, "g", 5, "bob")
@@ -119,10 +119,10 @@ async def _checkpointed(url: str, positions: dict[str, int]) -> None:
             duration=timedelta(seconds=30),
             info=MemberInfo(),
         )
-        wanted = [Wanted(key=key, seen_epoch=0) for key in positions]
+        wanted = [KeyClaim(key=key, seen_epoch=0) for key in positions]
         owned = await store.claim(lease, wanted)
         marks = [
-            Mark(ownership=each, position=Position(sequence_number=positions[each.key]))
+            CheckpointWrite(ownership=each, position=Position(sequence_number=positions[each.key]))
             for each in owned
         ]
         assert not await store.checkpoint(marks)

@@ -21,16 +21,16 @@ from leasehold.events.event import sent_batch
 from leasehold.log import Log, LogOptions
 from leasehold.log import segment_format as frame_module
 from leasehold.log.owner_link import (
-    Door,
-    Garbled,
-    Request,
+    InvalidOwnerMessage,
+    OwnerRequest,
+    OwnerServer,
     address_in,
     receive_reply,
     receive_request,
     send_request,
 )
-from leasehold.log.producer_batch import Parcel, Partition, Stored
-from leasehold.log.segment_format import Stamp
+from leasehold.log.producer_batch import ProducerBatch, StoredBatch, StreamPartition
+from leasehold.log.segment_format import ProducerStamp
 from leasehold.log.streams import segment_path
 
 SOON_S = 120
@@ -113,7 +113,7 @@ def test_what_could_not_be_stored_is_not_taken_from_the_line(
 ) -> None:
     here, there = lines
     here.sendall(request(**words))
-    with pytest.raises(Garbled):
+    with pytest.raises(InvalidOwnerMessage):
         receive_request(there)
 
 
@@ -123,16 +123,19 @@ def test_words_that_are_nested_too_deep_are_garbled(
     here, there = lines
     text = b"[" * 100_000
     here.sendall(HEAD.pack(b"LHPARCL1", len(text), 0) + text)
-    with pytest.raises(Garbled, match="no JSON"):
+    with pytest.raises(InvalidOwnerMessage, match="no JSON"):
         receive_request(there)
 
 
 def test_a_big_request_arrives_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = lines
     batch = sent_batch([Event(body=bytes([number]) * (1 << 20)) for number in range(5)])
-    parcel = Parcel(stamp=Stamp(producer=ID, sequence=7), batch=batch)
-    sent = Request(
-        partition=Partition(stream="orders", number=0), parcels=[parcel], durable=True, beat_s=1e9
+    parcel = ProducerBatch(stamp=ProducerStamp(producer=ID, sequence=7), batch=batch)
+    sent = OwnerRequest(
+        partition=StreamPartition(stream="orders", number=0),
+        parcels=[parcel],
+        durable=True,
+        beat_s=1e9,
     )
     speaker = threading.Thread(target=send_request, args=(here, sent))
     speaker.start()
@@ -155,21 +158,21 @@ def test_a_door_that_has_no_descriptor_free_opens_again(
             raise refused[0]
         return accept(line)
 
-    def stored(_: Request) -> Future[tuple[Stored, ...]]:
-        answer: Future[tuple[Stored, ...]] = Future()
-        answer.set_result((Stored(first_sequence=3),))
+    def stored(_: OwnerRequest) -> Future[tuple[StoredBatch, ...]]:
+        answer: Future[tuple[StoredBatch, ...]] = Future()
+        answer.set_result((StoredBatch(first_sequence=3),))
         return answer
 
     monkeypatch.setattr(socket.socket, "accept", failing_once)
     address = address_in(str(tmp_path), name="door")
-    door = Door(address, stored)
+    door = OwnerServer(address, stored)
     door.open()
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(SOON_S)
             line.connect(address.removeprefix("unix:"))
             line.sendall(request())
-            assert receive_reply(line).stored == (Stored(first_sequence=3),)
+            assert receive_reply(line).stored == (StoredBatch(first_sequence=3),)
     finally:
         door.close()
     assert refused

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.log_segments import Place, opened_place
 
-from leasehold.errors import Stolen, UsageError
+from leasehold.errors import ReaderDisplaced, UsageError
 from leasehold.events import Start
 
 SOON = timedelta(seconds=120)
@@ -33,7 +33,7 @@ def test_a_lower_epoch_ends_with_the_next_batch_and_is_told_who_reads_now(place:
 
     new = place.reader(group="billing", epoch=2, name="bert")
 
-    with pytest.raises(Stolen, match=r"'bert' with epoch 2") as stolen:
+    with pytest.raises(ReaderDisplaced, match=r"'bert' with epoch 2") as stolen:
         old.read()
     assert stolen.value.now_held_by == "bert"
     assert stolen.value.epoch == 1
@@ -45,7 +45,7 @@ def test_a_lower_epoch_ends_with_the_next_batch_and_is_told_who_reads_now(place:
 def test_a_lower_epoch_is_refused_at_the_door(place: Place) -> None:
     place.reader(group="billing", epoch=5, name="bert")
 
-    with pytest.raises(Stolen, match=r"'bert' with epoch 5; this reader has epoch 4"):
+    with pytest.raises(ReaderDisplaced, match=r"'bert' with epoch 5; this reader has epoch 4"):
         place.reader(group="billing", epoch=4, name="anna")
 
 
@@ -54,7 +54,7 @@ def test_of_two_readers_with_the_same_epoch_the_newer_one_wins(place: Place) -> 
     first = place.reader(group="billing", epoch=3)
     second = place.reader(group="billing", epoch=3)
 
-    with pytest.raises(Stolen):
+    with pytest.raises(ReaderDisplaced):
         first.read()
     assert second.read() is not None
 
@@ -64,7 +64,7 @@ def test_of_two_readers_with_one_name_and_one_epoch_only_the_newer_one_reads(pla
     first = place.reader(group="billing", epoch=5, name="host1")
     second = place.reader(group="billing", epoch=5, name="host1")
 
-    with pytest.raises(Stolen, match="by 'host1' with epoch 5") as stolen:
+    with pytest.raises(ReaderDisplaced, match="by 'host1' with epoch 5") as stolen:
         first.read()
     assert stolen.value.now_held_by == "host1"
     assert second.read() is not None
@@ -85,9 +85,9 @@ def test_a_reader_without_an_epoch_is_ended_and_refused_while_its_group_has_one(
 
     place.reader(group="billing", epoch=0, name="bert")
 
-    with pytest.raises(Stolen, match="this reader has no epoch"):
+    with pytest.raises(ReaderDisplaced, match="this reader has no epoch"):
         plain.read()
-    with pytest.raises(Stolen, match="this reader has no epoch"):
+    with pytest.raises(ReaderDisplaced, match="this reader has no epoch"):
         place.reader(group="billing")
 
 
@@ -99,7 +99,7 @@ def test_groups_do_not_disturb_each_other_nor_those_who_read_freely(place: Place
     place.reader(group="billing", epoch=9)
 
     assert len(list(free.batches())) == 2
-    with pytest.raises(Stolen):
+    with pytest.raises(ReaderDisplaced):
         billing.read()
     assert len(list(place.reader(group="plain").batches())) == 2
 
@@ -112,7 +112,7 @@ def test_a_reader_that_waits_is_ended_too(place: Place) -> None:
     def wait() -> None:
         try:
             old.wait(SOON)
-        except Stolen as error:
+        except ReaderDisplaced as error:
             ends.append(error)
 
     waiting = threading.Thread(target=wait)
@@ -131,7 +131,7 @@ def test_search_by_key_asks_too(place: Place) -> None:
     old = place.reader(group="billing", epoch=1)
     place.reader(group="billing", epoch=2)
 
-    with pytest.raises(Stolen):
+    with pytest.raises(ReaderDisplaced):
         list(old.find("k"))
 
 

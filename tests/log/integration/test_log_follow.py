@@ -17,7 +17,7 @@ from tests.support.pausing import pause
 
 from leasehold.events import Start
 from leasehold.log import PartitionReader, segment_watcher
-from leasehold.log.segment_watcher import Watch
+from leasehold.log.segment_watcher import SegmentWatcher
 
 SOON = timedelta(seconds=120)
 ROOT = Path(__file__).parents[3]
@@ -237,7 +237,7 @@ def test_without_watches_of_the_kernel_the_reader_looks_now_and_then(
 def test_a_watch_wakes_when_its_file_changes_and_again_when_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "meta"
     path.write_bytes(b"")
-    watch = Watch()
+    watch = SegmentWatcher()
     watch.aim([str(path)])
     assert watch.watching
 
@@ -256,7 +256,7 @@ def test_a_watch_that_was_aimed_elsewhere_keeps_its_new_aim(tmp_path: Path) -> N
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(b"")
     second.write_bytes(b"")
-    watch = Watch()
+    watch = SegmentWatcher()
     watch.aim([str(first)])
     watch.aim([str(second)])
     watch.sleep(0.0)  # hears that the first one is watched no more
@@ -273,7 +273,7 @@ def test_sleeps_grow_up_to_a_second_and_begin_anew_when_woken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(segment_watcher, "LONGEST_S", 0.08)
-    watch = Watch()
+    watch = SegmentWatcher()
     pauses = []
     for _ in range(4):
         assert not watch.sleep(20.0)
@@ -294,7 +294,7 @@ def test_a_watch_that_nobody_closed_gives_its_descriptors_back(tmp_path: Path) -
         return sum("eventfd" in target or "inotify" in target for target in targets)
 
     before = bells()
-    watch = Watch()
+    watch = SegmentWatcher()
     watch.aim([str(tmp_path)])
     assert bells() == before + 2
     del watch

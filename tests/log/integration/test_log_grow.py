@@ -15,7 +15,7 @@ from leasehold.errors import InvalidOptions, StoreUnavailable, UnknownStream, Us
 from leasehold.events import Event, Start, partition_of
 from leasehold.log import Log, LogOptions, LogSource, ProducerOptions, StreamInfo, StreamSettings
 from leasehold.log import send_queue as growth_module
-from leasehold.log.send_queue import Growth
+from leasehold.log.send_queue import PartitionGrowth
 from leasehold.log.streams import Catalog
 from leasehold.testing.clock import ManualClock
 
@@ -150,7 +150,7 @@ def test_a_look_that_fails_or_is_overtaken_changes_nothing() -> None:
             raise answer
         return answer
 
-    growth = Growth(_stream(4), look, clock=clock)
+    growth = PartitionGrowth(_stream(4), look, clock=clock)
     growth.look_now_and_then()  # a second has not passed
     found.append(StoreUnavailable("away"))
     assert growth.found(7).partitions == 4
@@ -174,7 +174,7 @@ def test_one_look_is_under_way_at_most() -> None:
         assert go.wait(SOON_S)
         return _stream(5)
 
-    growth = Growth(_stream(4), look, clock=clock)
+    growth = PartitionGrowth(_stream(4), look, clock=clock)
     clock.advance(2.0)
     growth.look_now_and_then()
     assert begun.wait(SOON_S)

@@ -25,9 +25,9 @@ from leasehold.events import Event
 from leasehold.files import FileState
 from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings
 from leasehold.log import owner_link as door_module
-from leasehold.log.owner_link import Reply, send_reply
+from leasehold.log.owner_link import OwnerReply, send_reply
 from leasehold.log.partition_owner import begin
-from leasehold.log.producer_batch import Moved, Partition
+from leasehold.log.producer_batch import OwnerMoved, StreamPartition
 from leasehold.log.segment_format import SegmentHeader, encode_segment_header
 from leasehold.log.streams import segment_path, segments
 
@@ -281,9 +281,9 @@ def test_a_second_log_forwards_to_the_owner(log: Log, another: Callable[[], Log]
 def test_an_answer_that_is_lost_on_the_way_does_not_double_the_events(
     log: Log, another: Callable[[], Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost: list[Reply] = []
+    lost: list[OwnerReply] = []
 
-    def losing(line: Any, reply: Reply) -> None:
+    def losing(line: Any, reply: OwnerReply) -> None:
         if reply.stored and not lost:
             lost.append(reply)
             raise ConnectionResetError("lost on purpose")
@@ -364,8 +364,8 @@ def test_a_last_segment_without_a_whole_event_is_removed(log: Log) -> None:
 
 def test_a_segment_that_comes_too_late_is_given_up(log: Log) -> None:
     log.files.create(segment_path("orders", 0, 10)).close()
-    with pytest.raises(Moved, match="gone on"):
-        begin(log.files, Partition(stream="orders", number=0), StreamSettings(), base=5)
+    with pytest.raises(OwnerMoved, match="gone on"):
+        begin(log.files, StreamPartition(stream="orders", number=0), StreamSettings(), base=5)
     assert [each.path[-8:-4] for each in segments(log.files, "orders", 0)] == ["0010"]
 
 

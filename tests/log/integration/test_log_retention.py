@@ -15,7 +15,7 @@ from leasehold.events import Event, EventBatch, Start
 from leasehold.log import Log, PartitionReader, StreamSettings, TrimPlan
 from leasehold.log.retention import trim
 from leasehold.log.streams import segments
-from leasehold.model import Mark, MemberInfo, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, MemberInfo, Position
 from leasehold.names import partition_group, partition_key
 from leasehold.stores import open_store
 from leasehold.testing.clock import ManualClock
@@ -93,8 +93,8 @@ def write_checkpoint(place: Place, group: str, number: int) -> None:
                 duration=timedelta(seconds=15),
                 info=MemberInfo(),
             )
-            [ownership] = await store.claim(lease, [Wanted(key=key, seen_epoch=0)])
-            mark = Mark(ownership=ownership, position=Position(sequence_number=number))
+            [ownership] = await store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
+            mark = CheckpointWrite(ownership=ownership, position=Position(sequence_number=number))
             assert await store.checkpoint([mark]) == {}
 
     anyio.run(run)

@@ -13,7 +13,7 @@ import pytest
 from inotify_simple import flags
 from tests.support.producing import ProducerProcess
 
-from leasehold.errors import Stolen, Trimmed, UnknownStream, UsageError
+from leasehold.errors import ReaderDisplaced, Trimmed, UnknownStream, UsageError
 from leasehold.events import Event, EventSource, Receiver, Start
 from leasehold.files.disk import SystemDisk
 from leasehold.log import Log, LogOptions, LogSource, Producer, ProducerOptions
@@ -21,7 +21,7 @@ from leasehold.log import receiver as receiver_module
 from leasehold.log import stream_watcher as watch_module
 from leasehold.log.mapped_segment import MappedSegment
 from leasehold.log.receiver import LogReceiver
-from leasehold.log.stream_watcher import Bell, Sight, Watcher
+from leasehold.log.stream_watcher import StreamWatcher, Wakeup, WakeupOrigin
 from leasehold.testing.disk import FailingDisk
 
 pytestmark = pytest.mark.anyio
@@ -140,7 +140,7 @@ async def test_the_kernel_wakes_one_that_waits_for_another_process(
         monkeypatch.setattr(watch_module, "CALM_S", NEVER_S)  # the journal says nothing from now
         for number in range(1, 11):
             async with waiting(receiver) as (task,):
-                assert receiver.sight is Sight.KERNEL
+                assert receiver.sight is WakeupOrigin.KERNEL
                 anna.begin(1)
                 assert await task == bodies("anna", range(number, number + 1))
 
@@ -164,7 +164,7 @@ async def test_the_first_event_of_a_partition_is_found_without_a_look_at_each_of
 ) -> None:
     receivers = [await opened(source, number) for number in range(PARTITIONS)]
     async with waiting(*receivers) as tasks:
-        assert {each.sight for each in receivers} == {Sight.JOURNAL}
+        assert {each.sight for each in receivers} == {WakeupOrigin.JOURNAL}
         looks = receivers[0].reader.looks
         with ProducerProcess(url, "orders", "anna") as anna:
             anna.send(1, partition=2)
@@ -211,12 +211,12 @@ async def test_a_receiver_whose_partition_was_claimed_gets_nothing_more(
     async with waiting(old) as (task,):
         new = await opened(source, epoch=4)
         store(producer, b"hello")
-        with pytest.raises(Stolen, match="epoch 4"):
+        with pytest.raises(ReaderDisplaced, match="epoch 4"):
             await task
         assert await next_of(new, 1) == [b"hello"]
         assert old.position == 0
 
-    with pytest.raises(Stolen):
+    with pytest.raises(ReaderDisplaced):
         await opened(source, epoch=3)
 
 
@@ -272,7 +272,7 @@ async def test_receivers_of_two_groups_are_both_woken(
     billing = await opened(source, start=Start.latest())
     audit = await source.receiver("0", group="audit", epoch=7, start=Start.latest(), name="host2")
     async with waiting(billing, audit) as tasks:
-        assert {billing.sight, audit.sight} == {Sight.KERNEL}
+        assert {billing.sight, audit.sight} == {WakeupOrigin.KERNEL}
         store(producer, b"two")
         assert await asyncio.gather(*tasks) == [[b"two"], [b"two"]]
     await billing.close()
@@ -291,7 +291,7 @@ async def test_a_kernel_without_watches_is_no_hindrance(
     store(producer, b"one")
     receiver = await opened(source, start=Start.latest())
     async with waiting(receiver) as (task,):
-        assert receiver.sight is Sight.NOBODY
+        assert receiver.sight is WakeupOrigin.NOBODY
         store(producer, b"two")
         assert await task == [b"two"]
 
@@ -303,7 +303,7 @@ async def test_a_segment_that_another_machine_writes_is_not_left_to_the_kernel(
     store(producer, b"one")
     receiver = await opened(source, start=Start.latest())
     async with waiting(receiver) as (task,):
-        assert receiver.sight is Sight.NOBODY
+        assert receiver.sight is WakeupOrigin.NOBODY
         store(producer, b"two")
         assert await task == [b"two"]
 
@@ -317,7 +317,7 @@ async def test_a_kernel_that_keeps_silent_is_found_out(
     store(producer, b"one")
     receiver = await opened(source, start=Start.latest())
     async with waiting(receiver) as (task,):
-        assert receiver.sight is Sight.KERNEL
+        assert receiver.sight is WakeupOrigin.KERNEL
         store(producer, b"two")
         assert await task == [b"two"]
 
@@ -343,20 +343,22 @@ async def test_nothing_is_lost_between_the_look_and_the_sleep(
             left.clear()
             store(producer, b"now")
 
-    aim, asleep_ = Watcher.aim, Watcher.asleep
+    aim, asleep_ = StreamWatcher.aim, StreamWatcher.asleep
 
-    def aimed(watcher: Watcher, bell: Bell, paths: tuple[str, ...], *, elsewhere: bool) -> bool:
+    def aimed(
+        watcher: StreamWatcher, bell: Wakeup, paths: tuple[str, ...], *, elsewhere: bool
+    ) -> bool:
         now("before aim")
         again = aim(watcher, bell, paths, elsewhere=elsewhere)
         now("after aim")
         return again
 
-    def sleeping(watcher: Watcher, bell: Bell) -> contextlib.AbstractContextManager[None]:
+    def sleeping(watcher: StreamWatcher, bell: Wakeup) -> contextlib.AbstractContextManager[None]:
         now("before the sleep")
         return asleep_(watcher, bell)
 
-    monkeypatch.setattr(Watcher, "aim", aimed)
-    monkeypatch.setattr(Watcher, "asleep", sleeping)
+    monkeypatch.setattr(StreamWatcher, "aim", aimed)
+    monkeypatch.setattr(StreamWatcher, "asleep", sleeping)
     assert await next_of(receiver, 1) == [b"now"]
     assert left == []
 

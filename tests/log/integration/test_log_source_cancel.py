@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from leasehold.errors import Stolen, UsageError
+from leasehold.errors import ReaderDisplaced, UsageError
 from leasehold.events import Event, EventBatch, Start
 from leasehold.log import Log, LogOptions, LogSource, PartitionReader, Producer, ProducerOptions
 from leasehold.log import stream_watcher as watch_module
@@ -141,7 +141,7 @@ async def test_what_was_read_for_a_cancelled_receive_is_not_given_to_one_who_los
     halt.go.set()
     new = await opened(source, epoch=2)
 
-    with pytest.raises(Stolen):
+    with pytest.raises(ReaderDisplaced):
         await next_of(old)
     assert await next_of(new) == [0]
 
@@ -154,7 +154,7 @@ async def test_an_error_after_a_cancelled_opening_is_nobodys_business(
     def reader(*_: Any, **__: Any) -> PartitionReader:
         begun.set()
         go_on.wait(SOON_S)
-        raise Stolen("somebody else reads it")
+        raise ReaderDisplaced("somebody else reads it")
 
     monkeypatch.setattr(log, "reader", reader)
     said: list[dict[str, Any]] = []

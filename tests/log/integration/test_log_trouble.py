@@ -18,7 +18,7 @@ from leasehold.events import Event
 from leasehold.files import FileState
 from leasehold.log import Log, ProducerOptions
 from leasehold.log import producer as producer_module
-from leasehold.log.partition_router import Seat
+from leasehold.log.partition_router import PartitionRouter
 from leasehold.log.streams import segment_path
 
 SOON_S = 120
@@ -114,10 +114,12 @@ def test_a_lane_that_ends_makes_room_for_others(log: Log, monkeypatch: pytest.Mo
     options = ProducerOptions(batch_bytes=5000, most_waiting_bytes=5000)
     with log.producer("orders", options) as producer:
         with monkeypatch.context() as patch:
-            patch.setattr(Seat, "deliver", lambda *_, **__: ())  # an answer of the wrong length
+            patch.setattr(
+                PartitionRouter, "deliver", lambda *_, **__: ()
+            )  # an answer of the wrong length
             with pytest.raises(RuntimeError, match="the lane has ended"):
                 producer.send(Event(body=bytes(2000)), partition=0).result(SOON_S)
-            patch.setattr(Seat, "deliver", lambda *_, **__: _interrupted())
+            patch.setattr(PartitionRouter, "deliver", lambda *_, **__: _interrupted())
             with pytest.raises(RuntimeError, match="the lane has ended"):
                 producer.send(Event(body=bytes(2000)), partition=1).result(SOON_S)
         assert producer.waiting_bytes == 0

@@ -25,10 +25,10 @@ from leasehold.log.producer_states import (
 from leasehold.log.segment_format import (
     FRAME_HEADER_BYTES,
     MAX_EPOCH,
-    Encoded,
-    Kind,
+    EncodedFrame,
+    FrameKind,
+    ProducerStamp,
     SegmentHeader,
-    Stamp,
     encode_events,
     encode_frame,
     encode_segment_header,
@@ -40,10 +40,10 @@ from leasehold.log.segment_format import (
 
 NUMBERS = st.integers(0, 2**62)
 HEADER = SegmentHeader(partition=3, base_sequence=5, base_offset=640, created_us=9, epoch=2)
-STAMP = Stamp(producer=b"0123456789abcdef", sequence=41)
+STAMP = ProducerStamp(producer=b"0123456789abcdef", sequence=41)
 
 
-def _frame(events: list[Event], *, offset: int = 704) -> Encoded:
+def _frame(events: list[Event], *, offset: int = 704) -> EncodedFrame:
     return encode_events(
         sent_batch(events),
         base_sequence=100,
@@ -89,8 +89,12 @@ def test_a_newer_format_is_refused_and_a_newer_minor_one_is_read() -> None:
     assert parse_segment_header(encode_segment_header(minor)).minor == 9
 
 
-@given(st.binary(max_size=200), NUMBERS, NUMBERS, st.integers(0, 2**64 - 1), st.sampled_from(Kind))
-def test_any_frame_comes_back(body: bytes, sequence: int, us: int, number: int, kind: Kind) -> None:
+@given(
+    st.binary(max_size=200), NUMBERS, NUMBERS, st.integers(0, 2**64 - 1), st.sampled_from(FrameKind)
+)
+def test_any_frame_comes_back(
+    body: bytes, sequence: int, us: int, number: int, kind: FrameKind
+) -> None:
     frame = encode_frame(
         body,
         kind=kind,
@@ -100,14 +104,14 @@ def test_any_frame_comes_back(body: bytes, sequence: int, us: int, number: int, 
         first_us=us,
         last_us=us + 1,
         epoch=9,
-        stamp=Stamp(producer=STAMP.producer, sequence=number),
+        stamp=ProducerStamp(producer=STAMP.producer, sequence=number),
         link=128,
     )
     data = bytes(64) + frame.joined()
     assert len(data) % 64 == 0
     header = parse_header(data, 64)
     assert header == frame.header
-    assert header.stamp == Stamp(producer=STAMP.producer, sequence=number)
+    assert header.stamp == ProducerStamp(producer=STAMP.producer, sequence=number)
     assert header.end == len(data)
     assert bytes(read_body(data, header)) == body
 
@@ -124,7 +128,7 @@ def test_every_bit_of_a_frame_counts() -> None:
             read_events(bad, parse_header(bad, 0))
 
 
-def _large() -> Encoded:
+def _large() -> EncodedFrame:
     events = [
         Event(body=bytes([n % 251]) * n, key=f"k{n}", properties={"n": str(n)}) for n in range(400)
     ]
@@ -194,7 +198,7 @@ def test_a_large_frame_without_bodies_is_compared_as_a_whole() -> None:
 def test_bodies_beyond_the_end_of_their_frame_are_not_believed() -> None:
     frame = encode_frame(
         bytes(1000),
-        kind=Kind.EVENTS,
+        kind=FrameKind.EVENTS,
         count=1,
         base_sequence=0,
         offset=0,
@@ -265,7 +269,7 @@ def test_a_number_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="does not fit"):
         encode_frame(
             b"",
-            kind=Kind.END,
+            kind=FrameKind.END,
             count=0,
             base_sequence=2**63,
             offset=0,

@@ -15,7 +15,7 @@ from tests.support.segment_bytes import Assembly
 
 from leasehold.events import Event
 from leasehold.log import cursor as ahead_module
-from leasehold.log.cursor import Ahead
+from leasehold.log.cursor import ChecksumPrefetch
 from leasehold.log.segment import Segment
 from leasehold.log.segment_format import FrameHeader
 
@@ -31,8 +31,8 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ahead() -> Iterator[Ahead]:
-    made = Ahead()
+def ahead() -> Iterator[ChecksumPrefetch]:
+    made = ChecksumPrefetch()
     yield made
     made.close()
 
@@ -52,7 +52,7 @@ def helpers() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("leasehold-ahead")]
 
 
-def answers(ahead: Ahead, view: memoryview) -> list[bool]:
+def answers(ahead: ChecksumPrefetch, view: memoryview) -> list[bool]:
     """What it says of each frame, when the thread always has all the time it needs."""
     said = []
     for header in frames(view):
@@ -61,12 +61,12 @@ def answers(ahead: Ahead, view: memoryview) -> list[bool]:
     return said
 
 
-def settle(ahead: Ahead) -> None:
+def settle(ahead: ChecksumPrefetch) -> None:
     if ahead._helper is not None:
         ahead._helper.submit(int).result(timeout=120)
 
 
-def test_the_second_half_of_each_span_is_compared_for_the_reader(ahead: Ahead) -> None:
+def test_the_second_half_of_each_span_is_compared_for_the_reader(ahead: ChecksumPrefetch) -> None:
     said = answers(ahead, memoryview(segment()))
 
     assert not any(said[:15])
@@ -75,7 +75,7 @@ def test_the_second_half_of_each_span_is_compared_for_the_reader(ahead: Ahead) -
 
 
 def test_a_reader_that_never_finds_the_thread_done_is_told_nothing(
-    ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+    ahead: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
     monkeypatch.setattr(ahead_module, "read_body", lambda *_: free.wait(120))
@@ -89,7 +89,7 @@ def test_a_reader_that_never_finds_the_thread_done_is_told_nothing(
 
 
 @pytest.mark.parametrize("where", ["body", "header"])
-def test_a_damaged_frame_is_never_called_sound(ahead: Ahead, where: str) -> None:
+def test_a_damaged_frame_is_never_called_sound(ahead: ChecksumPrefetch, where: str) -> None:
     data = segment()
     bad = frames(memoryview(data))[22]
     read = frames(memoryview(bytes(data)))
@@ -105,7 +105,9 @@ def test_a_damaged_frame_is_never_called_sound(ahead: Ahead, where: str) -> None
     assert not said[22]
 
 
-def test_another_frame_at_the_same_place_is_not_the_one_that_was_compared(ahead: Ahead) -> None:
+def test_another_frame_at_the_same_place_is_not_the_one_that_was_compared(
+    ahead: ChecksumPrefetch,
+) -> None:
     view = memoryview(segment())
     headers = frames(view)
     for header in headers[:22]:
@@ -116,7 +118,7 @@ def test_another_frame_at_the_same_place_is_not_the_one_that_was_compared(ahead:
     assert ahead.is_sound(view, headers[23]) is False  # it began anew after the stranger
 
 
-def test_answers_hold_only_for_the_view_that_was_compared(ahead: Ahead) -> None:
+def test_answers_hold_only_for_the_view_that_was_compared(ahead: ChecksumPrefetch) -> None:
     data = segment()
     view, other = memoryview(data), memoryview(data)
     headers = frames(view)
@@ -130,7 +132,7 @@ def test_answers_hold_only_for_the_view_that_was_compared(ahead: Ahead) -> None:
 
 
 def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
-    ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+    ahead: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, free = threading.Event(), threading.Event()
     compared: list[FrameHeader] = []
@@ -158,12 +160,14 @@ def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
     [(FRAMES, FRAME_BYTES // 4), (6, FRAME_BYTES), (1, 40 * FRAME_BYTES)],
     ids=["small frames", "little left", "one frame"],
 )
-def test_no_thread_begins_where_it_could_not_help(ahead: Ahead, count: int, size: int) -> None:
+def test_no_thread_begins_where_it_could_not_help(
+    ahead: ChecksumPrefetch, count: int, size: int
+) -> None:
     assert not any(answers(ahead, memoryview(segment(count, size))))
     assert not helpers()
 
 
-def test_no_thread_begins_for_who_reads_a_little_here_and_there(ahead: Ahead) -> None:
+def test_no_thread_begins_for_who_reads_a_little_here_and_there(ahead: ChecksumPrefetch) -> None:
     view = memoryview(segment())
     for header in frames(view)[:30]:
         ahead.jump()
@@ -173,7 +177,7 @@ def test_no_thread_begins_for_who_reads_a_little_here_and_there(ahead: Ahead) ->
 
 
 def test_closing_ends_the_thread() -> None:
-    ahead = Ahead()
+    ahead = ChecksumPrefetch()
     answers(ahead, memoryview(segment()))
     assert len(helpers()) == 1
 
@@ -183,7 +187,7 @@ def test_closing_ends_the_thread() -> None:
 
 
 def test_one_that_is_forgotten_ends_its_thread() -> None:
-    ahead = Ahead()
+    ahead = ChecksumPrefetch()
     answers(ahead, memoryview(segment()))
     (helper,) = helpers()
 
@@ -195,7 +199,7 @@ def test_one_that_is_forgotten_ends_its_thread() -> None:
 
 
 def test_where_no_thread_can_begin_the_reader_goes_on_alone(
-    ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+    ahead: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
@@ -207,7 +211,7 @@ def test_where_no_thread_can_begin_the_reader_goes_on_alone(
 
 
 @pytest.mark.process
-def test_after_a_fork_the_child_goes_on_alone(ahead: Ahead) -> None:
+def test_after_a_fork_the_child_goes_on_alone(ahead: ChecksumPrefetch) -> None:
     view = memoryview(segment())
     headers = frames(view)
     for header in headers[:10]:

@@ -10,7 +10,7 @@ from leasehold.errors import UsageError
 from leasehold.events import Event
 from leasehold.events.event import sent_batch
 from leasehold.log import segment as segment_module
-from leasehold.log.segment import Index, IndexBuilder, Segment
+from leasehold.log.segment import IndexBuilder, Segment, SegmentIndex
 from leasehold.log.segment_format import FrameHeader, View, parse_header
 
 
@@ -26,7 +26,7 @@ def _assembly(*, frames: int = 12, region_bytes: int = 4096) -> Assembly:
 def test_a_stored_index_is_the_one_that_was_built() -> None:
     made = _assembly()
     data = made.close()
-    loaded = Index.load(memoryview(data), made.header)
+    loaded = SegmentIndex.load(memoryview(data), made.header)
     assert loaded is not None
     built = made.builder.index
     assert len(loaded) == len(built) > 2
@@ -40,7 +40,7 @@ def test_a_walked_index_has_the_same_regions_and_knows_no_keys() -> None:
     made.add([Event(body=b"y" * 1000)] * 300)
     made.add([Event(body=b"y")])
     built = made.builder.index
-    walked = Index.scan(made.data, made.header)
+    walked = SegmentIndex.scan(made.data, made.header)
     assert (walked.positions, walked.sequences) == (built.positions, built.sequences)
     assert len(walked) == 2
     assert walked.end == len(made.data)
@@ -52,7 +52,7 @@ def test_a_walked_index_has_the_same_regions_and_knows_no_keys() -> None:
 
 def test_an_index_grows_with_its_segment() -> None:
     made = _assembly(frames=1)
-    index = Index.scan(made.data, made.header)
+    index = SegmentIndex.scan(made.data, made.header)
     for n in range(40):
         made.add([Event(body=b"z" * 50_000)], at_us=n)
         half = len(made.data) - 100
@@ -60,7 +60,7 @@ def test_an_index_grows_with_its_segment() -> None:
         assert index.next_sequence == made.next_sequence - 1
         index.extend(made.data)
         assert index.next_sequence == made.next_sequence
-    whole = Index.scan(made.data, made.header)
+    whole = SegmentIndex.scan(made.data, made.header)
     assert (index.positions, index.last_us) == (whole.positions, whole.last_us)
 
 
@@ -81,7 +81,7 @@ def test_an_open_region_may_hold_any_key() -> None:
 def test_a_segment_without_events_has_an_empty_index() -> None:
     made = Assembly()
     data = made.close()
-    index = Index.load(memoryview(data), made.header)
+    index = SegmentIndex.load(memoryview(data), made.header)
     assert index is not None
     assert len(index) == 0
     assert index.find_sequence(0) is index.find_offset(0) is index.find_time(0) is None
@@ -109,10 +109,10 @@ def test_a_damaged_index_is_left_aside(back: int) -> None:
     data = bytearray(_assembly().close())
     data[-back] ^= 1
     if back == 1:  # the end mark itself: there is no index to be found
-        assert Index.load(data, Segment(data).header) is None
+        assert SegmentIndex.load(data, Segment(data).header) is None
         return
     segment = Segment(data)
-    assert Index.load(data, segment.header) is None
+    assert SegmentIndex.load(data, segment.header) is None
     spot = segment.seek_sequence(61)
     assert spot is not None
     assert spot.sequence == 61
@@ -126,7 +126,7 @@ def test_the_bytes_of_an_event_are_never_taken_for_an_end_mark() -> None:
     made.data += b""
     for size in range(64):
         frame = made.add(Event(body=bytes(size) + ended[-128:]))
-        assert Index.load(made.data, made.header) is None
+        assert SegmentIndex.load(made.data, made.header) is None
         assert not Segment(made.data).ended
         assert frame.joined()[-4:] != ended[-4:]
 

@@ -8,7 +8,7 @@ import pytest
 
 from leasehold.errors import InvalidDuration, InvalidOptions
 from leasehold.log import LogOptions, ProducerOptions, Receipt, StreamSettings
-from leasehold.log.producer_batch import Stored, joined, receipts_of
+from leasehold.log.producer_batch import StoredBatch, joined, receipts_of
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:
@@ -74,17 +74,17 @@ def receipt(first: int, count: int, *, duplicate: bool = False) -> Receipt:
 
 
 def test_a_part_of_a_batch_has_its_own_receipt() -> None:
-    stored = Stored(first_sequence=100)
+    stored = StoredBatch(first_sequence=100)
     assert receipts_of(stored, partition=1, start=3, count=2) == [receipt(103, 2)]
 
 
 def test_what_was_stored_before_has_a_receipt_that_says_so() -> None:
-    stored = Stored(first_sequence=100, skipped=4, stored_as=50)
+    stored = StoredBatch(first_sequence=100, skipped=4, stored_as=50)
     assert receipts_of(stored, partition=1, start=1, count=5) == [
         receipt(51, 3, duplicate=True),
         receipt(100, 2),
     ]
-    forgotten = Stored(first_sequence=100, skipped=4)
+    forgotten = StoredBatch(first_sequence=100, skipped=4)
     assert receipts_of(forgotten, partition=1, start=0, count=4) == [receipt(-1, 4, duplicate=True)]
 
 

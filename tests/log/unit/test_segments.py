@@ -17,8 +17,8 @@ from leasehold.events import STORED_SCHEMA, Event
 from leasehold.log.producer_states import ProducerState
 from leasehold.log.segment import Segment, verify
 from leasehold.log.segment_format import (
-    Kind,
-    Stamp,
+    FrameKind,
+    ProducerStamp,
     encode_frame,
     parse_header,
     parse_segment_header,
@@ -32,7 +32,7 @@ def _small() -> Assembly:
     """All kinds of frames, in as few bytes as possible."""
     made = Assembly(base_sequence=10, base_offset=640)
     made.add_producers({BOB: ProducerState(last_sequence=4, stored_as=9, seen_us=3_000)})
-    stamp = Stamp(producer=ALICE, sequence=8)
+    stamp = ProducerStamp(producer=ALICE, sequence=8)
     made.add([Event(body=b"x", key="k", properties={"a": "b"})], stamp=stamp)
     return made
 
@@ -163,7 +163,7 @@ def test_a_segment_grows_under_its_reader() -> None:
 
 def test_producers_are_those_of_the_start_and_the_frames_after_it() -> None:
     made = _small()
-    made.add([Event(body=b"")] * 3, at_us=6_000, stamp=Stamp(producer=ALICE, sequence=9))
+    made.add([Event(body=b"")] * 3, at_us=6_000, stamp=ProducerStamp(producer=ALICE, sequence=9))
     made.add(Event(body=b""))  # from nobody in particular
     expected = {
         ALICE: ProducerState(last_sequence=11, stored_as=13, seen_us=6_000),
@@ -177,7 +177,7 @@ def test_producers_are_those_of_the_start_and_the_frames_after_it() -> None:
 def test_the_state_of_producers_is_bounded_on_the_way() -> None:
     made = Assembly()
     for n in range(30):
-        made.add(Event(body=b""), stamp=Stamp(producer=b"%016d" % n, sequence=0))
+        made.add(Event(body=b""), stamp=ProducerStamp(producer=b"%016d" % n, sequence=0))
     kept = Segment(made.data).producers(limit=4)
     assert sorted(kept) == [b"%016d" % n for n in range(26, 30)]
 
@@ -234,7 +234,7 @@ def test_columns_that_contradict_their_header_are_found() -> None:
         arrow = pa.RecordBatch.from_pydict({**columns, name: [wrong]}, schema=STORED_SCHEMA)
         frame = encode_frame(
             arrow.serialize(),
-            kind=Kind.EVENTS,
+            kind=FrameKind.EVENTS,
             count=1,
             base_sequence=0,
             offset=64,
@@ -253,7 +253,7 @@ def test_bodies_that_are_not_where_the_header_says_are_found() -> None:
     for wrong in ((header.bodies_at - 8, header.bodies_bytes + 8), (0, header.body_bytes)):
         moved = encode_frame(
             frame.parts[1],
-            kind=Kind.EVENTS,
+            kind=FrameKind.EVENTS,
             count=header.count,
             base_sequence=header.base_sequence,
             offset=header.offset,
@@ -287,7 +287,7 @@ def test_keys_that_are_not_text_are_found() -> None:
     arrow = arrow.set_column(3, STORED_SCHEMA.field("key"), not_text)
     frame = encode_frame(
         arrow.serialize(),
-        kind=Kind.EVENTS,
+        kind=FrameKind.EVENTS,
         count=1,
         base_sequence=0,
         offset=64,
@@ -313,7 +313,7 @@ def test_frames_after_the_end_and_a_lone_end_mark_are_found() -> None:
     made.add(Event(body=b"x"))
     assert any("after the end mark" in each for each in verify(made.data))
     lone = encode_frame(
-        b"", kind=Kind.END, count=0, base_sequence=0, offset=64, first_us=0, last_us=0, epoch=0
+        b"", kind=FrameKind.END, count=0, base_sequence=0, offset=64, first_us=0, last_us=0, epoch=0
     )
     assert any("does not point" in each for each in verify(data[:64] + lone.joined()))
 
@@ -362,7 +362,7 @@ def _golden() -> bytes:
     made.add(
         [Event(body=b""), Event(body=b"\xff\x00", key="Größe", properties={"ü": "日本"})],
         at_us=6_000,
-        stamp=Stamp(producer=ALICE, sequence=9),
+        stamp=ProducerStamp(producer=ALICE, sequence=9),
     )
     return made.close()
 

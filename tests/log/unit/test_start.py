@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leasehold.errors import UsageError
 from leasehold.events import Start
-from leasehold.events.start import Kind
+from leasehold.events.start import StartKind
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_number_that_no_event_can_have_is_refused(number: int) -> None:
 
 
 @given(
-    kind=st.sampled_from([Kind.SEQUENCE, Kind.OFFSET, Kind.TIME]),
+    kind=st.sampled_from([StartKind.SEQUENCE, StartKind.OFFSET, StartKind.TIME]),
     value=st.integers(0, 4_000_000_000_000_000),
 )
-def test_what_a_start_writes_is_read_back(kind: Kind, value: int) -> None:
+def test_what_a_start_writes_is_read_back(kind: StartKind, value: int) -> None:
     start = Start(kind=kind, value=value)
 
     assert Start.parse(str(start)) == start

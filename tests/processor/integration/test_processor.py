@@ -26,10 +26,10 @@ from leasehold.processor import CheckpointPolicy, CloseReason, EventProcessor, H
 from leasehold.processor.events import (
     CheckpointWritten,
     CycleDone,
-    MayRepeat,
     PartitionClosed,
-    PartitionDrains,
+    PartitionDraining,
     PartitionOpened,
+    PossibleRepeats,
 )
 from leasehold.stores import open_store
 
@@ -111,7 +111,7 @@ async def test_stop_lets_the_call_end_then_closes_then_stores_then_releases() ->
         host = await s.host(on_batch=on_batch, on_partition_close=on_close, hooks=[s.watch, hook])
         await entered.wait()
         stopping = asyncio.create_task(host.stop())
-        await s.watch.sees(PartitionDrains)
+        await s.watch.sees(PartitionDraining)
         go_on.set()
         await stopping
         assert order[0] == "handled"
@@ -193,7 +193,7 @@ async def test_a_host_that_joins_under_load_is_handed_its_share_and_nothing_come
         closed = s.watch.of(PartitionClosed)
         assert [each.reason for each in closed] == [CloseReason.HANDED_OVER] * 2
         assert a.counts().closed == {"handed over": 2}
-        assert s.watch.of(MayRepeat) == []
+        assert s.watch.of(PossibleRepeats) == []
         assert b.counts().may_repeat == 0
         for each in closed:
             (reopened,) = s.watch.of(PartitionOpened, partition=each.partition, epoch=2)
@@ -216,7 +216,7 @@ async def test_after_a_crash_the_events_that_may_come_again_are_counted() -> Non
         link.cut = True
         s.clock.pass_lease()
         b = await s.host("b")
-        told = await s.watch.sees(MayRepeat)
+        told = await s.watch.sees(PossibleRepeats)
         assert (told.events, told.epoch) == (6, 2)
         assert b.counts().may_repeat == 6
         await s.seen.count(16)

@@ -23,14 +23,14 @@ from tests.support.processors import (
 from leasehold.clock import SystemClock
 from leasehold.errors import CheckpointBehind, UsageError
 from leasehold.events import DeadLetter, Event, EventBatch
-from leasehold.model import Mark, MarkRefusal, Position
+from leasehold.model import CheckpointWrite, Position, Refusal
 from leasehold.processor import (
     BlockingContext,
     CheckpointPolicy,
     CloseReason,
     HookEvent,
     PartitionContext,
-    PumpState,
+    PartitionState,
 )
 from leasehold.processor.events import (
     CheckpointWritten,
@@ -329,7 +329,7 @@ async def test_stop_keeps_the_partition_and_what_came_before_is_not_handled_agai
             told = await s.watch.sees(Poisoned, action="stop")
             assert told.sequence_number == 5
             assert len(host.held()) == 1
-            await s.watch.until(lambda: host.status()[0].state is PumpState.STOPPED)
+            await s.watch.until(lambda: host.status()[0].state is PartitionState.STOPPED)
         assert await s.checkpoints() == {"0": 4}
         poisoned.number = -1
         async with s.make("b"):
@@ -407,7 +407,7 @@ async def test_a_checkpoint_that_is_cancelled_while_it_is_written_harms_nobody()
     """The answer comes when nobody waits any more: the leases must live on."""
 
     class Slow(MemoryStore):
-        async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+        async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
             reached.set()
             await anyio.to_thread.run_sync(go_on.wait, 30)
             return await super().checkpoint(marks)

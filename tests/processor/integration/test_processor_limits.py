@@ -17,7 +17,7 @@ from tests.support.processors import (
 
 from leasehold.errors import HandlerTimeout, LeaseLost
 from leasehold.events import Event
-from leasehold.processor import BlockingContext, CloseReason, PumpState
+from leasehold.processor import BlockingContext, CloseReason, PartitionState
 from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
@@ -120,7 +120,7 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
         )
         assert not s.watch.of(Stalled, given_up=True)
         assert len(a.held()) == 1
-        assert a.status()[0].state is PumpState.STUCK
+        assert a.status()[0].state is PartitionState.STUCK
         await s.host("b", setting=setting)
         await s.watch.sees(Stalled, given_up=True)
         await s.seen.count(3)
@@ -159,7 +159,7 @@ async def test_after_a_loss_a_thread_begins_with_no_other_event() -> None:
     async with scene(events=5) as s:
         async with s.make("a", on_event=slow, setting=options(drain_limit=SOON)) as a:
             await s.watch.sees(PartitionOpened)
-            await s.watch.until(lambda: a.status()[0].state is PumpState.HANDLING)
+            await s.watch.until(lambda: a.status()[0].state is PartitionState.HANDLING)
         await s.watch.sees(HandlerAbandoned)
         threads = threading.active_count()
         go_on.set()

@@ -31,7 +31,7 @@ from leasehold.errors import (
     UnknownStream,
 )
 from leasehold.events import Event, PartitionEnds, Start
-from leasehold.processor import CloseReason, OnTrimmed, PumpState
+from leasehold.processor import CloseReason, OnTrimmed, PartitionState
 from leasehold.processor.events import (
     CheckpointRefused,
     CheckpointWritten,
@@ -136,7 +136,7 @@ async def test_where_nobody_may_choose_a_trimmed_partition_is_stopped_and_report
             assert context.partition == "0"
             await s.seen.count(8)
             states = {each.partition: each.state for each in b.status()}
-            assert states["0"] is PumpState.STOPPED
+            assert states["0"] is PartitionState.STOPPED
             assert len(b.held()) == 2
         assert s.seen.numbers("0", host="b") == []
         assert await s.checkpoints() == {"0": 2, "1": 4}

@@ -16,12 +16,12 @@ from tests.lease.simulation.mutants import CHECKPOINT, unfenced_writes
 from tests.support.replaced import Replacement, replaces
 
 from leasehold.events import EventBatch, EventSource, Receiver, Start
-from leasehold.lease.handle import Tenure
-from leasehold.model import Checkpoint, EndReason, Mark, MarkRefusal, Ownership, Position
-from leasehold.processor import CloseReason, PumpState
-from leasehold.processor.checkpoint_writer import Marks, Resuming, Told
-from leasehold.processor.pump import Intake, Pump
-from leasehold.processor.pump_manager import Floor
+from leasehold.lease.handle import Handle
+from leasehold.model import Checkpoint, CheckpointWrite, EndReason, Ownership, Position, Refusal
+from leasehold.processor import CloseReason, PartitionState
+from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWriter, Told
+from leasehold.processor.pump import PrefetchBuffer, Pump
+from leasehold.processor.pump_manager import PumpManager
 from leasehold.testing.sim.checks import CheckedRegistry
 from leasehold.testing.sim.pump_run import FencedSink
 
@@ -38,13 +38,13 @@ class PumpMutant:
 # ------------------------------------------------------------------- the end of a term
 
 
-@replaces("leasehold.processor.pump:Progress.write")
+@replaces("leasehold.processor.pump:PumpProgress.write")
 def drains_without_checkpoint(original: Any) -> Any:
     """The word *drained* is given before the position is stored."""
 
     def write(self: Pump, position: Position) -> Future[None]:
         written: Future[None] = original(self, position)
-        if self.state is not PumpState.DRAINING:
+        if self.state is not PartitionState.DRAINING:
             return written
         answered: Future[None] = Future()
         answered.set_result(None)
@@ -53,22 +53,22 @@ def drains_without_checkpoint(original: Any) -> Any:
     return write
 
 
-@replaces("leasehold.processor.pump_manager:Floor.drain")
+@replaces("leasehold.processor.pump_manager:PumpManager.drain")
 def drains_at_once(original: Any) -> Any:
     """The member is told *drained* as soon as it asks, while the handler is still at it."""
 
-    def drain(self: Floor, ownership: Ownership) -> None:
+    def drain(self: PumpManager, ownership: Ownership) -> None:
         original(self, ownership)
         self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
 
     return drain
 
 
-@replaces("leasehold.processor.pump_manager:Floor.ended")
+@replaces("leasehold.processor.pump_manager:PumpManager.ended")
 def drained_by_force(original: Any) -> Any:
     """A pump that was ended by force says *drained* as if it had ended in good order."""
 
-    def ended(self: Floor, pump: Pump, *, in_order: bool) -> None:
+    def ended(self: PumpManager, pump: Pump, *, in_order: bool) -> None:
         del in_order
         original(self, pump, in_order=True)
 
@@ -114,17 +114,17 @@ def forgets_at_hand_over(original: Any) -> Any:
 # --------------------------------------------------------------------------- belief
 
 
-@replaces("leasehold.lease.handle:Tenure.valid")
+@replaces("leasehold.lease.handle:Handle.valid")
 def does_not_ask(_original: Any) -> Any:
     """Nobody looks whether the ownership may still be acted upon: owned once, owned for ever."""
     return property(lambda _self: True)
 
 
-@replaces("leasehold.lease.handle:Tenure.check")
+@replaces("leasehold.lease.handle:Handle.check")
 def retries_after_loss(_original: Any) -> Any:
     """A batch that has failed is tried again, whoever owns the partition by now."""
 
-    def check(self: Tenure) -> None:
+    def check(self: Handle) -> None:
         del self
 
     return check
@@ -139,7 +139,7 @@ OPEN = "leasehold.processor.pump:open_receiver"
 def stores_too_early(original: Any) -> Any:
     """The position is stored when events have come, not when they are handled."""
 
-    async def handle(self: Pump, intake: Intake) -> None:
+    async def handle(self: Pump, intake: PrefetchBuffer) -> None:
         get = intake.get
 
         async def get_and_store() -> EventBatch | None:
@@ -160,7 +160,7 @@ def reopens_at_the_received(original: Any) -> Any:
     last: dict[Ownership, Receiver] = {}
 
     async def open_receiver(
-        source: EventSource, tenure: Tenure, *, group: str, start: Start, on_trimmed: Any
+        source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: Any
     ) -> Receiver:
         if tenure.ownership in last:
             start = Start.sequence(last[tenure.ownership].position)
@@ -178,7 +178,7 @@ def reopens_at_the_checkpoint(original: Any) -> Any:
     first: dict[Ownership, Start] = {}
 
     async def open_receiver(
-        source: EventSource, tenure: Tenure, *, group: str, start: Start, on_trimmed: Any
+        source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: Any
     ) -> Receiver:
         start = first.setdefault(tenure.ownership, start)
         receiver: Receiver = await original(
@@ -195,7 +195,7 @@ def keeps_the_intake(original: Any) -> Any:
     left: dict[Pump, Sequence[EventBatch]] = {}
 
     async def receive(
-        self: Pump, receiver: Receiver, intake: Intake, errors: list[Exception]
+        self: Pump, receiver: Receiver, intake: PrefetchBuffer, errors: list[Exception]
     ) -> None:
         close = intake.close
 
@@ -225,7 +225,7 @@ def reopens_under_the_handler(_original: Any) -> Any:
 def handles_all_at_once(_original: Any) -> Any:
     """The next batch is handed out while the handler has not returned from the last one."""
 
-    async def handle(self: Pump, intake: Intake) -> None:
+    async def handle(self: Pump, intake: PrefetchBuffer) -> None:
         async with anyio.create_task_group() as tasks:
             while (batch := await intake.get()) is not None:
                 tasks.start_soon(self.delivery.deliver, batch)
@@ -233,12 +233,12 @@ def handles_all_at_once(_original: Any) -> Any:
     return handle
 
 
-@replaces("leasehold.processor.checkpoint_writer:Resuming.checkpoint")
+@replaces("leasehold.processor.checkpoint_writer:CheckpointLoader.checkpoint")
 def reads_before_the_claim(original: Any) -> Any:
     """Checkpoints are read once, before partitions are claimed, and known from then on."""
-    known: dict[Resuming, dict[str, Checkpoint | None]] = {}
+    known: dict[CheckpointLoader, dict[str, Checkpoint | None]] = {}
 
-    async def checkpoint(self: Resuming, key: str) -> Checkpoint | None:
+    async def checkpoint(self: CheckpointLoader, key: str) -> Checkpoint | None:
         seen = known.setdefault(self, {})
         if key not in seen:
             seen[key] = await original(self, key)
@@ -250,13 +250,13 @@ def reads_before_the_claim(original: Any) -> Any:
 # ---------------------------------------------------------------------- checkpoints
 
 
-@replaces("leasehold.processor.checkpoint_writer:Marks.put")
+@replaces("leasehold.processor.checkpoint_writer:CheckpointWriter.put")
 def newest_of_any_epoch(original: Any) -> Any:
     """The furthest position of a partition is written, whichever epoch has reached it."""
-    furthest: dict[Marks, dict[str, Position]] = {}
+    furthest: dict[CheckpointWriter, dict[str, Position]] = {}
 
     def put(
-        self: Marks,
+        self: CheckpointWriter,
         ownership: Ownership,
         position: Position,
         *,
@@ -275,12 +275,12 @@ def late_copies_win(original: Any) -> Any:
     """Of two checkpoints of one epoch the last to arrive is kept, not the furthest."""
 
     def checkpoint(
-        self: CheckedRegistry, marks: Sequence[Mark], now: float, wall: datetime
-    ) -> Mapping[str, MarkRefusal]:
+        self: CheckedRegistry, marks: Sequence[CheckpointWrite], now: float, wall: datetime
+    ) -> Mapping[str, Refusal]:
         for mark in marks:
             if self.backs(mark.ownership, now):
                 self.forget_checkpoint(mark.ownership.key)
-        refused: Mapping[str, MarkRefusal] = original(self, marks, now, wall)
+        refused: Mapping[str, Refusal] = original(self, marks, now, wall)
         return refused
 
     return checkpoint

@@ -23,13 +23,13 @@ from leasehold.errors import (
     StoreUnavailable,
     UsageError,
 )
-from leasehold.model import Mark, MarkRefusal, Ownership, Position
+from leasehold.model import CheckpointWrite, Ownership, Position, Refusal
 from leasehold.names import partition_group, partition_key
 from leasehold.ports import Store
-from leasehold.processor.checkpoint_writer import Marks, Written
-from leasehold.processor.events import Board, CheckpointRefused, CheckpointWritten
+from leasehold.processor.checkpoint_writer import CheckpointWriter, WrittenListener
+from leasehold.processor.events import CheckpointRefused, CheckpointWritten, EventBus
 from leasehold.stores.memory import MemoryStore
-from leasehold.testing.faults import LosingStore, Lost
+from leasehold.testing.faults import FaultyStore, Lost
 
 pytestmark = pytest.mark.anyio
 
@@ -73,10 +73,10 @@ class Desk:
         self.store = store
         self.member = member
         self.watch = Watch()
-        self.board = Board([self.watch])
+        self.board = EventBus([self.watch])
         self.answers = Answers()
         loop = asyncio.get_running_loop()
-        self.marks = Marks(
+        self.marks = CheckpointWriter(
             member,
             clock=SystemClock(),
             rng=random.Random(7),
@@ -175,7 +175,7 @@ async def test_a_call_without_an_answer_is_repeated_until_there_is_one(lost: Los
     def lose(name: str) -> Lost | None:
         return next(losses, None) if name == "checkpoint" else None
 
-    async with desk(wrap=lambda store: LosingStore(store, lose).as_store) as d:
+    async with desk(wrap=lambda store: FaultyStore(store, lose).as_store) as d:
         d.put(5)
         assert await d.answers.count(1) == [None]
         assert await d.stored() == {0: 5}
@@ -228,8 +228,10 @@ async def test_a_position_behind_the_stored_one_is_told_and_is_no_loss() -> None
 async def test_of_two_epochs_that_wait_the_older_one_is_refused(newer_first: bool) -> None:
     async with desk() as d:
         mine = d.owned()
-        old = Mark(ownership=replace(mine, epoch=0), position=Position(sequence_number=99))
-        new = Mark(ownership=mine, position=Position(sequence_number=3))
+        old = CheckpointWrite(
+            ownership=replace(mine, epoch=0), position=Position(sequence_number=99)
+        )
+        new = CheckpointWrite(ownership=mine, position=Position(sequence_number=3))
         for mark in [new, old] if newer_first else [old, new]:
             d.marks.put(mark.ownership, mark.position, within_s=0.02, told=d.answers)
         answers = await d.answers.count(2)
@@ -262,8 +264,8 @@ async def test_a_call_that_is_cut_off_is_told_too() -> None:
     """Else a handler in a thread would wait for its checkpoint for ever."""
     reached = asyncio.Event()
 
-    class Hanging(LosingStore):
-        async def checkpoint(self, marks: Sequence[Mark]) -> dict[str, MarkRefusal]:
+    class Hanging(FaultyStore):
+        async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> dict[str, Refusal]:
             reached.set()
             await asyncio.Event().wait()
             raise AssertionError
@@ -281,7 +283,7 @@ async def test_without_an_answer_it_ends_with_the_trust_and_is_told_as_a_loss() 
     def lose(name: str) -> Lost | None:
         return Lost.REQUEST if name == "checkpoint" else None
 
-    async with desk(wrap=lambda store: LosingStore(store, lose).as_store, lease_s=0.3) as d:
+    async with desk(wrap=lambda store: FaultyStore(store, lose).as_store, lease_s=0.3) as d:
         d.put(5)
         (error,) = await d.answers.count(1)
         assert isinstance(error, LeaseLost)
@@ -308,10 +310,10 @@ async def test_many_threads_may_write_at_once() -> None:
         assert d.calls < 400
 
 
-class Picky(LosingStore):
+class Picky(FaultyStore):
     """Refuses the call if one of the positions is 13; never answers once it has seen 99."""
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         numbers = [mark.position.sequence_number for mark in marks]
         if 13 in numbers:
             raise UsageError("13 can not be kept")
@@ -377,7 +379,7 @@ async def test_of_those_who_want_to_know_how_far_it_is_one_is_kept_for_all() -> 
     async with desk() as d:
         heard: list[int] = []
         for number in range(100):
-            told = Written(lambda position: heard.append(position.sequence_number))
+            told = WrittenListener(lambda position: heard.append(position.sequence_number))
             position = Position(sequence_number=number)
             d.marks.put(d.owned(), position, within_s=LATER_S, told=told)
         d.put(50)
@@ -390,7 +392,10 @@ async def test_what_is_refused_was_not_written_and_nobody_hears_that_it_was() ->
     async with desk() as d:
         heard: list[Position] = []
         d.marks.put(
-            d.owned(), Position(sequence_number=5), within_s=LATER_S, told=Written(heard.append)
+            d.owned(),
+            Position(sequence_number=5),
+            within_s=LATER_S,
+            told=WrittenListener(heard.append),
         )
         d.marks.drop(d.owned())
         assert d.watch.of(CheckpointRefused, partition="0")

@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.core.load_meter import Meter, rounded
+from leasehold.core.load_meter import LoadMeter, rounded
 
 
 @pytest.mark.spec("B4")
 def test_a_steady_flow_is_measured_as_it_is() -> None:
-    meter = Meter(0.0, half_life_s=10.0)
+    meter = LoadMeter(0.0, half_life_s=10.0)
     for tenth in range(1, 2001):
         meter.add(50.0, tenth / 10)
     assert meter.rate(200.0) == pytest.approx(500.0, rel=0.02)
 
 
 def test_after_a_half_life_of_silence_half_is_left() -> None:
-    meter = Meter(0.0, half_life_s=10.0)
+    meter = LoadMeter(0.0, half_life_s=10.0)
     meter.add(100.0, 5.0)
     assert meter.rate(15.0) == pytest.approx(meter.rate(5.0) / 2)
 
 
 def test_nothing_gives_nothing() -> None:
-    assert Meter(3.0).rate(1e6) == 0.0
+    assert LoadMeter(3.0).rate(1e6) == 0.0
 
 
 def test_a_clock_that_seems_to_go_back_does_not_raise_the_rate() -> None:
-    meter = Meter(10.0)
+    meter = LoadMeter(10.0)
     meter.add(5.0, 10.0)
     assert meter.rate(9.0) == meter.rate(10.0)
 

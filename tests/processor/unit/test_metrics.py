@@ -9,8 +9,8 @@ import anyio
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from leasehold import Timing
-from leasehold.processor import EventProcessor, Options, PartitionContext
+from leasehold import LeaseTiming
+from leasehold.processor import EventProcessor, PartitionContext, ProcessorOptions
 from leasehold.processor.metrics import ProcessorMetrics
 from leasehold.testing.source import MemorySource
 
@@ -27,7 +27,7 @@ async def test_all_sums_and_states_are_shown_with_stream_group_and_name(tmp_path
     async def opened(context: PartitionContext) -> None:
         seen.set()
 
-    options = Options(timing=Timing.of(lease=timedelta(seconds=1)))
+    options = ProcessorOptions(timing=LeaseTiming.of(lease=timedelta(seconds=1)))
     processor = EventProcessor(
         source,
         f"sqlite:///{tmp_path}/leases.db",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.backoff import Ladder
-from leasehold.core.poison_policy import Then
+from leasehold.core.backoff import Backoff
+from leasehold.core.poison_policy import PoisonAction
 from leasehold.errors import InvalidOptions
 from leasehold.spark import PoisonPolicy
 
-PAUSES = Ladder(base_s=1.0, most_s=2.0)
+PAUSES = Backoff(base_s=1.0, most_s=2.0)
 
 
 @pytest.mark.spec("B6")
@@ -21,12 +21,12 @@ def test_retry_is_never_exhausted() -> None:
 @pytest.mark.parametrize(
     ("policy", "then"),
     [
-        (PoisonPolicy.skip(retries=3), Then.SKIP),
-        (PoisonPolicy.dead_letter(retries=3), Then.DEAD_LETTER),
-        (PoisonPolicy.stop(retries=3), Then.STOP),
+        (PoisonPolicy.skip(retries=3), PoisonAction.SKIP),
+        (PoisonPolicy.dead_letter(retries=3), PoisonAction.DEAD_LETTER),
+        (PoisonPolicy.stop(retries=3), PoisonAction.STOP),
     ],
 )
-def test_three_retries_are_four_attempts(policy: PoisonPolicy, then: Then) -> None:
+def test_three_retries_are_four_attempts(policy: PoisonPolicy, then: PoisonAction) -> None:
     assert policy.then is then
     assert not policy.exhausted(3)
     assert policy.exhausted(4)

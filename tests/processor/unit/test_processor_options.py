@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from leasehold import Strategy, Timing
+from leasehold import LeaseTiming, Strategy
 from leasehold.errors import InvalidDuration, InvalidName, InvalidOptions, UsageError
 from leasehold.events import Start
-from leasehold.processor import EventProcessor, Load, OnTrimmed, Options
+from leasehold.processor import EventProcessor, LoadMeasure, OnTrimmed, ProcessorOptions
 from leasehold.spark import PoisonPolicy
 from leasehold.testing.source import MemorySource
 
@@ -26,7 +26,7 @@ async def handler(context: Any, batch: Any) -> None: ...
 
 @pytest.mark.spec("P12")
 def test_the_defaults_are_a_lease_of_ten_seconds_even_shares_and_the_earliest_event() -> None:
-    options = Options()
+    options = ProcessorOptions()
     assert (options.timing.lease_s, options.timing.renew_s) == (10.0, 3.0)
     assert options.strategy is Strategy.EVEN
     assert options.start_of("7") == Start.earliest()
@@ -35,7 +35,7 @@ def test_the_defaults_are_a_lease_of_ten_seconds_even_shares_and_the_earliest_ev
 
 @pytest.mark.spec("P12")
 def test_the_preset_of_event_hubs_has_its_numbers() -> None:
-    options = Options.event_hubs()
+    options = ProcessorOptions.event_hubs()
     assert (options.timing.lease_s, options.timing.renew_s) == (120.0, 30.0)
     assert options.strategy is Strategy.GREEDY
     assert (options.batch_events, options.prefetch_events) == (300, 300)
@@ -44,7 +44,7 @@ def test_the_preset_of_event_hubs_has_its_numbers() -> None:
 
 @pytest.mark.spec("P12")
 def test_the_preset_of_the_older_host_has_its_numbers() -> None:
-    options = Options.event_processor_host()
+    options = ProcessorOptions.event_processor_host()
     assert (options.timing.lease_s, options.timing.renew_s) == (30.0, 10.0)
     assert options.strategy is Strategy.ONE_STEAL
     assert (options.batch_events, options.prefetch_events) == (10, 300)
@@ -52,7 +52,7 @@ def test_the_preset_of_the_older_host_has_its_numbers() -> None:
 
 @pytest.mark.spec("P12")
 def test_a_partition_may_have_a_start_of_its_own() -> None:
-    options = Options(start=Start.latest(), starts={"3": Start.sequence(17)})
+    options = ProcessorOptions(start=Start.latest(), starts={"3": Start.sequence(17)})
     assert options.start_of("3") == Start.sequence(17)
     assert options.start_of("0") == Start.latest()
 
@@ -74,14 +74,14 @@ def test_a_partition_may_have_a_start_of_its_own() -> None:
         ({"stall_after": 10 * SECOND, "give_up_after": SECOND}, "give_up_after >= stall_after"),
         ({"poison": PoisonPolicy.dead_letter()}, "needs dead_letters"),
         ({"hand_over_limit": SECOND}, "hand_over_limit >= 2 x renew_every"),
-        ({"timing": Timing(lease_s=10, renew_s=6)}, "renew_every < lease / 2"),
+        ({"timing": LeaseTiming(lease_s=10, renew_s=6)}, "renew_every < lease / 2"),
     ],
 )
 def test_what_can_not_work_is_refused_with_the_relation_that_is_broken(
     wrong: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidOptions, match=words):
-        Options(**wrong)
+        ProcessorOptions(**wrong)
 
 
 @pytest.mark.spec("P12")
@@ -104,8 +104,8 @@ def test_what_can_not_work_is_refused_with_the_relation_that_is_broken(
         ({"checkpoint": None}, "checkpoint must be a CheckpointPolicy, not None: write checkpoint"),
         ({"poison": "skip"}, "poison must be a PoisonPolicy, not 'skip': write poison"),
         ({"timing": None}, "timing must be a Timing, not None: write timing=Timing.of"),
-        ({"timing": Timing(lease_s="10")}, "lease_s must be a number of seconds, not '10'"),  # type: ignore[arg-type]
-        ({"timing": Timing(lease_s=float("inf"))}, "lease_s must be a number of seconds"),
+        ({"timing": LeaseTiming(lease_s="10")}, "lease_s must be a number of seconds, not '10'"),  # type: ignore[arg-type]
+        ({"timing": LeaseTiming(lease_s=float("inf"))}, "lease_s must be a number of seconds"),
         ({"dead_letters": object()}, "dead_letters must be able to send"),
     ],
 )
@@ -113,13 +113,13 @@ def test_what_is_of_another_kind_is_refused_with_what_to_write(
     wrong: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(InvalidOptions, match=words):
-        Options(**wrong)
+        ProcessorOptions(**wrong)
 
 
 @pytest.mark.parametrize("name", ["stall_after", "partitions_every", "drain_limit"])
 def test_a_time_that_must_be_given_is_no_none(name: str) -> None:
     with pytest.raises(InvalidDuration, match=name):
-        Options(**{name: None})  # type: ignore[arg-type]
+        ProcessorOptions(**{name: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -127,19 +127,19 @@ def test_a_time_that_must_be_given_is_no_none(name: str) -> None:
 )
 def test_a_time_outside_its_range_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidDuration, match=name):
-        Options(**{name: timedelta(seconds=-1)})  # type: ignore[arg-type]
+        ProcessorOptions(**{name: timedelta(seconds=-1)})  # type: ignore[arg-type]
 
 
 def test_names_are_taken_for_what_they_name() -> None:
-    options = Options(strategy="by_load", on_trimmed="fail", load="lag")  # type: ignore[arg-type]
+    options = ProcessorOptions(strategy="by_load", on_trimmed="fail", load="lag")  # type: ignore[arg-type]
     assert options.strategy is Strategy.BY_LOAD
     assert options.on_trimmed is OnTrimmed.FAIL
-    assert options.load is Load.LAG
+    assert options.load is LoadMeasure.LAG
 
 
 @pytest.mark.spec("P13")
 def test_the_settings_of_the_member_are_the_same() -> None:
-    options = Options(weight=2.0, most_partitions=3, drain_limit=7 * SECOND)
+    options = ProcessorOptions(weight=2.0, most_partitions=3, drain_limit=7 * SECOND)
     member = options.member(group="partition/orders/billing", name="web")
     assert (member.weight, member.most, member.drain_limit) == (2.0, 3, 7 * SECOND)
     assert member.timing == options.timing
@@ -149,7 +149,7 @@ def test_the_page_of_options_has_each_of_them() -> None:
     text = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
     section = text.split("\n## Processor\n", maxsplit=1)[1].split("\n## ", maxsplit=1)[0]
     named = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert named == [each.name for each in fields(Options)]
+    assert named == [each.name for each in fields(ProcessorOptions)]
 
 
 @pytest.mark.parametrize("given", [{"group": "a\nb"}, {"name": ""}])

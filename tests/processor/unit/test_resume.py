@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.resume_position import By, Resumed, resumed, resumed_by_checkpoint
+from leasehold.core.resume_position import (
+    PositionOrigin,
+    ResumePosition,
+    resumed,
+    resumed_by_checkpoint,
+)
 
 
 @pytest.mark.spec("S4")
 @pytest.mark.parametrize(
     ("checkpoint", "sunk", "is_reset", "by", "position"),
     [
-        (None, None, False, By.START, None),
-        (0, None, False, By.CHECKPOINT, 0),
-        (None, 7, False, By.SINK, 7),
-        (7, 7, False, By.SINK, 7),
-        (3, 7, False, By.SINK, 7),
-        (8, 7, False, By.NOBODY, None),
-        (8, None, False, By.NOBODY, None),
-        (3, 7, True, By.OPERATOR, 3),
-        (9, 7, True, By.OPERATOR, 9),
-        (9, None, True, By.OPERATOR, 9),
-        (None, 7, True, By.OPERATOR, None),
+        (None, None, False, PositionOrigin.START, None),
+        (0, None, False, PositionOrigin.CHECKPOINT, 0),
+        (None, 7, False, PositionOrigin.SINK, 7),
+        (7, 7, False, PositionOrigin.SINK, 7),
+        (3, 7, False, PositionOrigin.SINK, 7),
+        (8, 7, False, PositionOrigin.NOBODY, None),
+        (8, None, False, PositionOrigin.NOBODY, None),
+        (3, 7, True, PositionOrigin.OPERATOR, 3),
+        (9, 7, True, PositionOrigin.OPERATOR, 9),
+        (9, None, True, PositionOrigin.OPERATOR, 9),
+        (None, 7, True, PositionOrigin.OPERATOR, None),
     ],
 )
 def test_who_is_right(
-    checkpoint: int | None, sunk: int | None, is_reset: bool, by: By, position: int | None
+    checkpoint: int | None,
+    sunk: int | None,
+    is_reset: bool,
+    by: PositionOrigin,
+    position: int | None,
 ) -> None:
     found = resumed(checkpoint=checkpoint, sunk=sunk, is_reset=is_reset)
-    assert found == Resumed(by=by, position=position)
+    assert found == ResumePosition(by=by, position=position)
 
 
 def test_a_sink_without_positions_follows_the_checkpoint() -> None:
-    assert resumed_by_checkpoint(None) == Resumed(by=By.START)
-    assert resumed_by_checkpoint(5) == Resumed(by=By.CHECKPOINT, position=5)
+    assert resumed_by_checkpoint(None) == ResumePosition(by=PositionOrigin.START)
+    assert resumed_by_checkpoint(5) == ResumePosition(by=PositionOrigin.CHECKPOINT, position=5)

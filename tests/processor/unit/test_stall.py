@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.core.stall_rule import StallRule, Verdict
+from leasehold.core.stall_rule import StallRule, StallVerdict
 
 RULE = StallRule(stall_after_s=60.0, give_up_after_s=300.0)
 REPORT_ONLY = StallRule(stall_after_s=60.0, give_up_after_s=None)
@@ -14,25 +14,25 @@ REPORT_ONLY = StallRule(stall_after_s=60.0, give_up_after_s=None)
 @pytest.mark.parametrize(
     ("still_s", "verdict"),
     [
-        (0.0, Verdict.FINE),
-        (59.9, Verdict.FINE),
-        (60.0, Verdict.STALLED),
-        (299.9, Verdict.STALLED),
-        (300.0, Verdict.GIVE_UP),
+        (0.0, StallVerdict.FINE),
+        (59.9, StallVerdict.FINE),
+        (60.0, StallVerdict.STALLED),
+        (299.9, StallVerdict.STALLED),
+        (300.0, StallVerdict.GIVE_UP),
     ],
 )
 def test_a_partition_that_stands_still_with_work_is_stalled_then_given_up(
-    still_s: float, verdict: Verdict
+    still_s: float, verdict: StallVerdict
 ) -> None:
     assert RULE.judge(work_waits=True, still_s=still_s) is verdict
 
 
 def test_a_partition_without_work_may_stand_still_for_ever() -> None:
-    assert RULE.judge(work_waits=False, still_s=1e9) is Verdict.FINE
+    assert RULE.judge(work_waits=False, still_s=1e9) is StallVerdict.FINE
 
 
 def test_without_a_limit_it_is_only_reported() -> None:
-    assert REPORT_ONLY.judge(work_waits=True, still_s=1e9) is Verdict.STALLED
+    assert REPORT_ONLY.judge(work_waits=True, still_s=1e9) is StallVerdict.STALLED
 
 
 def test_it_is_looked_at_several_times_before_the_limit() -> None:

@@ -22,7 +22,7 @@ from leasehold.log import Log
 from leasehold.spark import PostgresSink
 from leasehold.spark.audit.gather import _sunk
 from leasehold.spark.audit.rows import TableMoment, stream_moment, table_moment, tells_its_event
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,10 +42,10 @@ def held() -> Iterator[ExitStack]:
         yield stack
 
 
-def table(url: str, name: str, columns: str) -> Address:
+def table(url: str, name: str, columns: str) -> DatabaseAddress:
     execute(url, f"drop table if exists {name} cascade")
     execute(url, f"create table {name} ({columns})")
-    return Address.of(url)
+    return DatabaseAddress.of(url)
 
 
 def read(moment: TableMoment, shares: list[tuple[str, str] | None]) -> list[tuple[str, int]]:
@@ -119,7 +119,7 @@ def test_a_table_that_may_not_be_read_whole_is_told_without_secrets(
     execute(url, f"create role {role}")
     held.callback(execute, url, f"drop role {role}")
     held.callback(execute, url, f"drop owned by {role}")
-    reader = Address.of(f"{url}&options=-c%20role%3D{role}&password=pa55word")
+    reader = DatabaseAddress.of(f"{url}&options=-c%20role%3D{role}&password=pa55word")
     with pytest.raises(StoreUnusable, match="permission denied for table private") as refused:
         table_moment(reader, "public", "private", until=held)
     assert "right to read" in str(refused.value)
@@ -138,7 +138,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_lost_ones(url: str, held: Ex
     held.callback(execute, url, f"drop owned by {role}")
     execute(url, f"grant select on hidden to {role}")
     execute(url, "alter table hidden enable row level security")
-    reader = Address.of(f"{url}&options=-c%20role%3D{role}")
+    reader = DatabaseAddress.of(f"{url}&options=-c%20role%3D{role}")
     with pytest.raises(StoreUnusable, match="row-level security"):
         table_moment(reader, "public", "hidden", until=held)
 

@@ -26,7 +26,7 @@ from tests.support.delta_tables import (
 
 from leasehold.clock import SystemClock
 from leasehold.errors import InvalidDuration, SinkChanged, SinkUnfit
-from leasehold.spark import Sunk
+from leasehold.spark import SinkPosition
 
 RETENTION = {"delta.setTransactionRetentionDuration": "interval 1 days"}
 
@@ -92,9 +92,9 @@ def test_rows_replaced_as_a_whole_stop_the_group_until_its_positions_are_moved(
             put(sink, table, ("0", 10, 20, 2))
         with pytest.raises(SinkChanged):
             sink.fence(GROUP, {"0": 3, "never seen": 1})
-    assert opened(table).fence("partition/flights/new", {"0": 1}) == {"0": Sunk()}
+    assert opened(table).fence("partition/flights/new", {"0": 1}) == {"0": SinkPosition()}
     after = opened(table)
-    after.move(GROUP, {"0": Sunk(position=0, epoch=3)})
+    after.move(GROUP, {"0": SinkPosition(position=0, epoch=3)})
     put(after, table, ("0", 0, 4, 3))
     put(opened(table), table, ("0", 4, 6, 3))
 
@@ -182,7 +182,7 @@ def test_a_table_that_was_made_by_hand_is_taken(tmp_path: Path) -> None:
     early = opened(made)
     early.fence(GROUP, {"0": 5})
     DeltaTable.create(made, columns)
-    assert opened(made).fence(GROUP, {"0": 6}) == {"0": Sunk(epoch=5)}
+    assert opened(made).fence(GROUP, {"0": 6}) == {"0": SinkPosition(epoch=5)}
     put(opened(made), made, ("0", 0, 3, 6))
     assert numbers(made) == [0, 1, 2]
 

@@ -23,7 +23,7 @@ from tests.support.local_frames import local_frame
 
 from leasehold.clock import SystemClock
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnavailable
-from leasehold.spark import DeltaSink, Sunk
+from leasehold.spark import DeltaSink, SinkPosition
 from leasehold.spark.sinks.delta.table_log import DeltaLog
 
 
@@ -35,13 +35,13 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.spec("S4")
 def test_a_commit_adds_the_rows_and_moves_the_positions(table: Path) -> None:
     sink = opened(table)
-    assert sink.fence(GROUP, {"0": 1, "1": 4}) == {"0": Sunk(), "1": Sunk()}
+    assert sink.fence(GROUP, {"0": 1, "1": 4}) == {"0": SinkPosition(), "1": SinkPosition()}
     put(sink, table, ("0", 0, 10, 1), ("1", 5, 8, 4))
     assert numbers(table, "0") == list(range(10))
     assert numbers(table, "1") == [5, 6, 7]
     assert opened(table).fence(GROUP, {"0": 2, "1": 5}) == {
-        "0": Sunk(position=10, epoch=1),
-        "1": Sunk(position=8, epoch=4),
+        "0": SinkPosition(position=10, epoch=1),
+        "1": SinkPosition(position=8, epoch=4),
     }
 
 
@@ -51,7 +51,7 @@ def test_a_batch_without_output_rows_moves_the_positions(table: Path) -> None:
     sink.fence(GROUP, {"0": 1})
     each = batch(("0", 0, 10, 1))
     assert sink.commit(staged_rows(table, []), each).rows == 0
-    assert sink.fence(GROUP, {"0": 1}) == {"0": Sunk(position=10, epoch=1)}
+    assert sink.fence(GROUP, {"0": 1}) == {"0": SinkPosition(position=10, epoch=1)}
     put(sink, table, ("0", 10, 12, 1))
     assert numbers(table) == [10, 11]
 
@@ -169,7 +169,7 @@ def test_nobody_else_uses_what_is_judged_until_it_is_written(
     elif how == "fence":
         sink.fence(GROUP, {"0": 2})
     else:
-        sink.move(GROUP, {"0": Sunk(position=0, epoch=1)})
+        sink.move(GROUP, {"0": SinkPosition(position=0, epoch=1)})
     assert free == [False]
     assert not sink._turn.locked()
 
@@ -205,7 +205,7 @@ def test_a_zombie_that_reads_the_table_again_is_refused(table: Path) -> None:
 def test_a_lower_epoch_fences_nothing_and_is_told_the_higher_one(table: Path) -> None:
     put(opened(table), table, ("0", 0, 10, 5))
     version = DeltaTable(table).version()
-    assert opened(table).fence(GROUP, {"0": 3}) == {"0": Sunk(position=10, epoch=5)}
+    assert opened(table).fence(GROUP, {"0": 3}) == {"0": SinkPosition(position=10, epoch=5)}
     assert DeltaTable(table).version() == version
     put(opened(table), table, ("0", 10, 11, 5))
 
@@ -240,7 +240,7 @@ def test_drivers_with_different_partitions_do_not_hinder_each_other(table: Path)
 def test_a_fence_holds_before_there_is_a_table(table: Path) -> None:
     old, new = opened(table), opened(table)
     old.fence(GROUP, {"0": 1})
-    assert new.fence(GROUP, {"0": 2}) == {"0": Sunk(epoch=1)}
+    assert new.fence(GROUP, {"0": 2}) == {"0": SinkPosition(epoch=1)}
     with pytest.raises(FencedWrite):
         put(old, table, ("0", 0, 10, 1))
     put(new, table, ("0", 0, 10, 2))
@@ -367,23 +367,23 @@ def test_positions_and_epochs_outlive_a_checkpoint_of_the_log(table: Path) -> No
     sink = opened(table)
     put(sink, table, ("0", 0, 10, 3))
     DeltaTable(table).create_checkpoint()
-    assert opened(table).fence(GROUP, {"0": 4}) == {"0": Sunk(position=10, epoch=3)}
+    assert opened(table).fence(GROUP, {"0": 4}) == {"0": SinkPosition(position=10, epoch=3)}
 
 
 def test_positions_can_be_moved_by_whoever_fenced_them(table: Path) -> None:
     sink = opened(table)
     sink.fence(GROUP, {"0": 1})
-    sink.move(GROUP, {"0": Sunk(position=7, epoch=1)})
+    sink.move(GROUP, {"0": SinkPosition(position=7, epoch=1)})
     assert opened(table).fence(GROUP, {"0": 1})["0"].position == 7
     with pytest.raises(SinkChanged, match="starts at 0"):
         put(sink, table, ("0", 0, 10, 1))
     put(sink, table, ("0", 7, 10, 1))
-    sink.move(GROUP, {"0": Sunk(position=2, epoch=1)})
+    sink.move(GROUP, {"0": SinkPosition(position=2, epoch=1)})
     put(sink, table, ("0", 2, 3, 1))
-    sink.move(GROUP, {"0": Sunk(position=None, epoch=1)})
-    assert opened(table).fence(GROUP, {"0": 2}) == {"0": Sunk(position=None, epoch=1)}
+    sink.move(GROUP, {"0": SinkPosition(position=None, epoch=1)})
+    assert opened(table).fence(GROUP, {"0": 2}) == {"0": SinkPosition(position=None, epoch=1)}
     with pytest.raises(FencedWrite):
-        sink.move(GROUP, {"0": Sunk(position=0, epoch=1)})
+        sink.move(GROUP, {"0": SinkPosition(position=0, epoch=1)})
 
 
 def test_the_history_tells_every_commit_oldest_first(table: Path) -> None:
@@ -409,7 +409,7 @@ def test_the_history_tells_every_commit_oldest_first(table: Path) -> None:
 def test_groups_of_one_table_have_their_own_positions(table: Path) -> None:
     sink = opened(table)
     put(sink, table, ("0", 0, 10, 1))
-    assert sink.fence("partition/flights/other", {"0": 1}) == {"0": Sunk()}
+    assert sink.fence("partition/flights/other", {"0": 1}) == {"0": SinkPosition()}
 
 
 def test_a_crowded_table_is_said_to_be_so(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

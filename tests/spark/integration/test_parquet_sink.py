@@ -19,8 +19,8 @@ from tests.support.postgres import database, execute
 from tests.support.sink_contract import GROUP, batch_of, known, put, rows_of
 from tests.support.sink_worlds import ParquetWorld
 
-from leasehold.errors import BatchFailed, SinkChanged, SinkUnfit, UnknownStore, UsageError
-from leasehold.spark import ParquetSink, Sunk, committed_files
+from leasehold.errors import BatchFailed, InvalidUrl, SinkChanged, SinkUnfit, UsageError
+from leasehold.spark import ParquetSink, SinkPosition, committed_files
 from leasehold.spark.sinks.parquet.files import batch_of as batch_in
 from leasehold.spark.sinks.parquet.files import split, write_files
 from leasehold.stores.postgres.migrations import migrations as postgres_migrations
@@ -55,7 +55,7 @@ def test_a_sweep_removes_what_was_never_committed(world: ParquetWorld) -> None:
     with pytest.raises(BatchFailed, match="swept away") as refused:
         sink.commit(staged, batch)
     assert refused.value.ranges == ("0[2, 4)",)
-    assert known(sink) == Sunk(position=2, epoch=1)
+    assert known(sink) == SinkPosition(position=2, epoch=1)
     put(world, sink, batch, rows_of(2, 4))
     assert sink.sweep(older_than=NOW).files == 0
     assert world.rows() == rows_of(0, 4)
@@ -240,7 +240,7 @@ def test_what_can_not_work_is_said_at_once(tmp_path: Path) -> None:
         ParquetSink("s3://bucket/words", store=store)
     with pytest.raises(UsageError, match="not open"):
         ParquetSink(tmp_path, store=store).fence(GROUP, {"0": 1})
-    with pytest.raises(UnknownStore):
+    with pytest.raises(InvalidUrl):
         ParquetSink(tmp_path, store="memory://").open()
     with pytest.raises(UsageError, match="is no Parquet sink"):
         committed_files(tmp_path)

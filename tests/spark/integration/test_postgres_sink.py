@@ -24,7 +24,7 @@ from leasehold.errors import (
     StoreUnavailable,
     UsageError,
 )
-from leasehold.spark import PostgresSink, Sunk
+from leasehold.spark import PostgresSink, SinkPosition
 from leasehold.spark.sinks.postgres.sink import to_hex
 
 pytestmark = pytest.mark.server
@@ -207,7 +207,7 @@ def test_staged_rows_that_a_crash_of_the_server_took_are_missed(
     sink.discard(staged)
     with pytest.raises(BatchFailed, match="dropped"):
         sink.commit(staged, batch)
-    assert known(sink) == Sunk()
+    assert known(sink) == SinkPosition()
     assert sink.commit(sink.stage(frame, batch), batch).rows == 2
 
 

@@ -28,9 +28,9 @@ from tests.support.publishing import (
 from leasehold.clock import new_token
 from leasehold.errors import DataDamaged, FencedWrite, SinkChanged, UnknownStream, VolumeUnusable
 from leasehold.log import Log
-from leasehold.model import MemberInfo, Wanted
+from leasehold.model import KeyClaim, MemberInfo
 from leasehold.names import job_key
-from leasehold.spark import Sunk
+from leasehold.spark import SinkPosition
 from leasehold.spark.log_writer.publisher import Publisher
 from leasehold.stores import open_store
 
@@ -121,7 +121,7 @@ def test_a_batch_under_an_older_epoch_is_refused_and_counted(opened: Publisher, 
     stream = opened._log.stream(STREAM)
     opened.commit(claim(share("0", 0, 5), share("1", 0, 3)), staged(opened.plan(), "a", 10))
     known = opened.book.fence("sink/test", GROUP, {"1": 2, "2": 2}, stream)
-    assert known == {"1": Sunk(position=3, epoch=1), "2": Sunk()}
+    assert known == {"1": SinkPosition(position=3, epoch=1), "2": SinkPosition()}
     files = staged(opened.plan(), "b", 10)
     with pytest.raises(FencedWrite, match="epoch 2") as caught:
         opened.commit(claim(share("0", 5, 9), share("1", 3, 4)), files)
@@ -132,15 +132,15 @@ def test_a_batch_under_an_older_epoch_is_refused_and_counted(opened: Publisher, 
     assert counted(url) == {"a": 10, "c": 10}
     # What was asked for with a lower epoch leaves the higher one.
     known = opened.book.fence("sink/test", GROUP, {"1": 1}, stream)
-    assert known == {"1": Sunk(position=4, epoch=2)}
+    assert known == {"1": SinkPosition(position=4, epoch=2)}
     assert opened.book.fence("sink/test", GROUP, {"1": 2}, stream) == known
 
 
 def test_positions_are_moved_by_an_operator_under_their_epoch(opened: Publisher, url: str) -> None:
     opened.commit(claim(share("0", 0, 5, epoch=3)), staged(opened.plan(), "a", 10))
     with pytest.raises(FencedWrite):
-        opened.book.move("sink/test", GROUP, {"0": Sunk(position=2, epoch=2)})
-    opened.book.move("sink/test", GROUP, {"0": Sunk(position=2, epoch=4)})
+        opened.book.move("sink/test", GROUP, {"0": SinkPosition(position=2, epoch=2)})
+    opened.book.move("sink/test", GROUP, {"0": SinkPosition(position=2, epoch=4)})
     opened.commit(claim(share("0", 2, 5, epoch=4)), staged(opened.plan(), "b", 10))
     assert counted(url) == {"a": 10, "b": 10}
 
@@ -214,7 +214,7 @@ async def _held_and_lost(url: str, key: str) -> list[int]:
                 duration=timedelta(seconds=60),
                 info=MemberInfo(),
             )
-            [own] = await store.claim(lease, [Wanted(key=key, seen_epoch=len(epochs))])
+            [own] = await store.claim(lease, [KeyClaim(key=key, seen_epoch=len(epochs))])
             epochs.append(own.epoch)
             if holder == "a-1":
                 await store.release([own])

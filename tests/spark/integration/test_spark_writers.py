@@ -11,9 +11,9 @@ from tests.support.publishing import STREAM, counted, left_over, make_log, publi
 
 from leasehold.clock import new_token
 from leasehold.errors import StoreUnavailable
-from leasehold.spark.log_writer.publication_ledger import Book
+from leasehold.spark.log_writer.publication_ledger import PublicationLedger
 from leasehold.spark.source import write
-from leasehold.spark.source.write import BatchWriter, StreamWriter, Told, WriteOptions
+from leasehold.spark.source.write import BatchWriter, StreamWriter, TaskResult, WriteOptions
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(params=["commit", "publish"])
 def lost_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """As many answers to this step as the list has numbers are lost: it is done, and not told."""
-    step, losses = getattr(Book, request.param), [1]
+    step, losses = getattr(PublicationLedger, request.param), [1]
 
     def lost(*given: object, **named: object) -> object:
         found: object = step(*given, **named)
@@ -38,15 +38,15 @@ def lost_answers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
             raise StoreUnavailable("the connection was cut")
         return found
 
-    monkeypatch.setattr(Book, request.param, lost)
+    monkeypatch.setattr(PublicationLedger, request.param, lost)
     return losses
 
 
-def batch_of_three(url: str) -> tuple[BatchWriter, list[Told]]:
+def batch_of_three(url: str) -> tuple[BatchWriter, list[TaskResult]]:
     made = publisher(url)
     plan = made.plan()
     made.close()
-    told = [Told(each) for each in staged(plan, "a", 3)]
+    told = [TaskResult(each) for each in staged(plan, "a", 3)]
     return BatchWriter(WriteOptions(stream=STREAM, store=url), plan, token=new_token()), told
 
 
@@ -56,7 +56,7 @@ def query_of(url: str, checkpoint: str) -> StreamWriter:
 
 
 def put(query: StreamWriter, name: str, number: int) -> None:
-    query.commit([Told(each) for each in staged(query._plan, name, 3)], number)
+    query.commit([TaskResult(each) for each in staged(query._plan, name, 3)], number)
 
 
 @pytest.mark.spec("S1")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.delta_process import die, fight, race
 from tests.support.delta_tables import GROUP, numbers, opened, put
 
-from leasehold.spark import Sunk
+from leasehold.spark import SinkPosition
 
 LIMIT_S = 200
 Run = Callable[..., list[int | None]]
@@ -98,6 +98,6 @@ def test_a_driver_killed_at_any_point_leaves_all_or_nothing(
     assert processes((die, table, point)) == [-SIGKILL]
     sink = opened(table)
     told = sink.fence(GROUP, {"0": 8})["0"]
-    assert told == Sunk(position=position, epoch=1 if point == "before the fence" else 7)
+    assert told == SinkPosition(position=position, epoch=1 if point == "before the fence" else 7)
     put(sink, table, ("0", position, 12, 8))
     assert numbers(table) == list(range(12))

@@ -16,10 +16,10 @@ import pytest
 
 from leasehold.clock import SystemClock
 from leasehold.log import Log, LogOptions
-from leasehold.spark.demo.driver import Brake
+from leasehold.spark.demo.driver import DriverBrake
 from leasehold.spark.demo.drivers import kill_session, session_members, signal_session, stop_session
-from leasehold.spark.demo.screen import Moment
-from leasehold.spark.demo.show import Sender
+from leasehold.spark.demo.screen import WaitPoint
+from leasehold.spark.demo.show import EventSender
 
 # A leader, and a child in a process group of its own, as Spark's workers are.
 PROGRAM = """
@@ -84,17 +84,17 @@ def test_nothing_is_left_of_a_session_that_was_killed(leader: subprocess.Popen[s
 
 
 def test_a_brake_holds_one_batch_at_one_moment_and_lets_it_go() -> None:
-    brake, waits, passed = Brake(), threading.Event(), threading.Event()
-    brake.wait_at(Moment.STAGED, rows=9, tell=waits.set)
+    brake, waits, passed = DriverBrake(), threading.Event(), threading.Event()
+    brake.wait_at(WaitPoint.STAGED, rows=9, tell=waits.set)
     assert not waits.is_set()  # nobody asked
 
     def batch() -> None:
-        brake.wait_at(Moment.COMMITTED, rows=9, tell=pytest.fail)
-        brake.wait_at(Moment.STAGED, rows=4, tell=pytest.fail)
-        brake.wait_at(Moment.STAGED, rows=5, tell=waits.set)
+        brake.wait_at(WaitPoint.COMMITTED, rows=9, tell=pytest.fail)
+        brake.wait_at(WaitPoint.STAGED, rows=4, tell=pytest.fail)
+        brake.wait_at(WaitPoint.STAGED, rows=5, tell=waits.set)
         passed.set()
 
-    brake.ask(Moment.STAGED, least_rows=5)
+    brake.ask(WaitPoint.STAGED, least_rows=5)
     thread = threading.Thread(target=batch)
     thread.start()
     assert waits.wait(PATIENCE_S)
@@ -111,7 +111,7 @@ def test_the_sender_sends_everything_once_in_order_and_waits_at_its_gate(tmp_pat
     options = LogOptions(run_monitor=False)
     with Log.open(url, volumes=[tmp_path / "disk"], options=options) as log:
         log.create("flights", partitions=1)
-        sender = Sender(log, "flights", events, per_s=None, clock=SystemClock())
+        sender = EventSender(log, "flights", events, per_s=None, clock=SystemClock())
         sender.start()
         found: list[int] = []
         with log.reader("flights", 0) as reader:

@@ -26,7 +26,7 @@ from leasehold.events import Event, PartitionEnds
 from leasehold.log import Log
 from leasehold.model import EndReason
 from leasehold.spark import DeltaSink, LogSink, Pipeline, PipelineOptions, PostgresSink, Sink
-from leasehold.spark.audit import Material, Verdict, audit, judge
+from leasehold.spark.audit import AuditMaterial, Verdict, audit, judge
 from leasehold.spark.audit import rows as sink_rows
 from leasehold.spark.audit.claims import fetched
 from leasehold.spark.audit.gather import _sunk
@@ -60,7 +60,7 @@ def told_event(partition: str, number: int) -> str:
     return json.dumps({"partition": partition, "sequence_number": number})
 
 
-def small(spark: SparkSession, material: Material) -> Tables:
+def small(spark: SparkSession, material: AuditMaterial) -> Tables:
     """As ``judge`` makes them; the session of all tests stays the active one."""
     made_tables = tables(_quick(spark), material)
     tables(spark, material)
@@ -349,7 +349,7 @@ def test_a_sink_that_can_not_be_read_is_unknown_and_not_proved(
     columns = "partition string, sequence_number long"
     (tmp_path / "part.parquet").write_bytes(b"no Parquet at all")
     rows = spark.read.schema(columns).parquet(f"file://{tmp_path}/part.parquet")
-    material: Material = a.with_commits(*a.COMMITS)
+    material: AuditMaterial = a.with_commits(*a.COMMITS)
     found = judge(spark, material, rows=rows)
     assert found.check("commits-tile").verdict is Verdict.PROVED
     assert found.check("rows-counted").verdict is Verdict.UNKNOWN

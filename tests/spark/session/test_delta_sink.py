@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.support.delta_tables import GROUP, batch, data_files
 
 from leasehold.errors import FencedWrite, SinkUnfit, UsageError
-from leasehold.spark import DeltaSink, Sunk, read_delta
+from leasehold.spark import DeltaSink, SinkPosition, read_delta
 
 
 def opened(spark: SparkSession, path: Path, **options: list[str]) -> DeltaSink:
@@ -48,7 +48,7 @@ def test_rows_of_every_type_are_read_back_as_they_were(spark: SparkSession, tmp_
     write(sink, frame.filter("id < 0"), 3, 5)
     found = read_delta(spark, tmp_path / "all")
     assert found.sort("id").collect() == frame.sort("id").collect()
-    assert sink.fence(GROUP, {"0": 1}) == {"0": Sunk(position=5, epoch=1)}
+    assert sink.fence(GROUP, {"0": 1}) == {"0": SinkPosition(position=5, epoch=1)}
     by_delta = DeltaTable(tmp_path / "all").to_pyarrow_table().to_pylist()
     assert sorted(row["id"] for row in by_delta) == [0, 1, 2]
     assert {row["moment"].microsecond for row in by_delta} == {999999}
@@ -134,4 +134,4 @@ def test_a_failed_job_commits_nothing(spark: SparkSession, tmp_path: Path) -> No
     with pytest.raises(PythonException, match="a bad row"):
         sink.stage(frame, batch(("0", 0, 4, 1)))
     assert not (path / "_delta_log").exists()
-    assert sink.fence(GROUP, {"0": 1}) == {"0": Sunk(epoch=1)}
+    assert sink.fence(GROUP, {"0": 1}) == {"0": SinkPosition(epoch=1)}

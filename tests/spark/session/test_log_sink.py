@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 from tests.support.publishing import GROUP, STREAM, bodies, counted, left_over, make_log, share
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, UnknownStream, UsageError
-from leasehold.spark import Batch, LogSink, Share, Sunk
+from leasehold.spark import Batch, BatchPart, LogSink, SinkPosition
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -32,7 +32,7 @@ def sink(url: str, spark: SparkSession) -> Iterator[LogSink]:
     made.close()
 
 
-def batch(*shares: Share, number: int = 0, holder: str = "driver-1") -> Batch:
+def batch(*shares: BatchPart, number: int = 0, holder: str = "driver-1") -> Batch:
     return Batch(group=GROUP, number=number, shares=shares, holder=holder, began_at=BEGAN)
 
 
@@ -48,7 +48,7 @@ def rows(spark: SparkSession, name: str, count: int = 100) -> DataFrame:
 def test_rows_and_positions_of_several_partitions_are_committed_together(
     spark: SparkSession, sink: LogSink, url: str, tmp_path: Path
 ) -> None:
-    assert sink.fence(GROUP, {"0": 1, "1": 4}) == {"0": Sunk(), "1": Sunk()}
+    assert sink.fence(GROUP, {"0": 1, "1": 4}) == {"0": SinkPosition(), "1": SinkPosition()}
     first = batch(share("0", 10, 20, 1), share("1", 0, 7, 4))
     staged = sink.stage(rows(spark, "a"), first)
     assert bodies(url) == []
@@ -56,9 +56,9 @@ def test_rows_and_positions_of_several_partitions_are_committed_together(
     assert (written.rows, written.files) == (100, 2)
     assert counted(url) == {"a": 100}
     assert sink.fence(GROUP, {"0": 1, "1": 4, "2": 1}) == {
-        "0": Sunk(position=20, epoch=1),
-        "1": Sunk(position=7, epoch=4),
-        "2": Sunk(),
+        "0": SinkPosition(position=20, epoch=1),
+        "1": SinkPosition(position=7, epoch=4),
+        "2": SinkPosition(),
     }
     # The same commit again, as after a lost answer: with these files, and with others.
     assert sink.commit(staged, first).rows == 100
@@ -89,7 +89,7 @@ def test_a_driver_that_wakes_up_late_commits_nothing(
     staged = sink.stage(rows(spark, "late", 10), late)
     other = LogSink(STREAM, store=url)
     other.open(spark)
-    assert other.fence(GROUP, {"1": 2}) == {"1": Sunk(position=5, epoch=1)}
+    assert other.fence(GROUP, {"1": 2}) == {"1": SinkPosition(position=5, epoch=1)}
     with pytest.raises(FencedWrite) as caught:
         sink.commit(staged, late)
     assert caught.value.key == "1"
@@ -113,5 +113,5 @@ def test_what_can_not_be_used_is_refused(spark: SparkSession, sink: LogSink, url
         LogSink(STREAM, store=url).fence(GROUP, {"0": 1})
     sink.fence(GROUP, {"0": 3})
     with pytest.raises(FencedWrite):
-        sink.move(GROUP, {"0": Sunk(position=1, epoch=2)})
+        sink.move(GROUP, {"0": SinkPosition(position=1, epoch=2)})
     assert bodies(url) == []

@@ -19,14 +19,14 @@ from tests.support.spark_logs import QUICK, made, sent
 from leasehold.errors import StoreUnavailable
 from leasehold.names import partition_group, partition_key
 from leasehold.processor import HookEvent
-from leasehold.spark import Pipeline, PipelineOptions, Sunk
+from leasehold.spark import Pipeline, PipelineOptions, SinkPosition
 from leasehold.spark.pipeline.events import (
     BatchCommitted,
     BatchPlanned,
     BatchRefused,
     BatchStaged,
-    ShareClosed,
-    ShareOpened,
+    PipelinePartitionClosed,
+    PipelinePartitionOpened,
 )
 from leasehold.stores import open_store
 
@@ -111,7 +111,7 @@ def test_a_batch_too_big_for_the_driver_is_read_by_tasks(
 def test_an_empty_round_costs_no_job(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=0), MemorySink()
     opened, told = threading.Event(), list[HookEvent]()
-    line = pipeline(spark, url, sink, told.append, when(ShareOpened, opened))
+    line = pipeline(spark, url, sink, told.append, when(PipelinePartitionOpened, opened))
     with in_background(line):
         assert opened.wait(60)
         before = spark.sparkContext._jsc.sc().dagScheduler().nextJobId()
@@ -127,10 +127,10 @@ def test_a_second_driver_takes_its_share_and_nothing_comes_twice(
 ) -> None:
     url, sink = made(tmp_path, events=400), MemorySink()
     first_works, second_works, shared = threading.Event(), threading.Event(), threading.Event()
-    closed: list[ShareClosed] = []
+    closed: list[PipelinePartitionClosed] = []
 
     def note(event: HookEvent) -> None:
-        if isinstance(event, ShareClosed):
+        if isinstance(event, PipelinePartitionClosed):
             closed.append(event)
             if len(closed) == 2:
                 shared.set()
@@ -161,10 +161,10 @@ def test_a_driver_whose_lease_was_broken_commits_nothing_late(
     def take_it_away(event: HookEvent) -> None:
         if isinstance(event, BatchStaged) and not refused:
             # A new owner, elsewhere, has fenced the sink; this driver does not know yet.
-            sink.places["0"] = Sunk(position=sink.places["0"].position, epoch=99)
+            sink.places["0"] = SinkPosition(position=sink.places["0"].position, epoch=99)
         if isinstance(event, BatchRefused):
             refused.append(event)
-            sink.places["0"] = Sunk(position=0, epoch=1)
+            sink.places["0"] = SinkPosition(position=0, epoch=1)
 
     pipeline(spark, url, sink, take_it_away).run(until_caught_up=True)
     assert refused[0].by_sink

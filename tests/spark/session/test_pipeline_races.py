@@ -33,17 +33,17 @@ from leasehold.errors import (
 from leasehold.events import Event, Start
 from leasehold.log import Log
 from leasehold.processor import HookEvent, OnTrimmed
-from leasehold.spark import Pipeline, PoisonPolicy, Sunk
+from leasehold.spark import Pipeline, PoisonPolicy, SinkPosition
 from leasehold.spark.pipeline.events import (
     BatchCommitted,
     BatchPlanned,
     BatchRefused,
     BatchStaged,
-    ShareClosed,
-    ShareOpened,
+    PipelinePartitionClosed,
+    PipelinePartitionOpened,
     Waiting,
 )
-from leasehold.spark.pipeline.owned_partitions import Shares
+from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
 
 
 @pytest.mark.spec("S4")
@@ -68,7 +68,7 @@ def test_the_rest_of_a_batch_that_was_cut_does_not_outlive_the_loss_of_its_parti
         return events
 
     policy = PoisonPolicy.skip(retries=0, pauses=AT_ONCE)
-    line = pipeline(spark, url, sink, when(ShareClosed, closed), poison=policy)
+    line = pipeline(spark, url, sink, when(PipelinePartitionClosed, closed), poison=policy)
     lines.append(line.transform(fails_then_is_lost))
     # The whole batch is tried again after the loss, fails again, and is cut again.
     line.run(until_caught_up=True)
@@ -94,7 +94,7 @@ def test_a_reset_is_carried_out_though_the_sink_was_away_in_the_middle(
     away = [1]
     move = sink.move
 
-    def moves(group: str, places: Mapping[str, Sunk]) -> None:
+    def moves(group: str, places: Mapping[str, SinkPosition]) -> None:
         if away:
             away.pop()
             raise StoreUnavailable("the sink is away")
@@ -146,12 +146,12 @@ def test_a_sink_that_is_away_after_a_refusal_is_waited_for(
 
     def disturb(event: HookEvent) -> None:
         if isinstance(event, BatchStaged) and not refused:
-            sink.places["0"] = Sunk(position=0, epoch=99)
+            sink.places["0"] = SinkPosition(position=0, epoch=99)
         if isinstance(event, BatchRefused):
             refused.append(event)
-            sink.places["0"] = Sunk(position=0, epoch=1)
+            sink.places["0"] = SinkPosition(position=0, epoch=1)
 
-    def fences(group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fences(group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         if refused and away:
             away.pop()
             raise StoreUnavailable("the sink is away")
@@ -261,15 +261,15 @@ def test_a_driver_that_waits_for_another_ones_checkpoint_gets_it_later(
 ) -> None:
     """The mark of the last batch failed once; the idle driver writes it again."""
     url, sink = made(tmp_path, events=100, partitions=2), MemorySink()
-    mark, failed = Shares.mark, list[int]()
+    mark, failed = OwnedPartitions.mark, list[int]()
 
-    def fails_once(self: Shares, positions: dict[str, object]) -> object:
+    def fails_once(self: OwnedPartitions, positions: dict[str, object]) -> object:
         if sink.rows and not failed:
             failed.append(1)
             raise StoreUnavailable("the store is busy")
         return mark(self, positions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Shares, "mark", fails_once)
+    monkeypatch.setattr(OwnedPartitions, "mark", fails_once)
     committed = threading.Event()
     with in_background(pipeline(spark, url, sink, when(BatchCommitted, committed))):
         assert committed.wait(60)
@@ -285,7 +285,7 @@ def test_a_partition_that_is_taken_over_while_it_is_opened_is_left_to_its_owner(
     url, sink = made(tmp_path, events=20, partitions=1), MemorySink()
     move, taken = sink.move, list[int]()
 
-    def moves(group: str, places: Mapping[str, Sunk]) -> None:
+    def moves(group: str, places: Mapping[str, SinkPosition]) -> None:
         if not taken:
             taken.append(1)
             _break(url)
@@ -351,5 +351,5 @@ def test_an_error_while_partitions_come_does_not_hold_the_end_up(
 
     sink.before_commit = broken
     with pytest.raises(StoreUnusable):
-        pipeline(spark, url, sink, when(ShareOpened, opened)).run()
+        pipeline(spark, url, sink, when(PipelinePartitionOpened, opened)).run()
     assert opened.is_set()

@@ -14,18 +14,18 @@ from tests.spark.session.test_pipeline import bodies, pipeline
 from tests.support.memory_sink import MemorySink
 from tests.support.spark_logs import made, sent
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import BatchFailed, PositionLost, SinkChanged, StoreUnavailable, UsageError
 from leasehold.events import Event, Start
 from leasehold.log import Log, LogDeadLetters
 from leasehold.model import Position
 from leasehold.names import partition_key
 from leasehold.processor import HookEvent, OnTrimmed
-from leasehold.spark import Batch, Pipeline, PipelineOptions, PoisonPolicy, Sunk
+from leasehold.spark import Batch, Pipeline, PipelineOptions, PoisonPolicy, SinkPosition
 from leasehold.spark.pipeline.events import BatchCommitted, Waiting
 from leasehold.stores import open_store
 
-AT_ONCE = Ladder(base_s=0.0, most_s=0.0)
+AT_ONCE = Backoff(base_s=0.0, most_s=0.0)
 
 
 def fails_at_42(events: DataFrame) -> DataFrame:
@@ -123,7 +123,7 @@ def test_after_a_crash_the_sink_is_believed_where_it_is_ahead(
 ) -> None:
     """Committed to the sink, and killed before the checkpoint was written."""
     url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
-    sink.places["0"] = Sunk(position=60, epoch=0)
+    sink.places["0"] = SinkPosition(position=60, epoch=0)
     pipeline(spark, url, sink).run(until_caught_up=True)
     assert bodies(sink) == list(range(60, 100))
 
@@ -144,7 +144,7 @@ def test_a_sink_that_was_restored_to_an_older_state_is_refused(
 ) -> None:
     url, sink = made(tmp_path, events=100, partitions=1), MemorySink()
     pipeline(spark, url, sink).run(until_caught_up=True)
-    sink.places["0"] = Sunk(position=30, epoch=1)
+    sink.places["0"] = SinkPosition(position=30, epoch=1)
     sent(url, range(100, 101), partitions=1)  # or there may be nothing to open the sink for
     with pytest.raises(SinkChanged, match="holds events up to 29 of partition 0"):
         pipeline(spark, url, sink).run(until_caught_up=True)
@@ -164,7 +164,7 @@ def test_an_operators_reset_is_honoured_once(spark: SparkSession, tmp_path: Path
 @pytest.mark.spec("B5")
 def test_a_sink_of_another_store_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=10, partitions=1), MemorySink()
-    sink.places["0"] = Sunk(position=5, epoch=99)
+    sink.places["0"] = SinkPosition(position=5, epoch=99)
     with pytest.raises(SinkChanged, match=r"heard of epoch 99 .* store is at 1"):
         pipeline(spark, url, sink).run(until_caught_up=True)
     assert not sink.rows
@@ -173,7 +173,7 @@ def test_a_sink_of_another_store_is_refused(spark: SparkSession, tmp_path: Path)
 @pytest.mark.spec("S4")
 def test_a_place_beyond_the_end_of_the_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     url, sink = made(tmp_path, events=10, partitions=1), MemorySink()
-    sink.places["0"] = Sunk(position=500, epoch=0)
+    sink.places["0"] = SinkPosition(position=500, epoch=0)
     with pytest.raises(PositionLost, match=r"partition 0 .* go on at event 500.* before event 10"):
         pipeline(spark, url, sink).run(until_caught_up=True)
     assert not sink.rows
@@ -192,7 +192,7 @@ def test_events_that_retention_removed_are_a_choice(spark: SparkSession, tmp_pat
         first = log.info("orders").parts[0].first_sequence
     assert 0 < first < 20
     sink = MemorySink()
-    sink.places["0"] = Sunk(position=0, epoch=0)
+    sink.places["0"] = SinkPosition(position=0, epoch=0)
     with pytest.raises(PositionLost, match=rf"events 0 to {first - 1} of partition 0"):
         pipeline(spark, url, sink).run(until_caught_up=True)
     pipeline(spark, url, sink, on_trimmed=OnTrimmed.EARLIEST).run(until_caught_up=True)

@@ -20,8 +20,8 @@ from leasehold.errors import StoreError, StoreUnavailable, UsageError
 from leasehold.jobs import Reservation, reserve, try_reserve
 from leasehold.names import job_key
 from leasehold.ports import Store
-from leasehold.spark import Fence, StandbyEvent
-from leasehold.spark.standby_query.events import What
+from leasehold.spark import Fence, StandbyChanged
+from leasehold.spark.standby_query.events import StandbyState
 from leasehold.spark.standby_query.location import canonical, job_name
 from leasehold.spark.standby_query.standby import Standby
 from leasehold.stores import open_store
@@ -39,20 +39,20 @@ class Scene:
         (self.files / "one.txt").write_text("1\n2\n3\n", encoding="utf-8")
         self.checkpoint = str(place / "checkpoint")
         self.url = f"sqlite:///{place}/leases.db"
-        self.events: list[StandbyEvent] = []
+        self.events: list[StandbyChanged] = []
         self.change = threading.Condition()
 
-    def tell(self, event: StandbyEvent) -> None:
+    def tell(self, event: StandbyChanged) -> None:
         with self.change:
             self.events.append(event)
             self.change.notify_all()
 
-    def until(self, what: What) -> StandbyEvent:
+    def until(self, what: StandbyState) -> StandbyChanged:
         with self.change:
             assert self.change.wait_for(lambda: what in self.told(), timeout=100), self.events
             return next(each for each in self.events if each.what is what)
 
-    def told(self) -> list[What]:
+    def told(self) -> list[StandbyState]:
         return [each.what for each in self.events]
 
     def query(self, function: Function, *, once: bool = True) -> Callable[..., StreamingQuery]:
@@ -124,7 +124,7 @@ def test_a_query_that_ends_is_released_and_its_batch_is_there_for_operators(scen
 
     scene.standby(scene.query(collect)).run()
     assert sorted(rows) == ["1", "2", "3"]
-    assert scene.told() == [What.ACTIVE, What.BATCH, What.ENDED]
+    assert scene.told() == [StandbyState.ACTIVE, StandbyState.BATCH, StandbyState.ENDED]
     assert scene.events[-1].batch == 0
     stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
     assert (stored.epoch, stored.position.sequence_number) == (1, 0)
@@ -146,7 +146,7 @@ def test_a_query_that_fails_is_started_again_and_its_error_is_raised_in_the_end(
     with pytest.raises(Exception, match="these rows are bad"):
         scene.standby(scene.query(fail), restarts=1).run()
     assert epochs == [1, 2]
-    assert scene.told() == [What.ACTIVE, What.FAILED] * 2
+    assert scene.told() == [StandbyState.ACTIVE, StandbyState.FAILED] * 2
     assert not scene.spark.streams.active
 
 
@@ -159,7 +159,7 @@ def test_what_is_no_query_or_has_another_checkpoint_is_refused_and_stopped(scene
     with pytest.raises(UsageError, match=r"keeps its progress at file:.*checkpoint, and file:"):
         wrong.run()
     assert not scene.spark.streams.active
-    assert scene.told() == [What.ACTIVE, What.ACTIVE]
+    assert scene.told() == [StandbyState.ACTIVE, StandbyState.ACTIVE]
 
 
 @pytest.mark.spec("S5")
@@ -168,11 +168,11 @@ def test_two_names_on_one_location_exclude_each_other(scene: Scene) -> None:
     other = try_reserve("other", also=[place], store=scene.url)
     assert isinstance(other, Reservation)
     with running(scene.standby(scene.query(lambda *_: None))) as thread:
-        text = scene.until(What.WAITING).text
+        text = scene.until(StandbyState.WAITING).text
         assert f"held by {other.holder}" in text
         assert "a query of another name works on this location" in text
         other.release()
-        scene.until(What.ENDED)
+        scene.until(StandbyState.ENDED)
         thread.join(60)
 
 
@@ -180,11 +180,11 @@ def test_an_operator_can_send_a_driver_home(scene: Scene) -> None:
     with running(
         scene.standby(scene.query(lambda *_: None, once=False), lease=timedelta(seconds=12))
     ):
-        scene.until(What.BATCH)
+        scene.until(StandbyState.BATCH)
         (holder,) = scene.ask(lambda store: store.peers("job"))
         assert scene.ask(lambda store: store.dismiss(holder))
-        scene.until(What.STOPPED)
-    assert scene.told()[-2:] == [What.ASKED, What.STOPPED]
+        scene.until(StandbyState.STOPPED)
+    assert scene.told()[-2:] == [StandbyState.ASKED, StandbyState.STOPPED]
     assert not scene.spark.streams.active
 
 
@@ -203,7 +203,7 @@ def test_a_stop_waits_for_the_batch_under_way(scene: Scene) -> None:
         driver.stop()
         go_on.set()
     assert done == [0]
-    assert scene.told()[-1] is What.STOPPED
+    assert scene.told()[-1] is StandbyState.STOPPED
     stored = scene.ask(lambda store: store.checkpoints("job"))[job_key("rows")]
     assert stored.position.sequence_number == 0
 
@@ -223,14 +223,17 @@ def test_a_stop_does_not_wait_for_a_sink_that_is_away(scene: Scene) -> None:
         assert asked.wait(60)
         driver.stop()
         thread.join(60)
-        assert scene.told() == [What.ACTIVE, What.STOPPED]  # long before the lease was over
+        assert scene.told() == [
+            StandbyState.ACTIVE,
+            StandbyState.STOPPED,
+        ]  # long before the lease was over
     assert not sink.discarded  # the commit is in doubt: the next driver asks the sink
     (term,) = scene.ask(partial(read_history, key=job_key("rows")))
     assert term.reason.value == "released"
     sink.before_commit = lambda _: None
     again = scene.standby(build)
     with running(again):
-        scene.until(What.BATCH)
+        scene.until(StandbyState.BATCH)
     assert sorted(row["value"] for row in sink.rows) == ["1", "2", "3"]
 
 
@@ -260,7 +263,7 @@ def test_a_stop_does_not_wait_for_a_function_that_hangs(scene: Scene, by_an_oper
                 driver.stop()
             thread.join(60)
             assert not thread.is_alive()
-            assert scene.told()[-1] is What.STUCK
+            assert scene.told()[-1] is StandbyState.STUCK
             # Others can have it, and this one did not let go before it had said so.
             with reserve("rows", store=scene.url, wait=timedelta(seconds=60)) as job:
                 assert job.epoch == epochs[0] + 1

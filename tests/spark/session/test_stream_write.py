@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.support.publishing import STREAM, counted, left_over, make_log
 
 from leasehold.clock import new_token
-from leasehold.model import MemberInfo, Wanted
+from leasehold.model import KeyClaim, MemberInfo
 from leasehold.names import job_key
 from leasehold.spark import register
 from leasehold.stores import open_store
@@ -134,4 +134,4 @@ async def _hold(url: str, key: str, *, seen: int = 0, holder: str = "a-1") -> No
             duration=timedelta(minutes=5),
             info=MemberInfo(),
         )
-        await store.claim(lease, [Wanted(key=key, seen_epoch=seen)], force=True)
+        await store.claim(lease, [KeyClaim(key=key, seen_epoch=seen)], force=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.runtime.stop_signals import Asked, StopRequests
+from leasehold.runtime.stop_signals import StopAsked, StopRequests
 from leasehold.spark import Pipeline
 from leasehold.spark.standby_query import standby
 from leasehold.testing.clock import ManualClock
@@ -20,7 +20,13 @@ LATER = [(0.0, []), (0.9, []), (1.0, [143]), (60.0, [143])]
 def test_the_first_is_obeyed_its_echo_is_not_and_a_later_one_is_another() -> None:
     requests = StopRequests()
     heard = [requests.heard(now_s) for now_s in (5.0, 5.0, 5.9, 6.0, 7.0)]
-    assert heard == [Asked.FIRST, Asked.SAME, Asked.SAME, Asked.AGAIN, Asked.AGAIN]
+    assert heard == [
+        StopAsked.FIRST,
+        StopAsked.SAME,
+        StopAsked.SAME,
+        StopAsked.AGAIN,
+        StopAsked.AGAIN,
+    ]
 
 
 @pytest.fixture

@@ -23,24 +23,24 @@ from leasehold.cli import demo as command
 from leasehold.errors import UsageError
 from leasehold.events import partition_of
 from leasehold.spark.demo.delays import Comparison, compare, events_of, flights_file, read_flights
-from leasehold.spark.demo.place import Place, prepared
-from leasehold.spark.demo.running import AuditWord, Verdict, further, table_of, wrong
+from leasehold.spark.demo.place import DemoFiles, prepared
+from leasehold.spark.demo.running import AuditWord, DemoVerdict, further, table_of, wrong
 from leasehold.spark.demo.screen import (
     DriverLine,
-    Kind,
-    Line,
-    Look,
-    Part,
-    Picture,
+    DriverReport,
+    GroupLook,
+    LineKind,
+    PartitionLook,
     Rates,
-    Said,
     Screen,
+    ScreenContents,
     Story,
+    StoryLine,
     driver_of,
     heard,
     painted,
 )
-from leasehold.spark.demo.show import Pace, Shown
+from leasehold.spark.demo.show import SendPace, Shown
 
 FLIGHTS = 6_000
 
@@ -99,7 +99,7 @@ def test_the_flights_fill_eight_partitions_about_evenly(flights: pd.DataFrame) -
 
 
 def test_the_pace_follows_the_clock_and_stops_at_the_gate() -> None:
-    pace = Pace(100.0, now_s=10.0)
+    pace = SendPace(100.0, now_s=10.0)
     assert pace.due(10.5, sent=0, gate=1000) == 50
     assert pace.due(11.0, sent=50, gate=70) == 20
     assert pace.due(20.0, sent=70, gate=70) == 0
@@ -108,7 +108,7 @@ def test_the_pace_follows_the_clock_and_stops_at_the_gate() -> None:
 
 
 def test_without_a_pace_only_the_gate_counts() -> None:
-    pace = Pace(None, now_s=0.0)
+    pace = SendPace(None, now_s=0.0)
     assert pace.due(0.0, sent=0, gate=3000) == 3000
     assert pace.due(0.0, sent=3000, gate=3000) == 0
 
@@ -116,21 +116,21 @@ def test_without_a_pace_only_the_gate_counts() -> None:
 # ----------------------------------------------------------------- the story
 
 
-def part(partition: str, owner: str | None, *, done: int = 0, epoch: int = 1) -> Part:
-    return Part(
+def part(partition: str, owner: str | None, *, done: int = 0, epoch: int = 1) -> PartitionLook:
+    return PartitionLook(
         partition=partition, owner=owner, epoch=epoch, done=done, head=100, done_epoch=epoch
     )
 
 
-def look(at_s: float, owners: str, *, done: int = 0) -> Look:
+def look(at_s: float, owners: str, *, done: int = 0) -> GroupLook:
     parts = [
         part(str(number), None if name == "-" else name, done=done)
         for number, name in enumerate(owners)
     ]
-    return Look(at_s=at_s, parts=tuple(parts))
+    return GroupLook(at_s=at_s, parts=tuple(parts))
 
 
-def words(lines: list[Line]) -> list[str]:
+def words(lines: list[StoryLine]) -> list[str]:
     return [each.words for each in lines]
 
 
@@ -166,7 +166,7 @@ def test_a_driver_is_known_by_the_begin_of_its_id() -> None:
 
 
 def test_what_a_driver_says_comes_through_and_other_lines_do_not() -> None:
-    said = Said(kind=Kind.REFUSED, rows=7, epochs={"0": 3}, words="no")
+    said = DriverReport(kind=LineKind.REFUSED, rows=7, epochs={"0": 3}, words="no")
     assert heard(said.line()) == said
     for line in ("", "WARNING something", "[]", '{"kind": "sings"}', "7"):
         assert heard(line) is None
@@ -175,14 +175,17 @@ def test_what_a_driver_says_comes_through_and_other_lines_do_not() -> None:
 # ---------------------------------------------------------------- the screen
 
 
-def picture() -> Picture:
+def picture() -> ScreenContents:
     drivers = [
         DriverLine(name=name, state="stopped", partitions=8, per_s=123_456.0, total=336_776)
         for name in "ABC"
     ]
     full = [replace(each, done=84_321, head=99_999, epoch=17) for each in look(99.9, "ABC-").parts]
-    return Picture(
-        look=Look(at_s=99.9, parts=tuple(full)), drivers=tuple(drivers), sent=336_776, total=336_776
+    return ScreenContents(
+        look=GroupLook(at_s=99.9, parts=tuple(full)),
+        drivers=tuple(drivers),
+        sent=336_776,
+        total=336_776,
     )
 
 
@@ -200,7 +203,7 @@ def test_the_picture_fits_into_eighty_columns() -> None:
 def test_without_a_terminal_lines_follow_each_other() -> None:
     file = io.StringIO()
     with Screen(Console(file=file, width=80)) as screen:
-        screen.tell(Line(at_s=1.0, words="B is killed", tone="bad"))
+        screen.tell(StoryLine(at_s=1.0, words="B is killed", tone="bad"))
         screen.show(picture())
         screen.show(picture())
     told = file.getvalue().splitlines()
@@ -215,7 +218,7 @@ def test_a_long_line_goes_on_below_its_words(*, terminal: bool) -> None:
     file = io.StringIO()
     told = "the table refuses A's 1,180 flights: " + "and nothing was written " * 5 + "/a/path" * 15
     with Screen(Console(file=file, width=80, force_terminal=terminal, no_color=True)) as screen:
-        screen.tell(Line(at_s=92.1, words=told))
+        screen.tell(StoryLine(at_s=92.1, words=told))
     plain = Text.from_ansi(file.getvalue()).plain
     lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
     assert lines[0].startswith(" 92.1 s  the table refuses A's")
@@ -291,7 +294,7 @@ PROVED = AuditWord(claims=11, proved=11)
 
 
 def test_the_verdict_holds_only_if_all_of_it_does() -> None:
-    good = Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)
+    good = DemoVerdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)
     assert good.holds
     assert not wrong(good)
     for bad in (
@@ -306,7 +309,7 @@ def test_the_verdict_holds_only_if_all_of_it_does() -> None:
 
 def test_the_verdict_fits_into_eighty_columns() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(table_of(Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)))
+    console.print(table_of(DemoVerdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)))
     lines = console.export_text().splitlines()
     assert len(lines) == 2 + 7 + 1  # none is folded
     assert lines[-1].startswith("A row of the table holds the sums")
@@ -356,7 +359,7 @@ def test_the_commands_are_those_of_the_environment_and_fit_into_eighty_columns(
     for name in ("leasehold", "python"):
         (programs / name).touch()
     root = Path("/tmp/leasehold-demo-1000")
-    lines = further(Place(root=root), programs=programs, cwd=tmp_path)
+    lines = further(DemoFiles(root=root), programs=programs, cwd=tmp_path)
     assert max(map(len, lines)) <= 80
     describe, audit, example = parsed(lines)
     store = ["--store", f"sqlite:///{root}/leases.db"]
@@ -370,7 +373,7 @@ def test_the_commands_of_another_place_have_its_path_or_the_name_alone(tmp_path:
     programs, elsewhere = tmp_path / "my programs", tmp_path / "elsewhere"
     programs.mkdir()
     (programs / "leasehold").touch()
-    lines = further(Place(root=tmp_path), programs=programs, cwd=elsewhere)
+    lines = further(DemoFiles(root=tmp_path), programs=programs, cwd=elsewhere)
     describe, _, example = parsed(lines)
     assert describe[0] == str(programs / "leasehold")
     assert example[0] == "python"
@@ -393,7 +396,7 @@ def test_a_missing_extra_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch
         command._check_extras()
 
 
-def played(monkeypatch: pytest.MonkeyPatch, place: Path, verdict: Verdict) -> Result:
+def played(monkeypatch: pytest.MonkeyPatch, place: Path, verdict: DemoVerdict) -> Result:
     """The command, with a demo that comes to this verdict."""
     monkeypatch.setattr("leasehold.spark.demo.running.run_demo", lambda *_given, **_named: verdict)
     app = typer.Typer()
@@ -404,7 +407,7 @@ def played(monkeypatch: pytest.MonkeyPatch, place: Path, verdict: Verdict) -> Re
 def test_the_command_says_where_everything_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = Verdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)
+    good = DemoVerdict(shown=SHOWN, comparison=EQUAL, audit=PROVED)
     done = played(monkeypatch, tmp_path / "kept", good)
     assert done.exit_code == 0, done.output
     assert str(tmp_path / "kept") in done.output
@@ -419,7 +422,7 @@ def test_the_exit_code_is_1_if_a_flight_is_in_the_table_twice(
     table = partials(flights)
     tampered = compare(flights, pa.concat_tables([table, table.slice(0, 1)]))
     done = played(
-        monkeypatch, tmp_path / "kept", Verdict(shown=SHOWN, comparison=tampered, audit=PROVED)
+        monkeypatch, tmp_path / "kept", DemoVerdict(shown=SHOWN, comparison=tampered, audit=PROVED)
     )
     assert done.exit_code == 1
     assert "is 2 times in the table" in done.output
@@ -430,7 +433,7 @@ def test_the_exit_code_is_1_if_the_audit_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audit = AuditWord(claims=11, proved=10, words=("commits-tile, partition 3: a gap",))
-    bad = Verdict(shown=SHOWN, comparison=EQUAL, audit=audit)
+    bad = DemoVerdict(shown=SHOWN, comparison=EQUAL, audit=audit)
     done = played(monkeypatch, tmp_path / "kept", bad)
     assert done.exit_code == 1
     assert "commits-tile, partition 3: a gap" in done.output

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.spark.pipeline.events import BatchCommitted, ProgressLines, ShareOpened
+from leasehold.spark.pipeline.events import BatchCommitted, PipelinePartitionOpened, ProgressLines
 from leasehold.testing.clock import ManualClock
 
 
@@ -16,7 +16,7 @@ def line_of(**told: Any) -> str:
     progress = ProgressLines(lines.append, clock=ManualClock())
     for partition in ("0", "1"):
         opened = {"epoch": 1, "position": 0, "by": "sink"}
-        progress(ShareOpened(holder="driver", partition=partition, **opened))  # type: ignore[arg-type]
+        progress(PipelinePartitionOpened(holder="driver", partition=partition, **opened))  # type: ignore[arg-type]
     usual: dict[str, Any] = {"ranges": (), "rows_out": 0, "plan_s": 0, "stage_s": 0, "commit_s": 0}
     progress(BatchCommitted(holder="driver", **usual | told))
     return lines[-1]

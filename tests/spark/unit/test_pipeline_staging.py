@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import (
     BatchFailed,
     DataDamaged,
@@ -24,16 +24,22 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.processor import HookEvent
-from leasehold.spark import Batch, PipelineOptions, PoisonPolicy, Share, Staged, Written
+from leasehold.spark import Batch, BatchPart, PipelineOptions, PoisonPolicy, Staged, Written
 from leasehold.spark.pipeline.batch_errors import trouble_of
 from leasehold.spark.pipeline.committing import Committing
-from leasehold.spark.pipeline.engine import Surroundings
-from leasehold.spark.pipeline.events import BatchCommitted, BatchTried, EventDropped, Waiting, pace
+from leasehold.spark.pipeline.engine import RunContext
+from leasehold.spark.pipeline.events import (
+    BatchAttemptFailed,
+    BatchCommitted,
+    EventDropped,
+    Waiting,
+    pace,
+)
 from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.ranges import Range
 from leasehold.testing.clock import ManualClock
 
-AT_ONCE = Ladder(base_s=0.0, most_s=0.0)
+AT_ONCE = Backoff(base_s=0.0, most_s=0.0)
 FRAME = object.__new__(DataFrame)
 EMPTY = object.__new__(DataFrame)
 
@@ -66,7 +72,7 @@ class Scene:
         self.is_held = True
         self.jobs: list[str] = []
         self.last: BatchCommitted | None = None
-        share = Share(range=Range(partition="7", start=10, end=10 + rows), epoch=3)
+        share = BatchPart(range=Range(partition="7", start=10, end=10 + rows), epoch=3)
         self.batch = Batch(
             group="partition/orders/sums",
             number=5,
@@ -121,7 +127,7 @@ class Scene:
             raise error
         return Staged("nothing" if frame is EMPTY else "rows")
 
-    def _around(self) -> Surroundings:
+    def _around(self) -> RunContext:
         nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
         context = SimpleNamespace(
             setJobGroup=lambda _, words, **__: self.jobs.append(words),
@@ -145,7 +151,7 @@ class Scene:
             "rng": random.Random(1),
             "is_stopping": lambda: False,
         }
-        return Surroundings(**parts)
+        return RunContext(**parts)
 
 
 def skip(retries: int = 0) -> PoisonPolicy:
@@ -200,7 +206,7 @@ def test_damage_and_disks_stop_the_pipeline_under_every_policy(
     assert e.value.ranges == (f"7[10, {10 + rows})",)
     assert e.value.__cause__ is error
     assert not scene.cuts
-    assert scene.kinds() == ["BatchTried"]
+    assert scene.kinds() == ["BatchAttemptFailed"]
 
 
 @pytest.mark.spec("B6")
@@ -208,7 +214,7 @@ def test_a_disk_is_tried_as_often_as_the_policy_says() -> None:
     error = of_a_task("leasehold.errors.VolumeUnusable", "rows can not be written: No space left")
     scene = Scene(skip(retries=2), error, error)
     assert scene.staged() is not None
-    assert scene.kinds() == ["BatchTried", "BatchTried", "BatchStaged"]
+    assert scene.kinds() == ["BatchAttemptFailed", "BatchAttemptFailed", "BatchStaged"]
 
 
 @pytest.mark.spec("B6")
@@ -230,7 +236,7 @@ def test_a_single_event_that_fails_as_often_as_the_policy_says_is_dropped() -> N
 
     assert staged is not None
     assert staged.inside == "nothing"
-    assert scene.kinds() == ["BatchTried"] * 3 + ["EventDropped"]
+    assert scene.kinds() == ["BatchAttemptFailed"] * 3 + ["EventDropped"]
 
 
 @pytest.mark.spec("B6")
@@ -247,7 +253,7 @@ def test_a_sink_that_is_away_while_no_events_are_tried_is_waited_for() -> None:
         [StoreUnavailable("away"), of_a_task("leasehold.errors.StoreUnavailable", "x")]
     )
     assert scene.staged() is None
-    assert scene.kinds() == ["BatchTried", "Waiting", "Waiting"]
+    assert scene.kinds() == ["BatchAttemptFailed", "Waiting", "Waiting"]
     assert len(scene.cuts) == 2
 
 
@@ -282,7 +288,7 @@ def test_a_failure_is_told_in_the_words_of_the_task() -> None:
     with pytest.raises(BatchFailed):
         scene.staged()
     (tried,) = scene.told
-    assert isinstance(tried, BatchTried)
+    assert isinstance(tried, BatchAttemptFailed)
     assert str(tried.error) == "events 7[10, 14) can not be read"
 
 

@@ -15,7 +15,7 @@ from leasehold.events import SENT_SCHEMA, partition_of
 from leasehold.log import StreamInfo, StreamSettings
 from leasehold.spark.log_writer import staged_rows as publishing_rows
 from leasehold.spark.log_writer.staged_rows import (
-    Plan,
+    StagingPlan,
     check_columns,
     measured,
     stage,
@@ -23,10 +23,10 @@ from leasehold.spark.log_writer.staged_rows import (
 )
 
 
-def plan_in(directory: Path, *, partitions: int = 4, segment_bytes: int = 64 << 20) -> Plan:
+def plan_in(directory: Path, *, partitions: int = 4, segment_bytes: int = 64 << 20) -> StagingPlan:
     settings_ = StreamSettings(partitions=partitions, segment_bytes=segment_bytes)
     stream = StreamInfo(name="orders", settings=settings_, created_at="")
-    return Plan.of(stream, str(directory))
+    return StagingPlan.of(stream, str(directory))
 
 
 def rows(keys: list[str | None], *, first: int = 0) -> pa.RecordBatch:

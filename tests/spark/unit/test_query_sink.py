@@ -19,7 +19,7 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.jobs import Reservation, try_reserve
-from leasehold.spark import Batch, Commit, Fence, Staged, Sunk, Written
+from leasehold.spark import Batch, Commit, Fence, SinkPosition, Staged, Written
 from leasehold.spark.standby_query.fence import QuerySink
 from leasehold.spark.standby_query.location import canonical, job_name
 from leasehold.stores.memory import MemoryStore
@@ -35,7 +35,7 @@ class ListSink:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
-        self.places: dict[tuple[str, str], Sunk] = {}
+        self.places: dict[tuple[str, str], SinkPosition] = {}
         self.discarded: list[object] = []
         self.trouble: list[Exception] = []
         self.does_it_anyway = False
@@ -44,17 +44,17 @@ class ListSink:
 
     def open(self, spark: object) -> None: ...
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         known = {}
         for partition, epoch in epochs.items():
-            sunk = self.places.get((group, partition), Sunk())
+            sunk = self.places.get((group, partition), SinkPosition())
             known[partition] = sunk
-            self.places[group, partition] = Sunk(
+            self.places[group, partition] = SinkPosition(
                 position=sunk.position, epoch=max(epoch, sunk.epoch)
             )
         return known
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None: ...
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None: ...
 
     def stage(self, frame: Any, batch: Batch) -> Staged:
         return Staged(frame)
@@ -71,7 +71,7 @@ class ListSink:
     def _commit(self, staged: Staged, batch: Batch) -> None:
         (share,) = batch.shares
         place = (batch.group, share.range.partition)
-        known = self.places.get(place, Sunk())
+        known = self.places.get(place, SinkPosition())
         if known.epoch > share.epoch:
             raise FencedWrite("an older epoch", key=share.range.partition, epoch=share.epoch)
         if known.position == share.range.end and known.epoch == share.epoch:
@@ -79,7 +79,7 @@ class ListSink:
         if known.position not in (None, share.range.start):
             raise SinkChanged(f"at {known.position}")
         self.rows += staged.inside
-        self.places[place] = Sunk(position=share.range.end, epoch=share.epoch)
+        self.places[place] = SinkPosition(position=share.range.end, epoch=share.epoch)
 
     def discard(self, staged: Staged) -> None:
         self.discarded.append(staged.inside)
@@ -127,7 +127,7 @@ def test_each_batch_is_written_once_however_often_spark_repeats_it(store: Memory
         for number in (2, 3):  # Spark begins with the batch it has not noted as done
             write(second, number)
     assert sink.rows == [0, 1, 2, 3]
-    assert sink.places["query/rows", "q1"] == Sunk(position=4, epoch=2)
+    assert sink.places["query/rows", "q1"] == SinkPosition(position=4, epoch=2)
 
 
 @pytest.mark.spec("B5")

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from tests.support.postgres import database, stopped_clock
 
 from leasehold.errors import LeaseLost, UnknownResource
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Ownership, Position, Wanted
+from leasehold.model import (
+    CheckpointWrite,
+    HandOver,
+    KeyClaim,
+    Lease,
+    MemberInfo,
+    Note,
+    Ownership,
+    Position,
+)
 from leasehold.names import group_of
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
@@ -82,7 +91,7 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
     keys, within = [KEYS[i] for i in step.keys], timedelta(seconds=min(SECONDS[step.span], 100))
     owned = [_owned(seen.get(key), key, lease, step) for key in keys]
     text = ("", "begun", "half done", "done", "été 🚀")[step.other]
-    wanted = [Wanted(key=each.key, seen_epoch=each.epoch, note=text) for each in owned]
+    wanted = [KeyClaim(key=each.key, seen_epoch=each.epoch, note=text) for each in owned]
     said = text if step.late == 0 else None
     passed = [HandOver(ownership=each, to=f"h{step.other}", note=said) for each in owned]
     at, info = Position(sequence_number=step.other), MemberInfo(pid=step.span)
@@ -105,7 +114,9 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
         "hand_over": lambda: store.hand_over(passed, limit=within),
         "release": lambda: store.release(owned, notes=dict.fromkeys(keys[::2], text)),
         "break_": lambda: store.break_(keys[0], epoch=wanted[0].seen_epoch, after=within),
-        "checkpoint": lambda: store.checkpoint([Mark(ownership=o, position=at) for o in owned]),
+        "checkpoint": lambda: store.checkpoint(
+            [CheckpointWrite(ownership=o, position=at) for o in owned]
+        ),
         "annotate": lambda: store.annotate(
             [Note(ownership=o, text=f"{text}{n}") for n, o in enumerate(owned)]
         ),

@@ -14,7 +14,7 @@ import pytest
 from tests.support import postgres
 
 from leasehold.clock import SystemClock
-from leasehold.model import EndReason, HandOver, MemberInfo, Note, Wanted
+from leasehold.model import EndReason, HandOver, KeyClaim, MemberInfo, Note
 from leasehold.stores import open_store
 from leasehold.stores.postgres.migrations import migrations as postgres_migrations
 from leasehold.stores.postgres.migrations import queries as postgres_queries
@@ -73,7 +73,7 @@ async def test_a_sqlite_file_of_the_last_version_is_taken_on(tmp_path: Path) -> 
         older.execute(_OLD_BEGIN, (KEY, 2, "old", _WHEN))
         older.execute(_OLD_END, (_WHEN, "released", 2, KEY, 2))
         lease = await _holder(store, "new")
-        wanted = Wanted(key=KEY, seen_epoch=2, note="begun")
+        wanted = KeyClaim(key=KEY, seen_epoch=2, note="begun")
         assert len(await store.claim(lease, [wanted])) == 1
         # What the older program ends keeps the note that the newer one gave it.
         older.execute(_OLD_END, (_WHEN, "expired", 3, KEY, 3))
@@ -144,7 +144,7 @@ async def test_an_older_program_goes_on_beside_a_newer_one() -> None:
             assert (older.claim(1), older.hand_over(2, "new")) == ([2], [1])
             lease = await _holder(store, "new")
             assert (older.claim(2), older.hand_over(3, "new")) == ([3], [1])
-            wanted = Wanted(key=KEY, seen_epoch=3, note="begun")
+            wanted = KeyClaim(key=KEY, seen_epoch=3, note="begun")
             (mine,) = await store.claim(lease, [wanted])
             await store.release([mine], notes={KEY: "done"})
             assert (older.claim(4), older.release(5)) == ([5], [1])
@@ -167,7 +167,7 @@ async def test_the_end_of_a_term_waits_for_a_note_under_way() -> None:
         async with open_store(url) as store:
             await store.declare([KEY])
             lease = await _holder(store, "a")
-            (mine,) = await store.claim(lease, [Wanted(key=KEY, seen_epoch=0)])
+            (mine,) = await store.claim(lease, [KeyClaim(key=KEY, seen_epoch=0)])
             async with await psycopg.AsyncConnection.connect(url) as writer:
                 await writer.execute(
                     "select leasehold.annotate_1(%s, '{1}', '{a}', '{secret-a}', '{half done}')",
@@ -190,7 +190,7 @@ async def test_thousands_of_notes_go_in_one_step() -> None:
         async with open_store(url) as store:
             await store.declare(keys)
             lease, heir = await _holder(store, "a"), await _holder(store, "b")
-            wanted = [Wanted(key=key, seen_epoch=0, note=f"begun {key}") for key in keys]
+            wanted = [KeyClaim(key=key, seen_epoch=0, note=f"begun {key}") for key in keys]
             owned = await store.claim(lease, wanted)
             said = [Note(ownership=each, text=f"at {each.key}") for each in owned[:1000]]
             assert list(await store.annotate([*said, *_stale(owned)])) == keys

@@ -13,7 +13,15 @@ import pytest
 from tests.support import postgres
 
 from leasehold.clock import SystemClock
-from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.model import (
+    CheckpointWrite,
+    EndReason,
+    KeyClaim,
+    Lease,
+    MemberInfo,
+    Ownership,
+    Position,
+)
 from leasehold.stores import open_store
 from leasehold.stores.postgres.migrations import migrations as postgres_migrations
 from leasehold.stores.postgres.migrations import queries as postgres_queries
@@ -64,7 +72,7 @@ async def test_a_member_of_the_operators_name_has_no_part_in_a_reset(store: Stor
     assert ([each.epoch for each in changes.resources], changes.ended) == ([1], ())
     assert (await store.renew(lease)).ended == ()
     reset = Ownership(key=KEY, epoch=1, holder=lease.holder, token=lease.token)
-    mark = Mark(ownership=reset, position=Position(sequence_number=9))
+    mark = CheckpointWrite(ownership=reset, position=Position(sequence_number=9))
     assert [each.value for each in (await store.checkpoint([mark])).values()] == ["fenced"]
     assert list(await store.release([reset])) == []
     await store.revoke(lease)
@@ -79,7 +87,7 @@ async def test_thousands_of_keys_are_reset_in_one_step(store: Store) -> None:
     stored = await store.checkpoints(GROUP)
     assert {key: each.position for key, each in stored.items()} == wanted
     lease = await _member(store, "a")
-    await store.claim(lease, [Wanted(key=keys[-1], seen_epoch=1)])
+    await store.claim(lease, [KeyClaim(key=keys[-1], seen_epoch=1)])
     assert await store.reset(dict.fromkeys(keys)) == {keys[-1]: "a"}
     assert await store.checkpoints(GROUP) == stored
 
@@ -182,7 +190,7 @@ async def test_a_reset_waits_for_a_checkpoint_under_way(url: str) -> None:
         async with open_store(url) as store, open_store(url) as outside:
             await store.declare([KEY])
             lease = await _member(store, "a")
-            await store.claim(lease, [Wanted(key=KEY, seen_epoch=0)])
+            await store.claim(lease, [KeyClaim(key=KEY, seen_epoch=0)])
             done = anyio.Event()
 
             async def reset() -> None:

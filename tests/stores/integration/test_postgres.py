@@ -16,11 +16,19 @@ from tests.support import postgres
 from tests.support.impatient import Impatient
 
 from leasehold.clock import SystemClock
-from leasehold.errors import LeaseholdError, StoreUnavailable, StoreUnusable, UnknownStore
-from leasehold.model import EndReason, Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.errors import InvalidUrl, LeaseholdError, StoreUnavailable, StoreUnusable
+from leasehold.model import (
+    CheckpointWrite,
+    EndReason,
+    KeyClaim,
+    Lease,
+    MemberInfo,
+    Ownership,
+    Position,
+)
 from leasehold.stores import open_store
 from leasehold.stores.postgres import PostgresStore, open_url
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.migrations import migrations
 
 if TYPE_CHECKING:
@@ -71,11 +79,11 @@ async def member(store: PostgresStore, name: str = "a") -> Lease:
 async def owner(store: PostgresStore, name: str = "a") -> tuple[Lease, list[Ownership]]:
     await store.declare(KEYS)
     lease = await member(store, name)
-    return lease, list(await store.claim(lease, [Wanted(key=k, seen_epoch=0) for k in KEYS]))
+    return lease, list(await store.claim(lease, [KeyClaim(key=k, seen_epoch=0) for k in KEYS]))
 
 
-def mark(ownership: Ownership, at: int) -> Mark:
-    return Mark(ownership=ownership, position=Position(sequence_number=at))
+def mark(ownership: Ownership, at: int) -> CheckpointWrite:
+    return CheckpointWrite(ownership=ownership, position=Position(sequence_number=at))
 
 
 async def in_thread(*arguments: Any) -> Any:
@@ -174,7 +182,7 @@ async def test_a_wrong_password(server: Server) -> None:
     ],
 )
 async def test_a_url_that_can_not_be_read(url: str) -> None:
-    assert "postgresql://user@host" in await refusal(url, UnknownStore)
+    assert "postgresql://user@host" in await refusal(url, InvalidUrl)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +196,7 @@ async def test_a_url_that_can_not_be_read(url: str) -> None:
     ],
 )
 def test_what_is_shown_of_a_url(given: str, shown: str) -> None:
-    address = Address.of(given)
+    address = DatabaseAddress.of(given)
     assert address.url == shown
     assert "s3cret" not in f"{address} {address.where}"
 
@@ -317,7 +325,7 @@ async def test_quiet_renewals_touch_no_index(url: str, store: PostgresStore) -> 
 async def test_a_claim_waits_for_a_checkpoint_under_way(url: str, store: PostgresStore) -> None:
     _, (first, *_) = await owner(store)
     thief = await member(store, "thief")
-    wanted, stolen = [Wanted(key=first.key, seen_epoch=1)], anyio.Event()
+    wanted, stolen = [KeyClaim(key=first.key, seen_epoch=1)], anyio.Event()
 
     async def steal() -> None:
         assert len(await store.claim(thief, wanted, force=True)) == 1
@@ -356,7 +364,7 @@ async def test_the_epoch_survives_a_row_deleted_by_hand(url: str, store: Postgre
     assert await store.declare([first.key]) == 1
     (ended,) = (await store.renew(lease, since=known)).ended
     assert (ended.key, ended.epoch, ended.reason) == (first.key, 1, EndReason.BROKEN)
-    (again,) = await store.claim(lease, [Wanted(key=first.key, seen_epoch=1)])
+    (again,) = await store.claim(lease, [KeyClaim(key=first.key, seen_epoch=1)])
     assert again.epoch == 2
     await store.checkpoint([mark(again, 1)])
     postgres.execute(url, "truncate leasehold.resource, leasehold.term")

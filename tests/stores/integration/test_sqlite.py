@@ -21,11 +21,11 @@ from leasehold.errors import LeaseLost, StoreUnavailable, StoreUnusable, UsageEr
 from leasehold.model import (
     EndReason,
     HandOver,
+    KeyClaim,
     Lease,
     MemberInfo,
     Ownership,
     State,
-    Wanted,
 )
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.testing.clock import ManualClock
@@ -75,7 +75,7 @@ def keys(count: int) -> list[str]:
 
 async def owned(store: SqliteStore, lease: Lease, names: Sequence[str]) -> Sequence[Ownership]:
     await store.declare(names)
-    return await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in names])
+    return await store.claim(lease, [KeyClaim(key=key, seen_epoch=0) for key in names])
 
 
 def raw(store: SqliteStore) -> sqlite3.Connection:
@@ -248,7 +248,7 @@ async def test_calls_of_one_store_take_turns(path: Path) -> None:
         taken: list[str] = []
 
         async def claim(key: str) -> None:
-            taken.extend(o.key for o in await store.claim(lease, [Wanted(key=key, seen_epoch=0)]))
+            taken.extend(o.key for o in await store.claim(lease, [KeyClaim(key=key, seen_epoch=0)]))
 
         async with anyio.create_task_group() as tasks:
             for key in keys(30):
@@ -303,7 +303,7 @@ async def test_after_a_restart_of_the_machine_all_leases_have_ended(path: Path) 
             await store.renew(a)
         assert lost.value.reason == "expired"
         c = await granted(store, "c")
-        wanted = [Wanted(key=key, seen_epoch=1) for key in keys(2)]
+        wanted = [KeyClaim(key=key, seen_epoch=1) for key in keys(2)]
         assert {each.epoch for each in await store.claim(c, wanted)} == {2}
         changes = await store.renew(c, since=known)
         assert {(peer.holder, peer.alive) for peer in changes.peers} == {

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from leasehold.errors import StoreUnusable, UnknownStore, UsageError
-from leasehold.model import Lease, Mark, MemberInfo, Ownership, Position, Wanted
+from leasehold.errors import InvalidUrl, StoreUnusable, UsageError
+from leasehold.model import CheckpointWrite, KeyClaim, Lease, MemberInfo, Ownership, Position
 from leasehold.stores import open_store
 from leasehold.stores.sqlite import SqliteStore
-from leasehold.stores.sqlite.database import Patience, longest_pause_s
+from leasehold.stores.sqlite.database import LockWait, longest_pause_s
 from leasehold.stores.sqlite.migrations import APPLICATION_ID, migrations, queries
 from leasehold.stores.validation import HISTORY_LIMIT
 from leasehold.testing.clock import ManualClock
@@ -63,7 +63,7 @@ def keys(count: int) -> list[str]:
 
 async def owned(store: SqliteStore, lease: Lease, names: Sequence[str]) -> Sequence[Ownership]:
     await store.declare(names)
-    return await store.claim(lease, [Wanted(key=key, seen_epoch=0) for key in names])
+    return await store.claim(lease, [KeyClaim(key=key, seen_epoch=0) for key in names])
 
 
 def put(path: Path, data: bytes) -> None:
@@ -90,12 +90,12 @@ def raw(store: SqliteStore) -> sqlite3.Connection:
     "url", ["sqlite://", "sqlite:///", "sqlite://host/a.db", "sqlite:///a.db?mode=ro"]
 )
 async def test_a_url_without_a_plain_path_names_no_store(url: str) -> None:
-    with pytest.raises(UnknownStore, match=r"sqlite:///leases\.db|no options"):
+    with pytest.raises(InvalidUrl, match=r"sqlite:///leases\.db|no options"):
         await open_store(url).__aenter__()
 
 
 async def test_a_database_in_memory_is_the_memory_store() -> None:
-    with pytest.raises(UnknownStore, match="memory://"):
+    with pytest.raises(InvalidUrl, match="memory://"):
         await open_store("sqlite:///:memory:").__aenter__()
 
 
@@ -126,7 +126,7 @@ async def test_what_was_written_is_there_after_opening_again(path: Path) -> None
         lease = await granted(store, "a")
         (own,) = await owned(store, lease, keys(1))
         await store.renew(lease, info=info)
-        mark = Mark(ownership=own, position=Position(sequence_number=2**62, offset="é"))
+        mark = CheckpointWrite(ownership=own, position=Position(sequence_number=2**62, offset="é"))
         assert await store.checkpoint([mark]) == {}
     async with opened(path) as store:
         assert (await store.peers(GROUP))["a"].info == info
@@ -282,7 +282,10 @@ async def test_thousands_of_keys_in_one_step(path: Path) -> None:
         taken = await owned(store, lease, keys(3000))
         assert [each.key for each in taken] == keys(3000)
         position = Position(sequence_number=1)
-        assert await store.checkpoint([Mark(ownership=o, position=position) for o in taken]) == {}
+        assert (
+            await store.checkpoint([CheckpointWrite(ownership=o, position=position) for o in taken])
+            == {}
+        )
         assert len(await store.checkpoints(GROUP)) == 3000
         assert await store.release(taken) == keys(3000)
         assert len((await store.renew(lease)).ended) == 3000
@@ -294,7 +297,9 @@ async def test_a_number_beyond_64_bits_is_refused(path: Path) -> None:
     async with opened(path) as store:
         (own,) = await owned(store, await granted(store, "a"), keys(1))
         with pytest.raises(UsageError, match="64 bits"):
-            await store.checkpoint([Mark(ownership=own, position=Position(sequence_number=2**63))])
+            await store.checkpoint(
+                [CheckpointWrite(ownership=own, position=Position(sequence_number=2**63))]
+            )
         assert await store.checkpoints(GROUP) == {}
 
 
@@ -308,7 +313,7 @@ async def test_an_epoch_survives_a_row_deleted_by_hand(path: Path) -> None:
         await store.release(taken)
         raw(store).execute("DELETE FROM resource")
         assert await store.declare(keys(1)) == 1
-        (again,) = await store.claim(lease, [Wanted(key=taken[0].key, seen_epoch=1)])
+        (again,) = await store.claim(lease, [KeyClaim(key=taken[0].key, seen_epoch=1)])
         assert again.epoch == 2
 
 
@@ -319,7 +324,7 @@ async def test_history_is_bounded_and_no_end_is_lost_before_it_was_heard(path: P
         (own,) = await owned(store, a, keys(1))
         epoch = own.epoch
         for _ in range(HISTORY_LIMIT + 20):
-            (own,) = await store.claim(b, [Wanted(key=own.key, seen_epoch=epoch)], force=True)
+            (own,) = await store.claim(b, [KeyClaim(key=own.key, seen_epoch=epoch)], force=True)
             await store.release([own])
             epoch = own.epoch
             since = (await store.renew(b)).version
@@ -332,7 +337,7 @@ async def test_history_is_bounded_and_no_end_is_lost_before_it_was_heard(path: P
         told = await store.renew(a)
         assert [each.epoch for each in told.ended] == [1]
         await store.renew(a, since=told.version)
-        await store.claim(b, [Wanted(key=own.key, seen_epoch=epoch)])
+        await store.claim(b, [KeyClaim(key=own.key, seen_epoch=epoch)])
         left = raw(store).execute("SELECT count(*) FROM term").fetchone()
         assert left == (HISTORY_LIMIT,)
 
@@ -351,7 +356,7 @@ async def test_a_guest_is_one_row_until_its_lease_ends(path: Path, group: str) -
         await store.revoke(guest)
         assert raw(store).execute("SELECT count(*) FROM guest").fetchone() == (0,)
         other = await granted(store, "c", group=group)
-        await store.claim(other, [Wanted(key=taken[0].key, seen_epoch=1)])
+        await store.claim(other, [KeyClaim(key=taken[0].key, seen_epoch=1)])
         assert raw(store).execute("SELECT * FROM guest").fetchall() == [(GROUP, "c")]
     async with opened(path, boot_id="boot-2") as store:
         assert raw(store).execute("SELECT count(*) FROM guest").fetchone() == (0,)
@@ -366,7 +371,7 @@ async def test_repetitions_are_known_only_from_the_history(path: Path) -> None:
         await store.release([first])
         for _ in range(HISTORY_LIMIT):
             again.append(await store.release([first]))
-            (own,) = await store.claim(b, [Wanted(key=own.key, seen_epoch=own.epoch)])
+            (own,) = await store.claim(b, [KeyClaim(key=own.key, seen_epoch=own.epoch)])
             await store.release([own])
         assert again == [[first.key]] * HISTORY_LIMIT
         stored = raw(store).execute("SELECT min(epoch) FROM term").fetchone()
@@ -385,10 +390,10 @@ async def test_who_has_waited_longest_asks_most_often() -> None:
 
 async def test_patience_ends_at_its_limit_or_when_given_up() -> None:
     now = 0.0
-    patience = Patience(5.0, rng=random.Random(1), stopwatch=lambda: now)
+    patience = LockWait(5.0, rng=random.Random(1), stopwatch=lambda: now)
     given_up = threading.Event()
     assert patience.pause(given_up)
     now = 5.0
     assert not patience.pause(given_up)
     given_up.set()
-    assert not Patience(5.0, rng=random.Random(1), stopwatch=lambda: now).pause(given_up)
+    assert not LockWait(5.0, rng=random.Random(1), stopwatch=lambda: now).pause(given_up)

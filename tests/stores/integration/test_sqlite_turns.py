@@ -19,7 +19,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, UnknownResource, UsageError
 from leasehold.stores.sqlite import SqliteStore
 from leasehold.stores.sqlite.database import Database
-from leasehold.stores.sqlite.group_commit import Turns
+from leasehold.stores.sqlite.group_commit import SqliteGroupCommit
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -50,7 +50,7 @@ async def opened(path: Path, *, busy_limit_s: float = 30.0) -> AsyncIterator[Sql
     store = await SqliteStore.open(path, clock=SystemClock())
     await store.close()
     counted = Counted(path, busy_limit_s=busy_limit_s)
-    store._database, store._turns = counted, Turns(counted)
+    store._database, store._turns = counted, SqliteGroupCommit(counted)
     yield store
     await store.close()
 

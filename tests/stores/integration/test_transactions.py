@@ -27,7 +27,7 @@ from tests.support.transactions import (
 
 from leasehold.clock import SystemClock
 from leasehold.errors import CheckpointBehind, FencedWrite, UsageError
-from leasehold.model import Mark, Position, Wanted
+from leasehold.model import CheckpointWrite, KeyClaim, Position
 from leasehold.stores.postgres import PostgresStore, open_url
 
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ async def test_a_position_that_the_stored_one_has_reached_rolls_back(
     url: str, store: PostgresStore, transactions: Transactions, begin: Begin, at: int
 ) -> None:
     _, owned = await owner(store)
-    await store.checkpoint([Mark(ownership=owned[0], position=Position(sequence_number=9))])
+    await store.checkpoint(
+        [CheckpointWrite(ownership=owned[0], position=Position(sequence_number=9))]
+    )
     with pytest.raises(CheckpointBehind, match=rf"reached {at} already.*are done.*rolled back"):
         await run(begin(transactions, owned[0], at), INSERT_5)
     assert rows(url) == []
@@ -354,7 +356,7 @@ async def test_a_question_to_the_owner_after_the_snapshot_asks_for_a_second_run(
 ) -> None:
     _, owned = await owner(store)
     other = await member(store, "b")
-    wanted = Wanted(key=KEYS[0], seen_epoch=1)
+    wanted = KeyClaim(key=KEYS[0], seen_epoch=1)
     steps = ["set transaction isolation level repeatable read", INSERT_5]
     with pytest.raises(psycopg.errors.SerializationFailure):
         await run(begin(transactions, owned[0], 5), *steps, lambda: store.ask(other, wanted))

@@ -33,7 +33,7 @@ from tests.support.transactions import (
 )
 
 from leasehold.clock import SystemClock
-from leasehold.errors import StoreUnavailable, UnknownStore, UsageError
+from leasehold.errors import InvalidUrl, StoreUnavailable, UsageError
 from leasehold.model import Ownership, Position
 from leasehold.stores import open_transactions
 from leasehold.stores.postgres import PostgresStore, open_url
@@ -389,7 +389,7 @@ async def test_other_stores_say_what_to_do_instead(url: str) -> None:
 
 
 async def test_what_is_no_store_is_refused() -> None:
-    with pytest.raises(UnknownStore, match="names no store"):
+    with pytest.raises(InvalidUrl, match="names no store"):
         open_transactions("redis://me:hunter2@host")
     with pytest.raises(UsageError, match="1 or more"):
         open_transactions("postgresql://host/db", most_connections=0)

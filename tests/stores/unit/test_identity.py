@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from leasehold.azure.blob_store.credentials import Bearer
-from leasehold.azure.eventhubs.credentials import Entra
+from leasehold.azure.eventhubs.credentials import EntraCredential
 from leasehold.errors import StoreUnavailable, StoreUnusable
 from leasehold.stores.identity import reason_of, token_of
 from leasehold.testing.clock import ManualClock
@@ -50,7 +50,7 @@ def test_one_error_and_no_log_of_azure_identity(caplog: pytest.LogCaptureFixture
         Bearer(Refusing(NOTHING_SET_UP), ManualClock()).headers("GET", "/", {}, {})
     assert "\n" not in str(caught.value)
     with pytest.raises(StoreUnavailable, match="azure-identity says: DefaultAzure"):
-        anyio.run(Entra(Refusing(NOTHING_SET_UP)).token, "sb://contoso/orders")
+        anyio.run(EntraCredential(Refusing(NOTHING_SET_UP)).token, "sb://contoso/orders")
     assert caplog.records == []
     ITS_LOG.warning("afterwards")
     assert [each.getMessage() for each in caplog.records] == ["afterwards"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from leasehold.clock import SystemClock
-from leasehold.model import EndReason, Mark, MemberInfo, Position, Wanted
+from leasehold.model import CheckpointWrite, EndReason, KeyClaim, MemberInfo, Position
 from leasehold.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -69,11 +69,13 @@ def test_members_in_several_threads_never_get_the_same_epoch() -> None:
         for turn in range(ROUNDS):
             since = (await store.renew(lease, since=since, info=MemberInfo(pid=turn))).version
             seen = await store.resources(GROUP)
-            wanted = [Wanted(key=key, seen_epoch=seen[key].epoch) for key in KEYS]
+            wanted = [KeyClaim(key=key, seen_epoch=seen[key].epoch) for key in KEYS]
             taken = await store.claim(lease, wanted)
             won.extend((each.key, each.epoch) for each in taken)
             at = Position(sequence_number=0)
-            assert not await store.checkpoint([Mark(ownership=each, position=at) for each in taken])
+            assert not await store.checkpoint(
+                [CheckpointWrite(ownership=each, position=at) for each in taken]
+            )
             assert list(await store.release(taken)) == [each.key for each in taken]
 
     asyncio.run(store.declare(KEYS))

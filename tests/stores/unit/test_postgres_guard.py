@@ -6,20 +6,24 @@ import psycopg
 import pytest
 
 from leasehold.errors import FencedWrite, StoreUnavailable, StoreUnusable
-from leasehold.model import Mark, Ownership, Position
-from leasehold.stores.postgres.address import Address
-from leasehold.stores.postgres.transaction_fence import Fenced, Guard, Stage
+from leasehold.model import CheckpointWrite, Ownership, Position
+from leasehold.stores.postgres.address import DatabaseAddress
+from leasehold.stores.postgres.transaction_fence import (
+    FencedCheckpoint,
+    TransactionFence,
+    TransactionStage,
+)
 
 OWNED = Ownership(key="partition/s/g/0", epoch=3, holder="a", token="secret-a")
 UNKNOWN, NOTHING = "outcome is unknown", "nothing of this transaction was committed"
 
 
-def guard(stage: Stage) -> Guard:
-    return Guard(
+def guard(stage: TransactionStage) -> TransactionFence:
+    return TransactionFence(
         ownership=OWNED,
-        address=Address.of("postgresql://me:hunter2@db/app"),
+        address=DatabaseAddress.of("postgresql://me:hunter2@db/app"),
         stage=stage,
-        mark=Mark(ownership=OWNED, position=Position(sequence_number=7)),
+        mark=CheckpointWrite(ownership=OWNED, position=Position(sequence_number=7)),
     )
 
 
@@ -34,7 +38,7 @@ def guard(stage: Stage) -> Guard:
 )
 @pytest.mark.parametrize("broken", [True, False])
 def test_a_commit_without_a_plain_no_is_unknown(error: Exception, broken: bool) -> None:
-    meant = guard(Stage.COMMIT).meaning(error, broken=broken)
+    meant = guard(TransactionStage.COMMIT).meaning(error, broken=broken)
     assert isinstance(meant, StoreUnavailable)
     assert UNKNOWN in str(meant)
     assert "has reached 7," in str(meant)
@@ -44,7 +48,7 @@ def test_a_commit_without_a_plain_no_is_unknown(error: Exception, broken: bool) 
 
 def test_a_session_ended_while_it_stood_still_has_committed_nothing() -> None:
     error = psycopg.errors.IdleInTransactionSessionTimeout("terminating connection")
-    meant = guard(Stage.COMMIT).meaning(error, broken=True)
+    meant = guard(TransactionStage.COMMIT).meaning(error, broken=True)
     assert isinstance(meant, StoreUnavailable)
     assert NOTHING in str(meant)
     assert UNKNOWN not in str(meant)
@@ -60,7 +64,7 @@ def test_a_session_ended_while_it_stood_still_has_committed_nothing() -> None:
     ids=repr,
 )
 def test_a_check_that_fails_has_committed_nothing(error: Exception, kind: type[Exception]) -> None:
-    meant = guard(Stage.CHECK).meaning(error, broken=False)
+    meant = guard(TransactionStage.CHECK).meaning(error, broken=False)
     assert isinstance(meant, kind)
     assert NOTHING in str(meant)
 
@@ -69,17 +73,19 @@ def test_a_check_that_fails_has_committed_nothing(error: Exception, kind: type[E
     "error", [TimeoutError(), ValueError(), psycopg.errors.DeadlockDetected("x")], ids=repr
 )
 def test_the_callers_own_errors_stay_what_they_are(error: Exception) -> None:
-    assert guard(Stage.BLOCK).meaning(error, broken=False) is error
+    assert guard(TransactionStage.BLOCK).meaning(error, broken=False) is error
 
 
 @pytest.mark.spec("B5")
 def test_a_refusal_stands_even_if_it_can_not_be_counted() -> None:
-    assert isinstance(guard(Stage.CHECK).refusal(Fenced(), fenced=None), FencedWrite)
+    assert isinstance(
+        guard(TransactionStage.CHECK).refusal(FencedCheckpoint(), fenced=None), FencedWrite
+    )
 
 
 def test_a_refusal_by_a_snapshot_that_nobody_confirms_is_no_verdict() -> None:
-    by_snapshot = guard(Stage.CHECK)
+    by_snapshot = guard(TransactionStage.CHECK)
     by_snapshot.by_snapshot = True
-    meant = by_snapshot.refusal(Fenced(), fenced=None)
+    meant = by_snapshot.refusal(FencedCheckpoint(), fenced=None)
     assert isinstance(meant, StoreUnavailable)
     assert NOTHING in str(meant)

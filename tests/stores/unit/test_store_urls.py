@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from leasehold import Timing
-from leasehold.errors import InvalidDuration, InvalidName, UnknownStore
+from leasehold import LeaseTiming
+from leasehold.errors import InvalidDuration, InvalidName, InvalidUrl
 from leasehold.model import MemberInfo
 from leasehold.names import partition_key
 from leasehold.stores import open_store
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
     ],
 )
 async def test_a_wrong_url_says_what_to_write(url: Any, hint: str) -> None:
-    with pytest.raises(UnknownStore) as refused:
+    with pytest.raises(InvalidUrl) as refused:
         async with open_store(url):
             pytest.fail("it was opened")
     assert hint in str(refused.value)
@@ -43,7 +43,7 @@ async def test_a_wrong_url_says_what_to_write(url: Any, hint: str) -> None:
 async def test_slips_of_type_are_named() -> None:
     number: Any = 10
     with pytest.raises(InvalidDuration, match=r"lease must be a timedelta, such as .*, not 10"):
-        Timing.of(lease=number)
+        LeaseTiming.of(lease=number)
     with pytest.raises(InvalidName, match="partition must be text, not 1: write '1'"):
         partition_key("orders", "billing", 1)  # type: ignore[arg-type]
     async with open_store("memory://") as store:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from leasehold.testing.linearizability import Call, KeyState, Operation, Outcome, violation
+from leasehold.testing.linearizability import CallOutcome, KeyCall, KeyState, Operation, violation
 
 
 def op(text: str, began_s: float, ended_s: float) -> Operation:
@@ -16,12 +16,12 @@ def op(text: str, began_s: float, ended_s: float) -> Operation:
     holder, call, epoch, *position = words.split()
     word = "done" if result.isdigit() else result
     return Operation(
-        call=Call(call),
+        call=KeyCall(call),
         holder=holder,
         epoch=int(epoch),
         began_s=began_s,
         ended_s=ended_s,
-        outcome=Outcome(word),
+        outcome=CallOutcome(word),
         won=int(result) if result.isdigit() else 0,
         position=int(position[0]) if position else 0,
     )
@@ -148,7 +148,7 @@ def test_long_histories_are_judged_in_time(seed: int) -> None:
     """Four at once, a third of the answers unknown; then one answer is made wrong."""
     history = _lived(Random(seed), calls=300)
     assert violation(history) is None
-    won = [n for n, each in enumerate(history) if each.won and each.outcome is Outcome.DONE]
+    won = [n for n, each in enumerate(history) if each.won and each.outcome is CallOutcome.DONE]
     n = won[len(won) // 2]
     wrong = replace(history[n], won=history[n].won + 1)
     assert violation([*history[:n], wrong, *history[n + 1 :]]) is not None

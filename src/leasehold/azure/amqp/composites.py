@@ -21,23 +21,23 @@ _LIST8 = 254
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FieldType:
     """A type on the wire: how a value is written, and how what was read is checked."""
 
     write: Callable[[Any], bytes]
     read: Callable[[Any], Any]
 
 
-def _of(write: Callable[[Any], object], kind: type) -> Kind:
+def _of(write: Callable[[Any], object], kind: type) -> FieldType:
     def read(value: object) -> object:
         if not isinstance(value, kind):
             raise AmqpFault(f"a field is a {type(value).__name__}, not {kind.__name__}")
         return value
 
-    return Kind(write=lambda value: encode(write(value)), read=read)
+    return FieldType(write=lambda value: encode(write(value)), read=read)
 
 
-def _number(write: Callable[[int], object], *, bits: int) -> Kind:
+def _number(write: Callable[[int], object], *, bits: int) -> FieldType:
     """A whole number of so many bits. Any type of number is taken if the value fits."""
 
     def read(value: object) -> object:
@@ -47,7 +47,7 @@ def _number(write: Callable[[int], object], *, bits: int) -> Kind:
             raise AmqpFault(f"a field is {value}, and has {bits} bits")
         return value
 
-    return Kind(write=lambda value: encode(write(value)), read=read)
+    return FieldType(write=lambda value: encode(write(value)), read=read)
 
 
 def _same(value: object) -> object:
@@ -76,8 +76,8 @@ TEXT = _of(str, str)
 SYMBOL = _of(Symbol, str)
 BINARY = _of(bytes, bytes)
 MAP = _of(dict, dict)
-ANY = Kind(write=encode, read=_same)
-SYMBOLS = Kind(write=_many_written, read=_many_read)
+ANY = FieldType(write=encode, read=_same)
+SYMBOLS = FieldType(write=_many_written, read=_many_read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Composite:
     """A described list of fields, each of a kind of its own."""
 
     CODE: ClassVar[int]
-    KINDS: ClassVar[tuple[Kind, ...]]
+    KINDS: ClassVar[tuple[FieldType, ...]]
 
     def encode(self) -> bytes:
         """All fields in their order, with the code in front.
@@ -128,7 +128,7 @@ class Composite:
         return cls(**found)
 
 
-def _shape(kind: type[Composite]) -> tuple[tuple[str, Kind, bool], ...]:
+def _shape(kind: type[Composite]) -> tuple[tuple[str, FieldType, bool], ...]:
     """For each field its name, its kind, and whether it must be there."""
     found = _SHAPES.get(kind)
     if found is None:
@@ -139,10 +139,10 @@ def _shape(kind: type[Composite]) -> tuple[tuple[str, Kind, bool], ...]:
     return found
 
 
-_SHAPES: dict[type[Composite], tuple[tuple[str, Kind, bool], ...]] = {}
+_SHAPES: dict[type[Composite], tuple[tuple[str, FieldType, bool], ...]] = {}
 
 
-def inner(kind: type[Composite], *others: type[Composite]) -> Kind:
+def inner(kind: type[Composite], *others: type[Composite]) -> FieldType:
     """A field that is a record itself. Of several that it may be, an unknown one is left out."""
     codes = {each.CODE: each for each in (kind, *others)}
 
@@ -154,7 +154,7 @@ def inner(kind: type[Composite], *others: type[Composite]) -> Kind:
             return None if others else kind.of([])
         return found.of(value.value)
 
-    return Kind(write=lambda value: value.encode(), read=read)
+    return FieldType(write=lambda value: value.encode(), read=read)
 
 
 def code_of(descriptor: object) -> int:

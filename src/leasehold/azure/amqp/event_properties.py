@@ -151,7 +151,7 @@ def map_at(message: bytes, found: Found) -> Mapping[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class MessageHead:
     """What stands before and after the body of a message, as the log keeps it."""
 
     key: str | None = None
@@ -160,7 +160,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptSections:
     """Sections to be given back: before the annotations, after them, and after the body.
 
     ``annotations`` are the entries of that map, ``count`` their number of values. A body among
@@ -175,10 +175,10 @@ class Kept:
     has_body: bool = False
 
 
-NOTHING = Kept()
+NOTHING = KeptSections()
 
 
-def split_message(data: bytes) -> tuple[bytes, Head, tuple[int, int] | None]:
+def split_message(data: bytes) -> tuple[bytes, MessageHead, tuple[int, int] | None]:
     """The body of a message and all else; and, if it ends with its only data, where that begins.
 
     The two numbers are the length of what stands before the data section, and of its own head.
@@ -193,7 +193,7 @@ def split_message(data: bytes) -> tuple[bytes, Head, tuple[int, int] | None]:
     return body, _head(data, found), (start, end - start - len(body)) if only else None
 
 
-def head_of(data: bytes) -> Head:
+def head_of(data: bytes) -> MessageHead:
     """What stands before the body, from bytes that end there.
 
     Raises:
@@ -202,17 +202,17 @@ def head_of(data: bytes) -> Head:
     return _head(data, list(sections(data)))
 
 
-def _head(data: bytes, found: Sequence[Found]) -> Head:
+def _head(data: bytes, found: Sequence[Found]) -> MessageHead:
     annotations = annotations_of(data, found)
     key, number = annotations.get(PARTITION_KEY), annotations.get(PRODUCER_SEQUENCE)
-    return Head(
+    return MessageHead(
         key=key if isinstance(key, str) else None,
         properties=pairs_of(data, found),
         sequence=number if isinstance(number, int) else None,
     )
 
 
-def kept_in(properties: tuple[tuple[str, str], ...]) -> Kept:
+def kept_in(properties: tuple[tuple[str, str], ...]) -> KeptSections:
     """The sections to be given back for the properties of an event.
 
     What nobody could have sent, but is in the log, is left out: it is no reason to stop reading.
@@ -223,22 +223,22 @@ def kept_in(properties: tuple[tuple[str, str], ...]) -> Kept:
 
 
 @lru_cache(maxsize=1024)
-def _remembered(properties: tuple[tuple[str, str], ...]) -> Kept:
+def _remembered(properties: tuple[tuple[str, str], ...]) -> KeptSections:
     return _kept(properties)
 
 
-def _kept(properties: tuple[tuple[str, str], ...]) -> Kept:
+def _kept(properties: tuple[tuple[str, str], ...]) -> KeptSections:
     texts = dict(properties)
     raw = texts.pop(SECTIONS_PROPERTY, None)
     if raw is None:
-        return Kept(after=section(APPLICATION_PROPERTIES, texts)) if texts else NOTHING
+        return KeptSections(after=section(APPLICATION_PROPERTIES, texts)) if texts else NOTHING
     try:
         return _parts(base64.b64decode(raw, validate=True))
     except (AmqpFault, binascii.Error, ValueError):
-        return Kept(after=section(APPLICATION_PROPERTIES, texts)) if texts else NOTHING
+        return KeptSections(after=section(APPLICATION_PROPERTIES, texts)) if texts else NOTHING
 
 
-def _parts(data: bytes) -> Kept:
+def _parts(data: bytes) -> KeptSections:
     before = after = footer = entries = b""
     count, has_body = 0, False
     for each in sections(data):
@@ -254,7 +254,7 @@ def _parts(data: bytes) -> Kept:
         else:
             after += data[start:end]
             has_body = has_body or code >= DATA
-    return Kept(
+    return KeptSections(
         before=before,
         annotations=entries,
         count=count,

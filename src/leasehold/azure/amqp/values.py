@@ -227,7 +227,7 @@ def decode(data: View, at: int = 0, *, limit: Limit | None = None) -> tuple[Any,
     Raises:
         AmqpFault: there is none, it is damaged, or has more values than the limit allows.
     """
-    reader = _Reader(data, limit)
+    reader = _ValueReader(data, limit)
     try:
         return reader.value(at, DEEPEST)
     except (struct.error, IndexError, ValueError, TypeError, OverflowError) as error:
@@ -324,7 +324,7 @@ def _char(number: int) -> Char:
     return Char(chr(number))
 
 
-class _Reader:
+class _ValueReader:
     """Reads one value."""
 
     __slots__ = ("_data", "_limit")

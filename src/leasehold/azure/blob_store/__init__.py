@@ -33,7 +33,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.store import AzureBlobStore
 
 if TYPE_CHECKING:
@@ -50,4 +50,4 @@ async def open_url(url: str, clock: Clock) -> AzureBlobStore:
         StoreUnavailable: there is no answer.
         StoreUnusable: the service refuses us.
     """
-    return await AzureBlobStore.open(Address.of(url, os.environ), clock=clock)
+    return await AzureBlobStore.open(BlobAddress.of(url, os.environ), clock=clock)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from leasehold.errors import UnknownStore
+from leasehold.errors import InvalidUrl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ _SWITCH = {"0", "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class BlobAddress:
     """One container. ``root`` is the path of the account at the host: empty, or ``/account``."""
 
     account: str
@@ -60,7 +60,7 @@ class Address:
     sas: str = field(default="", repr=False)
 
     @classmethod
-    def of(cls, url: str, environment: Mapping[str, str]) -> Address:
+    def of(cls, url: str, environment: Mapping[str, str]) -> BlobAddress:
         """What the URL says, completed by the environment.
 
         Raises:
@@ -102,11 +102,11 @@ def _checked(
     names: list[str],
     query: Mapping[str, str],
     environment: Mapping[str, str],
-) -> Address:
+) -> BlobAddress:
     by_path = port is not None or host == "localhost" or bool(re.fullmatch(r"[\d.]+|.*:.*", host))
     account = names.pop(0) if by_path and names else host.split(".", maxsplit=1)[0]
     container = names.pop(0) if names else ""
-    address = Address(
+    address = BlobAddress(
         account=account,
         container=container,
         prefix="/".join(names),
@@ -140,7 +140,7 @@ def _check_part(what: str, name: str, allowed: re.Pattern[str], may_be: str) -> 
     raise _unreadable(f"{wrong} ({may_be})", _SHORT)
 
 
-def _with_right(address: Address, sas: str, environment: Mapping[str, str]) -> Address:
+def _with_right(address: BlobAddress, sas: str, environment: Mapping[str, str]) -> BlobAddress:
     sas = sas or environment.get("AZURE_STORAGE_SAS_TOKEN", "")
     if sas:
         return replace(address, sas=sas.removeprefix("?"))
@@ -151,7 +151,7 @@ def _with_right(address: Address, sas: str, environment: Mapping[str, str]) -> A
         of_endpoint = _account_at(given.get("blobendpoint", ""))
         at_endpoint = _at_endpoint(address, given.get("blobendpoint", ""))
     except ValueError:
-        raise UnknownStore(
+        raise InvalidUrl(
             "the BlobEndpoint in AZURE_STORAGE_CONNECTION_STRING is no URL: write "
             "https://ACCOUNT.blob.core.windows.net, or copy the connection string again"
         ) from None
@@ -174,7 +174,7 @@ def _account_at(endpoint: str) -> str:
     return parts.path.strip("/") or (parts.hostname or "").split(".", maxsplit=1)[0]
 
 
-def _at_endpoint(address: Address, endpoint: str) -> Address:
+def _at_endpoint(address: BlobAddress, endpoint: str) -> BlobAddress:
     parts = urlsplit(endpoint)
     if not parts.hostname:
         return address
@@ -187,5 +187,5 @@ def _at_endpoint(address: Address, endpoint: str) -> Address:
     )
 
 
-def _unreadable(why: str, examples: str = EXAMPLES) -> UnknownStore:
-    return UnknownStore(f"the Azure Blob URL can not be used: {why}; write {examples}")
+def _unreadable(why: str, examples: str = EXAMPLES) -> InvalidUrl:
+    return InvalidUrl(f"the Azure Blob URL can not be used: {why}; write {examples}")

@@ -18,10 +18,10 @@ from uuid import UUID
 
 from anyio import to_thread
 
-from leasehold.azure.blob_store.address import Address
+from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.container import ACCEPTED, CREATED, NOT_FOUND, OK, Container
 from leasehold.azure.blob_store.credentials import right_for
-from leasehold.azure.blob_store.http import Wire
+from leasehold.azure.blob_store.http import HttpClient
 from leasehold.azure.blob_store.lease_lengths import LONGEST_S, lease_s
 from leasehold.clock import SystemClock, new_token, system_random
 from leasehold.errors import FencedWrite, LeaseLost, UnknownResource, UsageError
@@ -31,7 +31,7 @@ from leasehold.names import seconds_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from leasehold.azure.blob_store.http import Answer
+    from leasehold.azure.blob_store.http import HttpResponse
     from leasehold.clock import Clock
 
 T = TypeVar("T")
@@ -155,18 +155,18 @@ class BlobLease:
         if answer.status != CREATED:
             raise FencedWrite(self._words(answer), key=self.name, reason="fenced")
 
-    async def _lease(self, action: str, **more: str | int) -> Answer:
+    async def _lease(self, action: str, **more: str | int) -> HttpResponse:
         for each in more.values():
             _plain(str(each), "a lease id")
         return await _in_thread(
             lambda given_up: self._container.lease(self.name, action, given_up, **more)
         )
 
-    def _check(self, answer: Answer, expected: int) -> None:
+    def _check(self, answer: HttpResponse, expected: int) -> None:
         if answer.status != expected:
             raise LeaseLost(self._words(answer), key=self.name, reason="not held")
 
-    def _words(self, answer: Answer) -> str:
+    def _words(self, answer: HttpResponse) -> str:
         return (
             f"the lease of {self.name} is lost ({answer.status} {answer.code}): stop the work, "
             "then acquire it anew"
@@ -202,8 +202,8 @@ async def open_blobs(
         StoreUnavailable: there is no answer.
         StoreUnusable: the service refuses us.
     """
-    address, clock = Address.of(url, environment), clock or SystemClock()
-    wire = Wire(address, right_for(address, clock), clock=clock, rng=system_random())
+    address, clock = BlobAddress.of(url, environment), clock or SystemClock()
+    wire = HttpClient(address, right_for(address, clock), clock=clock, rng=system_random())
     container = Container(address, wire)
     try:
         await _in_thread(container.make)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from leasehold.azure.blob_store.container import CREATED, NOT_FOUND, OK
-from leasehold.azure.blob_store.naming import ALONE, Home, lease_id, token_digest
+from leasehold.azure.blob_store.naming import ALONE, LeaseLocation, lease_id, token_digest
 from leasehold.azure.blob_store.service_time import moment
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import EndReason, Lease
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
-    from leasehold.azure.blob_store.document_cache import Look, Shelf, Turn
-    from leasehold.azure.blob_store.group_document import Book
-    from leasehold.azure.blob_store.service_time import Moment, Proofs
+    from leasehold.azure.blob_store.document_cache import DocumentCache, DocumentStep, GroupListing
+    from leasehold.azure.blob_store.group_document import GroupDocument
+    from leasehold.azure.blob_store.service_time import LeaseProofs, ServiceTime
     from leasehold.clock import Clock
     from leasehold.model import Changes, MemberInfo, Resource, Term
 
@@ -48,7 +48,7 @@ def turns(members: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
+class _LastLook:
     """When a holder looked last, and the company that it found itself in."""
 
     looked_s: float
@@ -58,15 +58,15 @@ class _Seen:
     shortest_s: float
 
 
-class Watch:
+class LookSchedule:
     """The turns of each holder of this process."""
 
     def __init__(self, clock: Clock) -> None:
         """Nobody has looked yet."""
         self._clock = clock
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._seen: dict[tuple[str, str], _LastLook] = {}
 
-    def due(self, lease: Lease, now: Moment | None) -> bool:
+    def due(self, lease: Lease, now: ServiceTime | None) -> bool:
         """Whether this renewal has to look; ``now`` by the service's clock."""
         seen = self._seen.get((lease.group, lease.holder))
         if seen is None or now is None or seen.turns == 1:
@@ -77,7 +77,12 @@ class Watch:
         return slot != seen.slot and slot % seen.turns == seen.rank % seen.turns
 
     def looked(
-        self, lease: Lease, leases_s: Mapping[str, float], now: Moment | None, *, began_s: float
+        self,
+        lease: Lease,
+        leases_s: Mapping[str, float],
+        now: ServiceTime | None,
+        *,
+        began_s: float,
     ) -> None:
         """It has looked in a renewal that began then.
 
@@ -89,7 +94,7 @@ class Watch:
         if len(self._seen) >= _MOST:
             self._seen.clear()
         shortest_s = min(leases_s.values())
-        self._seen[lease.group, lease.holder] = _Seen(
+        self._seen[lease.group, lease.holder] = _LastLook(
             looked_s=began_s,
             slot=_slot(now, shortest_s),
             rank=sorted(leases_s).index(lease.holder),
@@ -102,7 +107,7 @@ class Watch:
         self._seen.pop((lease.group, lease.holder), None)
 
 
-def _slot(now: Moment, shortest_s: float) -> int:
+def _slot(now: ServiceTime, shortest_s: float) -> int:
     return int(now.low_s * _SLOTS / shortest_s)
 
 
@@ -118,21 +123,21 @@ def bare(lease: Lease) -> Lease:
     return replace(lease, token=token_digest(lease.token))
 
 
-class Leasing:
+class BlobLeases:
     """The three calls about leases, by threads."""
 
-    def __init__(self, shelf: Shelf, proofs: Proofs, clock: Clock) -> None:
+    def __init__(self, shelf: DocumentCache, proofs: LeaseProofs, clock: Clock) -> None:
         """Over the books and the blobs of one container."""
         self._shelf = shelf
         self._proofs = proofs
         self._clock = clock
-        self._watch = Watch(clock)
+        self._watch = LookSchedule(clock)
 
     # ------------------------------------------------------------ grant
 
     def grant(self, lease: Lease, info: MemberInfo, given_up: threading.Event) -> Lease:
         """See ``Store.grant``."""
-        home = Home.of(lease.group, lease.holder)
+        home = LeaseLocation.of(lease.group, lease.holder)
         look = self._shelf.look(home, given_up)
         known = self._shelf.read(
             home, lambda turn: turn.book.lease_row(lease.holder), given_up, look=look
@@ -155,7 +160,7 @@ class Leasing:
         self._sweep(home, look, given_up)
         return replace(granted, token=lease.token)
 
-    def _acquire(self, home: Home, lease: Lease, given_up: threading.Event) -> None:
+    def _acquire(self, home: LeaseLocation, lease: Lease, given_up: threading.Event) -> None:
         blob = home.holder_blob(lease.holder)
         for _ in range(_ROUNDS):
             try:
@@ -178,7 +183,7 @@ class Leasing:
                 raise lost_lease(lease.holder, "another token is in use")
         raise StoreUnavailable(f"the blob of {lease.holder} does not stay where it is put")
 
-    def _sweep(self, home: Home, look: Look, given_up: threading.Event) -> None:
+    def _sweep(self, home: LeaseLocation, look: GroupListing, given_up: threading.Event) -> None:
         """Remove blobs that nobody needs: of members that never came into the book, or ended."""
         start = home.holder_blob("")
         over = {
@@ -213,7 +218,7 @@ class Leasing:
         self, lease: Lease, since: int, info: MemberInfo | None, given_up: threading.Event
     ) -> Changes:
         """See ``Store.renew``; not every renewal looks who else is alive: see ``watch``."""
-        home = Home.of(lease.group, lease.holder)
+        home = LeaseLocation.of(lease.group, lease.holder)
         began_s = self._clock.boottime_s()
         for tried in range(1 + _LOOKS):
             alone = tried == 0 and not self._watch.due(lease, self._now())
@@ -244,14 +249,14 @@ class Leasing:
         lease: Lease,
         since: int,
         info: MemberInfo | None,
-        look: Look,
+        look: GroupListing,
         abroad: Mapping[str, _News],
         given_up: threading.Event,
         *,
         renewed: bool,
         alone: bool,
     ) -> Changes:
-        def step(turn: Turn) -> Changes:
+        def step(turn: DocumentStep) -> Changes:
             turn.book.live(bare(lease), turn.now, turn.wall)
             if not renewed:
                 raise _NotRenewed("it runs")
@@ -277,7 +282,7 @@ class Leasing:
         )
 
     def _renew_blob(
-        self, home: Home, lease: Lease, duration_s: float, given_up: threading.Event
+        self, home: LeaseLocation, lease: Lease, duration_s: float, given_up: threading.Event
     ) -> bool:
         answer = self._shelf.container.lease(
             home.holder_blob(lease.holder), "renew", given_up, lease_id=lease_id(lease.token)
@@ -289,20 +294,20 @@ class Leasing:
         return False
 
     def _news_abroad(self, holder: str, group: str, given_up: threading.Event) -> _News:
-        def news(turn: Turn) -> _News:
+        def news(turn: DocumentStep) -> _News:
             keys, ended = turn.book.news_for(holder)
             shown = [cautious(each, turn) for each in turn.book.shown(keys, turn.now)]
             return _News(keys=keys, ended=ended, shown={each.key: each for each in shown})
 
-        return self._shelf.read(Home(group), news, given_up)
+        return self._shelf.read(LeaseLocation(group), news, given_up)
 
     # ------------------------------------------------------------ revoke
 
     def revoke(self, lease: Lease, given_up: threading.Event) -> None:
         """See ``Store.revoke``."""
-        home = Home.of(lease.group, lease.holder)
+        home = LeaseLocation.of(lease.group, lease.holder)
 
-        def end(turn: Turn) -> list[str] | None:
+        def end(turn: DocumentStep) -> list[str] | None:
             row = turn.book.lease_row(lease.holder)
             if row is None or row.lease.token != bare(lease).token:
                 return None
@@ -317,7 +322,11 @@ class Leasing:
             return
         for group in groups:
             self._shelf.change(
-                Home(group), end, given_up, concerns=lambda _: {lease.holder}, proven=proven
+                LeaseLocation(group),
+                end,
+                given_up,
+                concerns=lambda _: {lease.holder},
+                proven=proven,
             )
         self._proofs.drop(lease.holder)
         self._watch.forget(lease)
@@ -326,7 +335,7 @@ class Leasing:
         if not self._shelf.container.delete(blob, given_up, lease_id=shown):
             self._shelf.container.delete(blob, given_up)
 
-    def _now(self) -> Moment | None:
+    def _now(self) -> ServiceTime | None:
         return moment(self._shelf.container.wire, self._clock)
 
     def _note(self, lease: Lease, sent_s: float, duration_s: float) -> None:
@@ -346,14 +355,14 @@ class _NotRenewed(LeaseLost):
     """The lease could not be renewed, and the service does not say that it is over."""
 
 
-def cautious(resource: Resource, turn: Turn) -> Resource:
+def cautious(resource: Resource, turn: DocumentStep) -> Resource:
     """The time until a break is told so short that it is true whatever the exact time is."""
     if resource.breaking_s is None:
         return resource
     return replace(resource, breaking_s=max(0.0, resource.breaking_s - turn.moment.slack_s))
 
 
-def _known(book: Book, holder: str) -> tuple[float, list[str], dict[str, float]]:
+def _known(book: GroupDocument, holder: str) -> tuple[float, list[str], dict[str, float]]:
     """How long the lease of a holder lasts, 0 if it is over; and the company that it is in.
 
     That is the other groups that it has keys of, and how long the lease of each member lasts.
@@ -370,6 +379,6 @@ def _known(book: Book, holder: str) -> tuple[float, list[str], dict[str, float]]
     return duration_s, list(book.abroad.get(holder, ())), lengths_s
 
 
-def _living_blobs(book: Book) -> set[str]:
+def _living_blobs(book: GroupDocument) -> set[str]:
     rows = (book.lease_row(holder) for holder in book.everybody())
     return {book.home.holder_blob(row.lease.holder) for row in rows if row is not None}

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from leasehold.azure.blob_store.container import Container
-    from leasehold.azure.blob_store.group_document import Book
-    from leasehold.azure.blob_store.naming import Home
+    from leasehold.azure.blob_store.group_document import GroupDocument
+    from leasehold.azure.blob_store.naming import LeaseLocation
     from leasehold.model import Checkpoint
 
 # The service keeps 8 KiB of metadata for a blob, names and all.
@@ -53,7 +53,7 @@ _MARKS, _WRITE = "marks", "mark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slip:
+class CheckpointBlob:
     """What is on a slip. ``written`` tells one writing of it from another."""
 
     marks: Mapping[str, Checkpoint] = field(default_factory=dict)
@@ -69,12 +69,12 @@ class Slip:
 
 
 def fits(metadata: Mapping[str, str]) -> bool:
-    """Whether the service can keep what ``Slip.metadata`` made."""
+    """Whether the service can keep what ``CheckpointBlob.metadata`` made."""
     return len(metadata[_MARKS]) <= _MOST_LETTERS
 
 
-def slip_from(metadata: Mapping[str, str], group: str) -> Slip:
-    """What ``Slip.metadata`` wrote.
+def slip_from(metadata: Mapping[str, str], group: str) -> CheckpointBlob:
+    """What ``CheckpointBlob.metadata`` wrote.
 
     Raises:
         StoreUnusable: it is damaged.
@@ -87,7 +87,9 @@ def slip_from(metadata: Mapping[str, str], group: str) -> Slip:
             f"a blob with positions of {group} is damaged: its metadata was changed by somebody "
             "else; remove the blob, and what is in the book counts"
         ) from error
-    return Slip(marks={each.key: each for each in marks}, written=metadata.get(_WRITE, ""))
+    return CheckpointBlob(
+        marks={each.key: each for each in marks}, written=metadata.get(_WRITE, "")
+    )
 
 
 T = TypeVar("T")
@@ -106,48 +108,50 @@ _AT_ONCE = 8
 
 
 @dataclass(slots=True)
-class Own:
+class OwnCheckpointBlob:
     """A slip that this process has made, and what it has written there."""
 
     name: str
     etag: str
-    slip: Slip
+    slip: CheckpointBlob
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Slips:
+class CheckpointBlobs:
     """The slips of one container. Safe to use from several threads."""
 
     def __init__(self, container: Container) -> None:
         """Have none yet."""
         self._container = container
-        self._own: dict[tuple[Home, str], Own] = {}
+        self._own: dict[tuple[LeaseLocation, str], OwnCheckpointBlob] = {}
 
     # ------------------------------------------------------------ of this process
 
-    def make(self, home: Home, holder: str, given_up: threading.Event) -> str | None:
+    def make(self, home: LeaseLocation, holder: str, given_up: threading.Event) -> str | None:
         """An empty slip, for the book to name; None if it could not be made."""
-        name, empty = new_suffix(), Slip()
+        name, empty = new_suffix(), CheckpointBlob()
         blob, told = home.slip_blob(holder, name), empty.metadata(home.group)
         with suppress(StoreUnavailable):
             etag = self._container.put(blob, b"", etag=None, metadata=told, given_up=given_up)
             if etag is not None:
                 if len(self._own) >= _MOST_OWN:
                     self._own.clear()  # holders that died; the others go by the book once
-                self._own[home, holder] = Own(name, etag, empty)
+                self._own[home, holder] = OwnCheckpointBlob(name, etag, empty)
                 return name
         return None
 
-    def own(self, home: Home, holder: str, book: Book) -> Own | None:
+    def own(
+        self, home: LeaseLocation, holder: str, book: GroupDocument
+    ) -> OwnCheckpointBlob | None:
         """The slip that this process has for a holder; None if the book has another."""
         own = self._own.get((home, holder))
         return own if own is not None and book.slips.get(holder) == own.name else None
 
     def jot(
         self,
-        home: Home,
+        home: LeaseLocation,
         holder: str,
-        own: Own,
+        own: OwnCheckpointBlob,
         marks: Mapping[str, Checkpoint],
         given_up: threading.Event,
     ) -> bool:
@@ -170,7 +174,7 @@ class Slips:
             there = own.slip.marks
             if any(key in there and there[key].position > marks[key].position for key in marks):
                 return False  # another call was faster
-            slip = Slip(marks={**there, **marks}, written=new_suffix())
+            slip = CheckpointBlob(marks={**there, **marks}, written=new_suffix())
             told = slip.metadata(home.group)
             etag = self._put(home, holder, own, told, given_up) if fits(told) else None
             if etag is None:
@@ -184,7 +188,7 @@ class Slips:
             own.lock.release()
         return True
 
-    def drop(self, home: Home, holder: str, name: str = "") -> None:
+    def drop(self, home: LeaseLocation, holder: str, name: str = "") -> None:
         """Write there no more; if there is a name, on that one."""
         own = self._own.get((home, holder))
         if own is not None and name in {"", own.name}:
@@ -192,9 +196,9 @@ class Slips:
 
     def _put(
         self,
-        home: Home,
+        home: LeaseLocation,
         holder: str,
-        own: Own,
+        own: OwnCheckpointBlob,
         told: Mapping[str, str],
         given_up: threading.Event,
     ) -> str | None:
@@ -214,8 +218,12 @@ class Slips:
     # ------------------------------------------------------------ of anybody
 
     def sealed(
-        self, home: Home, book: Book, holders: Collection[str], given_up: threading.Event
-    ) -> dict[str, Slip]:
+        self,
+        home: LeaseLocation,
+        book: GroupDocument,
+        holders: Collection[str],
+        given_up: threading.Event,
+    ) -> dict[str, CheckpointBlob]:
         """By blob the slips that a book names for these holders; nothing is written there after.
 
         Raises:
@@ -229,7 +237,7 @@ class Slips:
         found = _each(lambda blob: self._seal(home, blob, given_up), blobs)
         return dict(zip(blobs, found, strict=True))
 
-    def _seal(self, home: Home, blob: str, given_up: threading.Event) -> Slip:
+    def _seal(self, home: LeaseLocation, blob: str, given_up: threading.Event) -> CheckpointBlob:
         answer = self._container.lease(
             blob, "acquire", given_up, proposed_lease_id=_SEAL, lease_duration=_FOR_EVER
         )
@@ -239,11 +247,11 @@ class Slips:
                 "break that lease, or remove the blob, and what is in the book counts"
             )
         found = self._container.get(blob, given_up) if answer.status == CREATED else None
-        return slip_from(found.metadata, home.group) if found is not None else Slip()
+        return slip_from(found.metadata, home.group) if found is not None else CheckpointBlob()
 
     def all(
-        self, home: Home, book: Book, given_up: threading.Event
-    ) -> tuple[dict[str, Slip], bool]:
+        self, home: LeaseLocation, book: GroupDocument, given_up: threading.Event
+    ) -> tuple[dict[str, CheckpointBlob], bool]:
         """By holder the slips that a book names, and whether all of them are there."""
         if not book.slips:
             return {}, True
@@ -256,7 +264,9 @@ class Slips:
         }
         return found, len(found) == len(named)
 
-    def remove(self, home: Home, names: Mapping[str, str], given_up: threading.Event) -> None:
+    def remove(
+        self, home: LeaseLocation, names: Mapping[str, str], given_up: threading.Event
+    ) -> None:
         """Remove slips that the book has taken in, by holder. What stays is swept later."""
 
         def remove(blob: str) -> None:
@@ -266,7 +276,7 @@ class Slips:
         _each(remove, [home.slip_blob(holder, name) for holder, name in names.items()])
 
     def sweep(
-        self, home: Home, named: Callable[[], Mapping[str, str]], given_up: threading.Event
+        self, home: LeaseLocation, named: Callable[[], Mapping[str, str]], given_up: threading.Event
     ) -> None:
         """Remove slips that were left behind: they are old, and the book does not name them."""
         listed = self._container.list(home.slips, given_up) if home.group else {}

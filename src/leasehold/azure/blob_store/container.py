@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
-    from leasehold.azure.blob_store.address import Address
-    from leasehold.azure.blob_store.http import Answer, Wire
+    from leasehold.azure.blob_store.address import BlobAddress
+    from leasehold.azure.blob_store.http import HttpClient, HttpResponse
 
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNCHANGED, NOT_FOUND, CONFLICT, FAILED = 304, 404, 409, 412
@@ -24,7 +24,7 @@ _LOCKED = frozenset(("leased", "breaking"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedBlob:
     """A blob as a listing shows it."""
 
     name: str
@@ -40,7 +40,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ReadBlob:
     """A blob that was read."""
 
     body: bytes = field(repr=False)
@@ -53,7 +53,7 @@ class Found:
 class Container:
     """One container, below one prefix. Names are given and returned without the prefix."""
 
-    def __init__(self, address: Address, wire: Wire) -> None:
+    def __init__(self, address: BlobAddress, wire: HttpClient) -> None:
         """Ask nothing yet."""
         self.wire = wire
         self._address = address
@@ -104,7 +104,7 @@ class Container:
             return None
         raise _odd(answer, name)
 
-    def get(self, name: str, given_up: threading.Event, *, etag: str = "") -> Found | None:
+    def get(self, name: str, given_up: threading.Event, *, etag: str = "") -> ReadBlob | None:
         """Read a blob; None if there is none. ``body`` is empty if it still has ``etag``."""
         headers = {"If-None-Match": f'"{etag}"'} if etag else {}
         answer = self._ask("GET", name, headers=headers, again=True, given_up=given_up)
@@ -112,7 +112,7 @@ class Container:
             _check_container(answer)
             return None
         if answer.status == UNCHANGED:
-            return Found(body=b"", etag=etag, metadata={})
+            return ReadBlob(body=b"", etag=etag, metadata={})
         if answer.status != OK:
             raise _odd(answer, name)
         metadata = {
@@ -120,7 +120,7 @@ class Container:
             for key, value in answer.headers.items()
             if key.startswith("x-ms-meta-")
         }
-        return Found(
+        return ReadBlob(
             body=answer.body,
             etag=answer.etag,
             metadata=metadata,
@@ -136,7 +136,7 @@ class Container:
         lease_id: str,
         metadata: Mapping[str, str],
         given_up: threading.Event,
-    ) -> Answer:
+    ) -> HttpResponse:
         """Write a blob that is there, under its lease: the same bytes twice are one write."""
         headers = {"x-ms-blob-type": "BlockBlob", "If-Match": "*", "x-ms-lease-id": lease_id}
         headers |= {f"x-ms-meta-{key}": value for key, value in metadata.items()}
@@ -164,11 +164,11 @@ class Container:
             return None
         raise _odd(answer, name)
 
-    def list(self, path: str, given_up: threading.Event) -> dict[str, Listed]:
+    def list(self, path: str, given_up: threading.Event) -> dict[str, ListedBlob]:
         """All blobs whose name begins with ``path``: one call for each 5,000."""
         query = {"restype": "container", "comp": "list", "include": "metadata"}
         query["prefix"] = self._prefix + path
-        found: dict[str, Listed] = {}
+        found: dict[str, ListedBlob] = {}
         for _ in range(_MOST_PAGES):
             answer = self.wire.ask(
                 "GET", self._address.path(), query=query, again=True, given_up=given_up
@@ -185,7 +185,9 @@ class Container:
                 return found
         raise StoreUnusable(f"there are too many blobs below {path}: use another prefix")
 
-    def lease(self, name: str, action: str, given_up: threading.Event, **more: str | int) -> Answer:
+    def lease(
+        self, name: str, action: str, given_up: threading.Event, **more: str | int
+    ) -> HttpResponse:
         """One operation on the lease of a blob; ``more`` are its headers without ``x-ms-``."""
         headers = {"x-ms-lease-action": action}
         headers |= {f"x-ms-{key.replace('_', '-')}": str(value) for key, value in more.items()}
@@ -212,7 +214,7 @@ class Container:
         body: bytes = b"",
         again: bool,
         given_up: threading.Event,
-    ) -> Answer:
+    ) -> HttpResponse:
         return self.wire.ask(
             method,
             self._address.path(self._prefix + name),
@@ -234,7 +236,7 @@ def from_metadata(text: str) -> str:
     return base64.urlsafe_b64decode(text.encode()).decode()
 
 
-def _parsed(answer: Answer, path: str) -> ET.Element:
+def _parsed(answer: HttpResponse, path: str) -> ET.Element:
     try:
         # The service is the one that we trust with everything else.
         return ET.fromstring(answer.body)  # noqa: S314
@@ -242,9 +244,9 @@ def _parsed(answer: Answer, path: str) -> ET.Element:
         raise _odd(answer, path) from error
 
 
-def _listed(blob: ET.Element, cut: int) -> Listed:
+def _listed(blob: ET.Element, cut: int) -> ListedBlob:
     metadata = blob.find("Metadata")
-    return Listed(
+    return ListedBlob(
         name=(blob.findtext("Name") or "")[cut:],
         etag=(blob.findtext("Properties/Etag") or "").strip('"'),
         lease_state=blob.findtext("Properties/LeaseState") or "",
@@ -255,7 +257,7 @@ def _listed(blob: ET.Element, cut: int) -> Listed:
     )
 
 
-def _check_container(answer: Answer) -> None:
+def _check_container(answer: HttpResponse) -> None:
     if answer.code in {"ContainerNotFound", "ContainerBeingDeleted"}:
         raise StoreUnusable(
             "the container of this store is gone: open the store anew, which makes it again; "
@@ -263,7 +265,7 @@ def _check_container(answer: Answer) -> None:
         )
 
 
-def _odd(answer: Answer, name: str) -> StoreUnusable:
+def _odd(answer: HttpResponse, name: str) -> StoreUnusable:
     return StoreUnusable(
         f"the blob service gave an answer that makes no sense for {name}: "
         f"{answer.status} {answer.code}"

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs
 
-from leasehold.errors import StoreUnusable, UnknownStore
+from leasehold.errors import InvalidUrl, StoreUnusable
 from leasehold.stores.identity import reason_of, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from leasehold.azure.blob_store.address import Address
+    from leasehold.azure.blob_store.address import BlobAddress
     from leasehold.clock import Clock
 
 log = logging.getLogger("leasehold.azure_blob")
@@ -42,7 +42,7 @@ _SIGNED = (
 )
 
 
-class Right(Protocol):
+class BlobCredential(Protocol):
     """Proves to the service who asks."""
 
     def headers(
@@ -57,7 +57,7 @@ class Right(Protocol):
         ...
 
 
-class SharedKey:
+class AccountKey:
     """The key of the account: every request is signed with it."""
 
     query = ""
@@ -72,14 +72,14 @@ class SharedKey:
         try:
             self._key = base64.b64decode(key, validate=True)
         except (binascii.Error, ValueError):
-            raise UnknownStore(
+            raise InvalidUrl(
                 f"the key of the storage account {account} is not in base 64: copy it again"
             ) from None
 
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``Right``."""
+        """See ``BlobCredential``."""
         plain = {name: headers.get(name, "") for name in _SIGNED}
         if plain["Content-Length"] == "0":
             plain["Content-Length"] = ""
@@ -102,7 +102,7 @@ class Sas:
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``Right``."""
+        """See ``BlobCredential``."""
         del method, path, query, headers
         return {}
 
@@ -133,7 +133,7 @@ class Bearer:
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``Right``. While the old token is good nobody waits for a new one but who asks.
+        """Return the header. While the old token is good, only one caller waits for a new one.
 
         Raises:
             StoreUnusable: there is no credential that Entra ID accepts.
@@ -168,7 +168,7 @@ class Bearer:
         self._kept = (found.token, ends_at, ends_at - _REFRESH_S)
 
 
-def right_for(address: Address, clock: Clock) -> Right:
+def right_for(address: BlobAddress, clock: Clock) -> BlobCredential:
     """The right that the address has.
 
     Raises:
@@ -178,10 +178,10 @@ def right_for(address: Address, clock: Clock) -> Right:
     if address.sas:
         return Sas(address.sas)
     if address.key:
-        return SharedKey(address.account, address.key)
+        return AccountKey(address.account, address.key)
     if not address.tls:
         # Who reads a token on its way can act with it until its end.
-        raise UnknownStore(
+        raise InvalidUrl(
             "without a key or a SAS the right comes from Entra ID, whose tokens go by https only: "
             "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or the AZURE_STORAGE_CONNECTION_STRING "
             "of this account, or leave ?tls=0 out of the URL"
@@ -189,7 +189,7 @@ def right_for(address: Address, clock: Clock) -> Right:
     try:
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - only if it is needed
     except ImportError as error:
-        raise UnknownStore(
+        raise InvalidUrl(
             "without a key or a SAS the right comes from Entra ID, which needs the package "
             "'azure-identity': pip install 'leasehold[azure]'"
         ) from error

@@ -1,13 +1,13 @@
 """The books: read when they have changed, and written by compare-and-set.
 
-A step is a function of a ``Turn``: the book, the time, and who is alive by the service's word. It
-is taken on the copy that we have; what it changed is written only if nobody has written since, and
-else it is taken again on what is there now. An answer that changed nothing is given only if the
-copy was found to be current during the call. Before a step, each lease that is over is *fenced*:
-its blob is removed, which the service does only while no lease runs on it. A late renewal then
-finds nothing to renew: what was ended stays ended. And before a step that takes a key, or a part of
-the right to it, from somebody is written, the slip of that holder is sealed and taken into the book
-(see ``slips``).
+A step is a function of a ``DocumentStep``: the book, the time, and who is alive by the service's
+word. It is taken on the copy that we have; what it changed is written only if nobody has written
+since, and else it is taken again on what is there now. An answer that changed nothing is given only
+if the copy was found to be current during the call. Before a step, each lease that is over is
+*fenced*: its blob is removed, which the service does only while no lease runs on it. A late renewal
+then finds nothing to renew: what was ended stays ended. And before a step that takes a key, or a
+part of the right to it, from somebody is written, the slip of that holder is sealed and taken into
+the book (see ``slips``).
 
 Old terms: they leave the book for a blob of their key, so that the book stays small.
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.azure.blob_store.checkpoint_blobs import Slips
+from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs
 from leasehold.azure.blob_store.container import in_metadata
 from leasehold.azure.blob_store.document_json import (
     at_wall,
@@ -34,11 +34,11 @@ from leasehold.azure.blob_store.document_json import (
     terms_to_json,
     to_json,
 )
-from leasehold.azure.blob_store.group_document import Book
-from leasehold.azure.blob_store.naming import ALONE, Home, history_blob
+from leasehold.azure.blob_store.group_document import GroupDocument
+from leasehold.azure.blob_store.naming import ALONE, LeaseLocation, history_blob
 from leasehold.azure.blob_store.service_time import moment, wall
 from leasehold.clock import new_suffix
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseLost, StoreUnavailable, UnknownResource
 from leasehold.stores.validation import HISTORY_LIMIT
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from datetime import datetime
 
-    from leasehold.azure.blob_store.checkpoint_blobs import Slip
-    from leasehold.azure.blob_store.container import Container, Listed
-    from leasehold.azure.blob_store.service_time import Moment
+    from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlob
+    from leasehold.azure.blob_store.container import Container, ListedBlob
+    from leasehold.azure.blob_store.service_time import ServiceTime
     from leasehold.clock import Clock
     from leasehold.model import Checkpoint, Term
     from leasehold.stores.rows import ResourceRow
@@ -63,14 +63,14 @@ _SHARES = 32
 _ARCHIVE_TRIES = 20
 
 
-class Spill:
+class HistoryArchive:
     """Moves old terms out of books, and finds them again."""
 
     def __init__(self, container: Container) -> None:
         """Move nothing yet."""
         self._container = container
 
-    def relieve(self, book: Book, given_up: threading.Event) -> bool:
+    def relieve(self, book: GroupDocument, given_up: threading.Event) -> bool:
         """Move the oldest terms of the fullest keys out, if there are many; whether there were."""
         full = [row for row in book.rows if len(row.terms) > _MANY]
         full.sort(key=lambda row: len(row.terms), reverse=True)
@@ -84,7 +84,7 @@ class Spill:
         older = terms_from_json(key, found.body) if found is not None else []
         return _joined(older, terms)
 
-    def _move(self, book: Book, row: ResourceRow, given_up: threading.Event) -> None:
+    def _move(self, book: GroupDocument, row: ResourceRow, given_up: threading.Event) -> None:
         leaving, staying = row.terms[:-_FEW], row.terms[-_FEW:]
         name = history_blob(row.key)
         for _ in range(_ARCHIVE_TRIES):
@@ -112,27 +112,27 @@ def _joined(older: list[Term], newer: list[Term]) -> list[Term]:
 
 
 T = TypeVar("T")
-Concerns = Callable[[Book], set[str]]
+Concerns = Callable[[GroupDocument], set[str]]
 
 _TRIES = 60
-_LADDER = Ladder(base_s=0.01, most_s=0.5)
+_LADDER = Backoff(base_s=0.01, most_s=0.5)
 _SPARES = 1
 # Calls of one process take turns, so as not to be in each other's way, but nobody waits for long.
 _COURTESY_S = 0.5
 
 
-def nobody(_book: Book) -> set[str]:
+def nobody(_book: GroupDocument) -> set[str]:
     """For steps that do not depend on anybody's life."""
     return set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class GroupListing:
     """A home as one listing shows it. ``etag`` is that of its book, if there is one."""
 
-    home: Home
+    home: LeaseLocation
     etag: str | None
-    blobs: Mapping[str, Listed]
+    blobs: Mapping[str, ListedBlob]
 
     def runs(self, holder: str) -> bool:
         """Whether the lease of this holder runs, by the service's clock."""
@@ -145,22 +145,22 @@ class Look:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedDocument:
     """A book as it was last read or written."""
 
     etag: str | None
     body: bytes
     modified_s: float = 0.0
     # Read from the body already, and not in use.
-    spare: deque[Book] = field(default_factory=lambda: deque(maxlen=_SPARES))
+    spare: deque[GroupDocument] = field(default_factory=lambda: deque(maxlen=_SPARES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class DocumentStep:
     """What a step works on."""
 
-    book: Book
-    moment: Moment
+    book: GroupDocument
+    moment: ServiceTime
     dead: Collection[str]
 
     @property
@@ -174,31 +174,31 @@ class Turn:
         return wall(max(self.moment.low_s, self.book.wall_s))
 
 
-class Shelf:
+class DocumentCache:
     """All books of one container. Safe to use from several threads."""
 
     def __init__(self, container: Container, *, clock: Clock, rng: random.Random) -> None:
         """Know nothing yet."""
         self.container = container
-        self.spill = Spill(container)
-        self.slips = Slips(container)
+        self.spill = HistoryArchive(container)
+        self.slips = CheckpointBlobs(container)
         self._clock = clock
         self._rng = rng
-        self._kept: dict[Home, _Kept] = {}
-        self._last: dict[Home, _Kept] = {}  # also while it is written anew
-        self._turns: dict[Home, threading.Lock] = {}
+        self._kept: dict[LeaseLocation, _CachedDocument] = {}
+        self._last: dict[LeaseLocation, _CachedDocument] = {}  # also while it is written anew
+        self._turns: dict[LeaseLocation, threading.Lock] = {}
 
     # ------------------------------------------------------------ the two ways
 
     def change(
         self,
-        home: Home,
-        step: Callable[[Turn], T],
+        home: LeaseLocation,
+        step: Callable[[DocumentStep], T],
         given_up: threading.Event,
         *,
         concerns: Concerns = nobody,
         proven: Collection[str] = (),
-        look: Look | None = None,
+        look: GroupListing | None = None,
         told_by_version: bool = False,
         folds: Collection[str] = (),
     ) -> T:
@@ -215,7 +215,7 @@ class Shelf:
         """
         turns = self._turns.setdefault(home, threading.Lock())
         in_turn = turns.acquire(timeout=_COURTESY_S)
-        sealed: dict[str, Slip] = {}
+        sealed: dict[str, CheckpointBlob] = {}
         try:
             for tried in range(1, _TRIES + 1):
                 first = tried == 1
@@ -249,12 +249,12 @@ class Shelf:
 
     def read(
         self,
-        home: Home,
-        look_up: Callable[[Turn], T],
+        home: LeaseLocation,
+        look_up: Callable[[DocumentStep], T],
         given_up: threading.Event,
         *,
         concerns: Concerns = nobody,
-        look: Look | None = None,
+        look: GroupListing | None = None,
     ) -> T:
         """Answer from a book that is current, and change nothing."""
         if look is None and concerns is not nobody:
@@ -265,17 +265,17 @@ class Shelf:
         kept.spare.append(turn.book)
         return answer
 
-    def look(self, home: Home, given_up: threading.Event) -> Look:
+    def look(self, home: LeaseLocation, given_up: threading.Event) -> GroupListing:
         """One listing: who is alive in a home, and whether its book has changed."""
         blobs = self.container.list(home.path, given_up)
         book = blobs.get(home.book)
-        return Look(home=home, etag=book.etag if book else None, blobs=blobs)
+        return GroupListing(home=home, etag=book.etag if book else None, blobs=blobs)
 
-    def glance(self, home: Home, given_up: threading.Event) -> Look:
+    def glance(self, home: LeaseLocation, given_up: threading.Event) -> GroupListing:
         """The book alone, which is cheaper: nobody is found to be dead."""
-        return Look(home=home, etag=self._fetched(home, given_up).etag, blobs={})
+        return GroupListing(home=home, etag=self._fetched(home, given_up).etag, blobs={})
 
-    def checkpoints(self, home: Home, given_up: threading.Event) -> dict[str, Checkpoint]:
+    def checkpoints(self, home: LeaseLocation, given_up: threading.Event) -> dict[str, Checkpoint]:
         """All positions, those on slips too.
 
         Raises:
@@ -294,7 +294,7 @@ class Shelf:
         raise StoreUnavailable(f"the positions of {home.group} change hands all the time")
 
     @contextmanager
-    def copy(self, home: Home) -> Iterator[tuple[Book, datetime] | None]:
+    def copy(self, home: LeaseLocation) -> Iterator[tuple[GroupDocument, datetime] | None]:
         """The book as it was last seen, and the time; None if either is not known. Not to change.
 
         Nothing is asked of the service: it may be old.
@@ -313,13 +313,13 @@ class Shelf:
 
     def _stepped(
         self,
-        kept: _Kept,
-        turn: Turn,
-        step: Callable[[Turn], T],
+        kept: _CachedDocument,
+        turn: DocumentStep,
+        step: Callable[[DocumentStep], T],
         folds: Collection[str],
-        sealed: dict[str, Slip],
+        sealed: dict[str, CheckpointBlob],
         given_up: threading.Event,
-    ) -> tuple[Turn, T | LeaseLost | UnknownResource, dict[str, str]]:
+    ) -> tuple[DocumentStep, T | LeaseLost | UnknownResource, dict[str, str]]:
         """Take a step with all slips taken in that it needs; by holder, those that it took in.
 
         ``sealed`` are those that are known by now, by their blobs.
@@ -339,15 +339,15 @@ class Shelf:
 
     def _turn(
         self,
-        home: Home,
+        home: LeaseLocation,
         concerns: Concerns,
         proven: Collection[str],
-        look: Look | None,
+        look: GroupListing | None,
         given_up: threading.Event,
         *,
         trust: bool,
         fence: bool,
-    ) -> tuple[_Kept, Turn, bool]:
+    ) -> tuple[_CachedDocument, DocumentStep, bool]:
         """The book, who is dead, and whether the book was found to be current in this call."""
         kept = self._kept.get(home)
         now = moment(self.container.wire, self._clock)
@@ -376,13 +376,13 @@ class Shelf:
                 "the blob service does not say what time it is: see that nothing between here and "
                 "there takes the Date from its answers"
             )
-        return kept, Turn(book=book, moment=now, dead=dead), current
+        return kept, DocumentStep(book=book, moment=now, dead=dead), current
 
     def _dead(
         self,
-        book: Book,
+        book: GroupDocument,
         names: Collection[str],
-        look: Look | None,
+        look: GroupListing | None,
         given_up: threading.Event,
         *,
         fence: bool,
@@ -408,27 +408,32 @@ class Shelf:
         return dead
 
     def _look_at(
-        self, homes: Collection[Home], looks: dict[Home, Look], given_up: threading.Event
+        self,
+        homes: Collection[LeaseLocation],
+        looks: dict[LeaseLocation, GroupListing],
+        given_up: threading.Event,
     ) -> None:
         """One listing for each group, and one for all that are alone if they are several."""
         alone = [home for home in homes if not home.group]
         if len(alone) > 1:
             blobs = self.container.list(ALONE, given_up)
-            looks |= {home: Look(home=home, etag=None, blobs=blobs) for home in alone}
+            looks |= {home: GroupListing(home=home, etag=None, blobs=blobs) for home in alone}
         for home in homes:
             if home not in looks:
                 looks[home] = self.look(home, given_up)
 
     # ------------------------------------------------------------ copies
 
-    def _book(self, home: Home, kept: _Kept) -> Book:
+    def _book(self, home: LeaseLocation, kept: _CachedDocument) -> GroupDocument:
         with suppress(IndexError):
             return kept.spare.pop()
         if not kept.body:
-            return Book(home)
+            return GroupDocument(home)
         return from_json(home, kept.body, modified_s=kept.modified_s)
 
-    def _as_listed(self, home: Home, etag: str | None, given_up: threading.Event) -> _Kept:
+    def _as_listed(
+        self, home: LeaseLocation, etag: str | None, given_up: threading.Event
+    ) -> _CachedDocument:
         kept = self._kept.get(home)
         if kept is not None and kept.etag == etag:
             return kept
@@ -436,7 +441,7 @@ class Shelf:
             return self._keep(home, None, b"")
         return self._fetched(home, given_up)
 
-    def _fetched(self, home: Home, given_up: threading.Event) -> _Kept:
+    def _fetched(self, home: LeaseLocation, given_up: threading.Event) -> _CachedDocument:
         kept = self._kept.get(home)
         known = kept.etag if kept is not None else None
         found = self.container.get(home.book, given_up, etag=known or "")
@@ -446,22 +451,28 @@ class Shelf:
             return kept
         return self._keep(home, found.etag, found.body, found.modified_s)
 
-    def _keep(self, home: Home, etag: str | None, body: bytes, modified_s: float = 0.0) -> _Kept:
-        kept = _Kept(etag, body, modified_s)
+    def _keep(
+        self, home: LeaseLocation, etag: str | None, body: bytes, modified_s: float = 0.0
+    ) -> _CachedDocument:
+        kept = _CachedDocument(etag, body, modified_s)
         self._kept[home] = self._last[home] = kept
         return kept
 
     # ------------------------------------------------------------ writing
 
-    def _written_out(self, turn: Turn, kept: _Kept, given_up: threading.Event) -> bytes:
+    def _written_out(
+        self, turn: DocumentStep, kept: _CachedDocument, given_up: threading.Event
+    ) -> bytes:
         book, body = turn.book, to_json(turn.book)
-        if body == kept.body or (not kept.body and body == to_json(Book(book.home))):
+        if body == kept.body or (not kept.body and body == to_json(GroupDocument(book.home))):
             return kept.body
         if self.spill.relieve(book, given_up):
             body = to_json(book)
         return at_wall(body, book, int(turn.wall.timestamp()))
 
-    def _write(self, turn: Turn, kept: _Kept, body: bytes, given_up: threading.Event) -> bool:
+    def _write(
+        self, turn: DocumentStep, kept: _CachedDocument, body: bytes, given_up: threading.Event
+    ) -> bool:
         """Write the book unless somebody has written since; whether it was written."""
         home, mark = turn.book.home, new_suffix()
         metadata = {
@@ -486,7 +497,9 @@ class Shelf:
         return True
 
 
-def _taken(step: Callable[[Turn], T], turn: Turn) -> T | LeaseLost | UnknownResource:
+def _taken(
+    step: Callable[[DocumentStep], T], turn: DocumentStep
+) -> T | LeaseLost | UnknownResource:
     turn.book.judge_alive(turn.now, turn.dead)
     try:
         return step(turn)
@@ -495,7 +508,7 @@ def _taken(step: Callable[[Turn], T], turn: Turn) -> T | LeaseLost | UnknownReso
         return refusal
 
 
-def _folded(book: Book, sealed: Mapping[str, Slip]) -> dict[str, str]:
+def _folded(book: GroupDocument, sealed: Mapping[str, CheckpointBlob]) -> dict[str, str]:
     """Take sealed slips into a book that names them; by holder, those it named."""
     if not sealed:
         return {}
@@ -505,14 +518,14 @@ def _folded(book: Book, sealed: Mapping[str, Slip]) -> dict[str, str]:
     return named
 
 
-def _is_here(book: Book, holder: str) -> bool:
+def _is_here(book: GroupDocument, holder: str) -> bool:
     row = book.lease_row(holder)
     return row is not None and row.ended is None and book.is_member(row)
 
 
-def _home_of(book: Book, holder: str) -> Home | None:
+def _home_of(book: GroupDocument, holder: str) -> LeaseLocation | None:
     """Where the lease of a holder that the book knows is kept; None if it is over, or unknown."""
     row = book.lease_row(holder)
     if row is None or row.ended is not None:
         return None
-    return Home.of(row.lease.group, holder)
+    return LeaseLocation.of(row.lease.group, holder)

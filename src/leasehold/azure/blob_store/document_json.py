@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from leasehold.azure.blob_store.group_document import Abroad, Book
+from leasehold.azure.blob_store.group_document import GroupDocument, KeysElsewhere
 from leasehold.azure.blob_store.service_time import RESOLUTION_S
 from leasehold.errors import StoreUnusable
 from leasehold.model import Checkpoint, EndReason, Lease, MemberInfo, Position, Term
 from leasehold.stores.rows import LeaseRow, ResourceRow
 
 if TYPE_CHECKING:
-    from leasehold.azure.blob_store.naming import Home
+    from leasehold.azure.blob_store.naming import LeaseLocation
 
 # 2: leases name slips, which a program that knows 1 alone would lose.
 FORMAT = 2
@@ -23,7 +23,7 @@ _READ = frozenset((1, FORMAT))
 _remembering = lru_cache(maxsize=1 << 14)
 
 
-def to_json(book: Book) -> bytes:
+def to_json(book: GroupDocument) -> bytes:
     """The book as it is to be kept. The same book gives the same bytes."""
     cut = len(book.home.group) + 1
     return _dumped(
@@ -40,13 +40,13 @@ def to_json(book: Book) -> bytes:
     )
 
 
-def at_wall(body: bytes, book: Book, wall_s: int) -> bytes:
+def at_wall(body: bytes, book: GroupDocument, wall_s: int) -> bytes:
     """What ``to_json`` gave, written at another time: cheaper than to write all anew."""
     before, book.wall_s = book.wall_s, wall_s
     return body.replace(b'"wall":%d,' % before, b'"wall":%d,' % wall_s, 1)
 
 
-def from_json(home: Home, body: bytes, *, modified_s: float = 0.0) -> Book:
+def from_json(home: LeaseLocation, body: bytes, *, modified_s: float = 0.0) -> GroupDocument:
     """The book that was written, at ``modified_s`` by the service's clock.
 
     Raises:
@@ -92,11 +92,11 @@ def _check_format(told: dict[str, Any]) -> None:
         )
 
 
-def _book(home: Home, told: dict[str, Any], modified_s: float) -> Book:
+def _book(home: LeaseLocation, told: dict[str, Any], modified_s: float) -> GroupDocument:
     _check_format(told)
     if told["group"] != home.group:
         raise StoreUnusable(f"the blob {home.book} is the book of another group")
-    book = Book(home)
+    book = GroupDocument(home)
     book.wall_s = told["wall"]
     book.restore(version=told["version"], fenced=told["fenced"])
     for each in told["leases"]:
@@ -125,7 +125,7 @@ def mark_from(key: str, epoch: int, number: int, offset: str, at: int) -> Checkp
 # ------------------------------------------------------------------ leases
 
 
-def _lease_to(book: Book, row: LeaseRow) -> dict[str, Any]:
+def _lease_to(book: GroupDocument, row: LeaseRow) -> dict[str, Any]:
     lease = row.lease
     told: dict[str, Any] = {
         "holder": lease.holder,
@@ -151,7 +151,7 @@ def _lease_to(book: Book, row: LeaseRow) -> dict[str, Any]:
     return told
 
 
-def _lease_from(book: Book, told: dict[str, Any]) -> None:
+def _lease_from(book: GroupDocument, told: dict[str, Any]) -> None:
     row = LeaseRow(
         lease=Lease(
             holder=told["holder"],
@@ -171,7 +171,7 @@ def _lease_from(book: Book, told: dict[str, Any]) -> None:
         book.slips[row.lease.holder] = told["slip"]
     if "abroad" in told:
         book.abroad[row.lease.holder] = {
-            group: Abroad(ended=ended, keys={key: (v, w) for key, (v, w) in keys.items()})
+            group: KeysElsewhere(ended=ended, keys={key: (v, w) for key, (v, w) in keys.items()})
             for group, (ended, keys) in told["abroad"].items()
         }
 
@@ -190,7 +190,7 @@ def _info_to(info: MemberInfo) -> dict[str, Any]:
 # ------------------------------------------------------------------ keys
 
 
-def _key_to(book: Book, row: ResourceRow, cut: int) -> list[Any]:
+def _key_to(book: GroupDocument, row: ResourceRow, cut: int) -> list[Any]:
     told: list[Any] = [row.key[cut:], row.epoch, row.version, row.holder]
     told.append([_term_to(term) for term in row.terms])
     break_at, break_after_s = book.fresh.get(row.key, (row.break_at, None))
@@ -208,7 +208,7 @@ def _key_to(book: Book, row: ResourceRow, cut: int) -> list[Any]:
     return [*told, more] if more else told
 
 
-def _key_from(book: Book, told: list[Any], start: str, modified_s: float) -> None:
+def _key_from(book: GroupDocument, told: list[Any], start: str, modified_s: float) -> None:
     last, epoch, version, holder, terms, *rest = told
     more = rest[0] if rest else {}
     key = start + last

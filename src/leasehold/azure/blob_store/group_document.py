@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from datetime import datetime
 
-    from leasehold.azure.blob_store.checkpoint_blobs import Slip
-    from leasehold.azure.blob_store.naming import Home
+    from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlob
+    from leasehold.azure.blob_store.naming import LeaseLocation
     from leasehold.model import Checkpoint, Lease, Ownership, Resource, Term
     from leasehold.stores.rows import ResourceRow
 
@@ -32,7 +32,7 @@ _REMEMBERED_S = LONGEST_S + 3600.0
 _MOST_IDLE_GUESTS = 200
 
 
-class Abroad:
+class KeysElsewhere:
     """What a holder has heard of its keys in the book of another group.
 
     ``keys`` says for each the version there and the version here at which it was noted.
@@ -44,14 +44,14 @@ class Abroad:
         self.keys = keys or {}
 
 
-class Book(Registry):
+class GroupDocument(Registry):
     """The registry of one home. ``spilled`` are the keys whose older terms are kept elsewhere."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: LeaseLocation) -> None:
         """An empty book."""
         super().__init__()
         self.home = home
-        self.abroad: dict[str, dict[str, Abroad]] = {}
+        self.abroad: dict[str, dict[str, KeysElsewhere]] = {}
         self.spilled: set[str] = set()
         # By holder the name of the slip that it writes its positions on.
         self.slips: dict[str, str] = {}
@@ -202,7 +202,7 @@ class Book(Registry):
 
     # ------------------------------------------------------------ slips
 
-    def with_slips(self, slips: Mapping[str, Slip]) -> dict[str, Checkpoint]:
+    def with_slips(self, slips: Mapping[str, CheckpointBlob]) -> dict[str, Checkpoint]:
         """The checkpoints, with what these holders have written on the slips that are named here.
 
         What stands on a slip for a key that its holder does not own, or not any more, is nothing.
@@ -216,7 +216,7 @@ class Book(Registry):
                     marks[key] = mark
         return marks
 
-    def fold(self, slips: Mapping[str, Slip]) -> None:
+    def fold(self, slips: Mapping[str, CheckpointBlob]) -> None:
         """Take what is on these slips into the book, which names them no longer."""
         self._checkpoints = self.with_slips(slips)
         for holder in slips:
@@ -269,7 +269,7 @@ class Book(Registry):
 
     def goes_abroad(self, holder: str, group: str) -> None:
         """Note that a member may own keys of another group: its renewals look there."""
-        self.abroad.setdefault(holder, {}).setdefault(group, Abroad())
+        self.abroad.setdefault(holder, {}).setdefault(group, KeysElsewhere())
 
     def hear(
         self, holder: str, group: str, keys: dict[str, int], ended: list[tuple[int, Term]]

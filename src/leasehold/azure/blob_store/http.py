@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from leasehold.azure.blob_store.credentials import ended_on
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
-    from leasehold.azure.blob_store.address import Address
-    from leasehold.azure.blob_store.credentials import Right
+    from leasehold.azure.blob_store.address import BlobAddress
+    from leasehold.azure.blob_store.credentials import BlobCredential
     from leasehold.clock import Clock
 
 _LONGEST_HEAD_BYTES = 1 << 16
@@ -43,11 +43,11 @@ _WITHOUT_BODY = frozenset((204, 304))
 _LEAST_FINAL = 200
 
 
-class BadAnswer(OSError):
+class BadResponse(OSError):
     """What came is no answer of HTTP."""
 
 
-class Connection:
+class HttpConnection:
     """To one server; for one thread at a time."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Connection:
             return status, headers, self._chunks(), keep
         if "content-length" in headers:
             return status, headers, self._exactly(_number(headers["content-length"], 10)), keep
-        raise BadAnswer("an answer without a length")
+        raise BadResponse("an answer without a length")
 
     def close(self) -> None:
         """Hang up."""
@@ -100,13 +100,13 @@ class Connection:
     def _head(self) -> tuple[int, Mapping[str, str]]:
         while b"\r\n\r\n" not in self._read:
             if len(self._read) > _LONGEST_HEAD_BYTES:
-                raise BadAnswer("the head of the answer has no end")
+                raise BadResponse("the head of the answer has no end")
             self._more()
         head, _, self._read = self._read.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         words = first.split(" ", 2)
         if not first.startswith("HTTP/1.") or len(words) < 2 or not words[1].isdecimal():  # noqa: PLR2004
-            raise BadAnswer("an answer that is not of HTTP")
+            raise BadResponse("an answer that is not of HTTP")
         pairs = (line.partition(":") for line in lines)
         return int(words[1]), {name.lower(): value.strip() for name, _, value in pairs}
 
@@ -117,7 +117,7 @@ class Connection:
             size = _number(self._line().partition(";")[0], 16)
             total += size
             if total > _LONGEST_BODY_BYTES:
-                raise BadAnswer("the body of the answer is too long")
+                raise BadResponse("the body of the answer is too long")
             if not size:
                 while self._line():  # trailers
                     pass
@@ -128,14 +128,14 @@ class Connection:
     def _line(self) -> str:
         while b"\r\n" not in self._read:
             if len(self._read) > _LONGEST_HEAD_BYTES:
-                raise BadAnswer("a line of the answer has no end")
+                raise BadResponse("a line of the answer has no end")
             self._more()
         line, _, self._read = self._read.partition(b"\r\n")
         return line.decode("latin-1")
 
     def _exactly(self, size: int) -> bytes:
         if size > _LONGEST_BODY_BYTES:
-            raise BadAnswer("the body of the answer is too long")
+            raise BadResponse("the body of the answer is too long")
         parts, have = [self._read], len(self._read)
         while have < size:
             found = self._received()
@@ -151,7 +151,7 @@ class Connection:
     def _received(self) -> bytes:
         found = self._socket.recv(_CHUNK_BYTES)
         if not found:
-            raise BadAnswer("the connection was ended before the answer was")
+            raise BadResponse("the connection was ended before the answer was")
         return found
 
 
@@ -161,7 +161,7 @@ def _number(text: str, base: int) -> int:
     except ValueError:
         found = -1
     if found < 0:
-        raise BadAnswer("a length that is no number")
+        raise BadResponse("a length that is no number")
     return found
 
 
@@ -170,7 +170,7 @@ _TLS_PORT, _PORT = 443, 80
 _LIMIT_S = 10.0
 _ANSWER_S = 4.0
 _TRIES = 4
-_LADDER = Ladder(base_s=0.1, most_s=1.0)
+_LADDER = Backoff(base_s=0.1, most_s=1.0)
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
 _LEAST_ERROR = 500
 _REFUSED = {
@@ -188,7 +188,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpResponse:
     """What the service said, and when, by its clock and by ours."""
 
     status: int
@@ -209,25 +209,27 @@ class Answer:
         return self.headers.get("etag", "").strip('"')
 
 
-class Wire:
+class HttpClient:
     """Sends requests. Safe to use from several threads."""
 
-    def __init__(self, address: Address, right: Right, *, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self, address: BlobAddress, right: BlobCredential, *, clock: Clock, rng: random.Random
+    ) -> None:
         """Connect when there is something to send."""
         self.calls = 0
         self._address = address
         self._right = right
         self._clock = clock
         self._rng = rng
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[HttpConnection] = deque()
         self._closed = False
         self._pid = os.getpid()
-        self._latest: Answer | None = None
+        self._latest: HttpResponse | None = None
         self._host = address.host + (f":{address.port}" if address.port else "")
         self._tls = ssl.create_default_context() if address.tls else None
 
     @property
-    def latest(self) -> Answer | None:
+    def latest(self) -> HttpResponse | None:
         """The last answer that came: what time it is."""
         return self._latest
 
@@ -241,7 +243,7 @@ class Wire:
         body: bytes = b"",
         again: bool,
         given_up: threading.Event,
-    ) -> Answer:
+    ) -> HttpResponse:
         """The answer, which may be a refusal of the request by the state of things.
 
         Raises:
@@ -284,7 +286,7 @@ class Wire:
         query: Mapping[str, str],
         headers: Mapping[str, str],
         body: bytes,
-    ) -> tuple[Answer | None, Exception | None]:
+    ) -> tuple[HttpResponse | None, Exception | None]:
         self._check_usable()
         named = dict(headers)
         named["x-ms-version"] = SERVICE_VERSION
@@ -296,7 +298,7 @@ class Wire:
         lines.append(f"Host: {self._host}")
         lines += [f"{name}: {value}" for name, value in named.items()]
         request = "\r\n".join((*lines, "", "")).encode("latin-1") + body
-        connection: Connection | None = None
+        connection: HttpConnection | None = None
         try:
             connection = self._connection()
             sent_s = self._clock.boottime_s()
@@ -310,7 +312,7 @@ class Wire:
         else:
             connection.close()
         self.calls += 1
-        answer = Answer(
+        answer = HttpResponse(
             status=status,
             headers=found,
             body=content,
@@ -331,7 +333,7 @@ class Wire:
                 "shared; open it anew in each process"
             )
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> HttpConnection:
         while self._idle:
             try:
                 kept = self._idle.pop()
@@ -341,9 +343,9 @@ class Wire:
                 return kept
             kept.close()
         port = self._address.port or (_TLS_PORT if self._address.tls else _PORT)
-        return Connection(self._address.host, port, tls=self._tls, answer_s=_ANSWER_S)
+        return HttpConnection(self._address.host, port, tls=self._tls, answer_s=_ANSWER_S)
 
-    def _checked(self, answer: Answer, method: str) -> Answer:
+    def _checked(self, answer: HttpResponse, method: str) -> HttpResponse:
         if answer.status in _REFUSED or answer.status >= _LEAST_ERROR:
             what = _REFUSED.get(answer.status, "the service can not do this")
             ended = ended_on(self._address.sas, self._clock.utc_now())

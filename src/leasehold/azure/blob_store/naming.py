@@ -58,14 +58,14 @@ def lease_id(token: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class LeaseLocation:
     """Where a lease is kept: with its group, or alone."""
 
     group: str
     holder: str = ""
 
     @classmethod
-    def of(cls, group: str, holder: str) -> Home:
+    def of(cls, group: str, holder: str) -> LeaseLocation:
         """The home of a holder of ``group``, which may be empty."""
         return cls(group) if group else cls("", holder)
 

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from leasehold.azure.blob_store.blob_leases import bare, cautious
-from leasehold.azure.blob_store.checkpoint_blobs import Slip, fits
+from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlob, fits
 from leasehold.azure.blob_store.container import from_metadata
-from leasehold.azure.blob_store.naming import GROUPS, Home, bare_ownership, part
+from leasehold.azure.blob_store.naming import GROUPS, LeaseLocation, bare_ownership, part
 from leasehold.model import Checkpoint
 from leasehold.names import group_of
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.azure.blob_store.document_cache import Concerns, Shelf, Turn
-    from leasehold.azure.blob_store.group_document import Book
-    from leasehold.azure.blob_store.service_time import Proofs
+    from leasehold.azure.blob_store.document_cache import Concerns, DocumentCache, DocumentStep
+    from leasehold.azure.blob_store.group_document import GroupDocument
+    from leasehold.azure.blob_store.service_time import LeaseProofs
     from leasehold.clock import Clock
     from leasehold.model import (
+        CheckpointWrite,
         HandOver,
+        KeyClaim,
         Lease,
-        Mark,
-        MarkRefusal,
         Note,
         Ownership,
         Position,
+        Refusal,
         Resource,
-        Wanted,
     )
     from leasehold.stores.rows import LeaseRow
 
@@ -50,20 +50,20 @@ _COURTESY_S = 2.0
 _Term: TypeAlias = "tuple[str, int]"  # a key and an epoch
 
 
-class Jotting:
+class CheckpointCalls:
     """Writes positions, by threads. All marks of a call are of one group."""
 
-    def __init__(self, shelf: Shelf, proofs: Proofs, clock: Clock) -> None:
+    def __init__(self, shelf: DocumentCache, proofs: LeaseProofs, clock: Clock) -> None:
         """Over the books and the slips of one container."""
         self._shelf = shelf
         self._proofs = proofs
         self._clock = clock
-        self._written_s: dict[tuple[Home, str], dict[_Term, list[float]]] = {}
-        self._turns: dict[tuple[Home, str], threading.Lock] = {}
+        self._written_s: dict[tuple[LeaseLocation, str], dict[_Term, list[float]]] = {}
+        self._turns: dict[tuple[LeaseLocation, str], threading.Lock] = {}
 
     def checkpoint(
-        self, home: Home, marks: Sequence[Mark], given_up: threading.Event
-    ) -> Mapping[str, MarkRefusal]:
+        self, home: LeaseLocation, marks: Sequence[CheckpointWrite], given_up: threading.Event
+    ) -> Mapping[str, Refusal]:
         """See ``Store.checkpoint``."""
         bare = [replace(each, ownership=bare_ownership(each.ownership)) for each in marks]
         holders = {each.ownership.holder for each in marks}
@@ -89,12 +89,12 @@ class Jotting:
 
     def _by_the_book(
         self,
-        home: Home,
-        marks: Sequence[Mark],
+        home: LeaseLocation,
+        marks: Sequence[CheckpointWrite],
         only: str | None,
         proven: set[str],
         given_up: threading.Event,
-    ) -> Mapping[str, MarkRefusal]:
+    ) -> Mapping[str, Refusal]:
         """Write them into the book, which names a new slip for ``only`` if it writes often."""
         slip = None if only is None else self._new_slip(home, only, marks, given_up)
         claims = [(each.ownership.key, each.ownership.holder) for each in marks]
@@ -113,7 +113,11 @@ class Jotting:
         return refused
 
     def _jot(
-        self, home: Home, holder: str, marks: Sequence[Mark], given_up: threading.Event
+        self,
+        home: LeaseLocation,
+        holder: str,
+        marks: Sequence[CheckpointWrite],
+        given_up: threading.Event,
     ) -> bool:
         """Write them on the slip; whether it could be done. What is refused is for the book."""
         with self._shelf.copy(home) as known:
@@ -134,7 +138,11 @@ class Jotting:
         return self._shelf.slips.jot(home, holder, own, wanted, given_up)
 
     def _new_slip(
-        self, home: Home, holder: str, marks: Sequence[Mark], given_up: threading.Event
+        self,
+        home: LeaseLocation,
+        holder: str,
+        marks: Sequence[CheckpointWrite],
+        given_up: threading.Event,
     ) -> tuple[str, str] | None:
         """A slip for a holder that writes often, if there is room on one for as much as this."""
         if not self._writes_often(home, holder, marks):
@@ -143,12 +151,14 @@ class Jotting:
             if known is None or not all(known[0].may_jot(each.ownership) for each in marks):
                 return None
             wanted = {each.ownership.key: _jotted(each, known[1]) for each in marks}
-        if not fits(Slip(marks=wanted).metadata(home.group)):
+        if not fits(CheckpointBlob(marks=wanted).metadata(home.group)):
             return None
         name = self._shelf.slips.make(home, holder, given_up)
         return None if name is None else (holder, name)
 
-    def _writes_often(self, home: Home, holder: str, marks: Sequence[Mark]) -> bool:
+    def _writes_often(
+        self, home: LeaseLocation, holder: str, marks: Sequence[CheckpointWrite]
+    ) -> bool:
         """Whether one of these terms has been written often of late; and note that it is now."""
         if len(self._written_s) >= _MOST:
             self._written_s.clear()
@@ -164,14 +174,14 @@ class Jotting:
         return often
 
 
-def _jotted(mark: Mark, wall: datetime) -> Checkpoint:
+def _jotted(mark: CheckpointWrite, wall: datetime) -> Checkpoint:
     owned = mark.ownership
     return Checkpoint(key=owned.key, epoch=owned.epoch, position=mark.position, updated_at=wall)
 
 
 def _marked(
-    marks: Sequence[Mark], slip: tuple[str, str] | None, turn: Turn
-) -> tuple[Mapping[str, MarkRefusal], bool]:
+    marks: Sequence[CheckpointWrite], slip: tuple[str, str] | None, turn: DocumentStep
+) -> tuple[Mapping[str, Refusal], bool]:
     """What is refused, and whether the book names the slip from now on."""
     refused = turn.book.checkpoint(marks, turn.now, turn.wall)
     if slip is None or not all(turn.book.may_jot(each.ownership) for each in marks):
@@ -185,21 +195,21 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Keeping:
+class OwnershipCalls:
     """Claims, hand-overs, checkpoints and what operators do, by threads."""
 
-    def __init__(self, shelf: Shelf, proofs: Proofs, clock: Clock) -> None:
+    def __init__(self, shelf: DocumentCache, proofs: LeaseProofs, clock: Clock) -> None:
         """Over the books of one container."""
         self._shelf = shelf
         self._proofs = proofs
-        self._jotting = Jotting(shelf, proofs, clock)
+        self._jotting = CheckpointCalls(shelf, proofs, clock)
 
     # ------------------------------------------------------------ keys
 
     def declare(self, keys: Sequence[str], given_up: threading.Event) -> int:
         """See ``Store.declare``."""
         return sum(
-            self._shelf.change(Home(group), partial(_declare, mine), given_up)
+            self._shelf.change(LeaseLocation(group), partial(_declare, mine), given_up)
             for group, mine in _by_group(keys, str).items()
         )
 
@@ -207,7 +217,7 @@ class Keeping:
         """See ``Store.forget``."""
         return sum(
             self._shelf.change(
-                Home(group),
+                LeaseLocation(group),
                 partial(_forget, mine),
                 given_up,
                 concerns=_owners(mine),
@@ -218,10 +228,10 @@ class Keeping:
     # ------------------------------------------------------------ ownerships
 
     def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], given_up: threading.Event, *, force: bool
+        self, lease: Lease, wanted: Sequence[KeyClaim], given_up: threading.Event, *, force: bool
     ) -> Sequence[Ownership]:
         """See ``Store.claim``."""
-        home = Home.of(lease.group, lease.holder)
+        home = LeaseLocation.of(lease.group, lease.holder)
         by_group = _by_group(wanted, lambda each: each.key)
         away = [group for group in by_group if group != lease.group]
         outsider = self._going_abroad(home, lease, away, given_up) if away or not wanted else None
@@ -229,7 +239,7 @@ class Keeping:
         for group, mine in by_group.items():
             stranger = outsider if group != lease.group else None
             taken += self._shelf.change(
-                Home(group),
+                LeaseLocation(group),
                 partial(_claim, bare(lease), stranger, mine, force),
                 given_up,
                 concerns=_owners([each.key for each in mine], lease.holder),
@@ -237,15 +247,15 @@ class Keeping:
             )
         return [replace(each, token=lease.token) for each in taken]
 
-    def ask(self, lease: Lease, wanted: Wanted, given_up: threading.Event) -> bool:
+    def ask(self, lease: Lease, wanted: KeyClaim, given_up: threading.Event) -> bool:
         """See ``Store.ask``."""
-        home, group = Home.of(lease.group, lease.holder), group_of(wanted.key)
+        home, group = LeaseLocation.of(lease.group, lease.holder), group_of(wanted.key)
         outsider = None
         if group != lease.group:
             outsider = self._going_abroad(home, lease, [], given_up)
 
         return self._shelf.change(
-            Home(group),
+            LeaseLocation(group),
             partial(_ask, bare(lease), outsider, wanted),
             given_up,
             concerns=_owners([wanted.key], lease.holder),
@@ -259,11 +269,11 @@ class Keeping:
         passed: list[str] = []
         for group, mine in _by_group(hand_overs, lambda each: each.ownership.key).items():
             receivers = {each.to for each in mine}
-            strangers = self._strangers(Home(group), receivers, given_up)
+            strangers = self._strangers(LeaseLocation(group), receivers, given_up)
             known = [replace(each, ownership=bare_ownership(each.ownership)) for each in mine]
             keys = [each.ownership.key for each in mine]
             passed += self._shelf.change(
-                Home(group),
+                LeaseLocation(group),
                 partial(_hand_over, known, limit_s, strangers),
                 given_up,
                 concerns=_owners(keys, *receivers, *(each.ownership.holder for each in mine)),
@@ -289,24 +299,26 @@ class Keeping:
     ) -> Resource | None:
         """See ``Store.break_``."""
 
-        def step(turn: Turn) -> Resource | None:
+        def step(turn: DocumentStep) -> Resource | None:
             slack_s = turn.moment.slack_s
             broken = turn.book.break_after(
                 key, epoch, after_s, slack_s=slack_s, now=turn.now, wall=turn.wall
             )
             return None if broken is None else cautious(broken, turn)
 
-        return self._shelf.change(Home(group_of(key)), step, given_up, concerns=_owners([key]))
+        return self._shelf.change(
+            LeaseLocation(group_of(key)), step, given_up, concerns=_owners([key])
+        )
 
     # ------------------------------------------------------------ writes under an ownership
 
     def checkpoint(
-        self, marks: Sequence[Mark], given_up: threading.Event
-    ) -> Mapping[str, MarkRefusal]:
+        self, marks: Sequence[CheckpointWrite], given_up: threading.Event
+    ) -> Mapping[str, Refusal]:
         """See ``Store.checkpoint``."""
-        refused: dict[str, MarkRefusal] = {}
+        refused: dict[str, Refusal] = {}
         for group, mine in _by_group(marks, lambda each: each.ownership.key).items():
-            refused |= self._jotting.checkpoint(Home(group), mine, given_up)
+            refused |= self._jotting.checkpoint(LeaseLocation(group), mine, given_up)
         return refused
 
     def annotate(self, notes: Sequence[Note], given_up: threading.Event) -> Sequence[str]:
@@ -325,7 +337,7 @@ class Keeping:
     def suggest(self, key: str, epoch: int, to: str, given_up: threading.Event) -> bool:
         """See ``Store.suggest``."""
         return self._shelf.change(
-            Home(group_of(key)),
+            LeaseLocation(group_of(key)),
             lambda turn: turn.book.suggest(key, epoch, to, turn.now, turn.wall),
             given_up,
             concerns=_owners([key], to),
@@ -352,7 +364,7 @@ class Keeping:
             refused: dict[str, str] = {}
             for group, keys in by_group.items():
                 refused |= self._shelf.read(
-                    Home(group),
+                    LeaseLocation(group),
                     partial(_owned_of, keys),
                     given_up,
                     concerns=_owners(keys),
@@ -363,7 +375,7 @@ class Keeping:
         for group, keys in by_group.items():
             wanted = {key: positions[key] for key in keys}
             refused |= self._shelf.change(
-                Home(group),
+                LeaseLocation(group),
                 partial(_reset, wanted),
                 given_up,
                 concerns=_owners(keys),
@@ -385,7 +397,7 @@ class Keeping:
         self,
         things: Sequence[T],
         ownership_of: Callable[[T], Ownership],
-        step: Callable[[list[T], Turn], Iterable[U]],
+        step: Callable[[list[T], DocumentStep], Iterable[U]],
         given_up: threading.Event,
     ) -> list[U]:
         """A step for each group, which depends on the lives of the owners alone."""
@@ -394,7 +406,7 @@ class Keeping:
             shown = [ownership_of(each) for each in mine]
             claims = [(each.key, each.holder) for each in shown]
             done += self._shelf.change(
-                Home(group),
+                LeaseLocation(group),
                 partial(step, mine),
                 given_up,
                 concerns=partial(_proving, claims),
@@ -406,7 +418,7 @@ class Keeping:
         return self._proofs.of((each.holder, each.token) for each in ownerships)
 
     def _going_abroad(
-        self, home: Home, lease: Lease, groups: Sequence[str], given_up: threading.Event
+        self, home: LeaseLocation, lease: Lease, groups: Sequence[str], given_up: threading.Event
     ) -> _Outsider:
         """The lease as its own book has it, alive; and note there to which groups it goes.
 
@@ -414,7 +426,7 @@ class Keeping:
             LeaseLost: it has ended.
         """
 
-        def step(turn: Turn) -> _Outsider:
+        def step(turn: DocumentStep) -> _Outsider:
             row = turn.book.live(bare(lease), turn.now, turn.wall)
             for group in groups:
                 turn.book.goes_abroad(lease.holder, group)
@@ -430,7 +442,7 @@ class Keeping:
         )
 
     def _strangers(
-        self, home: Home, holders: set[str], given_up: threading.Event
+        self, home: LeaseLocation, holders: set[str], given_up: threading.Event
     ) -> list[LeaseRow]:
         """The leases of those that the book does not know, from their own books."""
         unknown = self._shelf.read(
@@ -451,9 +463,9 @@ class Keeping:
                 found += [row] if row is not None and row.ended is None else []
         return found
 
-    def _found(self, holder: str, given_up: threading.Event) -> Home | None:
+    def _found(self, holder: str, given_up: threading.Event) -> LeaseLocation | None:
         """Where the lease of a holder is kept, by its name alone; a search."""
-        alone = Home("", holder)
+        alone = LeaseLocation("", holder)
         if self._shelf.container.list(alone.path, given_up):
             return alone
         listed = self._shelf.container.list(GROUPS, given_up)
@@ -461,7 +473,7 @@ class Keeping:
             if name.endswith(f"/holders/{part(holder)}"):
                 book = listed.get(name.removesuffix(f"holders/{part(holder)}") + "book")
                 if book is not None and "group" in book.metadata:
-                    return Home(from_metadata(book.metadata["group"]))
+                    return LeaseLocation(from_metadata(book.metadata["group"]))
         return None
 
 
@@ -472,7 +484,7 @@ class _Outsider:
     row: LeaseRow
     heard: Mapping[str, int]
 
-    def enter(self, book: Book) -> None:
+    def enter(self, book: GroupDocument) -> None:
         """Be known in a book."""
         book.adopt(self.row, heard=self.heard.get(book.home.group, 0))
 
@@ -485,47 +497,50 @@ def _by_group(things: Iterable[T], key_of: Callable[[T], str]) -> dict[str, list
 
 
 def _owners(keys: Sequence[str], *more: str) -> Concerns:
-    def concerns(book: Book) -> set[str]:
+    def concerns(book: GroupDocument) -> set[str]:
         return book.owners(keys) | set(more)
 
     return concerns
 
 
-def _proving(claims: Sequence[tuple[str, str]], book: Book) -> set[str]:
+def _proving(claims: Sequence[tuple[str, str]], book: GroupDocument) -> set[str]:
     return book.proving(claims)
 
 
 # ------------------------------------------------------------------ steps
 
 
-def _declare(keys: Sequence[str], turn: Turn) -> int:
+def _declare(keys: Sequence[str], turn: DocumentStep) -> int:
     return turn.book.declare(keys)
 
 
-def _forget(keys: Sequence[str], turn: Turn) -> int:
+def _forget(keys: Sequence[str], turn: DocumentStep) -> int:
     return turn.book.forget(keys, turn.now, turn.wall)
 
 
 def _claim(
     lease: Lease,
     outsider: _Outsider | None,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[KeyClaim],
     force: bool,  # noqa: FBT001
-    turn: Turn,
+    turn: DocumentStep,
 ) -> Sequence[Ownership]:
     if outsider is not None:
         outsider.enter(turn.book)
     return turn.book.claim(lease, wanted, force=force, now=turn.now, wall=turn.wall)
 
 
-def _ask(lease: Lease, outsider: _Outsider | None, wanted: Wanted, turn: Turn) -> bool:
+def _ask(lease: Lease, outsider: _Outsider | None, wanted: KeyClaim, turn: DocumentStep) -> bool:
     if outsider is not None:
         outsider.enter(turn.book)
     return turn.book.ask(lease, wanted, turn.now, turn.wall)
 
 
 def _hand_over(
-    hand_overs: Sequence[HandOver], limit_s: float, strangers: Sequence[LeaseRow], turn: Turn
+    hand_overs: Sequence[HandOver],
+    limit_s: float,
+    strangers: Sequence[LeaseRow],
+    turn: DocumentStep,
 ) -> Sequence[str]:
     for row in strangers:
         turn.book.adopt(row)
@@ -533,13 +548,13 @@ def _hand_over(
     return turn.book.hand_over(hand_overs, until_s, turn.now, turn.wall)
 
 
-def _owned_of(keys: Sequence[str], turn: Turn) -> dict[str, str]:
+def _owned_of(keys: Sequence[str], turn: DocumentStep) -> dict[str, str]:
     return turn.book.owned_of(keys, turn.now)
 
 
-def _reset(positions: Mapping[str, Position | None], turn: Turn) -> Mapping[str, str]:
+def _reset(positions: Mapping[str, Position | None], turn: DocumentStep) -> Mapping[str, str]:
     return turn.book.reset(positions, turn.now, turn.wall)
 
 
-def _lease_row(holder: str, turn: Turn) -> LeaseRow | None:
+def _lease_row(holder: str, turn: DocumentStep) -> LeaseRow | None:
     return turn.book.lease_row(holder)

@@ -22,7 +22,7 @@ from leasehold.core.lease_timing import CLOCK_RATE_ERROR
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from leasehold.azure.blob_store.http import Wire
+    from leasehold.azure.blob_store.http import HttpClient
     from leasehold.clock import Clock
 
 # Dates of HTTP have no fractions.
@@ -31,7 +31,7 @@ _OLD_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class ServiceTime:
     """Now: not before ``low_s`` and not after ``high_s``."""
 
     low_s: float
@@ -43,7 +43,7 @@ class Moment:
         return self.high_s - self.low_s
 
 
-def moment(wire: Wire, clock: Clock) -> Moment | None:
+def moment(wire: HttpClient, clock: Clock) -> ServiceTime | None:
     """Now, counted on from the last answer; None if that is too long ago."""
     latest, now_s = wire.latest, clock.boottime_s()
     if latest is None or now_s - latest.received_s > _OLD_S:
@@ -52,7 +52,7 @@ def moment(wire: Wire, clock: Clock) -> Moment | None:
     least_s = (now_s - latest.received_s) * (1 - CLOCK_RATE_ERROR)
     most_s = (now_s - latest.sent_s) * (1 + CLOCK_RATE_ERROR)
     low_s, high_s = latest.date_s + least_s, latest.date_s + RESOLUTION_S + most_s
-    return Moment(low_s=low_s, high_s=high_s)
+    return ServiceTime(low_s=low_s, high_s=high_s)
 
 
 def wall(low_s: float) -> datetime:
@@ -63,7 +63,7 @@ def wall(low_s: float) -> datetime:
 _MOST = 10_000
 
 
-class Proofs:
+class LeaseProofs:
     """By holder: under which token, and until when."""
 
     def __init__(self, clock: Clock) -> None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from leasehold.azure.blob_store.blob_leases import Leasing, cautious
+from leasehold.azure.blob_store.blob_leases import BlobLeases, cautious
 from leasehold.azure.blob_store.container import Container
 from leasehold.azure.blob_store.credentials import right_for
-from leasehold.azure.blob_store.document_cache import Shelf, Turn, nobody
-from leasehold.azure.blob_store.group_document import Book
-from leasehold.azure.blob_store.http import Wire
+from leasehold.azure.blob_store.document_cache import DocumentCache, DocumentStep, nobody
+from leasehold.azure.blob_store.group_document import GroupDocument
+from leasehold.azure.blob_store.http import HttpClient
 from leasehold.azure.blob_store.lease_lengths import lease_s
-from leasehold.azure.blob_store.naming import Home
-from leasehold.azure.blob_store.ownerships import Keeping
-from leasehold.azure.blob_store.service_time import Proofs
+from leasehold.azure.blob_store.naming import LeaseLocation
+from leasehold.azure.blob_store.ownerships import OwnershipCalls
+from leasehold.azure.blob_store.service_time import LeaseProofs
 from leasehold.clock import system_random
 from leasehold.model import Lease
 from leasehold.names import check_group, check_name, group_of
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
-    from leasehold.azure.blob_store.address import Address
+    from leasehold.azure.blob_store.address import BlobAddress
     from leasehold.clock import Clock
     from leasehold.model import (
         Changes,
         Checkpoint,
+        CheckpointWrite,
         HandOver,
-        Mark,
-        MarkRefusal,
+        KeyClaim,
         MemberInfo,
+        MemberRecord,
         Note,
         Ownership,
-        Peer,
         Position,
+        Refusal,
         Resource,
         Term,
-        Wanted,
     )
 
 T = TypeVar("T")
@@ -65,20 +65,20 @@ class AzureBlobStore:
     contract says of an answer that never came.
     """
 
-    def __init__(self, address: Address, *, clock: Clock) -> None:
+    def __init__(self, address: BlobAddress, *, clock: Clock) -> None:
         """Over a container that is there; ``AzureBlobStore.open`` makes one."""
         self._url = address.url
         rng = system_random()
-        self.wire = Wire(address, right_for(address, clock), clock=clock, rng=rng)
+        self.wire = HttpClient(address, right_for(address, clock), clock=clock, rng=rng)
         self._container = Container(address, self.wire)
-        self._shelf = Shelf(self._container, clock=clock, rng=rng)
-        proofs = Proofs(clock)
-        self._leasing = Leasing(self._shelf, proofs, clock)
-        self._keeping = Keeping(self._shelf, proofs, clock)
+        self._shelf = DocumentCache(self._container, clock=clock, rng=rng)
+        proofs = LeaseProofs(clock)
+        self._leasing = BlobLeases(self._shelf, proofs, clock)
+        self._keeping = OwnershipCalls(self._shelf, proofs, clock)
         self._threads = CapacityLimiter(_THREADS)
 
     @classmethod
-    async def open(cls, address: Address, *, clock: Clock) -> AzureBlobStore:
+    async def open(cls, address: BlobAddress, *, clock: Clock) -> AzureBlobStore:
         """Open the container, made if it is not there.
 
         Raises:
@@ -139,12 +139,12 @@ class AzureBlobStore:
         await self._in_thread(partial(self._leasing.revoke, lease))
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
         return await self._in_thread(partial(self._keeping.claim, lease, wanted, force=force))
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
         return await self._in_thread(partial(self._keeping.ask, lease, wanted))
 
@@ -165,7 +165,7 @@ class AzureBlobStore:
         after_s = limit_s(after, what="break period")
         return await self._in_thread(partial(self._keeping.break_, key, epoch, after_s))
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``. One request for each group, however many marks there are."""
         return await self._in_thread(partial(self._keeping.checkpoint, marks))
 
@@ -196,25 +196,25 @@ class AzureBlobStore:
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""
-        return await self._in_thread(partial(self._shelf.checkpoints, Home(group)))
+        return await self._in_thread(partial(self._shelf.checkpoints, LeaseLocation(group)))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
         """See ``Store``."""
 
-        def shown(turn: Turn) -> Mapping[str, Resource]:
+        def shown(turn: DocumentStep) -> Mapping[str, Resource]:
             found = turn.book.resources(group, turn.now)
             return {key: cautious(each, turn) for key, each in found.items()}
 
         return await self._read(group, shown, alive=True)
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``. How long a lease still runs is not known: at most its duration."""
         return await self._read(group, lambda turn: turn.book.peers(group, turn.now), alive=True)
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
 
-        def terms(turn: Turn) -> tuple[list[Term], bool]:
+        def terms(turn: DocumentStep) -> tuple[list[Term], bool]:
             found = list(turn.book.history(key, limit))
             return found, len(found) < limit and key in turn.book.spilled
 
@@ -234,10 +234,12 @@ class AzureBlobStore:
 
     # ------------------------------------------------------------- parts
 
-    async def _read(self, group: str, look_up: Callable[[Turn], T], *, alive: bool = False) -> T:
-        concerns = Book.everybody if alive else nobody
+    async def _read(
+        self, group: str, look_up: Callable[[DocumentStep], T], *, alive: bool = False
+    ) -> T:
+        concerns = GroupDocument.everybody if alive else nobody
         return await self._in_thread(
-            partial(self._shelf.read, Home(group), look_up, concerns=concerns)
+            partial(self._shelf.read, LeaseLocation(group), look_up, concerns=concerns)
         )
 
     async def _in_thread(self, call: Callable[[threading.Event], T]) -> T:

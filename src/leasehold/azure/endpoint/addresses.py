@@ -12,7 +12,7 @@ DEFAULT_GROUP = "$Default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class NodeAddress:
     """``node`` is one for requests, or empty; ``partition`` is as it was written."""
 
     node: str = ""
@@ -38,19 +38,19 @@ def path_of(text: str) -> tuple[str, str]:
     return host.lower(), path.strip("/")
 
 
-def address_of(text: object) -> Address | None:
+def address_of(text: object) -> NodeAddress | None:
     """The address that was written; None if there can not be such a thing."""
     parts = path_of(text)[1].split("/") if isinstance(text, str) else []
     found = None
     match [part.lower() for part in parts]:
         case [node] if node in {CBS, MANAGEMENT}:
-            found = Address(node=node)
+            found = NodeAddress(node=node)
         case [hub, node] if hub and node == MANAGEMENT:
-            found = Address(hub=parts[0], node=node)
+            found = NodeAddress(hub=parts[0], node=node)
         case [hub] if hub:
-            found = Address(hub=parts[0])
+            found = NodeAddress(hub=parts[0])
         case [hub, "partitions", number] if hub and number:
-            found = Address(hub=parts[0], partition=parts[2])
+            found = NodeAddress(hub=parts[0], partition=parts[2])
         case [hub, "consumergroups", group, "partitions", number] if hub and group and number:
-            found = Address(hub=parts[0], group=parts[2], partition=parts[4])
+            found = NodeAddress(hub=parts[0], group=parts[2], partition=parts[4])
     return found

@@ -41,8 +41,8 @@ from leasehold.azure.amqp.performatives import (
     SaslOutcome,
     parse,
 )
-from leasehold.azure.endpoint.error_conditions import FORCED, TOO_MANY, UNAUTHORIZED, Refused
-from leasehold.azure.endpoint.session import Session
+from leasehold.azure.endpoint.error_conditions import FORCED, TOO_MANY, UNAUTHORIZED, RequestRefused
+from leasehold.azure.endpoint.session import EndpointSession
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -50,18 +50,18 @@ if TYPE_CHECKING:
 
     from leasehold.azure.amqp.composites import Composite
     from leasehold.azure.amqp.frames import Frame
-    from leasehold.azure.endpoint.hubs import Streams
+    from leasehold.azure.endpoint.hubs import Hubs
     from leasehold.azure.endpoint.options import HubOptions
     from leasehold.azure.endpoint.retries import Retries
     from leasehold.azure.endpoint.sas_keys import Grant
-    from leasehold.azure.endpoint.selectors import Epochs
+    from leasehold.azure.endpoint.selectors import ReaderEpochs
     from leasehold.azure.endpoint.server import HubServer
     from leasehold.clock import Clock
 
 _PIECE_BYTES = 16 << 10  # a record holds as many; what the buffers once held they keep
 
 
-class Encryption:
+class TlsLayer:
     """The server's side. An ``ssl.SSLError`` of any method is the end of the connection."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -145,15 +145,15 @@ _SHORTEST_BEAT_S = 0.2
 _FAREWELL_S = 5.0
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """Made by the server for each that comes in."""
 
     def __init__(self, server: HubServer) -> None:
         """Nothing has come yet."""
         self._server = server
         self.options: HubOptions = server.options
-        self.streams: Streams = server.streams
-        self.epochs: Epochs = server.epochs
+        self.streams: Hubs = server.streams
+        self.epochs: ReaderEpochs = server.epochs
         self.retries: Retries = server.retries
         self.clock: Clock = server.clock
         self.peer_frame_bytes = _LEAST_FRAME_BYTES
@@ -161,9 +161,9 @@ class Connection(asyncio.Protocol):
         self.writable.set()
         self._transport: asyncio.Transport | None = None
         tls = self.options.tls
-        self._encryption = None if tls is None else Encryption(tls)
+        self._encryption = None if tls is None else TlsLayer(tls)
         self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.most_frame_bytes))
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, EndpointSession] = {}
         self._ended: set[int] = set()
         self._grants: dict[str, Grant] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -233,10 +233,10 @@ class Connection(asyncio.Protocol):
             log.info("a connection is closed: %s", error)
             self.close()
         except AmqpFault as fault:
-            self.close(Refused(fault.condition, fault.description))
+            self.close(RequestRefused(fault.condition, fault.description))
         except Exception as error:
             log.exception("a connection ends")
-            self.close(Refused("amqp:internal-error", type(error).__name__))
+            self.close(RequestRefused("amqp:internal-error", type(error).__name__))
 
     # -------------------------------------------------------------- for its parts
 
@@ -295,7 +295,9 @@ class Connection(asyncio.Protocol):
         now = self.clock.utc_now()
         found = self.options.keys.grant(token, kind=kind, audience=audience, now=now)
         if len(self._grants) >= _MOST_GRANTS and found.path not in self._grants:
-            raise Refused("amqp:resource-limit-exceeded", "Too many tokens on one connection.")
+            raise RequestRefused(
+                "amqp:resource-limit-exceeded", "Too many tokens on one connection."
+            )
         self._granted(found)
 
     def hold(self, size: int) -> None:
@@ -339,7 +341,7 @@ class Connection(asyncio.Protocol):
         else:
             transport.pause_reading()
 
-    def close(self, why: Refused | None = None) -> None:
+    def close(self, why: RequestRefused | None = None) -> None:
         """Say good-bye, with a reason if there is one. Again is harmless."""
         if self._is_closing or self._transport is None:
             return
@@ -355,7 +357,7 @@ class Connection(asyncio.Protocol):
             self._answer(self._encryption.farewell())
         self._transport.close()
 
-    def farewell(self, why: Refused) -> None:
+    def farewell(self, why: RequestRefused) -> None:
         """End all links with this reason, and then the connection."""
         for session in tuple(self._sessions.values()):
             for link in session.links:
@@ -381,10 +383,10 @@ class Connection(asyncio.Protocol):
         elif (
             not self._grants and now - self._began_at > self.options.handshake_limit.total_seconds()
         ):
-            self.close(Refused(UNAUTHORIZED, "No token came in time."))
+            self.close(RequestRefused(UNAUTHORIZED, "No token came in time."))
         elif now - self._heard_at > idle_s and self._is_reading:
             words = f"The connection was inactive for more than the allowed {idle_s * 1000:.0f} "
-            self.close(Refused(FORCED, f"{words}milliseconds."))
+            self.close(RequestRefused(FORCED, f"{words}milliseconds."))
         else:
             self._expire(wall)
 
@@ -483,7 +485,7 @@ class Connection(asyncio.Protocol):
         if isinstance(what, Begin):
             if session is not None or len(self._sessions) >= self.options.most_sessions:
                 raise AmqpFault("the channel is in use, or there are too many sessions")
-            self._sessions[channel] = Session(self, channel, what)
+            self._sessions[channel] = EndpointSession(self, channel, what)
         elif session is None:
             # Some clients detach links after they have ended the session.
             if channel not in self._ended:
@@ -528,7 +530,9 @@ class Connection(asyncio.Protocol):
             del self._grants[path]
         if not over:
             return
-        why = Refused(UNAUTHORIZED, "ExpiredToken: The token of this link is expired.", status=401)
+        why = RequestRefused(
+            UNAUTHORIZED, "ExpiredToken: The token of this link is expired.", status=401
+        )
         for session in tuple(self._sessions.values()):
             for link in session.links:
                 if link.address.hub and not self.allows(link.address.path):

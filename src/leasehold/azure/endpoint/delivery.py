@@ -24,7 +24,7 @@ from leasehold.azure.amqp.values import encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from leasehold.azure.amqp.event_properties import Kept
+    from leasehold.azure.amqp.event_properties import KeptSections
     from leasehold.events.event import EventBatch
 
 _WRAP = 0xFFFF_FFFF
@@ -42,7 +42,7 @@ _AFTER_ID = b"\xa0\x01" + _TAG + b"\x43\x41\x42\x40\x40\x42\x42\x41"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class LastEvent:
     """The last event of a partition, as clients are told of it: -1 where there is none."""
 
     sequence: int = -1
@@ -65,7 +65,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class FrameTarget:
     """The link that frames are for, and how big one of them may be."""
 
     channel: int
@@ -74,7 +74,7 @@ class Way:
 
 
 def frames_of(
-    batch: EventBatch, way: Way, *, first_id: int, end: End | None = None
+    batch: EventBatch, way: FrameTarget, *, first_id: int, end: LastEvent | None = None
 ) -> tuple[list[bytes], int]:
     """The transfers of all events, and how many frames that are; ids rise from ``first_id`` on.
 
@@ -101,7 +101,7 @@ def frames_of(
     return parts, len(parts)
 
 
-def _plain(batch: EventBatch, way: Way, first_id: int) -> tuple[list[bytes], int]:
+def _plain(batch: EventBatch, way: FrameTarget, first_id: int) -> tuple[list[bytes], int]:
     """Events that are bodies and nothing else; what many of them share is laid out once."""
     parts: list[bytes] = []
     add, most = parts.append, way.most_bytes
@@ -129,7 +129,7 @@ def _plain(batch: EventBatch, way: Way, first_id: int) -> tuple[list[bytes], int
 
 
 def _layout(
-    way: Way, digits: int, at_ms: int
+    way: FrameTarget, digits: int, at_ms: int
 ) -> tuple[Callable[..., bytes], int, bytes, bytes, bytes, bytes]:
     """How an event with an offset of so many digits is packed, and the parts that never change."""
     before = struct.pack(">BBH", 2, 0, way.channel)
@@ -172,7 +172,7 @@ def _message(
     at_ms: int,
     key: str | None,
     body: bytes,
-    kept: Kept,
+    kept: KeptSections,
     extra: bytes,
 ) -> bytes:
     """A message with all it may have."""
@@ -199,7 +199,7 @@ def arrow_of(batch: EventBatch) -> bytes:
 
 def split(
     message: bytes,
-    way: Way,
+    way: FrameTarget,
     *,
     delivery_id: int,
     message_format: int = 0,
@@ -208,7 +208,9 @@ def split(
     return list(_split(message, way, delivery_id=delivery_id, message_format=message_format))
 
 
-def _split(message: bytes, way: Way, *, delivery_id: int, message_format: int) -> Iterator[bytes]:
+def _split(
+    message: bytes, way: FrameTarget, *, delivery_id: int, message_format: int
+) -> Iterator[bytes]:
     view, at = memoryview(message), 0
     while True:
         first = not at

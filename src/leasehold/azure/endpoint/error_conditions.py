@@ -25,7 +25,7 @@ OUT_OF_RANGE = "com.microsoft:argument-out-of-range"
 AUTH_FAILED = "com.microsoft:auth-failed"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Something was asked that is not given. ``status`` is how nodes for requests say it."""
 
     def __init__(self, condition: str, description: str, *, status: int = 400) -> None:
@@ -40,26 +40,28 @@ class Refused(Exception):
         return Error(condition=self.condition, description=self.description)
 
 
-def unauthorized(what: str) -> Refused:
+def unauthorized(what: str) -> RequestRefused:
     """For someone without a token: nothing is told about what there is."""
-    return Refused(
+    return RequestRefused(
         UNAUTHORIZED,
         f"Unauthorized access. A token with a claim on {what} is required.",
         status=401,
     )
 
 
-def refused_for(error: BaseException) -> Refused:
+def refused_for(error: BaseException) -> RequestRefused:
     """What a client is told of an error of the log."""
-    if isinstance(error, Refused):
+    if isinstance(error, RequestRefused):
         return error
     if isinstance(error, UnknownStream):
-        return Refused(
+        return RequestRefused(
             NOT_FOUND, "The messaging entity could not be found: it was deleted.", status=404
         )
     if isinstance(error, BufferFull | StoreError):
-        return Refused(BUSY, f"The log can not store or read now, try again: {error}", status=503)
+        return RequestRefused(
+            BUSY, f"The log can not store or read now, try again: {error}", status=503
+        )
     if isinstance(error, UsageError):
-        return Refused(ARGUMENT, str(error))
+        return RequestRefused(ARGUMENT, str(error))
     words = str(error) if isinstance(error, LeaseholdError) else "see the log of the hub"
-    return Refused(INTERNAL, f"The log could not serve this: {words}", status=500)
+    return RequestRefused(INTERNAL, f"The log could not serve this: {words}", status=500)

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from leasehold.azure.endpoint.delivery import End
-from leasehold.azure.endpoint.error_conditions import NOT_FOUND, OUT_OF_RANGE, Refused
+from leasehold.azure.endpoint.delivery import LastEvent
+from leasehold.azure.endpoint.error_conditions import NOT_FOUND, OUT_OF_RANGE, RequestRefused
 from leasehold.azure.endpoint.selectors import begun
 from leasehold.clock import system_random
 from leasehold.errors import LeaseholdError, UnknownStream, UsageError
@@ -27,7 +27,7 @@ from leasehold.events.source import partition_number
 from leasehold.events.start import Start
 from leasehold.log.options import ProducerOptions
 from leasehold.log.receiver import LogReceiver, shielded
-from leasehold.log.stream_watcher import Bell, Watcher
+from leasehold.log.stream_watcher import StreamWatcher, Wakeup
 from leasehold.log.streams import stream_directory
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from leasehold.log.streams import PartitionInfo, StreamInfo
 
 
-class GatheringReceiver(LogReceiver):
+class CoalescingReceiver(LogReceiver):
     """As ``LogReceiver``, with as many frames in a batch as fit.
 
     Whatever is wrong with a frame, those before it are given; the next look tells of it.
@@ -55,9 +55,9 @@ class GatheringReceiver(LogReceiver):
     def __init__(
         self,
         reader: PartitionReader,
-        bell: Bell,
+        bell: Wakeup,
         *,
-        watcher: Watcher,
+        watcher: StreamWatcher,
         threads: Executor,
         rng: random.Random,
         check: Callable[[], None],
@@ -124,7 +124,7 @@ class Hub:
         self._producer: Producer | None = None
         self._is_closed = False
         directory = stream_directory(info.name)
-        self._watcher = Watcher(
+        self._watcher = StreamWatcher(
             f"leasehold-hub-{info.name}",
             changes=lambda after: log.files.changes(directory, after=after),
             check=self._same,
@@ -159,14 +159,14 @@ class Hub:
         try:
             return self.info.checked(partition_number(partition))
         except UsageError as error:
-            raise Refused(
+            raise RequestRefused(
                 OUT_OF_RANGE,
                 f"The specified partition '{partition[:40]}' is invalid for an EventHub partition "
                 f"sender or receiver. It should be between 0 and {self.info.partitions - 1}.",
                 status=404,
             ) from error
 
-    async def receiver(self, partition: int, selector: Selector) -> GatheringReceiver:
+    async def receiver(self, partition: int, selector: Selector) -> CoalescingReceiver:
         """Read a partition. Nobody ends this reader but the hub.
 
         Raises:
@@ -174,9 +174,9 @@ class Hub:
             UnknownStream: there is another stream of this name by now.
             LeaseholdError: the log can not be read.
         """
-        bell = Bell(str(partition))
+        bell = Wakeup(str(partition))
 
-        def opened() -> GatheringReceiver:
+        def opened() -> CoalescingReceiver:
             try:
                 self._watcher.enter(bell)  # before its first look, so that it misses nothing
             except UsageError as error:
@@ -190,7 +190,7 @@ class Hub:
             except BaseException:
                 self._watcher.leave(bell)
                 raise
-            return GatheringReceiver(
+            return CoalescingReceiver(
                 reader,
                 bell,
                 watcher=self._watcher,
@@ -210,7 +210,7 @@ class Hub:
             )
             raise
 
-    def described(self, partition: int) -> tuple[PartitionInfo, End]:
+    def described(self, partition: int) -> tuple[PartitionInfo, LastEvent]:
         """A partition and its last event, in a thread.
 
         Raises:
@@ -220,16 +220,16 @@ class Hub:
         last = part.last_enqueued_at
         now_ms = int(self._clock.utc_now().timestamp() * 1000)
         if not part.events or last is None:
-            return part, End(asked_ms=now_ms)
+            return part, LastEvent(asked_ms=now_ms)
         _, offset = self._last(partition)
-        return part, End(
+        return part, LastEvent(
             sequence=part.next_sequence - 1,
             offset=offset,
             enqueued_ms=int(last.timestamp() * 1000),
             asked_ms=now_ms,
         )
 
-    async def end_of(self, partition: int) -> End:
+    async def end_of(self, partition: int) -> LastEvent:
         """The last event of a partition.
 
         Raises:
@@ -275,7 +275,7 @@ class Hub:
         return found
 
 
-class Streams:
+class Hubs:
     """All hubs of a log. For one event loop."""
 
     def __init__(self, log: Log, *, clock: Clock) -> None:
@@ -312,7 +312,7 @@ class Streams:
         try:
             info = self._log.stream(name)
         except UnknownStream as error:
-            raise Refused(
+            raise RequestRefused(
                 NOT_FOUND,
                 f"The messaging entity '{name[:100]}' could not be found: a hub is a stream of "
                 "the log, and its name counts to the letter.",
@@ -332,6 +332,6 @@ class Streams:
         return hub
 
 
-def _abandon(receiver: GatheringReceiver) -> None:
+def _abandon(receiver: CoalescingReceiver) -> None:
     receiver.end()
     receiver.reader.close()

@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from typing import Any
 
     from leasehold.azure.amqp.performatives import Flow, Transfer
-    from leasehold.azure.endpoint.addresses import Address
-    from leasehold.azure.endpoint.error_conditions import Refused
-    from leasehold.azure.endpoint.session import Session
+    from leasehold.azure.endpoint.addresses import NodeAddress
+    from leasehold.azure.endpoint.error_conditions import RequestRefused
+    from leasehold.azure.endpoint.session import EndpointSession
 
 SETTLED, MIXED = 1, 2
 
 
-class Link:
+class EndpointLink:
     """Made when a client attaches. ``begin`` says whether it gets what it wants.
 
     Once it was answered, nothing of what the client has said is kept but what is used: anybody may
     have a link to bring a token on. ``attach`` then has only its handle and its role.
     """
 
-    def __init__(self, session: Session, attach: Attach, address: Address) -> None:
+    def __init__(self, session: EndpointSession, attach: Attach, address: NodeAddress) -> None:
         """Answer nothing yet."""
         self.session = session
         self.attach = attach
@@ -81,7 +81,7 @@ class Link:
         self.is_open = True
         self.attach = _bare(asked, name="")
 
-    def refuse(self, why: Refused) -> None:
+    def refuse(self, why: RequestRefused) -> None:
         """End it with a reason, whether it was attached or not. Again is harmless."""
         if self.is_over:
             return

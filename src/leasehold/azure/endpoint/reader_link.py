@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from anyio import CancelScope
 
 from leasehold.azure.amqp.messages import ARROW_CAPABILITY, ARROW_FORMAT
-from leasehold.azure.endpoint.delivery import End, Way, arrow_of, frames_of, split
-from leasehold.azure.endpoint.error_conditions import ARGUMENT, Refused
-from leasehold.azure.endpoint.links import Link
+from leasehold.azure.endpoint.delivery import FrameTarget, LastEvent, arrow_of, frames_of, split
+from leasehold.azure.endpoint.error_conditions import ARGUMENT, RequestRefused
+from leasehold.azure.endpoint.links import EndpointLink
 from leasehold.azure.endpoint.selectors import Selector, selector_of
 from leasehold.errors import Trimmed, UsageError
 
 if TYPE_CHECKING:
     from leasehold.azure.amqp.performatives import Attach, Flow
-    from leasehold.azure.endpoint.addresses import Address
+    from leasehold.azure.endpoint.addresses import NodeAddress
     from leasehold.azure.endpoint.hubs import Hub
-    from leasehold.azure.endpoint.session import Session
+    from leasehold.azure.endpoint.session import EndpointSession
     from leasehold.events.event import EventBatch
     from leasehold.log.receiver import LogReceiver
 
@@ -36,10 +36,10 @@ _DRAIN_S = 0.05
 _END_EVERY_S = 1.0
 
 
-class ReaderLink(Link):
+class ReaderLink(EndpointLink):
     """On which a client reads a partition for a group."""
 
-    def __init__(self, session: Session, attach: Attach, address: Address) -> None:
+    def __init__(self, session: EndpointSession, attach: Attach, address: NodeAddress) -> None:
         """Read nothing yet."""
         super().__init__(session, attach, address)
         wanted = attach.desired_capabilities or ()
@@ -54,7 +54,7 @@ class ReaderLink(Link):
         self._is_draining = False
         self._woken = asyncio.Event()
         self._waiting: CancelScope | None = None  # for events, without a limit
-        self._end: End | None = None
+        self._end: LastEvent | None = None
         self._end_at = 0.0
 
     @property
@@ -64,10 +64,10 @@ class ReaderLink(Link):
         return left if left <= _WRAP >> 1 else 0
 
     async def begin(self) -> None:
-        """Find the partition and where to begin; then read until the end. See ``Link``."""
+        """Find the partition and where to begin; then read until the end. See ``EndpointLink``."""
         connection = self.session.connection
         if self.epoch is not None and self.epoch < 0:
-            raise Refused(ARGUMENT, f"The epoch '{self.epoch}' is below zero.")
+            raise RequestRefused(ARGUMENT, f"The epoch '{self.epoch}' is below zero.")
         source = self.attach.source
         selector = selector_of(source.filter if source is not None else None)
         hub = await connection.streams.find(self.address.hub)
@@ -83,7 +83,7 @@ class ReaderLink(Link):
             connection.epochs.leave(self._place, self)
             await self._receiver.close()
 
-    def steal(self, why: Refused) -> None:
+    def steal(self, why: RequestRefused) -> None:
         """Another one reads from now on."""
         self.refuse(why)
 
@@ -184,7 +184,7 @@ class ReaderLink(Link):
 
     def _send(self, batch: EventBatch) -> None:
         session = self.session
-        way = Way(
+        way = FrameTarget(
             channel=session.channel,
             handle=self.handle,
             most_bytes=session.connection.peer_frame_bytes,
@@ -208,7 +208,7 @@ class ReaderLink(Link):
             self._end, self._end_at = await hub.end_of(number), now
         if batch.last_sequence > self._end.sequence:
             row = len(batch) - 1
-            self._end = End(
+            self._end = LastEvent(
                 sequence=batch.last_sequence,
                 offset=batch.arrow.column(1)[row].as_py(),
                 enqueued_ms=batch.arrow.column(2)[row].value // 1000,

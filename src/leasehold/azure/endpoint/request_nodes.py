@@ -16,16 +16,16 @@ from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import answer_to, read_message
 from leasehold.azure.amqp.performatives import Disposition
 from leasehold.azure.amqp.types import Array, Int, Long, Symbol, Timestamp
-from leasehold.azure.endpoint.delivery import Way, split
+from leasehold.azure.endpoint.delivery import FrameTarget, split
 from leasehold.azure.endpoint.error_conditions import (
     NOT_FOUND,
     TOO_BIG,
     TOO_MANY,
-    Refused,
+    RequestRefused,
     refused_for,
     unauthorized,
 )
-from leasehold.azure.endpoint.links import Link
+from leasehold.azure.endpoint.links import EndpointLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from leasehold.azure.amqp.composites import Composite
     from leasehold.azure.amqp.messages import Message
     from leasehold.azure.amqp.performatives import Attach, Flow, Transfer
-    from leasehold.azure.endpoint.addresses import Address
-    from leasehold.azure.endpoint.connection import Connection
-    from leasehold.azure.endpoint.session import Session
+    from leasehold.azure.endpoint.addresses import NodeAddress
+    from leasehold.azure.endpoint.connection import ClientConnection
+    from leasehold.azure.endpoint.session import EndpointSession
 
 _CREDIT = 100
 _MOST_ANSWERS = 200
@@ -59,7 +59,7 @@ def done(status: int, words: str, value: object = None) -> Reply:
     return {"status-code": Int(status), "status-description": words}, value
 
 
-def failed(why: Refused) -> Reply:
+def failed(why: RequestRefused) -> Reply:
     """The answer to one that was not."""
     status = {
         "status-code": Int(why.status),
@@ -71,10 +71,12 @@ def failed(why: Refused) -> Reply:
     return status, None
 
 
-class RequestLink(Link):
+class RequestLink(EndpointLink):
     """On which a client asks."""
 
-    def __init__(self, session: Session, attach: Attach, address: Address, *, node: Node) -> None:
+    def __init__(
+        self, session: EndpointSession, attach: Attach, address: NodeAddress, *, node: Node
+    ) -> None:
         """Ask ``node``."""
         super().__init__(session, attach, address)
         self._node = node
@@ -102,7 +104,7 @@ class RequestLink(Link):
         try:
             request = read_message(data, most_values=_MOST_REQUEST_VALUES)
         except AmqpFault as fault:
-            why = Refused(fault.condition, fault.description)
+            why = RequestRefused(fault.condition, fault.description)
             self._settle(transfer, Rejected(error=why.error))
         else:
             self._settle(transfer, Accepted())
@@ -137,10 +139,10 @@ class RequestLink(Link):
             link.put(answer_to(request, status=status, value=value).encode())
 
 
-class AnswerLink(Link):
+class AnswerLink(EndpointLink):
     """On which a client hears the answers, as it has credit for them."""
 
-    def __init__(self, session: Session, attach: Attach, address: Address) -> None:
+    def __init__(self, session: EndpointSession, attach: Attach, address: NodeAddress) -> None:
         """Nothing to say yet."""
         super().__init__(session, attach, address)
         self._waiting: deque[bytes] = deque()
@@ -155,7 +157,7 @@ class AnswerLink(Link):
     def put(self, message: bytes) -> None:
         """Send an answer, or keep it until there is credit."""
         if len(self._waiting) >= _MOST_ANSWERS or self._waiting_bytes > _MOST_WAITING_BYTES:
-            self.refuse(Refused(TOO_MANY, "The client asks without hearing the answers."))
+            self.refuse(RequestRefused(TOO_MANY, "The client asks without hearing the answers."))
             return
         self._waiting.append(message)
         self._waiting_bytes += len(message)
@@ -168,7 +170,7 @@ class AnswerLink(Link):
 
     def _send(self) -> None:
         while self._waiting and self._sent < self._until and not self.is_over:
-            way = Way(
+            way = FrameTarget(
                 channel=self.session.channel,
                 handle=self.handle,
                 most_bytes=self.session.connection.peer_frame_bytes,
@@ -187,13 +189,13 @@ def text(value: Any) -> str:
 
 
 _ACCEPTED = 202
-_UNKNOWN = Refused("amqp:not-implemented", "Only put-token is known here.", status=501)
+_UNKNOWN = RequestRefused("amqp:not-implemented", "Only put-token is known here.", status=501)
 
 
 class TokenNode:
     """``$cbs`` of one connection: what a token allows, it allows to this connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         """For this connection."""
         self._connection = connection
 
@@ -207,7 +209,7 @@ class TokenNode:
             self._connection.grant(
                 token=request.value, kind=asked.get("type"), audience=asked.get("name")
             )
-        except Refused as why:
+        except RequestRefused as why:
             reply(failed(why))
         else:
             reply(done(_ACCEPTED, "Accepted"))
@@ -222,7 +224,7 @@ _NEVER_MS = -62_135_596_800_000  # the first moment of the calendar, which stand
 class ManagementNode:
     """``$management`` of one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ClientConnection) -> None:
         """For this connection."""
         self._connection = connection
 
@@ -246,11 +248,11 @@ class ManagementNode:
         if not any(each.covers_hub(name) for each in self._connection.grants):
             raise unauthorized("the hub")
         if text(asked.get("operation")).upper() != "READ" or kind not in {_HUB, _PARTITION}:
-            raise Refused(
+            raise RequestRefused(
                 "amqp:not-implemented", "Only READ of a hub or a partition is known here."
             )
         if not name:
-            raise Refused(NOT_FOUND, "The request names no hub.", status=404)
+            raise RequestRefused(NOT_FOUND, "The request names no hub.", status=404)
         hub = await self._connection.streams.find(name)
         if kind == _HUB:
             created_at = datetime.fromisoformat(hub.info.created_at)

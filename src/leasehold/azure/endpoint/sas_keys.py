@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from leasehold.azure.endpoint.addresses import path_of
-from leasehold.azure.endpoint.error_conditions import AUTH_FAILED, Refused
+from leasehold.azure.endpoint.error_conditions import AUTH_FAILED, RequestRefused
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
 
@@ -143,5 +143,5 @@ class SasKeys:
         )
 
 
-def _bad(word: str, why: str) -> Refused:
-    return Refused(AUTH_FAILED, f"{word}: {why}", status=401)
+def _bad(word: str, why: str) -> RequestRefused:
+    return RequestRefused(AUTH_FAILED, f"{word}: {why}", status=401)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leasehold.azure.amqp.types import Described
-from leasehold.azure.endpoint.error_conditions import ARGUMENT, STOLEN, TOO_MANY, Refused
+from leasehold.azure.endpoint.error_conditions import ARGUMENT, STOLEN, TOO_MANY, RequestRefused
 from leasehold.errors import BeyondEnd, Trimmed
 from leasehold.events.start import Start
 
@@ -39,13 +39,13 @@ class Stealable(Protocol):
         """What it reads with."""
         ...
 
-    def steal(self, why: Refused) -> None:
+    def steal(self, why: RequestRefused) -> None:
         """Another one reads from now on."""
         ...
 
 
 @dataclass(slots=True)
-class Epochs:
+class ReaderEpochs:
     """All readers of a server."""
 
     _readers: dict[Place, list[Stealable]] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Epochs:
         highest = max((each.epoch for each in present if each.epoch is not None), default=None)
         if reader.epoch is None:
             if highest is not None:
-                raise Refused(
+                raise RequestRefused(
                     STOLEN,
                     f"At least one receiver for the endpoint is created with epoch of '{highest}', "
                     "and so non-epoch receiver is not allowed. Either reconnect with a higher "
                     "epoch, or make sure all epoch receivers are closed or disconnected.",
                 )
             if len(present) >= MOST_READERS:
-                raise Refused(
+                raise RequestRefused(
                     TOO_MANY,
                     "Exceeded the maximum number of allowed receivers per partition in a consumer "
                     f"group which is {MOST_READERS}",
@@ -75,7 +75,7 @@ class Epochs:
             self._readers.setdefault(place, []).append(reader)
             return
         if highest is not None and highest > reader.epoch:
-            raise Refused(
+            raise RequestRefused(
                 STOLEN,
                 f"A receiver with a higher epoch '{highest}' already exists. A new receiver with "
                 f"epoch {reader.epoch} cannot be created. Make sure you are creating receiver with "
@@ -86,7 +86,7 @@ class Epochs:
         for each in present:
             old = "nil" if each.epoch is None else each.epoch
             each.steal(
-                Refused(
+                RequestRefused(
                     STOLEN,
                     f"New receiver 'nil' with higher epoch of '{reader.epoch}' is created hence "
                     f"current receiver 'nil' with epoch '{old}' is getting disconnected. If you "
@@ -172,8 +172,8 @@ def _parsed(text: str) -> Selector:
     return Selector(what=what, value=number, is_inclusive=sign == ">=")
 
 
-def _refused(text: str) -> Refused:
-    return Refused(
+def _refused(text: str) -> RequestRefused:
+    return RequestRefused(
         ARGUMENT,
         f"The filter {text[:_SHOWN]!r} can not be read: it compares x-opt-offset, "
         "x-opt-sequence-number or x-opt-enqueued-time with > or >= and a value.",
@@ -200,8 +200,8 @@ def begun(
         raise _beyond("sequence number", selector.value, error.end - 1) from error
 
 
-def _beyond(what: str, value: int, last: int) -> Refused:
-    return Refused(
+def _beyond(what: str, value: int, last: int) -> RequestRefused:
+    return RequestRefused(
         ARGUMENT,
         f"The supplied {what} '{value}' is invalid. The last {what} in the system is '{last}'",
     )

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from leasehold.azure.amqp.composites import Accepted, Rejected
-from leasehold.azure.amqp.event_properties import Head, head_of, split_message
+from leasehold.azure.amqp.event_properties import MessageHead, head_of, split_message
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import BATCH_FORMAT, DATA, MESSAGE_ANNOTATIONS, sections
 from leasehold.azure.amqp.performatives import Disposition
 from leasehold.azure.amqp.types import Int, Long, Short, Symbol
 from leasehold.azure.endpoint import retries
-from leasehold.azure.endpoint.error_conditions import TOO_BIG, Refused, refused_for
-from leasehold.azure.endpoint.links import Link
+from leasehold.azure.endpoint.error_conditions import TOO_BIG, RequestRefused, refused_for
+from leasehold.azure.endpoint.links import EndpointLink
 from leasehold.clock import new_token
 from leasehold.errors import LeaseholdError, UnknownStream
 from leasehold.events.event import SENT_SCHEMA
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leasehold.azure.amqp.performatives import Attach, Transfer
-    from leasehold.azure.endpoint.addresses import Address
+    from leasehold.azure.endpoint.addresses import NodeAddress
     from leasehold.azure.endpoint.hubs import Hub
-    from leasehold.azure.endpoint.session import Session
+    from leasehold.azure.endpoint.session import EndpointSession
 
 _PROPERTIES = SENT_SCHEMA.field("properties").type
 _U32 = struct.Struct(">I").unpack_from
 _DATA8, _DATA32 = b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0"
-_NO_HEAD = Head()
+_NO_HEAD = MessageHead()
 _NEVER = b"\xff"  # no section begins so
 _MANY = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class DeliveredEvents:
     """The events of one delivery. ``sequence`` is the client's own number of the first, if any."""
 
     batch: pa.RecordBatch
     sequence: int | None = None
 
 
-def intake_of(data: bytes, message_format: int) -> Intake:
+def intake_of(data: bytes, message_format: int) -> DeliveredEvents:
     """The events in a delivery: one, or those of a batch.
 
     Raises:
@@ -69,12 +69,12 @@ def intake_of(data: bytes, message_format: int) -> Intake:
     if message_format == BATCH_FORMAT:
         return _of_batch(data)
     body, head, _ = split_message(data)
-    return _made([body], [head], Head())
+    return _made([body], [head], MessageHead())
 
 
-def _of_batch(data: bytes) -> Intake:
+def _of_batch(data: bytes) -> DeliveredEvents:
     bodies: list[bytes] = []
-    heads: list[Head] = []
+    heads: list[MessageHead] = []
     at, around = _envelope(data)
     end, starts = len(data), data.startswith
     known, step, head = _NEVER, 0, _NO_HEAD  # of the event before: all up to its body, its length
@@ -132,7 +132,7 @@ def _bounds(data: bytes, at: int) -> tuple[int, int]:
     return first, after
 
 
-def _envelope(data: bytes) -> tuple[int, Head]:
+def _envelope(data: bytes) -> tuple[int, MessageHead]:
     """Where the first event of a batch is, and what stands before all of them."""
     at = 0
     for code, start, _, end in sections(data):
@@ -151,7 +151,9 @@ def _no_properties(count: int) -> pa.Array:
     return pa.array([None] * count, _PROPERTIES)
 
 
-def _made(bodies: Sequence[bytes], heads: Sequence[Head], around: Head) -> Intake:
+def _made(
+    bodies: Sequence[bytes], heads: Sequence[MessageHead], around: MessageHead
+) -> DeliveredEvents:
     """The columns. An event without a key has that of the batch around it."""
     if not bodies:
         raise AmqpFault("a delivery has no event")
@@ -172,7 +174,9 @@ def _made(bodies: Sequence[bytes], heads: Sequence[Head], around: Head) -> Intak
         properties = _no_properties(max(count, _MANY)).slice(0, count)
     columns = [keys, pa.array(bodies, pa.binary()), properties]
     number = first.sequence if first.sequence is not None else around.sequence
-    return Intake(batch=pa.RecordBatch.from_arrays(columns, schema=SENT_SCHEMA), sequence=number)
+    return DeliveredEvents(
+        batch=pa.RecordBatch.from_arrays(columns, schema=SENT_SCHEMA), sequence=number
+    )
 
 
 log = logging.getLogger("leasehold.azure.endpoint")
@@ -183,10 +187,10 @@ _ID_DIGITS = 12  # of 4 bits each: JavaScript must be able to count so far
 _MOST_SEQUENCE = 2**31 - 1
 
 
-class SenderLink(Link):
+class SenderLink(EndpointLink):
     """On which a client sends events."""
 
-    def __init__(self, session: Session, attach: Attach, address: Address) -> None:
+    def __init__(self, session: EndpointSession, attach: Attach, address: NodeAddress) -> None:
         """Take nothing yet."""
         super().__init__(session, attach, address)
         self._hub: Hub | None = None
@@ -201,7 +205,7 @@ class SenderLink(Link):
         self._lock = threading.Lock()
 
     async def begin(self) -> None:
-        """Find the hub and the partition; see ``Link``."""
+        """Find the hub and the partition; see ``EndpointLink``."""
         hub = await self.session.connection.streams.find(self.address.hub)
         if self.address.partition:
             self._partition = hub.number_of(self.address.partition)
@@ -222,7 +226,7 @@ class SenderLink(Link):
         most, connection = self.session.options.most_message_bytes, self.session.connection
         if len(self._parts) + len(payload) > most:
             words = f"The received message exceeds the limit of {most} bytes on this link."
-            self.refuse(Refused(TOO_BIG, words))
+            self.refuse(RequestRefused(TOO_BIG, words))
             return
         if transfer.more and not transfer.aborted:
             self._parts += payload
@@ -278,7 +282,7 @@ class SenderLink(Link):
             stored = self._sent(data, head.message_format or 0)
         except AmqpFault as fault:
             stored = Future()
-            stored.set_exception(Refused(fault.condition, fault.description))
+            stored.set_exception(RequestRefused(fault.condition, fault.description))
         except Exception as error:
             if not isinstance(error, LeaseholdError):
                 log.exception("a delivery to %s can not be stored", self.address.path)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 from anyio import CancelScope
 
-from leasehold.azure.endpoint.connection import Connection
-from leasehold.azure.endpoint.error_conditions import FORCED, Refused
-from leasehold.azure.endpoint.hubs import Streams
+from leasehold.azure.endpoint.connection import ClientConnection
+from leasehold.azure.endpoint.error_conditions import FORCED, RequestRefused
+from leasehold.azure.endpoint.hubs import Hubs
 from leasehold.azure.endpoint.options import HubOptions
 from leasehold.azure.endpoint.retries import Retries
-from leasehold.azure.endpoint.selectors import Epochs
+from leasehold.azure.endpoint.selectors import ReaderEpochs
 from leasehold.clock import SystemClock, host_name
 from leasehold.errors import StoreUnusable
 
@@ -46,10 +46,10 @@ class HubServer:
         """Listen to nobody yet."""
         self.options = options or HubOptions()
         self.clock: Clock = clock or SystemClock()
-        self.streams = Streams(opened, clock=self.clock)
-        self.epochs = Epochs()
+        self.streams = Hubs(opened, clock=self.clock)
+        self.epochs = ReaderEpochs()
         self.retries = Retries()
-        self._connections: set[Connection] = set()
+        self._connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._is_empty = asyncio.Event()
@@ -97,7 +97,7 @@ class HubServer:
         await self.streams.run(lambda: pa.array([b""]))
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self),
+                lambda: ClientConnection(self),
                 options.host,
                 options.port,
                 backlog=_BACKLOG,
@@ -117,7 +117,7 @@ class HubServer:
             self._server.close()
             if self._ticker is not None:
                 self._ticker.cancel()
-            why = Refused(FORCED, "The hub is shutting down.")
+            why = RequestRefused(FORCED, "The hub is shutting down.")
             self._for_each(lambda connection: connection.farewell(why))
             if self._connections:
                 self._is_empty.clear()
@@ -145,7 +145,7 @@ class HubServer:
 
     # ------------------------------------------------------------- for connections
 
-    def enter(self, connection: Connection) -> bool:
+    def enter(self, connection: ClientConnection) -> bool:
         """Let one in, if there is room."""
         if len(self._connections) >= self.options.most_connections:
             log.warning("a connection is refused: there are %d", len(self._connections))
@@ -153,7 +153,7 @@ class HubServer:
         self._connections.add(connection)
         return True
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         """It has ended."""
         self._connections.discard(connection)
         if not self._connections:
@@ -188,7 +188,7 @@ class HubServer:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _for_each(self, work: Callable[[Connection], None]) -> None:
+    def _for_each(self, work: Callable[[ClientConnection], None]) -> None:
         """Do this for all connections. One for which it fails is hung up on, and costs no other."""
         for connection in tuple(self._connections):
             try:

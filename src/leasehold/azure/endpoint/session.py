@@ -15,9 +15,14 @@ from leasehold.azure.amqp.performatives import (
     Flow,
     Transfer,
 )
-from leasehold.azure.endpoint.addresses import CBS, MANAGEMENT, Address, address_of
-from leasehold.azure.endpoint.error_conditions import NOT_FOUND, Refused, refused_for, unauthorized
-from leasehold.azure.endpoint.links import Link
+from leasehold.azure.endpoint.addresses import CBS, MANAGEMENT, NodeAddress, address_of
+from leasehold.azure.endpoint.error_conditions import (
+    NOT_FOUND,
+    RequestRefused,
+    refused_for,
+    unauthorized,
+)
+from leasehold.azure.endpoint.links import EndpointLink
 from leasehold.azure.endpoint.reader_link import ReaderLink
 from leasehold.azure.endpoint.request_nodes import (
     AnswerLink,
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from leasehold.azure.amqp.composites import Composite
-    from leasehold.azure.endpoint.connection import Connection
+    from leasehold.azure.endpoint.connection import ClientConnection
     from leasehold.azure.endpoint.options import HubOptions
 
 log = logging.getLogger("leasehold.azure.endpoint")
@@ -43,15 +48,15 @@ _OUTGOING = 65536
 _WIDEST = 1 << 30  # numbers of transfers are compared around the end of their circle
 
 
-class Session:
+class EndpointSession:
     """Made when a client begins one."""
 
-    def __init__(self, connection: Connection, channel: int, begin: Begin) -> None:
+    def __init__(self, connection: ClientConnection, channel: int, begin: Begin) -> None:
         """Answer with a session of ours."""
         self.connection = connection
         self.channel = channel
         self.options: HubOptions = connection.options
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, EndpointLink] = {}
         self._ended: set[int] = set()  # handles of which the client does not know yet
         self._next_outgoing = 1
         self._next_incoming = begin.next_outgoing_id
@@ -68,7 +73,7 @@ class Session:
         )
 
     @property
-    def links(self) -> Iterable[Link]:
+    def links(self) -> Iterable[EndpointLink]:
         """Those there are now."""
         return tuple(self._links.values())
 
@@ -84,7 +89,9 @@ class Session:
         """One performative."""
         self.connection.write(frame(self.channel, what.encode()))
 
-    def flow(self, link: Link, *, delivery_count: int, credit: int, drain: bool = False) -> None:
+    def flow(
+        self, link: EndpointLink, *, delivery_count: int, credit: int, drain: bool = False
+    ) -> None:
         """Say how far a link is, and how far this session is."""
         self.send(
             Flow(
@@ -109,17 +116,17 @@ class Session:
         """So many transfer frames were written."""
         self._next_outgoing = (self._next_outgoing + frames) & _WRAP
 
-    def answer_link(self, address: Address) -> AnswerLink | None:
+    def answer_link(self, address: NodeAddress) -> AnswerLink | None:
         """The link on which the client wants the answers of a node."""
         found = (each for each in self._links.values() if isinstance(each, AnswerLink))
         return next((each for each in found if each.address.path == address.path), None)
 
-    def detach(self, link: Link, why: Refused) -> None:
+    def detach(self, link: EndpointLink, why: RequestRefused) -> None:
         """End a link: what the client still sends on it is not looked at."""
         self.send(Detach(handle=link.handle, closed=True, error=why.error))
         self._ended.add(link.handle)
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: EndpointLink) -> None:
         """It has ended."""
         if self._links.get(link.handle) is link:
             del self._links[link.handle]
@@ -178,17 +185,17 @@ class Session:
         self._links[attach.handle] = link
         try:
             self._check(link)
-        except Refused as why:
+        except RequestRefused as why:
             link.refuse(why)
             return
         link.open()
 
-    def _made(self, attach: Attach) -> Link:
+    def _made(self, attach: Attach) -> EndpointLink:
         """The link that an attach asks for; one that names nothing we have is refused later."""
         end = attach.source if attach.role else attach.target
         address = address_of(end.address if end is not None else None)
         if address is None:
-            return Link(self, attach, Address())
+            return EndpointLink(self, attach, NodeAddress())
         if address.node:
             if attach.role:
                 return AnswerLink(self, attach, address)
@@ -197,7 +204,7 @@ class Session:
         kind = ReaderLink if attach.role else SenderLink
         return kind(self, attach, address)
 
-    def _check(self, link: Link) -> None:
+    def _check(self, link: EndpointLink) -> None:
         """Let nobody have anything without a token, not even the word that it is not there."""
         if link.address.node == CBS:
             return
@@ -206,18 +213,18 @@ class Session:
         if link.address.node == MANAGEMENT:
             return
         if not link.address.hub or bool(link.address.group) != link.attach.role:
-            raise Refused(NOT_FOUND, "The messaging entity could not be found.", status=404)
+            raise RequestRefused(NOT_FOUND, "The messaging entity could not be found.", status=404)
         if not self.connection.allows(link.address.path):
             raise unauthorized("the address of this link")
 
-    async def begin(self, link: Link) -> None:
+    async def begin(self, link: EndpointLink) -> None:
         """Open a link, or refuse it."""
         try:
             await link.begin()
-        except Refused as why:
+        except RequestRefused as why:
             link.refuse(why)
         except AmqpFault as fault:
-            link.refuse(Refused(fault.condition, fault.description))
+            link.refuse(RequestRefused(fault.condition, fault.description))
         except LeaseholdError as error:
             log.warning("the link to %s ends: %s", link.address.path, error)
             link.refuse(refused_for(error))
@@ -232,7 +239,7 @@ class Session:
             link.over()
             self.send(Detach(handle=detach.handle, closed=detach.closed))
 
-    def _link(self, handle: int) -> Link:
+    def _link(self, handle: int) -> EndpointLink:
         link = self._links.get(handle)
         if link is None or not link.is_open:
             raise AmqpFault(

@@ -30,7 +30,7 @@ _SWITCH = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class HubAddress:
     """One event hub.
 
     Attributes:
@@ -71,7 +71,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Connection:
+class _ConnectionString:
     """What a connection string says."""
 
     host: str
@@ -105,7 +105,7 @@ def shown(text: str) -> str:
     return SCHEME + rest.rpartition("@")[2]
 
 
-def parse(text: str, environ: Mapping[str, str] | None = None) -> Address:
+def parse(text: str, environ: Mapping[str, str] | None = None) -> HubAddress:
     """Read an address. Without a key in it, the connection string of the environment counts.
 
     Raises:
@@ -139,7 +139,7 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> Address:
     emulator = known is not None and known.emulator
     if not emulator and "." not in host and host != "localhost":
         host += _AZURE
-    return Address(
+    return HubAddress(
         host=host,
         port=port or (PLAIN_PORT if emulator else TLS_PORT),
         hub=check_name(hub, what="event hub"),
@@ -166,7 +166,7 @@ def _options(parts: SplitResult, text: str) -> dict[str, str]:
     return said
 
 
-def _connection(text: str) -> _Connection:
+def _connection(text: str) -> _ConnectionString:
     """Read a connection string, as Azure's clients do: names in any case, values as they are."""
     pairs = [part.partition("=") for part in text.strip().split(";") if part.strip()]
     said = {name.strip().lower(): value.strip() for name, _, value in pairs}
@@ -183,7 +183,7 @@ def _connection(text: str) -> _Connection:
             "Endpoint=sb://HOST/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB, as "
             "the portal shows it (it is not repeated here, since it holds a key)"
         )
-    return _Connection(
+    return _ConnectionString(
         host=host,
         port=port,
         hub=said.get("entitypath", ""),
@@ -194,7 +194,9 @@ def _connection(text: str) -> _Connection:
     )
 
 
-def _agreed(host: str, port: int | None, known: _Connection, text: str) -> tuple[str, int | None]:
+def _agreed(
+    host: str, port: int | None, known: _ConnectionString, text: str
+) -> tuple[str, int | None]:
     """The host and the port of both, which must not contradict each other."""
     same_host = not host or known.host in {host, host + _AZURE}
     same_port = port is None or known.port in {None, port}

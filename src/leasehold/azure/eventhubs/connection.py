@@ -28,14 +28,14 @@ from leasehold.azure.amqp.performatives import (
     parse,
 )
 from leasehold.azure.eventhubs.event_link import EventLink
-from leasehold.azure.eventhubs.service_errors import LOST, Refusal, Refused, refusal_of
-from leasehold.azure.eventhubs.session import Session, answer
+from leasehold.azure.eventhubs.service_errors import LOST, ServiceError, ServiceRefused, refusal_of
+from leasehold.azure.eventhubs.session import HubSession, answer
 
 if TYPE_CHECKING:
     import ssl
 
     from leasehold.azure.amqp.composites import Composite
-    from leasehold.azure.eventhubs.address import Address
+    from leasehold.azure.eventhubs.address import HubAddress
     from leasehold.clock import Clock
 
 MOST_FRAME_BYTES = 1 << 20
@@ -50,22 +50,22 @@ _U32 = struct.Struct(">I").unpack_from
 _WORDS = "the connection was lost"
 
 
-class Connection(asyncio.Protocol):
+class HubConnection(asyncio.Protocol):
     """Made by ``open``. In one event loop."""
 
-    def __init__(self, address: Address, *, clock: Clock, container: str) -> None:
+    def __init__(self, address: HubAddress, *, clock: Clock, container: str) -> None:
         """Not connected."""
         self.peer: Open | None = None
         self.heard_s = self.said_s = clock.boottime_s()
-        self.over: asyncio.Future[Refusal] = answer()
+        self.over: asyncio.Future[ServiceError] = answer()
         self.gone: asyncio.Future[None] = answer()
         self._address = address
         self._clock = clock
         self._container = container
         self._opened: asyncio.Future[Open] = answer()
         self._transport: asyncio.Transport | None = None
-        self._sessions: dict[int, Session] = {}
-        self._by_theirs: dict[int, Session] = {}
+        self._sessions: dict[int, HubSession] = {}
+        self._by_theirs: dict[int, HubSession] = {}
         self._links: dict[tuple[bytes, int], EventLink] = {}
         self._parts: list[bytes] = []
         self._has = 0
@@ -75,8 +75,8 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(
-        cls, address: Address, *, clock: Clock, container: str, context: ssl.SSLContext | None
-    ) -> Connection:
+        cls, address: HubAddress, *, clock: Clock, container: str, context: ssl.SSLContext | None
+    ) -> HubConnection:
         """Connect, and return when the server has opened the connection too.
 
         Raises:
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         try:
             await made._opened  # noqa: SLF001
         except BaseException:
-            made.abort(Refusal(condition=LOST, description="given up while it was opened"))
+            made.abort(ServiceError(condition=LOST, description="given up while it was opened"))
             raise
         return made
 
@@ -106,19 +106,19 @@ class Connection(asyncio.Protocol):
         """Say that we are still here."""
         self._write(EMPTY)
 
-    async def session(self) -> Session:
+    async def session(self) -> HubSession:
         """A session with room for another link.
 
         Raises:
             Refused: the connection is over.
         """
         if self.over.done():
-            raise Refused(self.over.result())
+            raise ServiceRefused(self.over.result())
         for found in self._sessions.values():
             if found.has_room:
                 await asyncio.shield(found.began)
                 return found
-        made = Session(self, len(self._sessions))
+        made = HubSession(self, len(self._sessions))
         self._sessions[made.channel] = made
         await asyncio.shield(made.began)
         return made
@@ -127,10 +127,10 @@ class Connection(asyncio.Protocol):
         """End it in good order; what waits to be written is still written."""
         if self._transport is not None and not self.over.done():
             self.send(0, Close())
-            self._end(Refusal(condition=LOST, description="closed by us"))
+            self._end(ServiceError(condition=LOST, description="closed by us"))
             self._transport.close()
 
-    def abort(self, refusal: Refusal) -> None:
+    def abort(self, refusal: ServiceError) -> None:
         """End it at once."""
         self._end(refusal)
         if self._transport is not None:
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
         """Everything is over."""
         if not self.gone.done():
             self.gone.set_result(None)
-        self._end(Refusal(condition=LOST, description=f"{_WORDS}: {exc}" if exc else _WORDS))
+        self._end(ServiceError(condition=LOST, description=f"{_WORDS}: {exc}" if exc else _WORDS))
 
     def data_received(self, data: bytes) -> None:
         """Cut the frames, and hand them on."""
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         try:
             at = self._frames(data)
         except AmqpFault as fault:
-            self.abort(Refusal(condition=fault.condition, description=fault.description))
+            self.abort(ServiceError(condition=fault.condition, description=fault.description))
             return
         self._parts = [data[at:]] if at < len(data) else []
         self._has = len(data) - at
@@ -305,7 +305,7 @@ class Connection(asyncio.Protocol):
             self._hot = link
             self._touched.add(link)
 
-    def _place(self, session: Session, attach: Attach, channel: int) -> None:
+    def _place(self, session: HubSession, attach: Attach, channel: int) -> None:
         link = session.link(attach.handle)
         if isinstance(link, EventLink):
             self._links[channel.to_bytes(2, "big"), attach.handle] = link
@@ -316,12 +316,12 @@ class Connection(asyncio.Protocol):
         if link is self._hot:
             self._hot = None
 
-    def _end(self, refusal: Refusal) -> None:
+    def _end(self, refusal: ServiceError) -> None:
         if self.over.done():
             return
         self.over.set_result(refusal)
         if not self._opened.done():
-            self._opened.set_exception(Refused(refusal))
+            self._opened.set_exception(ServiceRefused(refusal))
         self._links.clear()
         self._hot = None
         for session in self._sessions.values():

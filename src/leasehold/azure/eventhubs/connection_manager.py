@@ -34,18 +34,18 @@ from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import Message, read_message
 from leasehold.azure.amqp.performatives import Attach
 from leasehold.azure.amqp.types import Timestamp
-from leasehold.azure.eventhubs.connection import IDLE_MS, Connection
+from leasehold.azure.eventhubs.connection import IDLE_MS, HubConnection
 from leasehold.azure.eventhubs.service_errors import (
     LOST,
-    Asked,
-    Refusal,
-    Refused,
+    RequestContext,
+    ServiceError,
+    ServiceRefused,
     error_of,
     status_refusal,
 )
-from leasehold.azure.eventhubs.session import Gathering, Link, answer
+from leasehold.azure.eventhubs.session import HubLink, PartialDelivery, answer
 from leasehold.clock import new_suffix
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from leasehold.azure.amqp.performatives import Flow, Transfer
-    from leasehold.azure.eventhubs.address import Address
+    from leasehold.azure.eventhubs.address import HubAddress
     from leasehold.azure.eventhubs.credentials import Token, TokenProvider
-    from leasehold.azure.eventhubs.session import Session
+    from leasehold.azure.eventhubs.session import HubSession
     from leasehold.clock import Clock
 
 CBS, MANAGEMENT = "$cbs", "$management"
@@ -68,10 +68,10 @@ _WORDS = ("status-description", "statusDescription")
 _CONDITIONS = ("error-condition", "errorCondition")
 
 
-class _Asking(Link):
+class _Asking(HubLink):
     """Our requests go out here, once the server gives credit."""
 
-    def __init__(self, session: Session, name: str, node: str) -> None:
+    def __init__(self, session: HubSession, name: str, node: str) -> None:
         super().__init__(session, name)
         self._bell = asyncio.Event()
         self._sent = 0
@@ -91,7 +91,7 @@ class _Asking(Link):
         self._until = (flow.delivery_count or 0) + (flow.link_credit or 0)
         self._bell.set()
 
-    def on_end(self, refusal: Refusal) -> None:
+    def on_end(self, refusal: ServiceError) -> None:
         super().on_end(refusal)
         self._bell.set()
 
@@ -105,18 +105,18 @@ class _Asking(Link):
             self._bell.clear()
             await self._bell.wait()
         if self.refusal is not None:
-            raise Refused(self.refusal)
+            raise ServiceRefused(self.refusal)
         self._sent += 1
         self.session.transfer(self, payload, tag=tag)
 
 
-class _Answers(Link):
+class _Answers(HubLink):
     """The answers come in here."""
 
-    def __init__(self, session: Session, name: str, node: str) -> None:
+    def __init__(self, session: HubSession, name: str, node: str) -> None:
         super().__init__(session, name)
         self.waiting: dict[str, asyncio.Future[Message]] = {}
-        self._gathering = Gathering(most_bytes=_MOST_ANSWER_BYTES)
+        self._gathering = PartialDelivery(most_bytes=_MOST_ANSWER_BYTES)
         self._delivered = 0
         self._used = 0
         session.say(
@@ -152,23 +152,23 @@ class _Answers(Link):
         if asked is not None and not asked.done():
             asked.set_result(message)
 
-    def on_end(self, refusal: Refusal) -> None:
+    def on_end(self, refusal: ServiceError) -> None:
         super().on_end(refusal)
         waiting, self.waiting = self.waiting, {}
         for asked in waiting.values():
             if not asked.done():
-                asked.set_exception(Refused(refusal))
+                asked.set_exception(ServiceRefused(refusal))
 
 
 class Requests:
     """One node. Made and used in one event loop."""
 
-    def __init__(self, session: Session, node: str) -> None:
+    def __init__(self, session: HubSession, node: str) -> None:
         """Attach both ways."""
         self._session = session
         self._node = node
         self._numbers = count(1)
-        self._links: tuple[Link, ...] = ()
+        self._links: tuple[HubLink, ...] = ()
         self._attach()
 
     async def ask(self, what: Mapping[str, object], value: object = None) -> Message:
@@ -178,13 +178,13 @@ class Requests:
             Refused: the node has refused it, or the connection was lost.
         """
         if self._session.refusal is not None:
-            raise Refused(self._session.refusal)
+            raise ServiceRefused(self._session.refusal)
         if self._answers.over or self._asking.over:
             self._attach()
         answers, asking = self._answers, self._asking
         await asyncio.shield(answers.attached)
         if answers.refusal is not None:
-            raise Refused(answers.refusal)
+            raise ServiceRefused(answers.refusal)
         name = f"leasehold-{next(self._numbers)}"
         asked: asyncio.Future[Message] = answer()
         answers.waiting[name] = asked
@@ -215,7 +215,7 @@ def _check(found: Message) -> None:
         raise AmqpFault("an answer of the hub says no status")
     if code not in _OK:
         words, condition = _first(status, _WORDS), _first(status, _CONDITIONS)
-        raise Refused(status_refusal(code, str(words or ""), str(condition or "")))
+        raise ServiceRefused(status_refusal(code, str(words or ""), str(condition or "")))
 
 
 def _first(found: Mapping[object, object], names: tuple[str, ...]) -> object:
@@ -226,7 +226,7 @@ log = logging.getLogger("leasehold.eventhubs")
 
 T = TypeVar("T")
 
-PAUSES = Ladder(base_s=0.1, most_s=5.0)
+PAUSES = Backoff(base_s=0.1, most_s=5.0)
 STEP_S = 30.0  # how long the server may take for one answer
 _GOODBYE_S = 1.0
 _LONGEST_LOOK_S = 15.0
@@ -237,10 +237,10 @@ _NO_TLS = (ssl.SSLError, ConnectionResetError)  # how a server takes TLS that ha
 
 
 @dataclass(slots=True, kw_only=True)
-class Live:
+class LiveConnection:
     """A connection that is open, and the two nodes of the hub on it."""
 
-    connection: Connection
+    connection: HubConnection
     cbs: Requests
     management: Requests = field(init=False)
     token: str = field(default="", repr=False)
@@ -248,12 +248,12 @@ class Live:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Keeper:
+class ConnectionManager:
     """For one event loop at a time; if that has ended, the next one begins anew."""
 
     def __init__(
         self,
-        address: Address,
+        address: HubAddress,
         *,
         tokens: TokenProvider,
         clock: Clock,
@@ -267,8 +267,8 @@ class Keeper:
         self._rng = rng
         self._patience_s = patience_s
         self._container = f"leasehold-{new_suffix()}"
-        self._live: Live | None = None
-        self._connecting: asyncio.Task[Live] | None = None
+        self._live: LiveConnection | None = None
+        self._connecting: asyncio.Task[LiveConnection] | None = None
         self._tending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -279,7 +279,7 @@ class Keeper:
         """What a token for the whole hub is for."""
         return f"sb://{self._address.namespace}/{self._address.hub}"
 
-    async def live(self) -> Live:
+    async def live(self) -> LiveConnection:
         """The connection, made now if there is none.
 
         Raises:
@@ -309,7 +309,9 @@ class Keeper:
                 ) from None  # nobody has cancelled who waits here
             raise
 
-    async def asked(self, ask: Callable[[Live], Awaitable[T]], asked: Asked) -> T:
+    async def asked(
+        self, ask: Callable[[LiveConnection], Awaitable[T]], asked: RequestContext
+    ) -> T:
         """The answer of the hub, asked again while the trouble is one that passes.
 
         Raises:
@@ -321,7 +323,7 @@ class Keeper:
             live = await self.live()
             try:
                 return await self._clock.bounded(ask(live), seconds=STEP_S)
-            except Refused as refused:
+            except ServiceRefused as refused:
                 trouble: Exception = refused
                 error = error_of(refused.refusal, asked)
                 if error is not None:
@@ -333,7 +335,7 @@ class Keeper:
                 raise self.unavailable(trouble) from trouble
             await self._clock.sleep(PAUSES.pause_s(failures, self._rng))
 
-    async def session(self, live: Live, audience: str) -> Session:
+    async def session(self, live: LiveConnection, audience: str) -> HubSession:
         """A session for another link, with a token for what it reads.
 
         Raises:
@@ -375,7 +377,7 @@ class Keeper:
 
     # -------------------------------------------------------------- making
 
-    async def _connected(self) -> Live:
+    async def _connected(self) -> LiveConnection:
         until_s = self._clock.boottime_s() + self._patience_s
         context = _context(self._address)
         failures = 0
@@ -387,9 +389,9 @@ class Keeper:
                     f"the certificate of {self._address} is not to be trusted "
                     f"({wrong.verify_message}): check the host, or name its authority with ?ca=FILE"
                 ) from wrong
-            except Refused as refused:
+            except ServiceRefused as refused:
                 trouble: Exception = refused
-                error = error_of(refused.refusal, Asked(address=self._address))
+                error = error_of(refused.refusal, RequestContext(address=self._address))
                 if error is not None:
                     raise error from refused
             except (OSError, TimeoutError, AmqpFault) as failed:
@@ -412,24 +414,26 @@ class Keeper:
             f"; {_PLAIN_HINT}" if self._address.tls and isinstance(trouble, _NO_TLS) else "",
         )
 
-    async def _made(self, context: ssl.SSLContext | None) -> Live:
-        connection = await Connection.open(
+    async def _made(self, context: ssl.SSLContext | None) -> LiveConnection:
+        connection = await HubConnection.open(
             self._address, clock=self._clock, container=self._container, context=context
         )
         try:
             session = await connection.session()
-            live = Live(connection=connection, cbs=Requests(session, CBS))
+            live = LiveConnection(connection=connection, cbs=Requests(session, CBS))
             await self._put_token(live, self.audience)
             live.management = Requests(session, MANAGEMENT)  # refused to those without a token
         except BaseException:
-            connection.abort(Refusal(condition=LOST, description="given up while it was opened"))
+            connection.abort(
+                ServiceError(condition=LOST, description="given up while it was opened")
+            )
             raise
         self.connections += 1
         self._live = live
         self._tending = asyncio.get_running_loop().create_task(self._tend(live))
         return live
 
-    async def _put_token(self, live: Live, audience: str) -> None:
+    async def _put_token(self, live: LiveConnection, audience: str) -> None:
         token = await self._tokens.token(audience)
         await live.cbs.ask(
             {
@@ -450,7 +454,7 @@ class Keeper:
 
     # ------------------------------------------------------------- tending
 
-    async def _tend(self, live: Live) -> None:
+    async def _tend(self, live: LiveConnection) -> None:
         connection = live.connection
         peer = connection.peer
         idle_ms = (peer.idle_time_out if peer else None) or IDLE_MS
@@ -461,7 +465,7 @@ class Keeper:
                 now_s = self._clock.boottime_s()
                 if now_s - connection.heard_s > 2 * IDLE_MS / 1e3:
                     words = f"the server was silent for {now_s - connection.heard_s:.0f} s"
-                    connection.abort(Refusal(condition=LOST, description=words))
+                    connection.abort(ServiceError(condition=LOST, description=words))
                 elif now_s - connection.said_s >= beat_s / 2:
                     connection.beat()
                 await self._renew(live, now_s)
@@ -471,9 +475,9 @@ class Keeper:
                 try:
                     await self._clock.bounded(connection.gone, seconds=_GOODBYE_S)
                 except TimeoutError:
-                    connection.abort(Refusal(condition=LOST, description="closed by us"))
+                    connection.abort(ServiceError(condition=LOST, description="closed by us"))
 
-    async def _sleep(self, live: Live, beat_s: float) -> None:
+    async def _sleep(self, live: LiveConnection, beat_s: float) -> None:
         """Until the next beat or renewal is due, or the connection is over."""
         due_s = min(live.renew_at_s.values(), default=math.inf) - self._clock.boottime_s()
         wait_s = max(min(beat_s, due_s, _LONGEST_LOOK_S), 0.01)
@@ -482,13 +486,13 @@ class Keeper:
         except TimeoutError:
             return
 
-    async def _renew(self, live: Live, now_s: float) -> None:
+    async def _renew(self, live: LiveConnection, now_s: float) -> None:
         for audience, due_s in list(live.renew_at_s.items()):
             if now_s < due_s or live.connection.over.done():
                 continue
             try:
                 await self._clock.bounded(self._put_token(live, audience), seconds=STEP_S)
-            except (Refused, StoreUnavailable, TimeoutError, AmqpFault) as error:
+            except (ServiceRefused, StoreUnavailable, TimeoutError, AmqpFault) as error:
                 # The old one is still good for a while; the hub ends the links if it ends.
                 live.renew_at_s[audience] = now_s + _SHORTEST_LIFE_S
                 log.warning("%s: its token can not be renewed: %s", self._address, error)
@@ -505,7 +509,7 @@ def _reason(trouble: Exception) -> str:
     return usual or str(trouble) or silent
 
 
-def _context(address: Address) -> ssl.SSLContext | None:
+def _context(address: HubAddress) -> ssl.SSLContext | None:
     """What TLS needs.
 
     Raises:

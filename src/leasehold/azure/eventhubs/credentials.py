@@ -22,7 +22,7 @@ from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores.identity import reason_of, token_of
 
 if TYPE_CHECKING:
-    from leasehold.azure.eventhubs.address import Address
+    from leasehold.azure.eventhubs.address import HubAddress
     from leasehold.clock import Clock
 
 SAS = "servicebus.windows.net:sastoken"
@@ -61,7 +61,7 @@ class Credential(Protocol):
         ...
 
 
-class SharedKey:
+class SharedAccessKey:
     """Signs its own tokens with a shared access key."""
 
     def __init__(self, name: str, key: str, *, clock: Clock) -> None:
@@ -81,7 +81,7 @@ class SharedKey:
         return Token(kind=SAS, text=text, expires_at=expires_at)
 
 
-class Signature:
+class SharedAccessSignature:
     """A shared access signature that somebody else has made: the same one each time."""
 
     def __init__(self, text: str, *, clock: Clock) -> None:
@@ -97,7 +97,7 @@ class Signature:
         return Token(kind=SAS, text=self._text, expires_at=at)
 
 
-class Entra:
+class EntraCredential:
     """Tokens of Microsoft Entra ID."""
 
     def __init__(self, credential: Credential) -> None:
@@ -122,7 +122,7 @@ class Entra:
 
 
 def provider_for(
-    address: Address, *, clock: Clock, credential: Credential | None = None
+    address: HubAddress, *, clock: Clock, credential: Credential | None = None
 ) -> TokenProvider:
     """The credential, else the key of the address, else its signature, else Entra ID's default.
 
@@ -130,11 +130,11 @@ def provider_for(
         UsageError: Entra ID is needed, and the package for it is not installed.
     """
     if credential is not None:
-        return Entra(credential)
+        return EntraCredential(credential)
     if address.key:
-        return SharedKey(address.key_name, address.key, clock=clock)
+        return SharedAccessKey(address.key_name, address.key, clock=clock)
     if address.signature:
-        return Signature(address.signature, clock=clock)
+        return SharedAccessSignature(address.signature, clock=clock)
     try:
         identity = import_module("azure.identity")
     except ImportError as error:
@@ -142,7 +142,7 @@ def provider_for(
             f"no key was given for {address}, and Entra ID needs a package: pip install "
             "'leasehold[azure]', or set EVENTHUB_CONNECTION_STRING"
         ) from error
-    return Entra(identity.DefaultAzureCredential())
+    return EntraCredential(identity.DefaultAzureCredential())
 
 
 def _moment(second: int) -> datetime:

@@ -23,17 +23,17 @@ from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import ARROW_CAPABILITY, ARROW_FORMAT
 from leasehold.azure.amqp.performatives import Attach, Detach
 from leasehold.azure.amqp.types import Described, Long, Symbol
-from leasehold.azure.eventhubs.fast_decode import Reader, learn
-from leasehold.azure.eventhubs.rows import Row, RowTuple, arrow_of, batch_of, read_row, size_of
-from leasehold.azure.eventhubs.service_errors import DAMAGED, TOO_MANY, Refusal
-from leasehold.azure.eventhubs.session import Gathering, Link
+from leasehold.azure.eventhubs.fast_decode import FrameDecoder, learn
+from leasehold.azure.eventhubs.rows import EventRow, RowTuple, arrow_of, batch_of, read_row, size_of
+from leasehold.azure.eventhubs.service_errors import DAMAGED, TOO_MANY, ServiceError
+from leasehold.azure.eventhubs.session import HubLink, PartialDelivery
 from leasehold.log.segment_format import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from leasehold.azure.amqp.performatives import Transfer
-    from leasehold.azure.eventhubs.session import Session
+    from leasehold.azure.eventhubs.session import HubSession
 
 MOST_DELIVERY_BYTES = MAX_BODY_BYTES + (1 << 20)  # the service allows 20 MB, a log far more
 _MOST_SHAPES = 8
@@ -45,7 +45,7 @@ _FIRST_GUESS_BYTES = 1 << 16  # few events are asked for until it is known how b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class LinkRequest:
     """What to ask the server for: the events of ``path`` that the ``selector`` names, and how."""
 
     path: str
@@ -57,22 +57,22 @@ class Wanted:
     most_bytes: int
 
 
-class EventLink(Link):
+class EventLink(HubLink):
     """Attached when it is made; the server's answer is awaited with ``attached``."""
 
-    def __init__(self, session: Session, name: str, wanted: Wanted) -> None:
+    def __init__(self, session: HubSession, name: str, wanted: LinkRequest) -> None:
         """Say attach."""
         super().__init__(session, name)
         self._wanted = wanted
-        self._rows: list[Row | RowTuple] = []
+        self._rows: list[EventRow | RowTuple] = []
         self._batches: deque[pa.RecordBatch] = deque()
         self._waiting_events = 0
         self._waiting_bytes = 0
         self._delivered = 0
         self._credit = 0
         self._each_bytes: float | None = None
-        self._gathering = Gathering(most_bytes=MOST_DELIVERY_BYTES)
-        self._readers: list[Reader] = []
+        self._gathering = PartialDelivery(most_bytes=MOST_DELIVERY_BYTES)
+        self._readers: list[FrameDecoder] = []
         self._channel = b""
         self._handles: frozenset[bytes] = frozenset()
         self._bell = asyncio.Event()
@@ -116,14 +116,14 @@ class EventLink(Link):
     # ------------------------------------------------------ what comes in
 
     def on_attach(self, attach: Attach) -> None:
-        """See ``Link``. A server that refuses says so next."""
+        """See ``HubLink``. A server that refuses says so next."""
         self._delivered = attach.initial_delivery_count or 0
         super().on_attach(attach)
         if attach.source is not None and not self.over:
             self._top_up()
 
-    def on_end(self, refusal: Refusal) -> None:
-        """See ``Link``."""
+    def on_end(self, refusal: ServiceError) -> None:
+        """See ``HubLink``."""
         super().on_end(refusal)
         self._bell.set()
 
@@ -142,7 +142,7 @@ class EventLink(Link):
                 self._rows.append(read_row(message))
                 self._came(1, len(message))
         except AmqpFault as fault:
-            self._give_up(Refusal(condition=DAMAGED, description=fault.description))
+            self._give_up(ServiceError(condition=DAMAGED, description=fault.description))
             return
         if (
             head.settled is not True
@@ -167,7 +167,7 @@ class EventLink(Link):
         if single and transfer.settled and not transfer.message_format:
             shape = learn(whole) if len(self._readers) < _MOST_SHAPES else None
             if shape is not None and all(shape is not each.shape for each in self._readers):
-                made = Reader(shape, channel=self._channel, handles=self._handles)
+                made = FrameDecoder(shape, channel=self._channel, handles=self._handles)
                 self._readers.insert(0, made)
 
     def run(self, data: bytes, at: int, end: int) -> int:
@@ -191,7 +191,7 @@ class EventLink(Link):
         self._bell.set()
         if self._waiting_events > 2 * self._wanted.most_events:
             words = "the server has sent more events than it was allowed to"
-            self._give_up(Refusal(condition=TOO_MANY, description=words))
+            self._give_up(ServiceError(condition=TOO_MANY, description=words))
         elif self.waiting_bytes > self._wanted.most_bytes:
             if self._credit:
                 self._flow(0)  # what is on its way still comes
@@ -200,7 +200,7 @@ class EventLink(Link):
 
     # ------------------------------------------------------------- parts
 
-    def _give_up(self, refusal: Refusal) -> None:
+    def _give_up(self, refusal: ServiceError) -> None:
         self.on_end(refusal)
         self.session.say(Detach(handle=self.handle, closed=True))
 

@@ -35,7 +35,7 @@ from leasehold.azure.amqp.values import decode, skip
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from leasehold.azure.eventhubs.rows import Row, RowTuple
+    from leasehold.azure.eventhubs.rows import EventRow, RowTuple
 
 NUMBER, OFFSET, ENQUEUED = "x-opt-sequence-number", "x-opt-offset", "x-opt-enqueued-time"
 KEY = "x-opt-partition-key"
@@ -77,12 +77,12 @@ def learn(frame: bytes) -> Shape | None:
     """
     try:
         pattern = b"".join(_pattern(frame))
-    except (AmqpFault, _Odd, IndexError, KeyError):
+    except (AmqpFault, _UnexpectedShape, IndexError, KeyError):
         return None
     return _shape(pattern)
 
 
-class _Odd(Exception):
+class _UnexpectedShape(Exception):
     """Something that no shape has."""
 
 
@@ -103,11 +103,11 @@ def _shape(pattern: bytes) -> Shape:
 
 def _pattern(frame: bytes) -> Iterator[bytes]:
     if frame[4:6] != _HEAD or frame[8:11] != _TRANSFER:
-        raise _Odd
+        raise _UnexpectedShape
     yield b".{4}" + re.escape(_HEAD) + b"(?P<channel>.{2})" + re.escape(_TRANSFER)
     at, count = yield from _compound(frame, 11, _LIST8, _LIST32)
     if count != _FIELDS:
-        raise _Odd
+        raise _UnexpectedShape
     at = skip(frame, at)
     yield _HANDLE
     at = skip(frame, at)
@@ -137,17 +137,17 @@ def _compound(
     if data[at] == wide:
         yield re.escape(data[at : at + 1]) + b".{4}" + re.escape(data[at + 5 : at + 9])
         return at + 9, int.from_bytes(data[at + 5 : at + 9], "big")
-    raise _Odd
+    raise _UnexpectedShape
 
 
 def _sections(message: bytes) -> Iterator[bytes]:
     found = list(sections(message))
     codes = [code for code, _, _, _ in found]
     if codes.count(DATA) != 1 or codes[-1] != DATA or MESSAGE_ANNOTATIONS not in codes:
-        raise _Odd
+        raise _UnexpectedShape
     for code, at, value_at, after in found:
         if message[at : at + 3] != bytes((0, 0x53, code)):
-            raise _Odd
+            raise _UnexpectedShape
         head = re.escape(message[at:value_at])
         if code == MESSAGE_ANNOTATIONS:
             yield head
@@ -162,7 +162,7 @@ def _sections(message: bytes) -> Iterator[bytes]:
         elif code == HEADER and not says_something(code, decode(message, value_at)[0]):
             yield re.escape(message[at:after])
         else:
-            raise _Odd
+            raise _UnexpectedShape
 
 
 def _annotations(message: bytes, at: int) -> Iterator[bytes]:
@@ -182,13 +182,13 @@ def _annotations(message: bytes, at: int) -> Iterator[bytes]:
         elif name == KEY and code in _TEXTS:
             yield _text(code, b"key")
         elif name in {NUMBER, ENQUEUED, OFFSET, KEY} or name not in OF_SERVICE:
-            raise _Odd
+            raise _UnexpectedShape
         else:
             yield re.escape(message[value_at:after])
         seen.add(name)
         at = after
     if not {NUMBER, OFFSET, ENQUEUED} <= seen:
-        raise _Odd
+        raise _UnexpectedShape
 
 
 def _text(code: int, name: bytes) -> bytes:
@@ -209,7 +209,7 @@ _MOST_IDLE_MOULDS = 64
 _SIZE_CODES = {1: "B", 4: "I"}
 
 
-class Reader:
+class FrameDecoder:
     """Reads the frames of one link that have one shape."""
 
     def __init__(self, shape: Shape, *, channel: bytes, handles: frozenset[bytes]) -> None:
@@ -221,7 +221,7 @@ class Reader:
         self._fixed: tuple[bytes, ...] = ()
         self._idle_moulds = 0
 
-    def run(self, data: bytes, at: int, end: int, rows: list[Row | RowTuple]) -> int:
+    def run(self, data: bytes, at: int, end: int, rows: list[EventRow | RowTuple]) -> int:
         """Take all frames from ``at`` on that fit; gives where they end."""
         if self.shape.rich is not None:
             return self._rich(data, at, end, rows)
@@ -241,7 +241,7 @@ class Reader:
         data: bytes,
         at: int,
         end: int,
-        rows: list[Row | RowTuple],
+        rows: list[EventRow | RowTuple],
     ) -> int:
         cut, width, append = mould.unpack_from, mould.size, rows.append
         one, two, three, four, five, six = self._fixed
@@ -265,7 +265,7 @@ class Reader:
             at = stop
         return at
 
-    def _plain(self, data: bytes, at: int, end: int, rows: list[Row | RowTuple]) -> int:
+    def _plain(self, data: bytes, at: int, end: int, rows: list[EventRow | RowTuple]) -> int:
         """One frame, from which the next mould is made."""
         stop = _stop(data, at, end)
         found = self.shape.match(data, at, stop) if stop else None
@@ -285,7 +285,7 @@ class Reader:
             self._make_mould(data, at, found)
         return stop
 
-    def _rich(self, data: bytes, at: int, end: int, rows: list[Row | RowTuple]) -> int:
+    def _rich(self, data: bytes, at: int, end: int, rows: list[EventRow | RowTuple]) -> int:
         match, places, rich = self.shape.match, self.shape.places, self.shape.rich or ()
         own, handles, to_int = self._channel, self._handles, int.from_bytes
         while stop := _stop(data, at, end):

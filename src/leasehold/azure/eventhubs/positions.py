@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.errors import BeyondEnd, Trimmed
 from leasehold.events.source import PartitionEnds
-from leasehold.events.start import Kind, Start
+from leasehold.events.start import Start, StartKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ _LAST_MS = 253_402_300_799_999  # of the year 9999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class PartitionFacts:
     """What the hub says of a partition."""
 
     ends: PartitionEnds
@@ -27,7 +27,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HubPlace:
     """``position`` is None where only the first event will tell. ``loose``: it may lie ahead.
 
     ``since_us``: of the first events, those that were stored before are passed over.
@@ -39,13 +39,13 @@ class Place:
     since_us: int = 0
 
 
-def facts_of(answer: Mapping[object, object]) -> Facts:
+def facts_of(answer: Mapping[object, object]) -> PartitionFacts:
     """The answer of the management node about a partition."""
     begin = _number(answer.get("begin_sequence_number"))
     last = _number(answer.get("last_enqueued_sequence_number"))
     empty = answer.get("is_partition_empty") is True or begin < 0 or begin > last
     at_ms = _number(answer.get("last_enqueued_time_utc"))
-    return Facts(
+    return PartitionFacts(
         ends=PartitionEnds(
             first=last + 1 if empty else begin,
             next=last + 1,
@@ -57,13 +57,13 @@ def facts_of(answer: Mapping[object, object]) -> Facts:
     )
 
 
-def after(position: int) -> Place:
+def after(position: int) -> HubPlace:
     """Begin with the event that has this number."""
     selector = f"amqp.annotation.x-opt-sequence-number > '{position - 1}'"
-    return Place(selector=selector, position=position)
+    return HubPlace(selector=selector, position=position)
 
 
-def place_of(start: Start, facts: Facts, *, partition: str, hub: str) -> Place:
+def place_of(start: Start, facts: PartitionFacts, *, partition: str, hub: str) -> HubPlace:
     """What ``start`` means now.
 
     Raises:
@@ -72,16 +72,16 @@ def place_of(start: Start, facts: Facts, *, partition: str, hub: str) -> Place:
     """
     ends = facts.ends
     match start.kind:
-        case Kind.EARLIEST:
-            return Place(selector=_FIRST, position=ends.first, loose=True)
-        case Kind.LATEST:
+        case StartKind.EARLIEST:
+            return HubPlace(selector=_FIRST, position=ends.first, loose=True)
+        case StartKind.LATEST:
             return after(ends.next)
-        case Kind.SEQUENCE:
+        case StartKind.SEQUENCE:
             check(start.value, ends, partition=partition, hub=hub)
             return after(start.value)
-        case Kind.TIME:
+        case StartKind.TIME:
             return _by_time(start.value, ends)
-        case Kind.OFFSET:
+        case StartKind.OFFSET:
             return _by_offset(start.value, facts, partition=partition, hub=hub)
 
 
@@ -102,22 +102,22 @@ def check(number: int, ends: PartitionEnds, *, partition: str, hub: str) -> None
         raise _beyond(f"event {number}", ends, partition, hub)
 
 
-def _by_time(at_us: int, ends: PartitionEnds) -> Place:
+def _by_time(at_us: int, ends: PartitionEnds) -> HubPlace:
     last = ends.last_enqueued_at
     at_ms = at_us // 1000  # the hub knows only these
     if ends.first == ends.next or last is None or (last - _BEGAN) < timedelta(milliseconds=at_ms):
         return after(ends.next)
     selector = f"amqp.annotation.x-opt-enqueued-time >= '{at_ms}'"
-    return Place(selector=selector, position=None, loose=True, since_us=at_us)
+    return HubPlace(selector=selector, position=None, loose=True, since_us=at_us)
 
 
-def _by_offset(offset: int, facts: Facts, *, partition: str, hub: str) -> Place:
+def _by_offset(offset: int, facts: PartitionFacts, *, partition: str, hub: str) -> HubPlace:
     if facts.ends.first == facts.ends.next and not offset:
         return after(facts.ends.next)
     if facts.last_offset.removeprefix("-").isdigit() and offset > int(facts.last_offset):
         raise _beyond(f"offset {offset}", facts.ends, partition, hub)
     selector = f"amqp.annotation.x-opt-offset >= '{offset}'"
-    return Place(selector=selector, position=None, loose=True)
+    return HubPlace(selector=selector, position=None, loose=True)
 
 
 def _beyond(what: str, ends: PartitionEnds, partition: str, hub: str) -> BeyondEnd:

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.eventhubs.connection_manager import PAUSES, STEP_S
-from leasehold.azure.eventhubs.event_link import EventLink, Wanted
+from leasehold.azure.eventhubs.event_link import EventLink, LinkRequest
 from leasehold.azure.eventhubs.positions import after, check
 from leasehold.azure.eventhubs.service_errors import (
     DAMAGED,
     LOST,
     NO_PLACE,
     REFUSED,
-    Asked,
-    Refusal,
-    Refused,
+    RequestContext,
+    ServiceError,
+    ServiceRefused,
     error_of,
 )
 from leasehold.errors import DataDamaged, UsageError
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from leasehold.azure.eventhubs.address import Address
-    from leasehold.azure.eventhubs.connection_manager import Keeper
-    from leasehold.azure.eventhubs.positions import Facts, Place
+    from leasehold.azure.eventhubs.address import HubAddress
+    from leasehold.azure.eventhubs.connection_manager import ConnectionManager
+    from leasehold.azure.eventhubs.positions import HubPlace, PartitionFacts
     from leasehold.clock import Clock
 
 _SOUND_S = 10.0  # a link that has lasted so long was no failure, though nothing came on it
@@ -51,7 +51,7 @@ _SOUND_S = 10.0  # a link that has lasted so long was no failure, though nothing
 class Reading:
     """What is read, by whom, and how much may wait here."""
 
-    address: Address
+    address: HubAddress
     partition: str
     consumer_group: str
     epoch: int | None
@@ -64,11 +64,11 @@ class Reading:
         address = self.address
         return f"sb://{address.namespace}/{address.hub}/consumergroups/{self.consumer_group}"
 
-    def wanted(self, selector: str) -> Wanted:
+    def wanted(self, selector: str) -> LinkRequest:
         """What to ask the server for."""
         address = self.address
         hub = f"amqps://{address.namespace}/{address.hub}"
-        return Wanted(
+        return LinkRequest(
             path=f"{hub}/ConsumerGroups/{self.consumer_group}/Partitions/{self.partition}",
             selector=selector,
             receiver=self.name,
@@ -78,9 +78,9 @@ class Reading:
             most_bytes=self.most_bytes,
         )
 
-    def asked(self, *, end: int | None = None) -> Asked:
+    def asked(self, *, end: int | None = None) -> RequestContext:
         """For errors."""
-        return Asked(
+        return RequestContext(
             address=self.address,
             consumer_group=self.consumer_group,
             partition=self.partition,
@@ -95,10 +95,10 @@ class EventHubsReceiver:
     def __init__(
         self,
         reading: Reading,
-        place: Place,
+        place: HubPlace,
         *,
-        keeper: Keeper,
-        facts: Callable[[], Awaitable[Facts]],
+        keeper: ConnectionManager,
+        facts: Callable[[], Awaitable[PartitionFacts]],
         clock: Clock,
         rng: random.Random,
         patience_s: float,
@@ -215,7 +215,7 @@ class EventHubsReceiver:
         while self._link is None:
             self._pending = None
             live = await self._keeper.live()
-            refusal: Refusal | None = None
+            refusal: ServiceError | None = None
             try:
                 session = await self._clock.bounded(
                     self._keeper.session(live, self._reading.audience), seconds=STEP_S
@@ -227,10 +227,10 @@ class EventHubsReceiver:
                 self._link = link
                 await self._clock.bounded(link.attached, seconds=STEP_S)
                 self._attached_at_s = self._clock.boottime_s()
-            except Refused as refused:
+            except ServiceRefused as refused:
                 refusal = refused.refusal
             except TimeoutError:
-                refusal = Refusal(condition=LOST, description="the hub did not answer in time")
+                refusal = ServiceError(condition=LOST, description="the hub did not answer in time")
                 live.connection.abort(refusal)
             except BaseException:
                 self._drop()
@@ -246,7 +246,7 @@ class EventHubsReceiver:
         if link is not None:
             link.detach()
 
-    async def _lost(self, refusal: Refusal) -> None:
+    async def _lost(self, refusal: ServiceError) -> None:
         """Return when it is time to try again.
 
         Raises:
@@ -272,7 +272,7 @@ class EventHubsReceiver:
             self._trouble_since_s = now_s
         elif now_s - self._trouble_since_s > self._patience_s:
             self._trouble_since_s = None
-            raise self._keeper.unavailable(Refused(refusal))
+            raise self._keeper.unavailable(ServiceRefused(refusal))
         if self._failures > 1 or refusal.condition != LOST:
             await self._clock.sleep(PAUSES.pause_s(self._failures, self._rng))
 

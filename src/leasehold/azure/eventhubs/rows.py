@@ -32,7 +32,7 @@ _ROW_BYTES = 256
 RowTuple: TypeAlias = "tuple[bytes, bytes, bytes, bytes, bytes | None, Pairs | None]"
 
 
-class Row(NamedTuple):
+class EventRow(NamedTuple):
     """One event. Numbers have 8 bytes, the largest first; ``pairs`` are its properties."""
 
     number: bytes
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     pairs: Pairs | None = None
 
 
-def read_row(message: bytes) -> Row:
+def read_row(message: bytes) -> EventRow:
     """The event in a message of any form.
 
     Raises:
@@ -58,7 +58,7 @@ def read_row(message: bytes) -> Row:
     number, enqueued, key = notes.get(NUMBER), notes.get(ENQUEUED), notes.get(KEY)
     if not isinstance(number, int) or not isinstance(enqueued, int):
         raise AmqpFault("an event came without its sequence number or its time")
-    return Row(
+    return EventRow(
         number=_eight(number),
         enqueued=_eight(enqueued),
         offset=str(notes.get(OFFSET, "")).encode(),
@@ -87,7 +87,7 @@ def batch_of(payload: bytes) -> pa.RecordBatch:
     return batch
 
 
-def arrow_of(rows: Sequence[Row | RowTuple]) -> pa.RecordBatch:
+def arrow_of(rows: Sequence[EventRow | RowTuple]) -> pa.RecordBatch:
     """The rows as a batch of ``STORED_SCHEMA``; at least one.
 
     Raises:
@@ -113,7 +113,7 @@ def arrow_of(rows: Sequence[Row | RowTuple]) -> pa.RecordBatch:
     )
 
 
-def size_of(row: Row | RowTuple) -> int:
+def size_of(row: EventRow | RowTuple) -> int:
     """About how many bytes of memory a row takes."""
     return _ROW_BYTES + len(row[3])
 

@@ -1,7 +1,7 @@
 """What a hub says when it refuses or ends something, in our words.
 
-``Refusal`` is the word of the hub as it is; ``error_of`` makes of it the error that whoever called
-can act on, or None: then it is trouble that passes, and the thing to do is to try again.
+``ServiceError`` is the word of the hub as it is; ``error_of`` makes of it the error that whoever
+called can act on, or None: then it is trouble that passes, and the thing to do is to try again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from leasehold.errors import (
     BeyondEnd,
     DataDamaged,
     LeaseholdError,
-    Stolen,
+    ReaderDisplaced,
     StoreUnusable,
     UnknownStream,
     UsageError,
@@ -22,7 +22,7 @@ from leasehold.errors import (
 
 if TYPE_CHECKING:
     from leasehold.azure.amqp.composites import Error
-    from leasehold.azure.eventhubs.address import Address
+    from leasehold.azure.eventhubs.address import HubAddress
 
 STOLEN = "amqp:link:stolen"
 NOT_FOUND = "amqp:not-found"
@@ -46,7 +46,7 @@ _STATUS = {401: UNAUTHORIZED, 403: UNAUTHORIZED, 404: NOT_FOUND, 410: NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class ServiceError:
     """A condition of AMQP, and what was said with it."""
 
     condition: str
@@ -57,41 +57,41 @@ class Refusal:
         return f"{self.condition}: {words}" if words else self.condition
 
 
-class Refused(Exception):
+class ServiceRefused(Exception):
     """The hub has refused or ended something; ours only, nobody outside sees it."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: ServiceError) -> None:
         """Keep it."""
         super().__init__(str(refusal))
         self.refusal = refusal
 
 
-def refusal_of(error: Error | None, *, instead: str) -> Refusal:
+def refusal_of(error: Error | None, *, instead: str) -> ServiceError:
     """The refusal in a performative; ``instead`` where it holds none."""
     if error is None:
-        return Refusal(condition=LOST, description=instead)
-    return Refusal(condition=error.condition, description=error.description or "")
+        return ServiceError(condition=LOST, description=instead)
+    return ServiceError(condition=error.condition, description=error.description or "")
 
 
-def status_refusal(code: int, description: str, condition: str = "") -> Refusal:
+def status_refusal(code: int, description: str, condition: str = "") -> ServiceError:
     """The refusal that an answer of a node stands for."""
-    return Refusal(
+    return ServiceError(
         condition=condition or _STATUS.get(code, f"status {code}"), description=description
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RequestContext:
     """What was asked for when it was refused."""
 
-    address: Address
+    address: HubAddress
     consumer_group: str = ""
     partition: str = ""
     epoch: int | None = None
     end: int | None = None
 
 
-def error_of(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
+def error_of(refusal: ServiceError, asked: RequestContext) -> LeaseholdError | None:
     """The error to raise; None if it is worth another try."""
     address, condition = asked.address, refusal.condition
     if condition == STOLEN or _HIGHER.search(refusal.description):
@@ -115,7 +115,7 @@ def error_of(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
     return _of_data(refusal, asked)
 
 
-def _of_data(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
+def _of_data(refusal: ServiceError, asked: RequestContext) -> LeaseholdError | None:
     address, condition = asked.address, refusal.condition
     if condition in NO_PLACE and asked.end is not None:
         return BeyondEnd(
@@ -135,10 +135,10 @@ def _of_data(refusal: Refusal, asked: Asked) -> LeaseholdError | None:
     return None
 
 
-def _stolen(refusal: Refusal, asked: Asked) -> Stolen:
+def _stolen(refusal: ServiceError, asked: RequestContext) -> ReaderDisplaced:
     found = _NEW_RECEIVER.search(refusal.description)
     by = found[1] if found and found[1] not in {"", "nil"} else None
-    return Stolen(
+    return ReaderDisplaced(
         f"partition {asked.partition} of {asked.address.hub!r} is read for "
         f"{asked.consumer_group!r} by {by or 'another receiver'} ({refusal})",
         key=asked.partition,

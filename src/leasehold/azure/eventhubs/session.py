@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from leasehold.azure.amqp.composites import Accepted
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.performatives import Attach, Begin, Detach, Disposition, Flow, Transfer
-from leasehold.azure.eventhubs.service_errors import LOST, Refusal, Refused, refusal_of
+from leasehold.azure.eventhubs.service_errors import LOST, ServiceError, ServiceRefused, refusal_of
 
 if TYPE_CHECKING:
     from leasehold.azure.amqp.composites import Composite
@@ -31,7 +31,7 @@ def answer() -> asyncio.Future[T]:
     return made
 
 
-class Gathering:
+class PartialDelivery:
     """The parts of a delivery, until it is whole."""
 
     def __init__(self, *, most_bytes: int) -> None:
@@ -66,7 +66,7 @@ class Gathering:
         return None if transfer.aborted else (head, b"".join(parts))
 
 
-class Sender(Protocol):
+class FrameSender(Protocol):
     """What a session needs of its connection."""
 
     def send(self, channel: int, performative: Composite, payload: bytes = b"") -> None:
@@ -74,15 +74,15 @@ class Sender(Protocol):
         ...
 
 
-class Link:
+class HubLink:
     """One direction of one conversation. ``over`` once it has ended, with why in ``refusal``."""
 
-    def __init__(self, session: Session, name: str) -> None:
+    def __init__(self, session: HubSession, name: str) -> None:
         """Not attached yet."""
         self.session = session
         self.name = name
         self.handle = session.take_handle(self)
-        self.refusal: Refusal | None = None
+        self.refusal: ServiceError | None = None
         self.attached: asyncio.Future[Attach] = answer()
 
     @property
@@ -101,33 +101,33 @@ class Link:
     def on_flow(self, flow: Flow) -> None:
         """The server has said how much it may be sent."""
 
-    def on_end(self, refusal: Refusal) -> None:
+    def on_end(self, refusal: ServiceError) -> None:
         """It is over: detached by the server, or lost with its connection."""
         if self.refusal is None:
             self.refusal = refusal
             if not self.attached.done():
-                self.attached.set_exception(Refused(refusal))
+                self.attached.set_exception(ServiceRefused(refusal))
 
     def detach(self) -> None:
         """Say that nothing more is wanted."""
         if self.refusal is None:
-            self.on_end(Refusal(condition=LOST, description="closed by us"))
+            self.on_end(ServiceError(condition=LOST, description="closed by us"))
             self.session.say(Detach(handle=self.handle, closed=True))
 
 
-class Session:
+class HubSession:
     """A channel of a connection. ``began`` is done when the server has answered."""
 
-    def __init__(self, sender: Sender, channel: int) -> None:
+    def __init__(self, sender: FrameSender, channel: int) -> None:
         """Say begin."""
         self.channel = channel
         self.next_incoming = 0
-        self.refusal: Refusal | None = None
+        self.refusal: ServiceError | None = None
         self.began: asyncio.Future[Begin] = answer()
         self._sender = sender
         self._next_outgoing = 0
-        self._ours: dict[int, Link] = {}
-        self._theirs: dict[int, Link] = {}
+        self._ours: dict[int, HubLink] = {}
+        self._theirs: dict[int, HubLink] = {}
         self.say(
             Begin(
                 next_outgoing_id=0, incoming_window=WINDOW, outgoing_window=WINDOW, handle_max=255
@@ -139,7 +139,7 @@ class Session:
         """Whether another link fits in."""
         return len(self._ours) < _MOST_HANDLES
 
-    def take_handle(self, link: Link) -> int:
+    def take_handle(self, link: HubLink) -> int:
         """The lowest handle that is free, for this link."""
         handle = next(number for number in range(_MASK) if number not in self._ours)
         self._ours[handle] = link
@@ -149,7 +149,7 @@ class Session:
         """Send it on this channel."""
         self._sender.send(self.channel, performative)
 
-    def transfer(self, link: Link, payload: bytes, *, tag: bytes) -> int:
+    def transfer(self, link: HubLink, payload: bytes, *, tag: bytes) -> int:
         """Send a message; gives the number of its delivery."""
         number, self._next_outgoing = self._next_outgoing, (self._next_outgoing + 1) & _MASK
         self._sender.send(
@@ -169,7 +169,7 @@ class Session:
         """Settle deliveries that the server has not settled itself."""
         self.say(Disposition(role=True, first=first, last=last, settled=True, state=Accepted()))
 
-    def flow(self, link: Link, *, delivered: int, credit: int) -> None:
+    def flow(self, link: HubLink, *, delivered: int, credit: int) -> None:
         """Let the server send so many more deliveries after the first ``delivered``."""
         self.say(
             Flow(
@@ -185,7 +185,7 @@ class Session:
 
     # ------------------------------------------------------ what comes in
 
-    def link(self, handle: int) -> Link | None:
+    def link(self, handle: int) -> HubLink | None:
         """The link by the server's handle."""
         return self._theirs.get(handle)
 
@@ -228,11 +228,11 @@ class Session:
                 )
             )
 
-    def on_end(self, refusal: Refusal) -> None:
+    def on_end(self, refusal: ServiceError) -> None:
         """All links are lost."""
         self.refusal = refusal
         if not self.began.done():
-            self.began.set_exception(Refused(refusal))
+            self.began.set_exception(ServiceRefused(refusal))
         links, self._ours, self._theirs = self._ours, {}, {}
         for link in links.values():
             link.on_end(refusal)

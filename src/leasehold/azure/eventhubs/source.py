@@ -23,12 +23,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.azure.amqp.types import Array
-from leasehold.azure.eventhubs.address import Address, parse
-from leasehold.azure.eventhubs.connection_manager import Keeper
+from leasehold.azure.eventhubs.address import HubAddress, parse
+from leasehold.azure.eventhubs.connection_manager import ConnectionManager
 from leasehold.azure.eventhubs.credentials import provider_for
 from leasehold.azure.eventhubs.positions import facts_of, place_of
 from leasehold.azure.eventhubs.receiver import EventHubsReceiver, Reading
-from leasehold.azure.eventhubs.service_errors import Asked
+from leasehold.azure.eventhubs.service_errors import RequestContext
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import BeyondEnd, UnknownStream, UsageError
 from leasehold.events.start import Start
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from leasehold.azure.amqp.messages import Message
-    from leasehold.azure.eventhubs.connection_manager import Live
+    from leasehold.azure.eventhubs.connection_manager import LiveConnection
     from leasehold.azure.eventhubs.credentials import Credential
-    from leasehold.azure.eventhubs.positions import Facts
+    from leasehold.azure.eventhubs.positions import PartitionFacts
     from leasehold.clock import Clock
     from leasehold.events.event import EventBatch
     from leasehold.events.source import PartitionEnds
@@ -58,7 +58,7 @@ class EventHubsSource:
 
     def __init__(
         self,
-        address: Address | str,
+        address: HubAddress | str,
         *,
         credential: Credential | None = None,
         patience: timedelta = _PATIENCE,
@@ -80,7 +80,7 @@ class EventHubsSource:
         self._rng = system_random()
         self._patience_s = seconds_of(patience, what="patience", least_s=0.0, most_s=_LONGEST_S)
         self._prefetch_bytes = prefetch_bytes
-        self.keeper = Keeper(
+        self.keeper = ConnectionManager(
             self.address,
             tokens=provider_for(self.address, clock=self._clock, credential=credential),
             clock=self._clock,
@@ -128,7 +128,7 @@ class EventHubsSource:
         found = await asyncio.gather(*map(self.facts, partitions))
         return {name: facts.ends for name, facts in zip(partitions, found, strict=True)}
 
-    async def facts(self, partition: str) -> Facts:
+    async def facts(self, partition: str) -> PartitionFacts:
         """What the hub says of a partition; raises as ``ends``."""
         try:
             return facts_of(await self._read(_PARTITION, partition))
@@ -217,7 +217,7 @@ class EventHubsSource:
     async def _read(self, kind: str, partition: str = "") -> Mapping[object, object]:
         self._check_open()
 
-        async def ask(live: Live) -> Message:
+        async def ask(live: LiveConnection) -> Message:
             what = {
                 "operation": "READ",
                 "type": kind,
@@ -228,7 +228,9 @@ class EventHubsSource:
                 {**what, **({"partition": partition} if partition else {})}
             )
 
-        answer = await self.keeper.asked(ask, Asked(address=self.address, partition=partition))
+        answer = await self.keeper.asked(
+            ask, RequestContext(address=self.address, partition=partition)
+        )
         return answer.value if isinstance(answer.value, dict) else {}
 
     def _check_open(self) -> None:

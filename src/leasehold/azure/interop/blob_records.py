@@ -37,7 +37,7 @@ from azure.storage.blob import ContainerClient, LinearRetry
 
 from leasehold.azure.interop.record_layout import (
     BEGINNING,
-    Place,
+    ConsumerGroup,
     checkpoint_metadata,
     ownership_metadata,
     place_of,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from azure.storage.blob import BlobProperties
 
-    from leasehold.azure.interop.record_layout import Kind, Record
+    from leasehold.azure.interop.record_layout import Kind, OwnershipRecord
 
 log = logging.getLogger("leasehold.azure")
 
@@ -79,9 +79,11 @@ class BlobRecords(_Contract):
         """
         self._container = container
         self._lower = lower
-        self._looks: Counter[Place] = Counter()
-        self._in_both: set[Place] = set()  # with records in the spelling that is not ours
-        self._found_in: dict[tuple[Place, str], bool] = {}  # by partition: whether in lower case
+        self._looks: Counter[ConsumerGroup] = Counter()
+        self._in_both: set[ConsumerGroup] = set()  # with records in the spelling that is not ours
+        self._found_in: dict[
+            tuple[ConsumerGroup, str], bool
+        ] = {}  # by partition: whether in lower case
         self._counting = threading.Lock()
         self._calls = 0
 
@@ -232,13 +234,13 @@ class BlobRecords(_Contract):
     ) -> None:
         await self.close()
 
-    def _is_searched(self, place: Place) -> bool:
+    def _is_searched(self, place: ConsumerGroup) -> bool:
         looks = self._looks[place]
         self._looks[place] = looks + 1
         is_due = place in self._in_both or looks % _LOOKS_PER_SEARCH == 0
         return is_due and _has_two_spellings(place)
 
-    async def _records(self, place: Place, *, lower: bool) -> dict[str, Record]:
+    async def _records(self, place: ConsumerGroup, *, lower: bool) -> dict[str, OwnershipRecord]:
         return {
             _partition(blob): record_of(
                 _partition(blob), blob.metadata, etag=blob.etag, modified=blob.last_modified
@@ -246,7 +248,9 @@ class BlobRecords(_Contract):
             for blob in await self._blobs(place, "ownership", lower=lower)
         }
 
-    async def _blobs(self, place: Place, kind: Kind, *, lower: bool) -> list[BlobProperties]:
+    async def _blobs(
+        self, place: ConsumerGroup, kind: Kind, *, lower: bool
+    ) -> list[BlobProperties]:
         prefix = place.prefix(kind, lower=lower)
 
         def pages() -> list[BlobProperties]:
@@ -309,15 +313,15 @@ async def _threaded(work: Callable[[], T], lanes: CapacityLimiter | None = None)
     return await to_thread.run_sync(work, limiter=lanes, abandon_on_cancel=True)
 
 
-def _place(namespace: str, hub: str, group: str) -> Place:
-    return Place(namespace=namespace, hub=hub, group=group)
+def _place(namespace: str, hub: str, group: str) -> ConsumerGroup:
+    return ConsumerGroup(namespace=namespace, hub=hub, group=group)
 
 
-def _has_two_spellings(place: Place) -> bool:
+def _has_two_spellings(place: ConsumerGroup) -> bool:
     return place.prefix("ownership") != place.prefix("ownership", lower=False)
 
 
-def _counts_more(one: Record, other: Record) -> bool:
+def _counts_more(one: OwnershipRecord, other: OwnershipRecord) -> bool:
     """Of two records of a partition: whoever owns it has written the later one."""
     return bool(one.owner) and (not other.owner or one.modified_s > other.modified_s)
 

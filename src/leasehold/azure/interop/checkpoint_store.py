@@ -44,12 +44,12 @@ except ImportError as error:
         f"Azure's clients need the package {error.name!r}: pip install 'leasehold[azure]'"
     ) from error
 
-from leasehold.azure.interop.record_layout import Place, place_of, resume_at, stored_of
+from leasehold.azure.interop.record_layout import ConsumerGroup, place_of, resume_at, stored_of
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.lease.group_state import sound
-from leasehold.model import HandOver, Lease, Mark, MarkRefusal, MemberInfo, State, Wanted
+from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Lease, MemberInfo, Refusal, State
 from leasehold.names import check_name, last_part, seconds_of
 from leasehold.stores import open_store
 
@@ -75,7 +75,7 @@ class _ClientLease:
     """One owner of theirs in one group: its lease, what it owns, and what it is giving up."""
 
     owner: str
-    place: Place
+    place: ConsumerGroup
     lease: Lease
     owned: dict[str, Ownership] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
@@ -100,7 +100,7 @@ class ClientOwnerships:
 
     # ----------------------------------------------------------- ownership
 
-    async def list_ownership(self, place: Place) -> list[Row]:
+    async def list_ownership(self, place: ConsumerGroup) -> list[Row]:
         """Each partition that was ever claimed, and its owner; one call, which only reads."""
         found = await self._store.resources(place.keys_group)
         return [
@@ -114,7 +114,7 @@ class ClientOwnerships:
         Raises:
             StoreError: the store did not answer, or can not serve; nothing is known to be won.
         """
-        by_owner: dict[tuple[Place, str], list[Mapping[str, Any]]] = defaultdict(list)
+        by_owner: dict[tuple[ConsumerGroup, str], list[Mapping[str, Any]]] = defaultdict(list)
         for each in wanted:
             place = place_of(each, stream=self._stream)
             by_owner[place, str(each.get("owner_id") or "")].append(each)
@@ -144,7 +144,7 @@ class ClientOwnerships:
             raise trouble
 
     async def _round(
-        self, place: Place, owner: str, rows: Sequence[Mapping[str, Any]]
+        self, place: ConsumerGroup, owner: str, rows: Sequence[Mapping[str, Any]]
     ) -> list[Row]:
         """One round of a client's balancer: renew, claim what is new, give up what is too much."""
         client, changes = await self._renewed(place, owner)
@@ -155,7 +155,7 @@ class ClientOwnerships:
         if missing:
             await self._store.declare(missing)
         new = [
-            Wanted(key=key, seen_epoch=_epoch(row.get("etag")))
+            KeyClaim(key=key, seen_epoch=_epoch(row.get("etag")))
             for key, row in wanted.items()
             if key not in client.owned
         ]
@@ -170,7 +170,7 @@ class ClientOwnerships:
         kept = [key for key in wanted if key in client.owned and key not in client.stopping]
         return [self._won(wanted[key], client.owned[key].epoch, owner=owner) for key in kept]
 
-    async def _renewed(self, place: Place, owner: str) -> tuple[_ClientLease, Changes]:
+    async def _renewed(self, place: ConsumerGroup, owner: str) -> tuple[_ClientLease, Changes]:
         """The client of an owner under a lease that lives, and the whole group as it is now."""
         client = self._client_leases.get((place.keys_group, owner))
         if client is not None:
@@ -224,7 +224,7 @@ class ClientOwnerships:
                 client.stopping.discard(key)
                 self._ended.add(key)
 
-    async def _free(self, place: Place, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    async def _free(self, place: ConsumerGroup, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         """Release what this process owns and names; with its last partition an owner leaves."""
         done: list[Row] = []
         for row in rows:
@@ -264,7 +264,7 @@ class ClientOwnerships:
         else:
             await self._mark_unowned(key, position)
 
-    async def list_checkpoints(self, place: Place) -> list[Row]:
+    async def list_checkpoints(self, place: ConsumerGroup) -> list[Row]:
         """All checkpoints of the group, in the words of their clients."""
         found = await self._store.checkpoints(place.keys_group)
         return [
@@ -278,11 +278,13 @@ class ClientOwnerships:
         ]
 
     async def _mark(self, ownership: Ownership, position: Position) -> None:
-        refused = await self._store.checkpoint([Mark(ownership=ownership, position=position)])
+        refused = await self._store.checkpoint(
+            [CheckpointWrite(ownership=ownership, position=position)]
+        )
         reason = refused.get(ownership.key)
-        if reason is MarkRefusal.FENCED:
+        if reason is Refusal.FENCED:
             raise _fenced(ownership.key, ownership.epoch)
-        if reason is MarkRefusal.BEHIND:
+        if reason is Refusal.BEHIND:
             log.info("%s: a checkpoint that would go back was left out", ownership.key)
 
     async def _mark_unowned(self, key: str, position: Position) -> None:
@@ -295,7 +297,7 @@ class ClientOwnerships:
             await self._store.declare([key])
             group = key.rpartition("/")[0]
             epoch = (await self._store.resources(group))[key].epoch
-            won = await self._store.claim(lease, [Wanted(key=key, seen_epoch=epoch)])
+            won = await self._store.claim(lease, [KeyClaim(key=key, seen_epoch=epoch)])
             if not won:
                 raise _fenced(key, epoch)
             await self._mark(won[0], position)
@@ -318,7 +320,7 @@ class ClientOwnerships:
             return resource.handed_to
         return ""
 
-    def _row(self, place: Place, resource: Resource, *, owner: str) -> Row:
+    def _row(self, place: ConsumerGroup, resource: Resource, *, owner: str) -> Row:
         return {
             **place.ids(),
             "partition_id": last_part(resource.key),
@@ -487,8 +489,8 @@ class AsyncCheckpointStore(AsyncContract):
                 )
             return self._ownerships
 
-    def _place(self, namespace: str, hub: str, group: str) -> Place:
-        return Place(namespace=namespace, hub=hub, group=group, stream=self._stream)
+    def _place(self, namespace: str, hub: str, group: str) -> ConsumerGroup:
+        return ConsumerGroup(namespace=namespace, hub=hub, group=group, stream=self._stream)
 
 
 class CheckpointStore(Contract):

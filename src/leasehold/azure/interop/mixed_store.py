@@ -52,21 +52,21 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from leasehold.azure.interop.reconciler import MOST_AT_ONCE, Border
-from leasehold.azure.interop.record_layout import BEGINNING, Place
+from leasehold.azure.interop.reconciler import MOST_AT_ONCE, Reconciler
+from leasehold.azure.interop.record_layout import BEGINNING, ConsumerGroup
 from leasehold.azure.interop.records import (
-    Records,
+    OwnershipRecords,
     can_be_told,
     is_of_ours,
     is_refusal,
     is_stand_in,
     owner_of_ours,
 )
-from leasehold.azure.interop.release_protocol import Arrears, Parting, must_be_ready
+from leasehold.azure.interop.release_protocol import PendingReleases, ReleaseProtocol, must_be_ready
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.lease_timing import MOST_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable, StoreUnusable, UsageError
-from leasehold.model import Checkpoint, Mark
+from leasehold.model import Checkpoint, CheckpointWrite
 from leasehold.names import check_name, group_of, last_part, seconds_of
 from leasehold.stores import open_store
 from leasehold.stores.memory import MemoryStore
@@ -75,21 +75,21 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
-    from leasehold.azure.interop.records import AzureStore
+    from leasehold.azure.interop.records import AzureCheckpointStore
     from leasehold.clock import Clock
     from leasehold.model import (
         Changes,
         HandOver,
+        KeyClaim,
         Lease,
-        MarkRefusal,
         MemberInfo,
+        MemberRecord,
         Note,
         Ownership,
-        Peer,
         Position,
+        Refusal,
         Resource,
         Term,
-        Wanted,
     )
     from leasehold.ports import Store
 
@@ -149,12 +149,12 @@ class PassThrough:
         await (await self.inner()).revoke(lease)
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
         return await (await self.inner()).claim(lease, wanted, force=force)
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
         return await (await self.inner()).ask(lease, wanted)
 
@@ -172,7 +172,7 @@ class PassThrough:
         """See ``Store``."""
         return await (await self.inner()).break_(key, epoch=epoch, after=after)
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``."""
         return await (await self.inner()).checkpoint(marks)
 
@@ -204,7 +204,7 @@ class PassThrough:
         """See ``Store``."""
         return await (await self.inner()).resources(group)
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         return await (await self.inner()).peers(group)
 
@@ -244,7 +244,7 @@ class MixedStore(PassThrough):
     def __init__(
         self,
         ours: str | Store,
-        theirs: AzureStore,
+        theirs: AzureCheckpointStore,
         *,
         namespace: str,
         hub: str,
@@ -280,11 +280,11 @@ class MixedStore(PassThrough):
             expiry, what="expiry", least_s=_LEAST_EXPIRY_S, most_s=MOST_LEASE_S
         )
         self._rng = rng or system_random()
-        self._records: dict[str, Records] = {}
-        self._borders: dict[str, Border] = {}
+        self._records: dict[str, OwnershipRecords] = {}
+        self._borders: dict[str, Reconciler] = {}
         self._limit_s = self._expiry_s / _LOOKS_PER_EXPIRY
-        self._arrears = Arrears(self._put, allowed=self._is_still_ours, clock=self._clock)
-        self._parting = Parting(
+        self._arrears = PendingReleases(self._put, allowed=self._is_still_ours, clock=self._clock)
+        self._parting = ReleaseProtocol(
             self._arrears, self._borders, in_time=self._in_time, clock=self._clock
         )
         self._own: set[str] = set()  # all owner ids that were ever used here
@@ -367,7 +367,7 @@ class MixedStore(PassThrough):
         await self._arrears.close()
         await super().close()
 
-    async def _settled(self, border: Border) -> bool:
+    async def _settled(self, border: Reconciler) -> bool:
         await border.records.look()
         # Not all of the time: that one checkpoint hangs must not keep us from the records.
         await self._parting.catch_up(limit_s=self._limit_s / 2)
@@ -386,11 +386,11 @@ class MixedStore(PassThrough):
                 f"the records of Azure's clients: no answer within {self._limit_s:.3g} s"
             ) from late
 
-    def _is_due(self, records: Records) -> bool:
+    def _is_due(self, records: OwnershipRecords) -> bool:
         since_s = self._clock.boottime_s() - (records.looked_s or 0.0)
         return records.looked_s is None or since_s >= self._expiry_s / _LOOKS_PER_EXPIRY
 
-    def _bear(self, border: Border, lease: Lease, trouble: StoreUnavailable) -> None:
+    def _bear(self, border: Reconciler, lease: Lease, trouble: StoreUnavailable) -> None:
         """Go on without their records, for as long as nobody there can take ours for dead.
 
         Raises:
@@ -408,7 +408,7 @@ class MixedStore(PassThrough):
     # ---------------------------------------------------------- ownerships
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``. At most 64 at once: each is a request of its own to theirs."""
         border = await self._border(lease)
@@ -429,7 +429,7 @@ class MixedStore(PassThrough):
         await self._parting.write_off(records, lease.group, mine - had, me)
         return won
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``. Clients of theirs do not answer, so they are not asked."""
         border = await self._border(lease)
         if border.records.client(last_part(wanted.key)):
@@ -485,7 +485,7 @@ class MixedStore(PassThrough):
 
     # --------------------------------------------------------- checkpoints
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``. What ours has taken is written to theirs; if that fails, in a cycle."""
         refused = await super().checkpoint(marks)
         self._arrears.add(
@@ -526,16 +526,16 @@ class MixedStore(PassThrough):
 
     def _lacking(
         self, ours: Iterable[Checkpoint], theirs: Mapping[str, Position]
-    ) -> Iterable[Mark]:
+    ) -> Iterable[CheckpointWrite]:
         """What we own, and whoever had it before us could not tell theirs of."""
         for known in ours:
             there = theirs.get(last_part(known.key))
             if can_be_told(known.position) and (there is None or there < known.position):
                 owned = (border.owned(known.key) for border in self._borders.values())
                 for ownership in filter(None, owned):
-                    yield Mark(ownership=ownership, position=known.position)
+                    yield CheckpointWrite(ownership=ownership, position=known.position)
 
-    def _is_still_ours(self, mark: Mark) -> bool:
+    def _is_still_ours(self, mark: CheckpointWrite) -> bool:
         border = self._borders.get(mark.ownership.holder)
         return border is not None and border.is_still(mark.ownership)
 
@@ -544,11 +544,11 @@ class MixedStore(PassThrough):
 
     # --------------------------------------------------------------- parts
 
-    async def _border(self, lease: Lease) -> Border:
+    async def _border(self, lease: Lease) -> Reconciler:
         border = self._borders.get(lease.holder)
         if border is None:
             self._own.add(owner_of_ours(lease.holder))
-            border = self._borders[lease.holder] = Border(
+            border = self._borders[lease.holder] = Reconciler(
                 await self.inner(),
                 self._records_of(lease.group),
                 lease=lease,
@@ -560,11 +560,11 @@ class MixedStore(PassThrough):
             )
         return border
 
-    def _records_of(self, group: str) -> Records:
+    def _records_of(self, group: str) -> OwnershipRecords:
         records = self._records.get(group)
         if records is None:
-            place = Place(namespace=self._namespace, hub=self._hub, group=last_part(group))
-            records = self._records[group] = Records(
+            place = ConsumerGroup(namespace=self._namespace, hub=self._hub, group=last_part(group))
+            records = self._records[group] = OwnershipRecords(
                 self._theirs,
                 place,
                 expiry_s=self._expiry_s,
@@ -581,7 +581,7 @@ class RecordsStore(MixedStore):
 
     def __init__(
         self,
-        theirs: AzureStore,
+        theirs: AzureCheckpointStore,
         *,
         namespace: str,
         hub: str,

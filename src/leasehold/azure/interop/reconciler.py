@@ -37,15 +37,15 @@ from leasehold.azure.interop.records import (
 )
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.errors import InvalidDuration, LeaseLost
-from leasehold.lease.group_state import View
-from leasehold.model import HandOver, Lease, MemberInfo, Ownership, State, Wanted
+from leasehold.lease.group_state import GroupState
+from leasehold.model import HandOver, KeyClaim, Lease, MemberInfo, Ownership, State
 from leasehold.names import last_part
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable
 
-    from leasehold.azure.interop.records import Records
+    from leasehold.azure.interop.records import OwnershipRecords
     from leasehold.clock import Clock
     from leasehold.model import Changes, Resource
     from leasehold.ports import Store
@@ -59,13 +59,13 @@ _EXTENSIONS_PER_LEASE = 3
 _IN_FORCE = frozenset((State.LEASED, State.BREAKING))
 
 
-class Border:
+class Reconciler:
     """One lease of a host of ours, and the records of its group."""
 
     def __init__(
         self,
         store: Store,
-        records: Records,
+        records: OwnershipRecords,
         *,
         lease: Lease,
         owes: Callable[[str], bool],
@@ -90,7 +90,7 @@ class Border:
         self._expiry_s = expiry_s
         self._clock = clock
         self._rng = rng
-        self._view = View()
+        self._view = GroupState()
         self._won: dict[str, Ownership] = {}  # what no renewal may have told yet
         self._lives: dict[str, int] = {}
         self._stand_in_s = expiry_s  # or less, where the store does not give so long a lease
@@ -190,7 +190,7 @@ class Border:
             try:
                 lease = await self._life_of(owner, count=counts[owner])
                 taken = [each for each in keys[owner] if not _holds(each, lease.holder)]
-                wanted = [Wanted(key=each.key, seen_epoch=each.epoch) for each in taken]
+                wanted = [KeyClaim(key=each.key, seen_epoch=each.epoch) for each in taken]
                 if wanted:
                     changed |= bool(await self._store.claim(lease, wanted, force=True))
             except LeaseLost as lost:  # not ours, but that of the stand-in: there will be another
@@ -442,7 +442,7 @@ class Border:
         taken = [key for key in keys if last_part(key) in won]
         if not taken:
             return False
-        wanted = [Wanted(key=key, seen_epoch=self._view.resources[key].epoch) for key in taken]
+        wanted = [KeyClaim(key=key, seen_epoch=self._view.resources[key].epoch) for key in taken]
         await self._store.claim(self._lease, wanted, force=True)
         # What our store has refused is freed in their records by the next ``_keep``.
         return True

@@ -37,7 +37,7 @@ _PARTS_OF_KEY = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ConsumerGroup:
     """One consumer group of one hub, as their calls name it.
 
     To us the hub is the stream ``namespace/hub``. Their Python, .NET and JS clients lower-case all
@@ -84,7 +84,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class OwnershipRecord:
     """Who owns a partition, by their word; ``owner`` is empty if nobody does."""
 
     partition: str
@@ -94,7 +94,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class CheckpointRecord:
     """A checkpoint of theirs, as far as it says anything."""
 
     partition: str
@@ -109,9 +109,9 @@ class Stored:
         return Position(sequence_number=self.sequence_number, offset=self.offset or "")
 
 
-def place_of(record: Mapping[str, object], *, stream: str = "") -> Place:
+def place_of(record: Mapping[str, object], *, stream: str = "") -> ConsumerGroup:
     """The place that a dictionary of theirs belongs to."""
-    return Place(
+    return ConsumerGroup(
         stream=stream,
         namespace=str(record.get("fully_qualified_namespace") or ""),
         hub=str(record.get("eventhub_name") or ""),
@@ -119,29 +119,29 @@ def place_of(record: Mapping[str, object], *, stream: str = "") -> Place:
     )
 
 
-def place_of_key(key: str) -> tuple[Place, str] | None:
+def place_of_key(key: str) -> tuple[ConsumerGroup, str] | None:
     """The place and the partition of a key; None if it is not one of such a hub."""
     parts = [unquote(part) for part in key.split("/")]
     if len(parts) != _PARTS_OF_KEY or parts[0] != "partition" or "/" not in parts[1]:
         return None
     namespace, _, hub = parts[1].partition("/")
-    return Place(namespace=namespace, hub=hub, group=parts[2]), parts[3]
+    return ConsumerGroup(namespace=namespace, hub=hub, group=parts[2]), parts[3]
 
 
-def place_of_blob(name: str) -> tuple[Place, str, str] | None:
+def place_of_blob(name: str) -> tuple[ConsumerGroup, str, str] | None:
     """The place, the kind and the partition of a blob; None if that is no name of theirs."""
     parts = name.split("/")
     if len(parts) != _PARTS_OF_NAME or not all(parts):
         return None
     namespace, hub, group, kind, partition = parts
-    return Place(namespace=namespace, hub=hub, group=group), kind.lower(), partition
+    return ConsumerGroup(namespace=namespace, hub=hub, group=group), kind.lower(), partition
 
 
 def record_of(
     partition: str, metadata: object, *, etag: object = "", modified: object = None
-) -> Record:
+) -> OwnershipRecord:
     """An ownership from the metadata of its blob, or from the dictionary of a store of theirs."""
-    return Record(
+    return OwnershipRecord(
         partition=partition,
         owner=_text(_by_plain_name(metadata).get("ownerid")),
         etag=_text(etag),
@@ -149,10 +149,10 @@ def record_of(
     )
 
 
-def stored_of(partition: str, metadata: object) -> Stored:
+def stored_of(partition: str, metadata: object) -> CheckpointRecord:
     """A checkpoint from the metadata of its blob, or from the dictionary of a store of theirs."""
     found = _by_plain_name(metadata)
-    return Stored(
+    return CheckpointRecord(
         partition=partition,
         sequence_number=_number(found.get("sequencenumber")),
         offset=_offset(found.get("offset")),

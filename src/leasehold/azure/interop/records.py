@@ -19,14 +19,14 @@ from urllib.parse import quote
 
 from anyio import to_thread
 
-from leasehold.azure.interop.record_layout import Record, record_of, stored_of
+from leasehold.azure.interop.record_layout import OwnershipRecord, record_of, stored_of
 from leasehold.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from leasehold.azure.interop.record_layout import Place
+    from leasehold.azure.interop.record_layout import ConsumerGroup
     from leasehold.clock import Clock
     from leasehold.model import Position
 
@@ -44,7 +44,7 @@ _HINTS = {
 }
 
 
-class AzureStore(Protocol):
+class AzureCheckpointStore(Protocol):
     """A ``CheckpointStore`` of ``azure.eventhub`` or of ``azure.eventhub.aio``."""
 
     def list_ownership(
@@ -118,13 +118,13 @@ def can_be_told(position: Position) -> bool:
     return position.offset not in _NO_OFFSETS
 
 
-class Records:
+class OwnershipRecords:
     """The records of one group. ``by_partition`` is what the last look has found."""
 
     def __init__(
         self,
-        theirs: AzureStore,
-        place: Place,
+        theirs: AzureCheckpointStore,
+        place: ConsumerGroup,
         *,
         expiry_s: float,
         clock: Clock,
@@ -132,7 +132,7 @@ class Records:
     ) -> None:
         """Not looked yet. ``is_ours``: whether an owner id is of a host that shares our store."""
         self.is_ours = is_ours
-        self.by_partition: dict[str, Record] = {}
+        self.by_partition: dict[str, OwnershipRecord] = {}
         self.looked_s: float | None = None
         self._theirs = theirs
         self._place = place
@@ -293,7 +293,7 @@ class Records:
             ) from error
 
 
-def _record(row: Mapping[str, Any]) -> Record:
+def _record(row: Mapping[str, Any]) -> OwnershipRecord:
     return record_of(
         str(row.get("partition_id") or ""),
         row,

@@ -43,22 +43,22 @@ from leasehold.names import group_of, last_part
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
-    from leasehold.azure.interop.reconciler import Border
-    from leasehold.azure.interop.records import Records
+    from leasehold.azure.interop.reconciler import Reconciler
+    from leasehold.azure.interop.records import OwnershipRecords
     from leasehold.clock import Clock
-    from leasehold.model import Mark, Ownership, Position
+    from leasehold.model import CheckpointWrite, Ownership, Position
 
 log = logging.getLogger("leasehold.azure")
 
 
-class Arrears:
+class PendingReleases:
     """Those of one host. For one event loop."""
 
     def __init__(
         self,
         put: Callable[[str, Position], Awaitable[None]],
         *,
-        allowed: Callable[[Mark], bool],
+        allowed: Callable[[CheckpointWrite], bool],
         clock: Clock,
     ) -> None:
         """Nothing is due. ``put`` writes the checkpoint of a key to theirs.
@@ -68,9 +68,9 @@ class Arrears:
         self._put = put
         self._allowed = allowed
         self._clock = clock
-        self._due: dict[str, Mark] = {}
-        self._failed: dict[str, Mark] = {}
-        self._newest: dict[str, Mark] = {}
+        self._due: dict[str, CheckpointWrite] = {}
+        self._failed: dict[str, CheckpointWrite] = {}
+        self._newest: dict[str, CheckpointWrite] = {}
         self._lanes: dict[str, asyncio.Task[None]] = {}
         self._is_told = False
 
@@ -83,13 +83,13 @@ class Arrears:
         """Whether the checkpoint of this key is not in theirs yet."""
         return key in self._due or key in self._failed
 
-    def add(self, marks: Iterable[Mark]) -> None:
+    def add(self, marks: Iterable[CheckpointWrite]) -> None:
         """These are due; each takes the place of an older one of its key."""
         for mark in filter(self._is_news, marks):
             self._failed.pop(mark.ownership.key, None)
             self._due[mark.ownership.key] = self._newest[mark.ownership.key] = mark
 
-    def inherit(self, marks: Iterable[Mark]) -> None:
+    def inherit(self, marks: Iterable[CheckpointWrite]) -> None:
         """Somebody before us could not write these: they are tried as what failed here."""
         for mark in filter(self._is_news, marks):
             if not self.owes(mark.ownership.key):
@@ -147,7 +147,7 @@ class Arrears:
             self._lanes.pop(key, None)
         self._is_told = self._is_told and bool(self._due or self._failed)
 
-    async def _one(self, key: str, mark: Mark) -> bool:
+    async def _one(self, key: str, mark: CheckpointWrite) -> bool:
         try:
             await self._put(key, mark.position)
         except StoreUnavailable as trouble:
@@ -155,7 +155,7 @@ class Arrears:
             return False
         return True
 
-    def _is_news(self, mark: Mark) -> bool:
+    def _is_news(self, mark: CheckpointWrite) -> bool:
         known = self._newest.get(mark.ownership.key)
         if known is None or known.ownership.epoch != mark.ownership.epoch:
             return True
@@ -168,13 +168,13 @@ class Arrears:
         self._is_told = True
 
 
-class Parting:
+class ReleaseProtocol:
     """Of all hosts of one ``MixedStore``, by holder."""
 
     def __init__(
         self,
-        arrears: Arrears,
-        borders: Mapping[str, Border],
+        arrears: PendingReleases,
+        borders: Mapping[str, Reconciler],
         *,
         in_time: Callable[[Awaitable[None]], Awaitable[None]],
         clock: Clock,
@@ -205,7 +205,9 @@ class Parting:
             each.key for each in ownerships if self._waits(each, sure=each.holder not in unsure)
         }
 
-    async def secure(self, border: Border, partitions: Iterable[str], *, limit_s: float) -> bool:
+    async def secure(
+        self, border: Reconciler, partitions: Iterable[str], *, limit_s: float
+    ) -> bool:
         """Whoever claims one of them after this begins where we ended; False if that is not sure.
 
         What a client has claimed before is given to it in ours, as stolen.
@@ -218,7 +220,11 @@ class Parting:
         return True
 
     async def write_off_all(
-        self, ownerships: Iterable[Ownership], records_of: Callable[[str], Records], *, to: str
+        self,
+        ownerships: Iterable[Ownership],
+        records_of: Callable[[str], OwnershipRecords],
+        *,
+        to: str,
     ) -> None:
         """What was given up in ours is given to a client of theirs, or to nobody."""
         for (group, holder), partitions in _by_holder(ownerships).items():
@@ -226,7 +232,13 @@ class Parting:
             await self.write_off(records_of(group), group, partitions, me, to=to)
 
     async def write_off(
-        self, records: Records, group: str, partitions: Iterable[str], me: str, *, to: str = ""
+        self,
+        records: OwnershipRecords,
+        group: str,
+        partitions: Iterable[str],
+        me: str,
+        *,
+        to: str = "",
     ) -> None:
         """Take our name out of records; if that fails, they are free when they look dead."""
         ours = {each for each in partitions if records.named(each) == me}
@@ -243,7 +255,9 @@ class Parting:
             names = ", ".join(sorted(ours - owed))
             log.warning("%s could not be given to Azure's clients: %s", names, trouble)
 
-    async def _secured(self, border: Border, partitions: Iterable[str], *, limit_s: float) -> None:
+    async def _secured(
+        self, border: Reconciler, partitions: Iterable[str], *, limit_s: float
+    ) -> None:
         if self._arrears.failed:
             await border.records.look()
         await self.catch_up(limit_s=limit_s)

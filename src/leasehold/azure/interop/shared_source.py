@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
 from leasehold.core.lease_timing import MOST_LEASE_S
-from leasehold.errors import Stolen
+from leasehold.errors import ReaderDisplaced
 from leasehold.names import seconds_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SharedSource:
                 partition,
             )
         elif epoch <= lost_epoch:
-            raise Stolen(
+            raise ReaderDisplaced(
                 f"partition {partition} was taken by a later receiver: whose it is stands in the "
                 "records of Azure's clients",
                 key=partition,
@@ -102,17 +102,17 @@ class SharedSource:
             opened = await self._source.receiver(
                 partition, group=group, epoch=_LEVEL, start=start, name=name
             )
-        except Stolen:
+        except ReaderDisplaced:
             stolen()
             raise
-        return _Shared(opened, stolen)
+        return _SharedReceiver(opened, stolen)
 
     async def close(self) -> None:
         """See ``EventSource``."""
         await self._source.close()
 
 
-class _Shared:
+class _SharedReceiver:
     """A receiver that says when it was stolen."""
 
     def __init__(self, receiver: Receiver, stolen: Callable[[], None]) -> None:
@@ -128,7 +128,7 @@ class _Shared:
         """See ``Receiver``."""
         try:
             return await self._receiver.receive(most_events=most_events, most_bytes=most_bytes)
-        except Stolen:
+        except ReaderDisplaced:
             self._stolen()
             raise
 

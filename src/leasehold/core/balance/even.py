@@ -25,7 +25,7 @@ from __future__ import annotations
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
-from leasehold.core.balance.quota import Claimant, quotas
+from leasehold.core.balance.quota import QuotaMember, quotas
 from leasehold.core.balance.snapshot import Plan, Snapshot
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def plan_towards(
 
 def _target_counts(snapshot: Snapshot, keys: Mapping[str | None, list[str]]) -> Mapping[str, int]:
     claimants = [
-        Claimant(
+        QuotaMember(
             holder=holder,
             count=len(keys[holder]),
             weight=snapshot.members[holder].weight,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimant:
+class QuotaMember:
     """A member that may get keys: how many it has, its weight, and its largest number."""
 
     holder: str
@@ -16,7 +16,7 @@ class Claimant:
     most: int | None = None
 
 
-def quotas(total: int, claimants: list[Claimant]) -> dict[str, int]:
+def quotas(total: int, claimants: list[QuotaMember]) -> dict[str, int]:
     """The number of keys for each claimant, ``total`` in all unless their limits forbid.
 
     * Each gets its share by weight, rounded down or up: with equal weights max - min <= 1.
@@ -46,18 +46,18 @@ def quotas(total: int, claimants: list[Claimant]) -> dict[str, int]:
 _HAIR = 1e-9
 
 
-def _shares(total: int, claimants: list[Claimant]) -> dict[str, float]:
+def _shares(total: int, claimants: list[QuotaMember]) -> dict[str, float]:
     # Relative to the largest, so that even absurd weights can be added up.
     largest = max((c.weight for c in claimants), default=1.0)
     weight = math.fsum(c.weight / largest for c in claimants)
     return {c.holder: total * (c.weight / largest / weight) for c in claimants}
 
 
-def _rounded(total: int, claimants: list[Claimant], share: dict[str, float]) -> dict[str, int]:
+def _rounded(total: int, claimants: list[QuotaMember], share: dict[str, float]) -> dict[str, int]:
     floor = {c.holder: math.floor(share[c.holder] + _HAIR) for c in claimants}
     extra = max(0, total - sum(floor.values()))
 
-    def preference(c: Claimant) -> tuple[bool, bool, float, str]:
+    def preference(c: QuotaMember) -> tuple[bool, bool, float, str]:
         whole = share[c.holder] - floor[c.holder] < _HAIR
         has_one_more = c.count > floor[c.holder]
         return (whole, not has_one_more, floor[c.holder] - share[c.holder], c.holder)

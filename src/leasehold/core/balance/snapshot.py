@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from leasehold.model import State, Wanted
+from leasehold.model import KeyClaim, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,9 +55,9 @@ class Snapshot:
             keys[self.resources[key].handed_to].append(key)
         return keys
 
-    def wanted(self, key: str) -> Wanted:
+    def wanted(self, key: str) -> KeyClaim:
         """The key with the epoch it has in this snapshot."""
-        return Wanted(key=key, seen_epoch=self.resources[key].epoch)
+        return KeyClaim(key=key, seen_epoch=self.resources[key].epoch)
 
     def held_by(self, key: str, holder: str) -> bool:
         """Whether the key is really in the hands of ``holder``, not only on its way."""
@@ -75,8 +75,8 @@ class Plan:
     owned and nothing was left to do.
     """
 
-    claim: tuple[Wanted, ...] = ()
-    steal: tuple[Wanted, ...] = ()
+    claim: tuple[KeyClaim, ...] = ()
+    steal: tuple[KeyClaim, ...] = ()
     hand_over: Mapping[str, str] = field(default_factory=dict)
     release: tuple[str, ...] = ()
     expecting: int = 0

@@ -14,7 +14,7 @@ from calendar import monthrange
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.errors import BadSchedule
+from leasehold.errors import InvalidSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -343,9 +343,9 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def wrong(field: Field, text: str, why: str, write: str) -> BadSchedule:
+def wrong(field: Field, text: str, why: str, write: str) -> InvalidSchedule:
     """The error that names the field, what is wrong with it, and what to write."""
-    return BadSchedule(f"the field {field.name}, {text!r}, {why}: {write}")
+    return InvalidSchedule(f"the field {field.name}, {text!r}, {why}: {write}")
 
 
 def _turned(first: int, last: int, part: str, field: Field) -> tuple[int, int]:

@@ -46,14 +46,14 @@ from leasehold.core.cron.wall_times import (
     DAY_S,
     FIRST_S,
     LAST_S,
-    Walls,
+    WallTimes,
     Zone,
     at_s,
     ceil_s,
     floor_s,
     zone_of,
 )
-from leasehold.errors import BadSchedule
+from leasehold.errors import InvalidSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -214,7 +214,7 @@ _REACH_S = 4 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class CronLine:
     """A cron line in a time zone."""
 
     text: str
@@ -224,11 +224,13 @@ class Line:
     hours: tuple[int, ...]
     rule: DayRule
     wildcard: bool
-    _walls: Walls = field(init=False, repr=False, compare=False)
+    _walls: WallTimes = field(init=False, repr=False, compare=False)
     _zone: Zone = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        walls = Walls(seconds=self.seconds, minutes=self.minutes, hours=self.hours, rule=self.rule)
+        walls = WallTimes(
+            seconds=self.seconds, minutes=self.minutes, hours=self.hours, rule=self.rule
+        )
         object.__setattr__(self, "_walls", walls)
         object.__setattr__(self, "_zone", zone_of(self.tz, once=not self.wildcard))
 
@@ -292,7 +294,7 @@ class Line:
         return found_s if found_s >= FIRST_S else None
 
 
-def line_of(text: str, fields: Sequence[str], *, tz: ZoneInfo) -> Line:
+def line_of(text: str, fields: Sequence[str], *, tz: ZoneInfo) -> CronLine:
     """The line of six fields, the second first.
 
     Raises:
@@ -304,11 +306,11 @@ def line_of(text: str, fields: Sequence[str], *, tz: ZoneInfo) -> Line:
     check_together(date, weekday)
     rule = DayRule(months=months, dates=dates_of(date), weekdays=weekdays_of(weekday))
     if not rule.ever():
-        raise BadSchedule(
+        raise InvalidSchedule(
             f"the fields day of month, {date!r}, and month, {month!r}, name a day that no year has:"
             " it would never happen; choose another day"
         )
-    return Line(
+    return CronLine(
         text=text,
         tz=tz,
         seconds=seconds,
@@ -368,12 +370,12 @@ def every_of(text: str, *, tz: ZoneInfo) -> Every:
     """
     match = _WORDS.fullmatch(text)
     if match is None:
-        raise BadSchedule(
+        raise InvalidSchedule(
             "it is no interval: write 'every', a whole number and s, m, h or d, such as every 30s"
         )
     length_s = int(match[1]) * _UNITS[match[2].lower()][0]
     if not 1 <= length_s <= _LONGEST_S:
-        raise BadSchedule("the interval must be 1 s to 366 d long: choose another")
+        raise InvalidSchedule("the interval must be 1 s to 366 d long: choose another")
     return Every(text=text, tz=tz, length_s=length_s)
 
 
@@ -446,15 +448,17 @@ def parse_schedule(
             same on all machines; the message names the field and says what to write.
     """
     if not isinstance(text, str):
-        raise BadSchedule(f"a schedule must be text, not {text!r}: write '0 2 * * *'")
+        raise InvalidSchedule(f"a schedule must be text, not {text!r}: write '0 2 * * *'")
     if len(text) > _LONGEST_TEXT:
-        raise BadSchedule(f"a schedule has {_LONGEST_TEXT} characters at most: write a shorter one")
+        raise InvalidSchedule(
+            f"a schedule has {_LONGEST_TEXT} characters at most: write a shorter one"
+        )
     zone = _zone_of(tz)
     text = " ".join(text.split())
     try:
         return _read(text, zone, dialect)
-    except BadSchedule as error:
-        raise BadSchedule(f"schedule {text!r}: {error}") from None
+    except InvalidSchedule as error:
+        raise InvalidSchedule(f"schedule {text!r}: {error}") from None
 
 
 def _read(text: str, tz: ZoneInfo, dialect: Dialect | None) -> Schedule:
@@ -476,27 +480,27 @@ def _spelled_out(text: str) -> str:
             why += "; for an interval write 'every 30s'"
         if text.lower() == "@reboot":
             why += "; a start-up is no moment of a schedule"
-        raise BadSchedule(why)
+        raise InvalidSchedule(why)
     return line
 
 
 def _check_count(fields: list[str], dialect: Dialect | None) -> None:
     count = len(fields)
     if fields and "TZ=" in fields[0].upper():
-        raise BadSchedule("a time zone is no part of the text: leave it out and give it as tz")
+        raise InvalidSchedule("a time zone is no part of the text: leave it out and give it as tz")
     if count == Dialect.SECONDS_FIRST.fields + 1:
-        raise BadSchedule(
+        raise InvalidSchedule(
             "it has 7 fields, as Quartz has with a year at the end: leave the year out, and write "
             "days of the week by name"
         )
     if count not in {each.fields for each in Dialect}:
         had = "1 field" if count == 1 else f"{count} fields"
-        raise BadSchedule(
+        raise InvalidSchedule(
             f"it has {had}: write 5 (minute hour day-of-month month day-of-week), "
             "6 with the second in front, a word such as @daily, or 'every 30s'"
         )
     if dialect is not None and count != dialect.fields:
-        raise BadSchedule(
+        raise InvalidSchedule(
             f"it has {count} fields, and a line in the dialect {dialect.value} has "
             f"{dialect.fields}: "
             + (
@@ -517,7 +521,7 @@ def _zone_named(tz: str) -> ZoneInfo:
     try:
         return ZoneInfo(tz)
     except (ValueError, OSError, KeyError, TypeError, AttributeError):
-        raise BadSchedule(
+        raise InvalidSchedule(
             f"there is no time zone {tz!r}: write a name of the IANA list, such as Europe/Berlin "
             "or UTC"
         ) from None

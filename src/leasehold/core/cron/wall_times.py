@@ -24,7 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from leasehold.core.cron.fields import WEEK, DayRule
-from leasehold.errors import BadSchedule, UsageError
+from leasehold.errors import InvalidSchedule, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -203,7 +203,7 @@ def zone_of(tz: ZoneInfo, *, once: bool) -> Zone:
     """
     name = (tz.key or "").lower()
     if name in _LOCAL or name.startswith(_COPIES):
-        raise BadSchedule(
+        raise InvalidSchedule(
             f"the time zone {tz.key!r} is not the same on all machines: write a name of the IANA "
             "list, such as Europe/Berlin or UTC"
         )
@@ -328,7 +328,7 @@ class Monthly:
         return days
 
 
-class Walls:
+class WallTimes:
     """Times of the day on days: which wall time comes after another, and which before."""
 
     __slots__ = ("_days", "_first_s", "_last_s", "_minutes", "_seconds")

@@ -24,16 +24,16 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leasehold.errors import LeaseholdError, StoreError, StoreUnavailable
-from leasehold.files.journal.unit_of_work import Books
+from leasehold.files.journal.unit_of_work import JournalUnitOfWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leasehold.files.model import Limits
+    from leasehold.files.model import FileLeaseLimits
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
 
-class _Task:
+class _JournalTask:
     """One call. ``done`` is a plain lock, which no interrupt can leave half taken."""
 
     __slots__ = ("answer", "call", "done", "error")
@@ -55,13 +55,13 @@ class Helper:
 
     def __init__(self) -> None:
         """Start the thread."""
-        self._tasks: SimpleQueue[_Task] = SimpleQueue()
+        self._tasks: SimpleQueue[_JournalTask] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="leasehold-journal", daemon=True)
         self._thread.start()
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Have it called, and wait. Who is interrupted leaves; the call is carried out."""
-        task = _Task(call)
+        task = _JournalTask(call)
         self._tasks.put(task)
         task.done.acquire()  # until it is done
         if task.error is not None:
@@ -70,7 +70,7 @@ class Helper:
 
     def close(self) -> None:
         """End the thread after what waits."""
-        self._tasks.put(_Task(None))
+        self._tasks.put(_JournalTask(None))
         self._thread.join()
 
     def _work(self) -> None:
@@ -83,7 +83,7 @@ class Helper:
 
 
 T = TypeVar("T")
-Step = Callable[[Books], Any]
+Step = Callable[[JournalUnitOfWork], Any]
 Hook = Callable[[str, str], None]
 
 MOST_TOGETHER = 256
@@ -100,7 +100,7 @@ class Question:
 _NONE = Question()
 
 
-class _Call:
+class _JournalCall:
     """One step, and what became of it."""
 
     __slots__ = ("answer", "asks", "error", "leads", "name", "step", "wake")
@@ -117,14 +117,14 @@ class _Call:
         self.error: BaseException | None = None
 
 
-class GroupCommit:
+class JournalGroupCommit:
     """Runs steps, durable when they return. Safe to use from several threads."""
 
     def __init__(
         self,
         database: BlockingDatabase,
         *,
-        limits: Limits,
+        limits: FileLeaseLimits,
         hook: Hook | None = None,
         most: int = MOST_TOGETHER,
     ) -> None:
@@ -134,12 +134,14 @@ class GroupCommit:
         self._hook = hook
         self._most = most
         self._lock = threading.Lock()
-        self._queue: deque[_Call] = deque()
+        self._queue: deque[_JournalCall] = deque()
         self._led = False
         self._helper: Helper | None = None
         self._helper_pid = 0
 
-    def run(self, name: str, step: Callable[[Books], T], *, asks: Question = _NONE) -> T:
+    def run(
+        self, name: str, step: Callable[[JournalUnitOfWork], T], *, asks: Question = _NONE
+    ) -> T:
         """Run ``step``, alone or together with others, and return its answer.
 
         ``asks`` is what it will ask first, if that is known.
@@ -166,8 +168,8 @@ class GroupCommit:
             self._helper.close()
             self._helper = None
 
-    def _run(self, name: str, step: Callable[[Books], T], asks: Question) -> T:
-        call = _Call(name, step, asks)
+    def _run(self, name: str, step: Callable[[JournalUnitOfWork], T], asks: Question) -> T:
+        call = _JournalCall(name, step, asks)
         with self._lock:
             self._queue.append(call)
             call.leads, self._led = not self._led, True
@@ -179,7 +181,7 @@ class GroupCommit:
             raise call.error
         return cast("T", call.answer)
 
-    def _wait(self, call: _Call) -> None:
+    def _wait(self, call: _JournalCall) -> None:
         try:
             call.wake.acquire()
         except BaseException:
@@ -191,7 +193,7 @@ class GroupCommit:
                     self._choose_leader()
             raise
 
-    def _lead(self, call: _Call) -> None:
+    def _lead(self, call: _JournalCall) -> None:
         with self._lock:
             group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
         if len(group) > 1:
@@ -221,7 +223,7 @@ class GroupCommit:
             self._queue[0].leads = True
             self._queue[0].wake.release()
 
-    def _commit(self, group: Sequence[_Call]) -> None:
+    def _commit(self, group: Sequence[_JournalCall]) -> None:
         try:
             self._transact(group)
         except StoreUnavailable as error:
@@ -237,14 +239,16 @@ class GroupCommit:
             for call in group:
                 self._commit([call])
 
-    def _transact(self, group: Sequence[_Call]) -> None:
+    def _transact(self, group: Sequence[_JournalCall]) -> None:
         outcomes = self._database.write(lambda tx: self._outcomes(tx, group))
         for call, (answer, error) in zip(group, outcomes, strict=True):
             call.answer, call.error = answer, error
         self._tell(group, "after")
 
-    def _outcomes(self, tx: Tx, group: Sequence[_Call]) -> list[tuple[Any, LeaseholdError | None]]:
-        books = Books(tx, self._limits)
+    def _outcomes(
+        self, tx: Tx, group: Sequence[_JournalCall]
+    ) -> list[tuple[Any, LeaseholdError | None]]:
+        books = JournalUnitOfWork(tx, self._limits)
         if len(group) > 1:
             asked = [call.asks for call in group]
             books.foresee(
@@ -256,19 +260,19 @@ class GroupCommit:
         self._tell(group, "before")
         return outcomes
 
-    def _tell(self, group: Sequence[_Call], moment: str) -> None:
+    def _tell(self, group: Sequence[_JournalCall], moment: str) -> None:
         if self._hook is not None:
             for call in group:
                 self._hook(call.name, moment)
 
 
-def _rank(call: _Call) -> int:
+def _rank(call: _JournalCall) -> int:
     """Files that are made come first: a holder that closes its last one meanwhile goes on."""
     asks = call.asks
     return 0 if asks.path is not None else 1 if asks.file_id is not None else 2
 
 
-def _outcome(books: Books, step: Step) -> tuple[Any, LeaseholdError | None]:
+def _outcome(books: JournalUnitOfWork, step: Step) -> tuple[Any, LeaseholdError | None]:
     try:
         return step(books), None
     except StoreError:

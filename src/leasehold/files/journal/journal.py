@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import steps
-from leasehold.files.journal.group_commit import MOST_TOGETHER, GroupCommit, Question
+from leasehold.files.journal.group_commit import MOST_TOGETHER, JournalGroupCommit, Question
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
-from leasehold.files.journal.unit_of_work import KEPT_LINES, Books, listed
+from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalUnitOfWork, listed
 from leasehold.files.model import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.files.model import (
         Block,
-        Entry,
+        FileHolder,
+        FileLeaseLimits,
+        FileRecovery,
         FileStatus,
-        Holder,
         HolderStatus,
-        Limits,
-        Opened,
-        Recovery,
-        Sealed,
-        Ticket,
-        Why,
+        JournalEntry,
+        OpenedFile,
+        RefusalReason,
+        SealedBlock,
+        WriteTicket,
     )
     from leasehold.stores.blocking import BlockingDatabase, Params
 
@@ -55,7 +55,9 @@ def _queries() -> Mapping[str, str]:
 class Journal:
     """Files, steps, holders and epochs, in the database of a store."""
 
-    def __init__(self, database: BlockingDatabase, group: GroupCommit, limits: Limits) -> None:
+    def __init__(
+        self, database: BlockingDatabase, group: JournalGroupCommit, limits: FileLeaseLimits
+    ) -> None:
         """Over a database that is ready; ``Journal.open`` makes one."""
         self.limits = limits
         self._database = database
@@ -66,7 +68,7 @@ class Journal:
         cls,
         url: str,
         *,
-        limits: Limits,
+        limits: FileLeaseLimits,
         clock: Clock | None = None,
         hook: Callable[[str, str], None] | None = None,
         group_commit: bool = True,
@@ -85,7 +87,9 @@ class Journal:
             url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
         )
         most = MOST_TOGETHER if group_commit else 1
-        return cls(database, GroupCommit(database, limits=limits, hook=hook, most=most), limits)
+        return cls(
+            database, JournalGroupCommit(database, limits=limits, hook=hook, most=most), limits
+        )
 
     @property
     def url(self) -> str:
@@ -99,7 +103,7 @@ class Journal:
 
     # ----------------------------------------------------------- holders
 
-    def enlist(self, holder: Holder) -> None:
+    def enlist(self, holder: FileHolder) -> None:
         """Begin or renew the holder's lease.
 
         Raises:
@@ -107,7 +111,7 @@ class Journal:
         """
         self._group.run("enlist", lambda books: books.enlist(holder))
 
-    def renew(self, holder: Holder) -> None:
+    def renew(self, holder: FileHolder) -> None:
         """Renew the lease over all the holder's files, also after a limit if nobody took any.
 
         Raises:
@@ -115,7 +119,7 @@ class Journal:
         """
         self._group.run("renew", lambda books: steps.renew(books, holder))
 
-    def leave(self, holder: Holder) -> None:
+    def leave(self, holder: FileHolder) -> None:
         """End the lease, unless a file is open under it."""
         self._group.run("leave", lambda books: steps.leave(books, holder))
 
@@ -147,14 +151,14 @@ class Journal:
     def create(
         self,
         path: str,
-        holder: Holder,
+        holder: FileHolder,
         *,
         replication: int,
         block_size: int,
         overwrite: bool,
         volumes: tuple[str, ...],
         request: str,
-    ) -> Opened:
+    ) -> OpenedFile:
         """Make a file and open it. Also renews the holder's lease.
 
         ``request`` is the caller's unique name for this call: with the same one it is a repetition.
@@ -166,7 +170,7 @@ class Journal:
             RecoveryInProgress: the file is being recovered.
             LeaseLost: the holder's id is used with another token.
         """
-        wish = steps.Wish(
+        wish = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
             volumes=steps.check_volumes(volumes),
@@ -180,8 +184,8 @@ class Journal:
         )
 
     def append(
-        self, path: str, holder: Holder, *, volumes: tuple[str, ...], request: str
-    ) -> Opened:
+        self, path: str, holder: FileHolder, *, volumes: tuple[str, ...], request: str
+    ) -> OpenedFile:
         """Open a closed file, to go on in a new block at its end. Also renews the lease.
 
         Raises:
@@ -190,7 +194,7 @@ class Journal:
             RecoveryInProgress: the file is being recovered.
             LeaseLost: the holder's id is used with another token.
         """
-        wish = steps.Wish(
+        wish = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
             volumes=steps.check_volumes(volumes),
@@ -200,8 +204,8 @@ class Journal:
 
     def next_block(
         self,
-        ticket: Ticket,
-        sealed: Sealed,
+        ticket: WriteTicket,
+        sealed: SealedBlock,
         *,
         volumes: tuple[str, ...],
         request: str = "",  # noqa: ARG002 - the sealed block names the call well enough
@@ -218,7 +222,7 @@ class Journal:
             lambda books: steps.next_block(books, ticket, sealed, volumes=checked),
         )
 
-    def drop_volumes(self, ticket: Ticket, block_id: int, *, keep: tuple[str, ...]) -> None:
+    def drop_volumes(self, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]) -> None:
         """Leave the open block on the volumes to keep; its other replicas go to the trash.
 
         Raises:
@@ -230,7 +234,7 @@ class Journal:
             lambda books: steps.drop_volumes(books, ticket, block_id, keep=keep),
         )
 
-    def complete(self, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
+    def complete(self, ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
         """Close the file; without a seal, or one of no bytes, the open block is dropped.
 
         Raises:
@@ -243,7 +247,7 @@ class Journal:
             asks=Question(file_id=ticket.file_id),
         )
 
-    def discard(self, ticket: Ticket) -> None:
+    def discard(self, ticket: WriteTicket) -> None:
         """Delete the file, while it is the ticket's.
 
         Raises:
@@ -252,7 +256,7 @@ class Journal:
         """
         self._group.run("discard", lambda books: steps.discard(books, ticket))
 
-    def check(self, ticket: Ticket) -> None:
+    def check(self, ticket: WriteTicket) -> None:
         """Return if the file is still the ticket's.
 
         Raises:
@@ -274,8 +278,13 @@ class Journal:
     # ---------------------------------------------------------- recovery
 
     def begin_recovery(
-        self, path: str, holder: Holder, *, why: Why, ticket: Ticket | None = None
-    ) -> Recovery | None:
+        self,
+        path: str,
+        holder: FileHolder,
+        *,
+        why: RefusalReason,
+        ticket: WriteTicket | None = None,
+    ) -> FileRecovery | None:
         """Draw a recovery id and shut out whoever has the file; None if it is closed.
 
         With a ticket only the file of the ticket is meant, and only while it is the holder's own.
@@ -290,7 +299,7 @@ class Journal:
             lambda books: steps.begin_recovery(books, check_path(path), holder, why, ticket),
         )
 
-    def commit_recovery(self, recovery: Recovery, sealed: Sealed | None) -> FileStatus:
+    def commit_recovery(self, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
         """Close the file with the end that was found; without a seal the open block is dropped.
 
         Raises:
@@ -299,7 +308,7 @@ class Journal:
         """
         return self._group.run("recovered", lambda books: steps.commit(books, recovery, sealed))
 
-    def fail_recovery(self, recovery: Recovery, *, trouble: str, pause_s: float) -> None:
+    def fail_recovery(self, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
         """End the attempt; the next one is due after ``pause_s``.
 
         Raises:
@@ -337,7 +346,7 @@ class Journal:
     def status_of(self, file_id: int) -> FileStatus | None:
         """The file of this id, wherever it lies; None if it is gone."""
 
-        def work(books: Books) -> FileStatus | None:
+        def work(books: JournalUnitOfWork) -> FileStatus | None:
             row = books.tx.one("file", id=file_id)
             return None if row is None else FileRow(*row).status(books.now)
 
@@ -351,7 +360,7 @@ class Journal:
         """
         checked = check_path(path)
 
-        def work(books: Books) -> tuple[FileStatus, tuple[Block, ...]]:
+        def work(books: JournalUnitOfWork) -> tuple[FileStatus, tuple[Block, ...]]:
             row = steps.file_at(books, checked)
             return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
 
@@ -364,7 +373,7 @@ class Journal:
             UnknownFile: it was deleted.
         """
 
-        def work(books: Books) -> tuple[FileStatus, tuple[Block, ...]]:
+        def work(books: JournalUnitOfWork) -> tuple[FileStatus, tuple[Block, ...]]:
             row = books.tx.one("file", id=file_id)
             if row is None:
                 raise UnknownFile(f"file {file_id} was deleted")
@@ -378,7 +387,7 @@ class Journal:
         """The files below a directory in the order of their paths, from after ``after`` on."""
         low, high = below(check_directory(prefix))
 
-        def work(books: Books) -> builtins.list[FileStatus]:
+        def work(books: JournalUnitOfWork) -> builtins.list[FileStatus]:
             rows = books.tx.all("files_below", low=low, high=high, after=after, most=limit)
             return [FileRow(*row).status(books.now) for row in rows]
 
@@ -393,7 +402,7 @@ class Journal:
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: Books) -> builtins.list[FileStatus]:
+        def work(books: JournalUnitOfWork) -> builtins.list[FileStatus]:
             moment = datetime.fromisoformat(books.wall) - timedelta(seconds=older_than_s)
             rows = books.tx.all(
                 "files_open",
@@ -407,7 +416,7 @@ class Journal:
 
         return self._read(work)
 
-    def history(self, path: str, *, limit: int = 20) -> builtins.list[Entry]:
+    def history(self, path: str, *, limit: int = 20) -> builtins.list[JournalEntry]:
         """What was done to the file at a path, the newest first.
 
         Raises:
@@ -415,7 +424,7 @@ class Journal:
         """
         checked = check_path(path)
 
-        def work(books: Books) -> builtins.list[Entry]:
+        def work(books: JournalUnitOfWork) -> builtins.list[JournalEntry]:
             file_id = steps.file_at(books, checked).id
             return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
 
@@ -431,7 +440,7 @@ class Journal:
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: Books) -> tuple[int, frozenset[str] | None]:
+        def work(books: JournalUnitOfWork) -> tuple[int, frozenset[str] | None]:
             last = int((books.tx.one("last_line") or (0,))[0])
             if after is None or not last - KEPT_LINES <= after <= last:
                 return last, None
@@ -482,5 +491,5 @@ class Journal:
         if params:
             self._group.run("forget trash", lambda books: books.tx.many("trash_forget", params))
 
-    def _read(self, work: Callable[[Books], T]) -> T:
-        return self._database.read(lambda tx: work(Books(tx, self.limits)))
+    def _read(self, work: Callable[[JournalUnitOfWork], T]) -> T:
+        return self._database.read(lambda tx: work(JournalUnitOfWork(tx, self.limits)))

@@ -15,13 +15,20 @@ from leasehold.errors import (
     RecoveryInProgress,
     UnknownFile,
 )
-from leasehold.files.model import Block, BlockState, Entry, FileState, FileStatus, HolderStatus
+from leasehold.files.model import (
+    Block,
+    BlockState,
+    FileState,
+    FileStatus,
+    HolderStatus,
+    JournalEntry,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from leasehold.errors import LeaseholdError
-    from leasehold.files.model import Holder, Recovery, Ticket
+    from leasehold.files.model import FileHolder, FileRecovery, WriteTicket
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +159,10 @@ def holder_of(row: tuple[Any, ...], now: float) -> HolderStatus:
     )
 
 
-def entry_of(row: tuple[Any, ...]) -> Entry:
+def entry_of(row: tuple[Any, ...]) -> JournalEntry:
     """A row of the query ``history``."""
     number, at, step, file_id, path, epoch, holder, detail = row
-    return Entry(
+    return JournalEntry(
         number=number,
         at=at,
         step=step,
@@ -172,7 +179,7 @@ def unknown(path: str) -> UnknownFile:
     return UnknownFile(f"there is no file {path}: look for the right path with list")
 
 
-def deleted(ticket: Ticket) -> UnknownFile:
+def deleted(ticket: WriteTicket) -> UnknownFile:
     """The file of the ticket is gone, under whatever path."""
     return UnknownFile(
         f"{ticket.path} (file {ticket.file_id}) was deleted or overwritten while it was open "
@@ -180,7 +187,7 @@ def deleted(ticket: Ticket) -> UnknownFile:
     )
 
 
-def gone(recovery: Recovery) -> UnknownFile:
+def gone(recovery: FileRecovery) -> UnknownFile:
     """The file was deleted while it was being recovered."""
     return UnknownFile(
         f"{recovery.path} (file {recovery.file_id}) was deleted while it was being recovered: "
@@ -211,7 +218,7 @@ def below_file(path: str, ancestor: str) -> FileExists:
     )
 
 
-def held(row: FileRow, *, by: Holder, now: float, limit_s: float) -> FileHeld:
+def held(row: FileRow, *, by: FileHolder, now: float, limit_s: float) -> FileHeld:
     """Somebody writes the file, perhaps the asker itself."""
     silent_s = row.silent_s(now)
     retry_after_s = max(0.0, limit_s - silent_s)
@@ -278,7 +285,7 @@ def fenced(row: FileRow, *, path: str, epoch: int) -> FencedWrite:
     )
 
 
-def of_ticket(row: FileRow | None, ticket: Ticket) -> LeaseholdError | None:
+def of_ticket(row: FileRow | None, ticket: WriteTicket) -> LeaseholdError | None:
     """Why a ticketed step is refused; None if the file is the ticket's."""
     if row is None:
         return deleted(ticket)

@@ -28,33 +28,40 @@ from leasehold.files import model
 from leasehold.files.journal import rows
 from leasehold.files.journal.rows import FILE_COLUMNS, FileRow, blocks_of, holder_of
 from leasehold.files.journal.unit_of_work import listed
-from leasehold.files.model import Block, BlockState, Opened, Recovery, Ticket, Why
+from leasehold.files.model import (
+    Block,
+    BlockState,
+    FileRecovery,
+    OpenedFile,
+    RefusalReason,
+    WriteTicket,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from leasehold.files.journal.unit_of_work import Books
-    from leasehold.files.model import FileStatus, Holder, HolderStatus, Sealed
+    from leasehold.files.journal.unit_of_work import JournalUnitOfWork
+    from leasehold.files.model import FileHolder, FileStatus, HolderStatus, SealedBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldFile:
     """A file and its open block, if it has one."""
 
     row: FileRow
     block: Block | None
 
 
-def held_file(books: Books, file_id: int) -> Held | None:
+def held_file(books: JournalUnitOfWork, file_id: int) -> HeldFile | None:
     """The file of this id, in one question."""
     rows = books.held(file_id)
     if not rows:
         return None
     found = blocks_of(row[FILE_COLUMNS:] for row in rows)
-    return Held(FileRow(*rows[0][:FILE_COLUMNS]), found[0] if found else None)
+    return HeldFile(FileRow(*rows[0][:FILE_COLUMNS]), found[0] if found else None)
 
 
-def block_by_id(books: Books, block_id: int) -> Block | None:
+def block_by_id(books: JournalUnitOfWork, block_id: int) -> Block | None:
     """The block of this id, open or complete."""
     found = blocks_of(books.tx.all("block", id=block_id))
     return found[0] if found else None
@@ -73,7 +80,7 @@ def check_volumes(volumes: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(volumes))
 
 
-def check_sealed(block: Block, sealed: Sealed) -> None:
+def check_sealed(block: Block, sealed: SealedBlock) -> None:
     """Look whether the seal can be that of the open block.
 
     Raises:
@@ -102,7 +109,7 @@ def check_keep(block: Block, keep: Collection[str]) -> None:
         )
 
 
-def is_sealed_so(block: Block | None, sealed: Sealed, *, generation: int) -> bool:
+def is_sealed_so(block: Block | None, sealed: SealedBlock, *, generation: int) -> bool:
     """Whether the block was sealed so before: the call is a repetition."""
     return (
         block is not None
@@ -113,7 +120,13 @@ def is_sealed_so(block: Block | None, sealed: Sealed, *, generation: int) -> boo
 
 
 def begin_block(
-    books: Books, *, file_id: int, index: int, epoch: int, start: int, volumes: tuple[str, ...]
+    books: JournalUnitOfWork,
+    *,
+    file_id: int,
+    index: int,
+    epoch: int,
+    start: int,
+    volumes: tuple[str, ...],
 ) -> Block:
     """A new open block at the end of a file."""
     block = Block(
@@ -132,7 +145,7 @@ def begin_block(
     return block
 
 
-def seal(books: Books, block: Block, sealed: Sealed, *, generation: int) -> None:
+def seal(books: JournalUnitOfWork, block: Block, sealed: SealedBlock, *, generation: int) -> None:
     """Complete the open block; volumes that do not have all of it lose their replica."""
     keep_only(books, block, sealed.volumes)
     books.later(
@@ -144,7 +157,7 @@ def seal(books: Books, block: Block, sealed: Sealed, *, generation: int) -> None
     )
 
 
-def keep_only(books: Books, block: Block, keep: Collection[str]) -> None:
+def keep_only(books: JournalUnitOfWork, block: Block, keep: Collection[str]) -> None:
     """Replicas on other volumes go to the trash."""
     if set(keep) == set(block.volumes):
         return
@@ -152,13 +165,13 @@ def keep_only(books: Books, block: Block, keep: Collection[str]) -> None:
     books.tx.run("replicas_drop", block_id=block.id, keep=listed(keep))
 
 
-def drop(books: Books, block: Block) -> None:
+def drop(books: JournalUnitOfWork, block: Block) -> None:
     """Take a block out of its file, all its replicas to the trash."""
     keep_only(books, block, ())
     books.tx.run("block_drop", id=block.id)
 
 
-def renew(books: Books, holder: Holder) -> None:
+def renew(books: JournalUnitOfWork, holder: FileHolder) -> None:
     """Extend the lease. Late is good enough, as long as nobody has ended it.
 
     Raises:
@@ -177,47 +190,47 @@ def renew(books: Books, holder: Holder) -> None:
     )
 
 
-def leave(books: Books, holder: Holder) -> None:
+def leave(books: JournalUnitOfWork, holder: FileHolder) -> None:
     """End the lease, unless it still covers an open file. Not to be there is no error."""
     if books.tx.one("holder_token", id=holder.id) == (holder.token,):
         books.drop_idle(holder.id)
 
 
-def holders(books: Books, limit: int) -> list[HolderStatus]:
+def holders(books: JournalUnitOfWork, limit: int) -> list[HolderStatus]:
     """All holders, the one that has been silent longest first."""
     return [holder_of(row, books.now) for row in books.tx.all("holders", most=limit)]
 
 
-def idle(books: Books, limit: int) -> list[str]:
+def idle(books: JournalUnitOfWork, limit: int) -> list[str]:
     """Holders without files that are past the hard limit."""
     before = books.now - books.limits.hard_s
     return [each for (each,) in books.tx.all("holders_idle", before=before, most=limit)]
 
 
-def drop_idle(books: Books, ids: Iterable[str]) -> None:
+def drop_idle(books: JournalUnitOfWork, ids: Iterable[str]) -> None:
     """End the leases of those that are still so."""
     before = books.now - books.limits.hard_s
     books.tx.run("holders_drop_idle", ids=listed(ids), before=before)
 
 
-def namespace_id(books: Books, new_id: str) -> str:
+def namespace_id(books: JournalUnitOfWork, new_id: str) -> str:
     """The id by which volumes know whose they are; given once and for all."""
     books.tx.run("namespace_write", namespace=new_id)
     return str((books.tx.one("namespace") or ("",))[0])
 
 
-def register_volume(books: Books, volume_id: str, path: str) -> None:
+def register_volume(books: JournalUnitOfWork, volume_id: str, path: str) -> None:
     """Note where a volume lies."""
     books.tx.run("volume_write", id=volume_id, path=path, wall=books.wall)
 
 
-def volumes(books: Books) -> dict[str, str]:
+def volumes(books: JournalUnitOfWork) -> dict[str, str]:
     """Where each volume lies, by its id."""
     return dict(books.tx.all("volumes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PathEntry:
     """What is at a path: a file, or a file where a directory should be, or the first file below."""
 
     path: str
@@ -237,10 +250,10 @@ class Place:
             raise rows.is_directory(self.path, self.below)
 
 
-def look(books: Books, path: str) -> Place:
+def look(books: JournalUnitOfWork, path: str) -> PathEntry:
     """What is at a path, in one question."""
     found = [FileRow(*row) for row in books.look(path)]
-    return Place(
+    return PathEntry(
         path=path,
         row=next((row for row in found if row.path == path), None),
         above=next((row.path for row in found if len(row.path) < len(path)), None),
@@ -248,7 +261,7 @@ def look(books: Books, path: str) -> Place:
     )
 
 
-def file_at(books: Books, path: str) -> FileRow:
+def file_at(books: JournalUnitOfWork, path: str) -> FileRow:
     """The file at a path.
 
     Raises:
@@ -260,7 +273,7 @@ def file_at(books: Books, path: str) -> FileRow:
     return FileRow(*found)
 
 
-def remove_one(books: Books, row: FileRow, *, by: str) -> None:
+def remove_one(books: JournalUnitOfWork, row: FileRow, *, by: str) -> None:
     """Delete one file, open or not; its blocks go to the trash."""
     low, high = model.only(row.path)
     books.note(
@@ -276,7 +289,7 @@ def remove_one(books: Books, row: FileRow, *, by: str) -> None:
         books.drop_idle(row.holder)
 
 
-def delete(books: Books, path: str, *, recursive: bool) -> int:
+def delete(books: JournalUnitOfWork, path: str, *, recursive: bool) -> int:
     """Delete a file or a directory; return how many files went. Nothing there: 0, as when repeated.
 
     Raises:
@@ -299,7 +312,7 @@ def delete(books: Books, path: str, *, recursive: bool) -> int:
     return int(count)
 
 
-def rename(books: Books, source: str, target: str, *, overwrite: bool) -> int:
+def rename(books: JournalUnitOfWork, source: str, target: str, *, overwrite: bool) -> int:
     """Give a file or a whole directory another path; return how many files moved.
 
     Raises:
@@ -334,7 +347,7 @@ def rename(books: Books, source: str, target: str, *, overwrite: bool) -> int:
     return int(count)
 
 
-def _renamed_before(books: Books, place: Place, source: str) -> int:
+def _renamed_before(books: JournalUnitOfWork, place: PathEntry, source: str) -> int:
     """How many files this very rename has moved before, if it was the last thing that was done."""
     sample = place.row
     if sample is None and place.below is not None:
@@ -352,14 +365,14 @@ def _renamed_before(books: Books, place: Place, source: str) -> int:
     return int(count)
 
 
-def _remove_range(books: Books, low: str, high: str) -> None:
+def _remove_range(books: JournalUnitOfWork, low: str, high: str) -> None:
     books.tx.run("replicas_trash_of_range", low=low, high=high)
     books.tx.run("replicas_drop_of_range", low=low, high=high)
     books.tx.run("blocks_drop_of_range", low=low, high=high)
     books.tx.run("files_drop", low=low, high=high)
 
 
-def check(books: Books, ticket: Ticket) -> None:
+def check(books: JournalUnitOfWork, ticket: WriteTicket) -> None:
     """Return if the file is still the ticket's.
 
     Raises:
@@ -373,7 +386,7 @@ def check(books: Books, ticket: Ticket) -> None:
         raise refusal
 
 
-def discard(books: Books, ticket: Ticket) -> None:
+def discard(books: JournalUnitOfWork, ticket: WriteTicket) -> None:
     """Delete the file of the ticket, while it is the ticket's.
 
     Raises:
@@ -384,7 +397,9 @@ def discard(books: Books, ticket: Ticket) -> None:
     remove_one(books, held.row, by="")
 
 
-def next_block(books: Books, ticket: Ticket, sealed: Sealed, *, volumes: tuple[str, ...]) -> Block:
+def next_block(
+    books: JournalUnitOfWork, ticket: WriteTicket, sealed: SealedBlock, *, volumes: tuple[str, ...]
+) -> Block:
     """Seal the open block and begin the next one.
 
     Raises:
@@ -419,7 +434,9 @@ def next_block(books: Books, ticket: Ticket, sealed: Sealed, *, volumes: tuple[s
     return begun
 
 
-def drop_volumes(books: Books, ticket: Ticket, block_id: int, *, keep: tuple[str, ...]) -> None:
+def drop_volumes(
+    books: JournalUnitOfWork, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]
+) -> None:
     """Leave the open block on these volumes alone.
 
     Raises:
@@ -437,7 +454,9 @@ def drop_volumes(books: Books, ticket: Ticket, block_id: int, *, keep: tuple[str
         _note_write(books, "drop volumes", held, f"block {block.id:#x} lost {', '.join(dropped)}")
 
 
-def complete(books: Books, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
+def complete(
+    books: JournalUnitOfWork, ticket: WriteTicket, sealed: SealedBlock | None
+) -> FileStatus:
     """Close the file. A tail of no bytes is dropped.
 
     Raises:
@@ -460,10 +479,10 @@ def complete(books: Books, ticket: Ticket, sealed: Sealed | None) -> FileStatus:
 
 
 def close(
-    books: Books,
-    held: Held,
+    books: JournalUnitOfWork,
+    held: HeldFile,
     block: Block | None,
-    tail: Sealed | None,
+    tail: SealedBlock | None,
     *,
     generation: int,
     step: str,
@@ -487,7 +506,9 @@ def close(
     return row.closed_status(length=length, modified_at=books.wall)
 
 
-def _completed_before(books: Books, held: Held, ticket: Ticket, sealed: Sealed | None) -> bool:
+def _completed_before(
+    books: JournalUnitOfWork, held: HeldFile, ticket: WriteTicket, sealed: SealedBlock | None
+) -> bool:
     row = held.row
     ours = row.epoch == ticket.epoch and row.holder == ticket.holder.id
     if row.epoch == ticket.epoch and not row.closed:
@@ -501,8 +522,12 @@ def _completed_before(books: Books, held: Held, ticket: Ticket, sealed: Sealed |
 
 
 def _mine(
-    books: Books, ticket: Ticket, *, found: Held | None = None, looked: bool = False
-) -> tuple[Held, Block]:
+    books: JournalUnitOfWork,
+    ticket: WriteTicket,
+    *,
+    found: HeldFile | None = None,
+    looked: bool = False,
+) -> tuple[HeldFile, Block]:
     if not looked:
         found = held_file(books, ticket.file_id)
     refusal = rows.of_ticket(None if found is None else found.row, ticket)
@@ -514,7 +539,7 @@ def _mine(
     return found, found.block
 
 
-def _note_write(books: Books, step: str, held: Held, detail: str) -> None:
+def _note_write(books: JournalUnitOfWork, step: str, held: HeldFile, detail: str) -> None:
     row = held.row
     books.note(
         step, file_id=row.id, path=row.path, epoch=row.epoch, holder=row.holder, detail=detail
@@ -522,11 +547,11 @@ def _note_write(books: Books, step: str, held: Held, detail: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class OpenRequest:
     """What somebody wants to open, and how. ``request`` is the caller's own name for the call."""
 
     path: str
-    holder: Holder
+    holder: FileHolder
     volumes: tuple[str, ...]
     request: str
     replication: int = 0
@@ -534,7 +559,7 @@ class Wish:
     overwrite: bool = False
 
 
-def create(books: Books, wish: Wish) -> Opened:
+def create(books: JournalUnitOfWork, wish: OpenRequest) -> OpenedFile:
     """A new file, open, with its first block.
 
     Raises:
@@ -571,7 +596,7 @@ def create(books: Books, wish: Wish) -> Opened:
     return _opened(wish, block, block_size=wish.block_size, replication=wish.replication)
 
 
-def append(books: Books, wish: Wish) -> Opened:
+def append(books: JournalUnitOfWork, wish: OpenRequest) -> OpenedFile:
     """A closed file, open again, with a new block at its end.
 
     Raises:
@@ -602,33 +627,33 @@ def append(books: Books, wish: Wish) -> Opened:
     return _opened(wish, block, block_size=row.block_size, replication=row.replication)
 
 
-def _is_repetition(row: FileRow, wish: Wish) -> bool:
+def _is_repetition(row: FileRow, wish: OpenRequest) -> bool:
     mine = row.holder == wish.holder.id and row.token == wish.holder.token
     return mine and row.state == "open" and row.request == wish.request != ""
 
 
-def _opened_before(books: Books, row: FileRow, wish: Wish) -> Opened:
+def _opened_before(books: JournalUnitOfWork, row: FileRow, wish: OpenRequest) -> OpenedFile:
     held = held_file(books, row.id)
     if held is None or held.block is None:
         raise StoreUnusable(f"the open file {row.path} has no open block: recover it")
     return _opened(wish, held.block, block_size=row.block_size, replication=row.replication)
 
 
-def _check_closed(books: Books, row: FileRow, holder: Holder) -> None:
+def _check_closed(books: JournalUnitOfWork, row: FileRow, holder: FileHolder) -> None:
     if row.recovering:
         raise rows.recovering(row, retry_after_s=row.attempt_left_s(books.now))
     if not row.closed:
         raise rows.held(row, by=holder, now=books.now, limit_s=books.limits.soft_s)
 
 
-def _opened(wish: Wish, block: Block, *, block_size: int, replication: int) -> Opened:
-    ticket = Ticket(
+def _opened(wish: OpenRequest, block: Block, *, block_size: int, replication: int) -> OpenedFile:
+    ticket = WriteTicket(
         file_id=block.file_id, path=wish.path, epoch=block.generation, holder=wish.holder
     )
-    return Opened(ticket=ticket, block=block, block_size=block_size, replication=replication)
+    return OpenedFile(ticket=ticket, block=block, block_size=block_size, replication=replication)
 
 
-def _note_opened(books: Books, step: str, wish: Wish, block: Block) -> None:
+def _note_opened(books: JournalUnitOfWork, step: str, wish: OpenRequest, block: Block) -> None:
     books.note(
         step,
         file_id=block.file_id,
@@ -640,8 +665,12 @@ def _note_opened(books: Books, step: str, wish: Wish, block: Block) -> None:
 
 
 def begin_recovery(
-    books: Books, path: str, holder: Holder, why: Why, ticket: Ticket | None = None
-) -> Recovery | None:
+    books: JournalUnitOfWork,
+    path: str,
+    holder: FileHolder,
+    why: RefusalReason,
+    ticket: WriteTicket | None = None,
+) -> FileRecovery | None:
     """Take the file from whoever has it; None if it is closed already.
 
     With a ticket only the file of the ticket is meant, and only while it is the holder's own.
@@ -677,7 +706,7 @@ def begin_recovery(
         holder=holder.id,
         detail=f"{why.value}; was held by {row.holder} under epoch {row.epoch}",
     )
-    return Recovery(
+    return FileRecovery(
         file_id=row.id,
         path=path,
         id=epoch,
@@ -687,20 +716,27 @@ def begin_recovery(
     )
 
 
-def _check_may_begin(books: Books, row: FileRow, holder: Holder, why: Why) -> None:
+def _check_may_begin(
+    books: JournalUnitOfWork, row: FileRow, holder: FileHolder, why: RefusalReason
+) -> None:
     if row.recovering:
         left_s = row.attempt_left_s(books.now)
         if left_s and row.holder != holder.id:
             raise rows.recovering(row, retry_after_s=left_s)
-        if why is Why.HARD and books.now < row.next_attempt_s:
+        if why is RefusalReason.HARD and books.now < row.next_attempt_s:
             raise rows.recovering(row, retry_after_s=row.next_attempt_s - books.now)
         return
-    limit_s = {Why.SOFT: books.limits.soft_s, Why.HARD: books.limits.hard_s}.get(why)
+    limit_s = {
+        RefusalReason.SOFT: books.limits.soft_s,
+        RefusalReason.HARD: books.limits.hard_s,
+    }.get(why)
     if limit_s is not None and row.silent_s(books.now) <= limit_s:
         raise rows.held(row, by=holder, now=books.now, limit_s=limit_s)
 
 
-def commit(books: Books, recovery: Recovery, sealed: Sealed | None) -> FileStatus:
+def commit(
+    books: JournalUnitOfWork, recovery: FileRecovery, sealed: SealedBlock | None
+) -> FileStatus:
     """Close the file with the end that recovery found; without a seal the tail is dropped.
 
     Raises:
@@ -719,7 +755,7 @@ def commit(books: Books, recovery: Recovery, sealed: Sealed | None) -> FileStatu
     return close(books, held, held.block, tail, generation=recovery.id, step=step)
 
 
-def fail(books: Books, recovery: Recovery, *, trouble: str, pause_s: float) -> None:
+def fail(books: JournalUnitOfWork, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
     """The attempt is over; the next is due after a pause.
 
     Raises:
@@ -746,7 +782,7 @@ def fail(books: Books, recovery: Recovery, *, trouble: str, pause_s: float) -> N
     )
 
 
-def due(books: Books, limit: int) -> list[str]:
+def due(books: JournalUnitOfWork, limit: int) -> list[str]:
     """Paths to recover now: of holders past the hard limit, the oldest first, and failed ones.
 
     Of the two kinds neither can crowd out the other.
@@ -758,7 +794,7 @@ def due(books: Books, limit: int) -> list[str]:
     return [*held[:room], *again][:limit]
 
 
-def _file(books: Books, recovery: Recovery) -> Held:
+def _file(books: JournalUnitOfWork, recovery: FileRecovery) -> HeldFile:
     held = held_file(books, recovery.file_id)
     if held is None:
         books.count_refusal()
@@ -766,7 +802,7 @@ def _file(books: Books, recovery: Recovery) -> Held:
     return held
 
 
-def _current(books: Books, recovery: Recovery) -> Held | None:
+def _current(books: JournalUnitOfWork, recovery: FileRecovery) -> HeldFile | None:
     """The file, if this recovery is the newest; None if it was committed before."""
     held = _file(books, recovery)
     if held.row.recovered == recovery.id:

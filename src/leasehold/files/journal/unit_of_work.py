@@ -18,7 +18,7 @@ from leasehold.files.model import ancestors, below
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from leasehold.files.model import Holder, Limits
+    from leasehold.files.model import FileHolder, FileLeaseLimits
     from leasehold.stores.blocking import Params, Tx, Value
 
     Rows = list[tuple[Any, ...]]
@@ -28,10 +28,10 @@ KEPT_LINES = 100_000
 _PRUNE_EVERY = 1000
 
 
-class Books:
+class JournalUnitOfWork:
     """One transaction, as the steps see it."""
 
-    def __init__(self, tx: Tx, limits: Limits) -> None:
+    def __init__(self, tx: Tx, limits: FileLeaseLimits) -> None:
         """Open them; nothing is read before it is needed."""
         self._tx = tx
         self.limits = limits
@@ -179,7 +179,7 @@ class Books:
 
     # ----------------------------------------------------------- holders
 
-    def enlist(self, holder: Holder) -> None:
+    def enlist(self, holder: FileHolder) -> None:
         """Put the holder into the books, or renew its lease.
 
         Raises:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from leasehold.clock import Clock
-    from leasehold.jobs.command.signal_queue import Bell
+    from leasehold.jobs.command.signal_queue import SignalQueue
 
 log = logging.getLogger("leasehold.jobs")
 
@@ -44,7 +44,7 @@ _FORCE_S, _FORCE_AGAIN_S = 0.05, 0.005  # for the guard to kill, before it is do
 _GUARD_LATER_S = 0.1  # the guard says SIGTERM only if this process has not
 
 
-class Tenure(Protocol):
+class CommandHandle(Protocol):
     """What a run stands on: a reservation of a job."""
 
     @property
@@ -83,7 +83,7 @@ class OnLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class CommandTimeouts:
     """The times of a run.
 
     Attributes:
@@ -100,7 +100,7 @@ class Limits:
     timeout_s: float = math.inf
     on_loss: OnLoss = OnLoss()
 
-    def within(self, timeout_s: float) -> Limits:
+    def within(self, timeout_s: float) -> CommandTimeouts:
         """The same, for runs that may take so long and no longer."""
         return replace(self, timeout_s=timeout_s)
 
@@ -121,7 +121,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class CommandEnd:
     """How a run ended.
 
     Attributes:
@@ -150,10 +150,10 @@ class CommandRun:
         self,
         command: Sequence[str],
         *,
-        tenure: Tenure,
+        tenure: CommandHandle,
         environment: Mapping[str, str],
-        limits: Limits,
-        bell: Bell,
+        limits: CommandTimeouts,
+        bell: SignalQueue,
         clock: Clock,
         alone: bool = False,
         asks: Collection[str] = (),
@@ -188,7 +188,7 @@ class CommandRun:
         self._asked.set()
         self._bell.ring()
 
-    def run(self) -> Ended:
+    def run(self) -> CommandEnd:
         """Run it to its end."""
         self._began_s = self._clock.boottime_s()
         child = Child(
@@ -205,7 +205,7 @@ class CommandRun:
         code = child.exit_code or 0
         if self._stopped_by is None and code - SIGNALLED in self._passed_on:
             self._stopped_by = code - SIGNALLED  # it was meant to end by it
-        return Ended(
+        return CommandEnd(
             exit_code=code,
             lost=self._lost,
             timed_out=self._timed_out,

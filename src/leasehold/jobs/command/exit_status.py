@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
-    from leasehold.jobs.command.command_run import Ended, Limits
+    from leasehold.jobs.command.command_run import CommandEnd, CommandTimeouts
 
 
 class IfHeld(Enum):
@@ -61,7 +61,7 @@ class IfHeld(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CommandPlan:
     """What is to be run, and how.
 
     Attributes:
@@ -82,7 +82,7 @@ class Plan:
     command: Sequence[str]
     store: str
     lease: timedelta
-    limits: Limits
+    limits: CommandTimeouts
     if_held: IfHeld = IfHeld.SKIP
     wait: timedelta | None = None
     held_exit: int | None = None
@@ -146,7 +146,7 @@ def _paths(program: str) -> list[str]:
     return [str(Path(folder) / program) for folder in os.get_exec_path()]
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """The codes that are the wrapper's own; those below 79 are known from ``sysexits.h``."""
 
     OK = 0
@@ -158,7 +158,7 @@ class Exit(IntEnum):
     PAUSED = 81
 
 
-class Reason(Enum):
+class ExitReason(Enum):
     """Why the wrapper ended."""
 
     ENDED = "ended"  # the command, by itself
@@ -175,7 +175,7 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ExitStatus:
     """What the wrapper ends with.
 
     Attributes:
@@ -187,7 +187,7 @@ class Verdict:
         attempt: how many times the command was started.
     """
 
-    reason: Reason
+    reason: ExitReason
     code: int
     message: str = ""
     token: int = 0
@@ -217,51 +217,53 @@ LEFT_BEHIND = (
 )
 
 
-def unable(plan: Plan) -> Verdict | None:
+def unable(plan: CommandPlan) -> ExitStatus | None:
     """What to say if the command is not here: then nothing is to be reserved for it."""
     program = plan.command[0]
     code = code_of(program)
     return _not_executed(repr(plan.job), program, code) if code else None
 
 
-def lost_run(job: str, ended: Ended, kind: LossKind) -> tuple[Outcome, Verdict]:
+def lost_run(job: str, ended: CommandEnd, kind: LossKind) -> tuple[Outcome, ExitStatus]:
     """Of a run whose reservation was lost meanwhile."""
     warned = kind is LossKind.WARN
     done = "has ended since" if warned else ("was killed" if ended.killed else "was stopped")
-    verdict = Verdict(
-        reason=Reason.LOST,
-        code=ended.exit_code if warned else Exit.LOST,
+    verdict = ExitStatus(
+        reason=ExitReason.LOST,
+        code=ended.exit_code if warned else ExitCode.LOST,
         message=f"{job} was lost ({ended.lost}): the command {done} (exit code {ended.exit_code})",
     )
     return Outcome.LOST, verdict
 
 
-def ended_run(ended: Ended, plan: Plan) -> tuple[Outcome, Verdict]:
+def ended_run(ended: CommandEnd, plan: CommandPlan) -> tuple[Outcome, ExitStatus]:
     """Of a run that was reserved to its end."""
     job, code = repr(plan.job), ended.exit_code
     if ended.timed_out:
         how = "killed" if ended.killed else "stopped"
         message = f"{job} took longer than {plan.limits.timeout_s:g} s: the command was {how}"
         failed = code or _TIMED_OUT  # it was not done, whatever it says
-        return Outcome.FAILED, Verdict(reason=Reason.TIMED_OUT, code=failed, message=message)
+        return Outcome.FAILED, ExitStatus(reason=ExitReason.TIMED_OUT, code=failed, message=message)
     if not ended.executed:
         # Nothing has happened: the occurrence is left to a node that has the command.
         return Outcome.HANDED_OVER, _not_executed(job, plan.command[0], code)
     if code == 0:
-        return Outcome.OK, Verdict(reason=Reason.ENDED, code=0)
+        return Outcome.OK, ExitStatus(reason=ExitReason.ENDED, code=0)
     if ended.stopped_by is not None:
-        return Outcome.KILLED, Verdict(
-            reason=Reason.STOPPED, code=code, message=what_happened(ended)
+        return Outcome.KILLED, ExitStatus(
+            reason=ExitReason.STOPPED, code=code, message=what_happened(ended)
         )
-    return Outcome.FAILED, Verdict(reason=Reason.ENDED, code=code, message=what_happened(ended))
+    return Outcome.FAILED, ExitStatus(
+        reason=ExitReason.ENDED, code=code, message=what_happened(ended)
+    )
 
 
-def _not_executed(job: str, program: str, code: int) -> Verdict:
+def _not_executed(job: str, program: str, code: int) -> ExitStatus:
     message = f"{job}: nothing was run: {why_not(program, code)}"
-    return Verdict(reason=Reason.NOT_EXECUTED, code=code, message=message)
+    return ExitStatus(reason=ExitReason.NOT_EXECUTED, code=code, message=message)
 
 
-def what_happened(ended: Ended) -> str:
+def what_happened(ended: CommandEnd) -> str:
     """In words, of a run that did not succeed."""
     if ended.timed_out:
         return "the command took too long"

@@ -160,7 +160,7 @@ class Timer:
         return False
 
 
-class Guard:
+class CommandGuard:
     """One command from its start to the end of its last process."""
 
     def __init__(self, *, orders: int, reports: int) -> None:
@@ -334,7 +334,7 @@ def main(words: Sequence[str]) -> None:
     """``ORDERS REPORTS TERM_AT KILL_AT COMMAND...``."""
     fill_standard()
     orders, reports, term_at, kill_at, *command = words
-    guard = Guard(orders=int(orders), reports=int(reports))
+    guard = CommandGuard(orders=int(orders), reports=int(reports))
     guard.run(command, term_at_s=float(term_at), kill_at_s=float(kill_at))
 
 

@@ -6,7 +6,7 @@ Guarantees:
   if less than half of the lease is left at its start.
 - The reservation is let go when the last process of the command is gone, with the outcome and the
   exit code, in the same step.
-- Every way to end has its exit code and its reason: see ``Verdict``.
+- Every way to end has its exit code and its reason: see ``ExitStatus``.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.jobs.claimant import Claimant, Parting
 from leasehold.jobs.command.child import SIGNALLED
-from leasehold.jobs.command.command_run import CommandRun, Ended
+from leasehold.jobs.command.command_run import CommandEnd, CommandRun
 from leasehold.jobs.command.exit_status import (
     LEFT_BEHIND,
-    Exit,
+    ExitCode,
+    ExitReason,
+    ExitStatus,
     IfHeld,
-    Reason,
-    Verdict,
     ended_run,
     environment,
     lost_run,
     what_happened,
 )
-from leasehold.jobs.command.signal_queue import Bell, Stopped
+from leasehold.jobs.command.signal_queue import SignalQueue, StopRequested
 from leasehold.jobs.operator_requests import standing
 from leasehold.jobs.request import Request
 from leasehold.jobs.reservation import Reservation
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from leasehold.clock import Clock
-    from leasehold.jobs.command.exit_status import Plan
+    from leasehold.jobs.command.exit_status import CommandPlan
 
 log = logging.getLogger("leasehold.jobs")
 
@@ -58,7 +58,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0  # when the store is in trouble
 _LEAST_READ_S, _MOST_READ_S = 2.0, 10.0  # for the orders: the store may have to be made
 _PAUSED_LOOK_S = 2.0
 _NOTHING_RUN = "nothing was run"
-_NOT_THE_END = (Reason.LOST, Reason.HANDED_OVER, Reason.PAUSED)  # of a standby
+_NOT_THE_END = (ExitReason.LOST, ExitReason.HANDED_OVER, ExitReason.PAUSED)  # of a standby
 
 
 class Wrapper:
@@ -66,9 +66,9 @@ class Wrapper:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CommandPlan,
         *,
-        bell: Bell,
+        bell: SignalQueue,
         clock: Clock,
         rng: random.Random,
         say: Callable[[str], None],
@@ -87,7 +87,7 @@ class Wrapper:
         self._running: CommandRun | None = None
         self._wish = plan.wish()
 
-    def run(self) -> Verdict:
+    def run(self) -> ExitStatus:
         """Do what the plan says."""
         try:
             while True:
@@ -95,21 +95,21 @@ class Wrapper:
                 if not self._goes_on(verdict):
                     return verdict
                 self._say(f"{verdict.message}; standing by")
-                if verdict.reason is Reason.PAUSED:
+                if verdict.reason is ExitReason.PAUSED:
                     self._wait_for_resume()
-        except Stopped as stopped:
+        except StopRequested as stopped:
             name = signal.Signals(stopped.number).name
-            return Verdict(
-                reason=Reason.STOPPED,
+            return ExitStatus(
+                reason=ExitReason.STOPPED,
                 # To be told to go is the usual end of a standby.
-                code=Exit.OK if self._plan.standby else SIGNALLED + stopped.number,
+                code=ExitCode.OK if self._plan.standby else SIGNALLED + stopped.number,
                 message=f"{name} while waiting for {self._plan.job!r}: nothing was run",
             )
 
-    def _goes_on(self, verdict: Verdict) -> bool:
+    def _goes_on(self, verdict: ExitStatus) -> bool:
         if not self._plan.standby or self._told_to_end:
             return False
-        left = verdict.reason is Reason.HANDED_OVER and self._heir is None
+        left = verdict.reason is ExitReason.HANDED_OVER and self._heir is None
         return verdict.reason in _NOT_THE_END and not left
 
     def _wait_for_resume(self) -> None:
@@ -139,7 +139,7 @@ class Wrapper:
 
     # ------------------------------------------------------------ the reservation
 
-    def _once(self) -> Verdict:
+    def _once(self) -> ExitStatus:
         """Reserve it, and run the command; or say why not.
 
         Raises:
@@ -149,12 +149,12 @@ class Wrapper:
         try:
             answer = self._patiently()
         except (StoreError, LeaseLost) as error:
-            return Verdict(
-                reason=Reason.UNREACHABLE,
-                code=Exit.UNREACHABLE,
+            return ExitStatus(
+                reason=ExitReason.UNREACHABLE,
+                code=ExitCode.UNREACHABLE,
                 message=f"{error}; {self._plan.job!r} is not run without its reservation",
             )
-        if isinstance(answer, Verdict):
+        if isinstance(answer, ExitStatus):
             return answer
         if isinstance(answer, Held):
             return self._held(answer)
@@ -162,7 +162,7 @@ class Wrapper:
             return self._done(answer)
         return self._serve(answer)
 
-    def _patiently(self) -> Reservation | Held | Done | Verdict:
+    def _patiently(self) -> Reservation | Held | Done | ExitStatus:
         """Have it reserved. A store in trouble is asked again: for a lease, or while we wait.
 
         Raises:
@@ -173,7 +173,7 @@ class Wrapper:
         wait, lease_s = self._wait(), self._plan.limits.lease_s
         began_s = self._clock.boottime_s()
         until_s = began_s + (math.inf if wait is None else wait.total_seconds())
-        pauses = Ladder(base_s=min(_FIRST_PAUSE_S, lease_s / 8), most_s=_LONGEST_PAUSE_S)
+        pauses = Backoff(base_s=min(_FIRST_PAUSE_S, lease_s / 8), most_s=_LONGEST_PAUSE_S)
         failures = 0
         while True:
             left_s = max(0.0, until_s - self._clock.boottime_s())
@@ -188,7 +188,7 @@ class Wrapper:
                 log.warning("%s: again in %.1f s: %s", self._plan.job, pause_s, error)
             self._rest(pause_s)
 
-    def _unless_paused(self, wait: timedelta | None) -> Reservation | Held | Done | Verdict:
+    def _unless_paused(self, wait: timedelta | None) -> Reservation | Held | Done | ExitStatus:
         waits = self._plan.standby or self._plan.if_held is IfHeld.WAIT
         if not self._plan.standby and (paused := self._paused()):
             return paused
@@ -220,10 +220,10 @@ class Wrapper:
                 request.release(Parting(outcome=Outcome.NOTHING, words=_NOTHING_RUN))
                 raise
         if answer is None:
-            raise Stopped(signal.SIGTERM)
+            raise StopRequested(signal.SIGTERM)
         return Reservation(request, answer) if isinstance(answer, Claimant) else answer
 
-    def _paused_now(self, reservation: Reservation) -> Verdict | None:
+    def _paused_now(self, reservation: Reservation) -> ExitStatus | None:
         """Whether the job was paused meanwhile; then it is let go, and its run is still open."""
         try:
             paused = self._paused()
@@ -248,24 +248,24 @@ class Wrapper:
         if self._running is not None:
             self._running.ask_stop()
 
-    def _held(self, held: Held) -> Verdict:
-        return Verdict(reason=Reason.HELD, code=self._left(Exit.HELD), message=str(held))
+    def _held(self, held: Held) -> ExitStatus:
+        return ExitStatus(reason=ExitReason.HELD, code=self._left(ExitCode.HELD), message=str(held))
 
-    def _done(self, done: Done) -> Verdict:
-        return Verdict(
-            reason=Reason.DONE,
-            code=self._left(Exit.DONE),
+    def _done(self, done: Done) -> ExitStatus:
+        return ExitStatus(
+            reason=ExitReason.DONE,
+            code=self._left(ExitCode.DONE),
             message=str(done),
             occurrence=done.occurrence,
         )
 
-    def _left(self, usual: Exit) -> int:
+    def _left(self, usual: ExitCode) -> int:
         """The exit code of one that leaves the run to others."""
         if self._plan.held_exit is not None:
             return self._plan.held_exit
-        return Exit.OK if self._plan.if_held is IfHeld.SKIP else usual
+        return ExitCode.OK if self._plan.if_held is IfHeld.SKIP else usual
 
-    def _paused(self) -> Verdict | None:
+    def _paused(self) -> ExitStatus | None:
         """What to say if the job is paused.
 
         Raises:
@@ -273,7 +273,7 @@ class Wrapper:
         """
         plan, clock = self._plan, self._clock
 
-        async def read() -> Verdict | None:
+        async def read() -> ExitStatus | None:
             async with open_store(plan.store, clock=clock) as store:
                 orders = await standing(store)
             if not orders.is_paused(plan.job, now=clock.utc_now()):
@@ -281,14 +281,14 @@ class Wrapper:
             order = orders.paused[plan.job]
             why = f": {order.why}" if order.why else ""
             until = f" until {order.until:%Y-%m-%d %H:%M:%S} UTC" if order.until else ""
-            return Verdict(
-                reason=Reason.PAUSED,
-                code=Exit.PAUSED,
+            return ExitStatus(
+                reason=ExitReason.PAUSED,
+                code=ExitCode.PAUSED,
                 message=f"{plan.job!r} is paused{until} by {order.by or 'an operator'}{why}; "
                 f"`leasehold jobs resume {plan.job}` ends that",
             )
 
-        async def bounded() -> Verdict | None:
+        async def bounded() -> ExitStatus | None:
             limit_s = min(_MOST_READ_S, max(_LEAST_READ_S, self._wish.timing.call_s))
             try:
                 return await clock.bounded(read(), seconds=limit_s)
@@ -299,11 +299,11 @@ class Wrapper:
 
     # ------------------------------------------------------------ a term
 
-    def _serve(self, reservation: Reservation) -> Verdict:
+    def _serve(self, reservation: Reservation) -> ExitStatus:
         """Run the command, and let go with the outcome."""
         # What holds if we are told to stop before the command was started.
         outcome = Outcome.NOTHING
-        verdict = Verdict(reason=Reason.STOPPED, code=Exit.LOST, message=_NOTHING_RUN)
+        verdict = ExitStatus(reason=ExitReason.STOPPED, code=ExitCode.LOST, message=_NOTHING_RUN)
         exit_code: int | None = None
         try:
             if self._plan.standby:
@@ -324,13 +324,13 @@ class Wrapper:
             )
         return verdict
 
-    def _attempts(self, reservation: Reservation) -> tuple[Ended | None, int]:
+    def _attempts(self, reservation: Reservation) -> tuple[CommandEnd | None, int]:
         """Run it until it succeeds or no attempt is left; None if it could never start.
 
         Raises:
             Stopped: somebody asked for the end before it was started at all.
         """
-        ended: Ended | None = None
+        ended: CommandEnd | None = None
         attempt = 0
         try:
             while self._may_start(reservation):
@@ -339,13 +339,13 @@ class Wrapper:
                 if not self._tried_again(ended, attempt):
                     break
                 self._pause_after(ended, attempt, reservation)
-        except Stopped as stopped:
+        except StopRequested as stopped:
             if ended is None:
                 raise
             ended = replace(ended, stopped_by=stopped.number)
         return ended, attempt
 
-    def _run(self, reservation: Reservation, attempt: int) -> Ended:
+    def _run(self, reservation: Reservation, attempt: int) -> CommandEnd:
         self._running = CommandRun(
             self._plan.command,
             tenure=reservation,
@@ -371,7 +371,7 @@ class Wrapper:
             self._say(LEFT_BEHIND)
         return ended
 
-    def _tried_again(self, ended: Ended, attempt: int) -> bool:
+    def _tried_again(self, ended: CommandEnd, attempt: int) -> bool:
         final = ended.exit_code == 0 and not ended.timed_out
         over = ended.lost is not None or ended.stopped_by is not None
         return ended.executed and not (final or over) and attempt <= self._plan.policy.retries
@@ -389,7 +389,7 @@ class Wrapper:
             select.poll().poll(self._plan.limits.slice_s * 1000)
         return False
 
-    def _pause_after(self, ended: Ended, attempt: int, reservation: Reservation) -> None:
+    def _pause_after(self, ended: CommandEnd, attempt: int, reservation: Reservation) -> None:
         """Wait before the next attempt, while it is held and nobody wants to have it.
 
         Raises:
@@ -407,22 +407,26 @@ class Wrapper:
                 return
             self._rest(min(left_s, self._plan.limits.slice_s))
 
-    def _judged(self, ended: Ended | None, reservation: Reservation) -> tuple[Outcome, Verdict]:
+    def _judged(
+        self, ended: CommandEnd | None, reservation: Reservation
+    ) -> tuple[Outcome, ExitStatus]:
         job = repr(self._plan.job)
         lost = reservation.why_lost if ended is None else ended.lost
         self._told_to_end = ended is not None and bool(ended.stopped_by)
         succeeded = ended is not None and ended.exit_code == 0
         if self._asked and lost is None and (self._plan.standby or not succeeded):
             to = f"to {self._heir}" if self._heir else "to nobody: this one was asked to leave"
-            code = Exit.OK if self._plan.standby else Exit.LOST
+            code = ExitCode.OK if self._plan.standby else ExitCode.LOST
             message = f"{job} was given away {to}"
-            verdict = Verdict(reason=Reason.HANDED_OVER, code=code, message=message)
+            verdict = ExitStatus(reason=ExitReason.HANDED_OVER, code=code, message=message)
             if ended is None:
                 return Outcome.NOTHING, verdict
             return (Outcome.OK if succeeded else Outcome.HANDED_OVER), verdict
         if lost is not None and ended is None:
             message = f"{job} was lost ({lost}) before the command was started"
-            return Outcome.NOTHING, Verdict(reason=Reason.LOST, code=Exit.LOST, message=message)
+            return Outcome.NOTHING, ExitStatus(
+                reason=ExitReason.LOST, code=ExitCode.LOST, message=message
+            )
         assert ended is not None  # noqa: S101 - it was neither lost nor given away
         if lost is not None:
             return lost_run(job, ended, self._plan.limits.on_loss.kind)

@@ -18,12 +18,12 @@ import anyio
 
 from leasehold.errors import LeaseLost
 from leasehold.jobs.command.child import SIGNALLED
-from leasehold.jobs.command.command_run import CommandRun, Ended
+from leasehold.jobs.command.command_run import CommandEnd, CommandRun
 from leasehold.jobs.command.exit_status import (
     LEFT_BEHIND,
-    Exit,
-    Reason,
-    Verdict,
+    ExitCode,
+    ExitReason,
+    ExitStatus,
     ended_run,
     environment,
     what_happened,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
-    from leasehold.jobs.command.exit_status import Plan
-    from leasehold.jobs.command.signal_queue import Bell
+    from leasehold.jobs.command.exit_status import CommandPlan
+    from leasehold.jobs.command.signal_queue import SignalQueue
     from leasehold.jobs.worker.run import Run
 
 _EVERY = "every "
@@ -56,10 +56,10 @@ class ScheduledWrapper:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CommandPlan,
         schedule: Schedule,
         *,
-        bell: Bell,
+        bell: SignalQueue,
         clock: Clock,
         rng: random.Random,
         say: Callable[[str], None],
@@ -88,9 +88,9 @@ class ScheduledWrapper:
             rng=rng,
         )
         self._words = schedule.explain()
-        self._unable: Verdict | None = None
+        self._unable: ExitStatus | None = None
 
-    def run(self) -> Verdict:
+    def run(self) -> ExitStatus:
         """Run the command when it is due, until a signal asks for the end."""
         with self._bell.on_stop(self._hear_stop):
             self._say(f"standing by for {self._plan.job!r}: {self._words}")
@@ -98,13 +98,15 @@ class ScheduledWrapper:
         if self._unable is not None:
             return self._unable
         if self._worker.abandoned:
-            return Verdict(
-                reason=Reason.STOPPED,
+            return ExitStatus(
+                reason=ExitReason.STOPPED,
                 code=SIGNALLED + signal.SIGKILL,
                 message="the command did not stop and is killed now; the run is still open, and "
                 f"others have the job when the lease ({self._plan.limits.lease_s:g} s) is over",
             )
-        return Verdict(reason=Reason.STOPPED, code=Exit.OK, message="stopped in good order")
+        return ExitStatus(
+            reason=ExitReason.STOPPED, code=ExitCode.OK, message="stopped in good order"
+        )
 
     def _hear_stop(self, number: int) -> None:
         # While the command runs the others are for it: it may reload on SIGHUP.
@@ -142,7 +144,7 @@ class ScheduledWrapper:
         ).run()
         self._judge(run, ended)
 
-    def _judge(self, run: Run, ended: Ended) -> None:
+    def _judge(self, run: Run, ended: CommandEnd) -> None:
         run.exit_code = ended.exit_code
         if ended.left_behind:
             self._say(LEFT_BEHIND)
@@ -164,7 +166,7 @@ class ScheduledWrapper:
             raise LeaseLost(words, key=self._plan.job, epoch=run.epoch, reason=ended.lost)
         raise CommandFailed(words)
 
-    def _give_up(self, run: Run, ended: Ended) -> None:
+    def _give_up(self, run: Run, ended: CommandEnd) -> None:
         """Leave with what can not be executed: only a worker that stops leaves its run open."""
         _, self._unable = ended_run(ended, self._plan)
         self._worker.stop()

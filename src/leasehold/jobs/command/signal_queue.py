@@ -26,7 +26,7 @@ _PASSED_ON = (
 )
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """A signal has asked the program to end, while it waits."""
 
     def __init__(self, number: int) -> None:
@@ -35,7 +35,7 @@ class Stopped(Exception):
         self.number = number
 
 
-class Bell:
+class SignalQueue:
     """Rings for signals and for ``ring``; ``descriptor`` can be read then."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Bell:
         """
         for number in self.heard():
             if number in STOPS:
-                raise Stopped(number)
+                raise StopRequested(number)
 
     def ring(self) -> None:
         """Wake the one who polls; from any thread."""

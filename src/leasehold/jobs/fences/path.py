@@ -30,7 +30,7 @@ from leasehold.clock import SystemClock, host_name, new_suffix, system_random
 from leasehold.errors import DataDamaged, JobHeld, UsageError
 from leasehold.jobs.fences.token import refusal, token_of
 from leasehold.names import seconds_of
-from leasehold.stores.sqlite.database import Patience
+from leasehold.stores.sqlite.database import LockWait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,7 +218,7 @@ class FencedPath:
         the file open too.
         """
         stopwatch, never = SystemClock().boottime_s, threading.Event()
-        patience = Patience(self._patience_s, rng=system_random(), stopwatch=stopwatch)
+        patience = LockWait(self._patience_s, rng=system_random(), stopwatch=stopwatch)
         with self._lock.open("a+b") as lock:
             while True:
                 try:

@@ -26,7 +26,7 @@ from leasehold.jobs.fences.token import refusal, token_of
 from leasehold.names import job_key
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.blocking_postgres import translated
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.driver_errors import explained
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _queries() -> Mapping[str, bytes]:
     return {name: translated(query) for name, query in named_queries(text).items()}
 
 
-class _Overtaken(Exception):
+class _StaleEpoch(Exception):
     """A higher token was seen."""
 
     def __init__(self, seen: int) -> None:
@@ -84,7 +84,7 @@ class FencedTable:
         self._ours = isinstance(database, str)
         self._connection = None if isinstance(database, str) else database
         url = database if isinstance(database, str) else database.info.dsn
-        self._address = Address.of(url)
+        self._address = DatabaseAddress.of(url)
         self._turn = threading.RLock()
 
     @contextmanager
@@ -107,7 +107,7 @@ class FencedTable:
                 self._raise_to(connection, number)
                 with self._block(connection, number) as cursor:
                     yield cursor
-            except _Overtaken as higher:
+            except _StaleEpoch as higher:
                 self._ask(connection, "count_refusal")
                 raise refusal(
                     f"the transaction for {self.job!r} at {self._address.where}",
@@ -176,7 +176,7 @@ class FencedTable:
             self._ask(connection, "raise_token", token=number)
             seen = self._ask(connection, "seen")
         if seen > number:
-            raise _Overtaken(seen)
+            raise _StaleEpoch(seen)
 
     @contextmanager
     def _block(self, connection: Connection, number: int) -> Iterator[psycopg.Cursor[Any]]:
@@ -191,7 +191,7 @@ class FencedTable:
             # Under a snapshot a token that has risen since is seen in this way.
             if connection.closed or (seen := self._ask(connection, "seen")) <= number:
                 raise
-            raise _Overtaken(seen) from None
+            raise _StaleEpoch(seen) from None
 
     def _conclude(self, connection: Connection) -> None:
         status = connection.info.transaction_status
@@ -218,7 +218,7 @@ class FencedTable:
                 "so nobody can tell whether it may commit; nothing was committed: run it again"
             )
         if seen > number:
-            raise _Overtaken(seen)
+            raise _StaleEpoch(seen)
 
     def _ask(self, connection: Connection, name: str, **values: object) -> int:
         """A statement of its own; 0 if it has no answer. Makes the tables if there are none."""

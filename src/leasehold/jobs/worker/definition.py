@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from leasehold.core.cron import Dialect, Schedule, parse_schedule
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.core.next_run import CatchUp, OnCrash, Overlap, shift_of
-from leasehold.errors import BadSchedule, InvalidOptions, UsageError
+from leasehold.errors import InvalidOptions, InvalidSchedule, UsageError
 from leasehold.jobs.policy import Policy
 from leasehold.jobs.wish import DEFAULT_LEASE
 from leasehold.names import job_key
@@ -107,7 +107,7 @@ def job(
             f"job {name!r} has no schedule, so it runs from the start in any case: leave on_start "
             "out, or give it cron= or every="
         )
-    Timing.of(lease=lease)  # refuses a lease that can not be
+    LeaseTiming.of(lease=lease)  # refuses a lease that can not be
     key = job_key(name)
 
     def made(function: Callable[..., Any]) -> Job:
@@ -152,7 +152,7 @@ def _schedule(
         raise InvalidOptions("a job has cron= or every=, not both: leave one of them out")
     if every is not None:
         if not isinstance(every, str):
-            raise BadSchedule(f"every must be text such as '30s', '5m' or '2h', not {every!r}")
+            raise InvalidSchedule(f"every must be text such as '30s', '5m' or '2h', not {every!r}")
         return parse_schedule(f"every {every}", tz=tz)
     return None if cron is None else parse_schedule(cron, tz=tz, dialect=dialect)
 

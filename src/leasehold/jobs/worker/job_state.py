@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.next_run import settled_by
 from leasehold.errors import LeaseLost
-from leasehold.jobs.run_log import Outcome, Said
+from leasehold.jobs.run_log import Outcome, RunNote
 from leasehold.model import Position
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import anyio
 
-    from leasehold.jobs.operator_requests import Order
+    from leasehold.jobs.operator_requests import OperatorRequest
     from leasehold.jobs.worker.definition import Job
     from leasehold.jobs.worker.run import Run
     from leasehold.model import Checkpoint, Ownership
@@ -31,7 +31,7 @@ TIMEOUT, REPLACED, STOPPED = "timeout", "replaced", "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunVerdict:
     """What is to be told to the store of a run that has ended.
 
     ``settled`` is up to where the schedule is done by it; None where the occurrence stays open, for
@@ -44,11 +44,17 @@ class Verdict:
     retry: bool = False
 
 
-class Activity:
+class JobActivity:
     """A job that is reserved here and is run, once or, if it fails, several times."""
 
     def __init__(
-        self, plan: Plan, ownership: Ownership, *, said: Said, began: datetime, began_s: float
+        self,
+        plan: ReservePlan,
+        ownership: Ownership,
+        *,
+        said: RunNote,
+        began: datetime,
+        began_s: float,
     ) -> None:
         """Reserved, and not started yet."""
         self.plan = plan
@@ -74,7 +80,7 @@ class Activity:
         return f"{moment}, attempt {self.attempt}" if self.attempt > 1 else moment
 
     @property
-    def seat(self) -> Seat:
+    def seat(self) -> WorkerJob:
         """Whose run it is."""
         return self.plan.seat
 
@@ -97,10 +103,10 @@ class Activity:
             self.cancel()
         return first
 
-    def last_words(self, verdict: Verdict) -> Said:
+    def last_words(self, verdict: RunVerdict) -> RunNote:
         """What the log says of it in the end."""
         said = self.said
-        return Said(
+        return RunNote(
             host=said.host,
             pid=said.pid,
             occurrence=said.occurrence,
@@ -111,12 +117,12 @@ class Activity:
             words=verdict.words,
         )
 
-    def verdict(self, error: BaseException | None, ended: datetime) -> Verdict:
+    def verdict(self, error: BaseException | None, ended: datetime) -> RunVerdict:
         """What comes of it, now that its function has ended."""
         if self.lost:
-            return Verdict(outcome=Outcome.LOST, words=self.reason or "")
+            return RunVerdict(outcome=Outcome.LOST, words=self.reason or "")
         if self.reason == REPLACED:
-            return Verdict(outcome=Outcome.KILLED, words=REPLACED, settled=self.done(ended))
+            return RunVerdict(outcome=Outcome.KILLED, words=REPLACED, settled=self.done(ended))
         if self.reason == STOPPED and error is not None:
             return self._stopped(error, ended)
         if self.reason == TIMEOUT:
@@ -126,21 +132,21 @@ class Activity:
         if error is not None:
             return self._failed(_words(error), ended)
         words = self.run.words if self.run is not None else ""
-        return Verdict(outcome=Outcome.OK, words=words, settled=self.done(ended))
+        return RunVerdict(outcome=Outcome.OK, words=words, settled=self.done(ended))
 
-    def _stopped(self, error: BaseException, ended: datetime) -> Verdict:
-        if self.plan.kind is not Kind.SERVICE:
-            return Verdict(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
+    def _stopped(self, error: BaseException, ended: datetime) -> RunVerdict:
+        if self.plan.kind is not ReserveReason.SERVICE:
+            return RunVerdict(outcome=Outcome.HANDED_OVER, words="the worker was stopped")
         if isinstance(error, asyncio.CancelledError | LeaseLost):
-            return Verdict(outcome=Outcome.OK, words=STOPPED)
+            return RunVerdict(outcome=Outcome.OK, words=STOPPED)
         return self._failed(_words(error), ended)
 
-    def _failed(self, words: str, ended: datetime) -> Verdict:
+    def _failed(self, words: str, ended: datetime) -> RunVerdict:
         again = self.tries <= self.seat.job.policy.retries and self.reason != STOPPED
         # A service is released, and run again by whoever is first. What was stuck is done with.
-        again = again and self.plan.kind is not Kind.SERVICE and not self.stuck
+        again = again and self.plan.kind is not ReserveReason.SERVICE and not self.stuck
         settled = None if again else self.done(ended)
-        return Verdict(outcome=Outcome.FAILED, words=words, settled=settled, retry=again)
+        return RunVerdict(outcome=Outcome.FAILED, words=words, settled=settled, retry=again)
 
     def done(self, ended: datetime) -> datetime | None:
         """Up to where the schedule is done by this run; None if that is nowhere new."""
@@ -168,7 +174,7 @@ _BY = " by "
 _LONGEST_SCHEDULE = 200
 
 
-class Kind(Enum):
+class ReserveReason(Enum):
     """Why a job is to be reserved."""
 
     BIRTH = "birth"  # the schedule is new to the store: nothing is run
@@ -179,7 +185,7 @@ class Kind(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Seat:
+class WorkerJob:
     """One job of this worker.
 
     Attributes:
@@ -252,7 +258,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReservePlan:
     """What a job is to be reserved for.
 
     Attributes:
@@ -262,12 +268,12 @@ class Plan:
         wish: the order of an operator that is to be taken with it.
     """
 
-    seat: Seat
-    kind: Kind
+    seat: WorkerJob
+    kind: ReserveReason
     occurrence: datetime | None = None
     done: datetime | None = None
     again: bool = False
-    wish: Order | None = None
+    wish: OperatorRequest | None = None
 
     @property
     def key(self) -> str:

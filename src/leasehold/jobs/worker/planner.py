@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from leasehold.core.next_run import Place, decide
+from leasehold.core.next_run import RunPlace, decide
 from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.jobs import operator_requests as orders_
 from leasehold.jobs import run_log as marks
 from leasehold.jobs.run_log import Outcome, entries
-from leasehold.jobs.worker.job_state import Kind, Plan
+from leasehold.jobs.worker.job_state import ReservePlan, ReserveReason
 from leasehold.model import State
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.core.cron import Schedule
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.operator_requests import Orders
-    from leasehold.jobs.run_log import Entry, Ran
-    from leasehold.jobs.worker.job_state import Seat
-    from leasehold.jobs.worker.skew_clock import Almanac
+    from leasehold.jobs.operator_requests import OperatorRequests
+    from leasehold.jobs.run_log import RunEntry, RunRecord
+    from leasehold.jobs.worker.job_state import WorkerJob
+    from leasehold.jobs.worker.skew_clock import SkewClock
     from leasehold.model import Checkpoint, Ownership, Term
     from leasehold.ports import Store
 
@@ -42,7 +42,7 @@ _MOST_ASKED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class SchedulerPace:
     """How a scheduler goes about it.
 
     Attributes:
@@ -67,12 +67,12 @@ class Planner:
         keyring: Keyring,
         *,
         clock: Clock,
-        almanac: Almanac,
-        pace: Pace,
-        look_in: Callable[[Seat, float], None],
+        almanac: SkewClock,
+        pace: SchedulerPace,
+        look_in: Callable[[WorkerJob, float], None],
     ) -> None:
         """``look_in`` hears in how many seconds a job is to be looked at."""
-        self.orders: Orders = orders_.Orders(paused={}, wanted={})
+        self.orders: OperatorRequests = orders_.OperatorRequests(paused={}, wanted={})
         self.read_s = -math.inf  # what is known is as old as that, and is never made younger
         self.not_before_s = -math.inf
         self._store, self._keyring = store, keyring
@@ -108,7 +108,9 @@ class Planner:
         except TimeoutError:
             raise StoreUnavailable(f"no answer within {self._pace.look_s:g} s") from None
 
-    async def attempts(self, plans: Sequence[Plan], won: Mapping[str, Ownership]) -> dict[str, int]:
+    async def attempts(
+        self, plans: Sequence[ReservePlan], won: Mapping[str, Ownership]
+    ) -> dict[str, int]:
         """How often each occurrence was begun, this time included; the log knows."""
         found = {}
         for plan in plans[:_MOST_ASKED]:
@@ -131,10 +133,10 @@ class Planner:
         terms = await self.answered(self._store.history(key, limit=1))
         return terms[0] if terms else None
 
-    async def _log(self, key: str) -> list[Entry]:
+    async def _log(self, key: str) -> list[RunEntry]:
         return entries(await self.answered(self._store.history(key, limit=_TERMS)))
 
-    def free_since(self, seat: Seat) -> int:
+    def free_since(self, seat: WorkerJob) -> int:
         """The epoch in which the job was last known to be free: whoever takes it raises that."""
         resource = self._keyring.resource(seat.job.key)
         known = resource is not None and resource.holder is None
@@ -148,8 +150,8 @@ class Planner:
         return resource.state in _HELD
 
     def plans(
-        self, seats: Iterable[Seat], stored: Mapping[str, Checkpoint], *, fresh: bool
-    ) -> list[Plan]:
+        self, seats: Iterable[WorkerJob], stored: Mapping[str, Checkpoint], *, fresh: bool
+    ) -> list[ReservePlan]:
         """What is to be reserved now. ``fresh``: the jobs are ours, so nobody else runs them."""
         now = self._almanac.now()
         found = []
@@ -165,30 +167,30 @@ class Planner:
         return found
 
     def _plan(
-        self, seat: Seat, checkpoint: Checkpoint | None, now: datetime, *, fresh: bool
-    ) -> Plan | None:
+        self, seat: WorkerJob, checkpoint: Checkpoint | None, now: datetime, *, fresh: bool
+    ) -> ReservePlan | None:
         job = seat.job
         wish = self.orders.wanted.get(job.name)
         ran = marks.ran(checkpoint) if job.schedule is not None else None
         done = None if ran is None else ran.done
         if wish is not None:  # a service is one whoever wants it
-            kind = Kind.SERVICE if job.schedule is None else Kind.BY_HAND
-            return Plan(seat=seat, kind=kind, done=done, wish=wish)
+            kind = ReserveReason.SERVICE if job.schedule is None else ReserveReason.BY_HAND
+            return ReservePlan(seat=seat, kind=kind, done=done, wish=wish)
         if job.schedule is not None and ran is None:
-            return Plan(seat=seat, kind=Kind.BIRTH)
+            return ReservePlan(seat=seat, kind=ReserveReason.BIRTH)
         wait_s = self._wait_s(seat, now)
         if wait_s:
             self._look_in(seat, wait_s)
             return None
         if seat.starts:
-            return Plan(seat=seat, kind=Kind.START, done=done)
+            return ReservePlan(seat=seat, kind=ReserveReason.START, done=done)
         if job.schedule is None or ran is None or checkpoint is None:
-            return Plan(seat=seat, kind=Kind.SERVICE)
+            return ReservePlan(seat=seat, kind=ReserveReason.SERVICE)
         seat.compare(checkpoint)
         seat.note_ahead(ran.done, now, self._pace.late)
         return self._scheduled(seat, job.schedule, ran, now, fresh=fresh)
 
-    def _wait_s(self, seat: Seat, now: datetime) -> float:
+    def _wait_s(self, seat: WorkerJob, now: datetime) -> float:
         """How long it is to be left alone; a service that is over, for ever."""
         if seat.over:
             return math.inf
@@ -197,8 +199,8 @@ class Planner:
         return max(wait_s, self._pace.look_s) if paused else wait_s
 
     def _scheduled(
-        self, seat: Seat, schedule: Schedule, ran: Ran, now: datetime, *, fresh: bool
-    ) -> Plan | None:
+        self, seat: WorkerJob, schedule: Schedule, ran: RunRecord, now: datetime, *, fresh: bool
+    ) -> ReservePlan | None:
         job = seat.job
         elsewhere = not fresh and self.held_elsewhere(job.key)
         decision = decide(
@@ -207,7 +209,7 @@ class Planner:
             started=ran.started,
             now=now,
             rules=job.policy,
-            place=Place.ELSEWHERE if elsewhere else Place.NOWHERE,
+            place=RunPlace.ELSEWHERE if elsewhere else RunPlace.NOWHERE,
             shift=job.shift,
         )
         if decision.look_at is not None:
@@ -217,22 +219,26 @@ class Planner:
             return None
         if not elsewhere:
             seat.note_late(moment, now, self._pace.late)
-        return Plan(
-            seat=seat, kind=Kind.SCHEDULED, occurrence=moment, done=ran.done, again=decision.again
+        return ReservePlan(
+            seat=seat,
+            kind=ReserveReason.SCHEDULED,
+            occurrence=moment,
+            done=ran.done,
+            again=decision.again,
         )
 
-    def ordered(self, plan: Plan, won: Mapping[str, Ownership], now: datetime) -> bool:
+    def ordered(self, plan: ReservePlan, won: Mapping[str, Ownership], now: datetime) -> bool:
         """Whether what operators want allows it still."""
         name = plan.seat.job.name
         if plan.wish is None:
-            return plan.kind is Kind.BIRTH or not self.orders.is_paused(name, now=now)
+            return plan.kind is ReserveReason.BIRTH or not self.orders.is_paused(name, now=now)
         ours = orders_.order_key(orders_.WANTED, name) in won
         return ours and self.orders.wanted.get(name) == plan.wish
 
 
-def order_of(plan: Plan) -> tuple[bool, float, int]:
+def order_of(plan: ReservePlan) -> tuple[bool, float, int]:
     """Wishes first, then what has waited longest; services last, since they do not end."""
     moment = 0.0 if plan.occurrence is None else plan.occurrence.timestamp()
-    if plan.kind is Kind.SERVICE:
+    if plan.kind is ReserveReason.SERVICE:
         moment = math.inf
     return (plan.wish is None, moment, plan.seat.number)

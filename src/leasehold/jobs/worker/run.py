@@ -15,7 +15,7 @@ LONGEST_WORDS = 500
 _EVENTS = threading.Lock()
 
 
-class Ground(Protocol):
+class RunReservation(Protocol):
     """What a run stands on: the reservation of its job."""
 
     def why_lost(self, key: str) -> str | None:
@@ -45,7 +45,7 @@ class Run:
 
     def __init__(
         self,
-        ground: Ground,
+        ground: RunReservation,
         *,
         name: str,
         key: str,

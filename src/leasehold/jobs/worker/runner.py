@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import StoreError
 from leasehold.jobs import run_log as marks_
 from leasehold.jobs.holding import TRUST_OVER
 from leasehold.jobs.run_log import Outcome
-from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, Activity, Verdict
+from leasehold.jobs.worker.job_state import REPLACED, STOPPED, TIMEOUT, JobActivity, RunVerdict
 from leasehold.jobs.worker.run import Run
-from leasehold.model import MarkRefusal
+from leasehold.model import Refusal
 
 if TYPE_CHECKING:
     import random
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from leasehold.jobs.keyring import Keyring
     from leasehold.jobs.worker.definition import Job
     from leasehold.model import Position
-    from leasehold.runtime.loop_thread import Bridge
+    from leasehold.runtime.loop_thread import LoopLink
 
 # Called on the lease side, once, with the error that ended the function, if one did.
 Ended = "Callable[[BaseException | None], None]"
@@ -57,7 +57,7 @@ Ended = "Callable[[BaseException | None], None]"
 class Launcher:
     """Starts runs; ``bridge`` says where async functions live."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: LoopLink) -> None:
         """Nothing runs yet."""
         self._bridge = bridge
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,10 +150,10 @@ log = logging.getLogger("leasehold.jobs")
 
 _LEAST_STOP_S = 1.0
 _PROGRESS_S = 1.0
-_PAUSES = Ladder(base_s=0.2, most_s=2.0)
+_PAUSES = Backoff(base_s=0.2, most_s=2.0)
 
 
-class Runs:
+class RunningJobs:
     """What runs here, by key. All of it belongs to the lease side."""
 
     def __init__(
@@ -165,15 +165,15 @@ class Runs:
         rng: random.Random,
         tasks: TaskGroup,
         stop_s: float,
-        freed: Callable[[Activity, Verdict], None],
-        stuck: Callable[[Activity], None],
+        freed: Callable[[JobActivity, RunVerdict], None],
+        stuck: Callable[[JobActivity], None],
     ) -> None:
         """Nothing runs yet. ``freed`` hears of each job that has been released here."""
-        self.active: dict[str, Activity] = {}
+        self.active: dict[str, JobActivity] = {}
         self._keyring, self._launcher = keyring, launcher
         self._clock, self._rng, self._tasks = clock, rng, tasks
         self._freed, self._stuck, self._stop_s = freed, stuck, stop_s
-        self._finished: list[tuple[Activity, Verdict]] = []
+        self._finished: list[tuple[JobActivity, RunVerdict]] = []
         self._bell = anyio.Event()
         self._empty = anyio.Event()
         self._news: set[str] = set()
@@ -198,7 +198,7 @@ class Runs:
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self, activity: Activity) -> None:
+    def begin(self, activity: JobActivity) -> None:
         """Run a job that is reserved here; if it is lost at this very moment, only release it."""
         self.active[activity.key] = activity
         activity.seat.busy = True
@@ -207,13 +207,13 @@ class Runs:
         else:
             self._finish(activity, self._given_up(activity, ""))
 
-    def _may_start(self, activity: Activity) -> bool:
+    def _may_start(self, activity: JobActivity) -> bool:
         """Whether it may be run at this moment. After a sleep the watch may not have looked yet."""
         if activity.reason is None and not self._keyring.valid(activity.key):
             activity.tell(TRUST_OVER, lost=True)
         return activity.reason is None
 
-    def _start(self, activity: Activity) -> None:
+    def _start(self, activity: JobActivity) -> None:
         job = activity.seat.job
         activity.tries += 1
         activity.running = True
@@ -232,7 +232,7 @@ class Runs:
             limit_s = job.policy.timeout.total_seconds()
             self._tasks.start_soon(self._limit, activity, activity.run, limit_s)
 
-    async def _limit(self, activity: Activity, run: Run, limit_s: float) -> None:
+    async def _limit(self, activity: JobActivity, run: Run, limit_s: float) -> None:
         until_s = self._clock.boottime_s() + limit_s
         while (left_s := until_s - self._clock.boottime_s()) > 0:
             await self._clock.sleep(min(left_s, max(self._clock.slice_s, limit_s / 8)))
@@ -242,7 +242,7 @@ class Runs:
 
     # ------------------------------------------------------------ stopping
 
-    def stop(self, activity: Activity, reason: str) -> None:
+    def stop(self, activity: JobActivity, reason: str) -> None:
         """Tell it to stop; what has not ended after ``stop_s`` is stuck."""
         if activity.tell(reason) and activity.running:
             self._tasks.start_soon(self._watch, activity, activity.run, self._stop_s)
@@ -258,7 +258,7 @@ class Runs:
         if activity.running:
             self._tasks.start_soon(self._watch, activity, activity.run, left_s)
 
-    async def _watch(self, activity: Activity, run: Run | None, within_s: float) -> None:
+    async def _watch(self, activity: JobActivity, run: Run | None, within_s: float) -> None:
         until_s = self._clock.boottime_s() + within_s
         while (left_s := until_s - self._clock.boottime_s()) > 0:
             await self._clock.sleep(min(left_s, max(self._clock.slice_s, within_s / 8)))
@@ -279,7 +279,7 @@ class Runs:
         self._empty.set()
         self._stuck(activity)
 
-    async def _bury(self, activity: Activity) -> None:
+    async def _bury(self, activity: JobActivity) -> None:
         """What hangs here would hang everywhere: its occurrence is done, though it failed."""
         settled = activity.done(self._ended_at(activity))
         activity.said = replace(
@@ -301,7 +301,7 @@ class Runs:
 
     # ------------------------------------------------------------ ending
 
-    def _ended(self, activity: Activity, error: BaseException | None) -> None:
+    def _ended(self, activity: JobActivity, error: BaseException | None) -> None:
         activity.running = False
         verdict = activity.verdict(error, self._ended_at(activity))
         if verdict.outcome is Outcome.FAILED:
@@ -317,7 +317,7 @@ class Runs:
         else:
             self._finish(activity, verdict)
 
-    def _ended_at(self, activity: Activity) -> datetime:
+    def _ended_at(self, activity: JobActivity) -> datetime:
         """When a run that ends now has ended, by the clock that its beginning was read from.
 
         Not by the wall clock: what that passes over in a jump did not come while it ran.
@@ -325,11 +325,11 @@ class Runs:
         lasted_s = self._clock.boottime_s() - activity.began_s
         return activity.began + timedelta(seconds=lasted_s)
 
-    def _finish(self, activity: Activity, verdict: Verdict) -> None:
+    def _finish(self, activity: JobActivity, verdict: RunVerdict) -> None:
         self._finished.append((activity, verdict))
         self._bell.set()
 
-    async def _again(self, activity: Activity, verdict: Verdict) -> None:
+    async def _again(self, activity: JobActivity, verdict: RunVerdict) -> None:
         """Try once more after a pause; or not, if it is told to stop meanwhile."""
         pause_s = activity.seat.job.policy.pauses.pause_s(activity.tries, self._rng)
         if activity.reason == TIMEOUT:  # that was about the try before
@@ -346,14 +346,14 @@ class Runs:
         self._heard(activity.key)
         self._start(activity)
 
-    def _given_up(self, activity: Activity, words: str) -> Verdict:
+    def _given_up(self, activity: JobActivity, words: str) -> RunVerdict:
         """What comes of a run that has failed, and is not to be tried again here."""
         if activity.lost:
-            return Verdict(outcome=Outcome.LOST, words=words)
+            return RunVerdict(outcome=Outcome.LOST, words=words)
         if activity.reason == REPLACED:
             settled = activity.done(self._ended_at(activity))
-            return Verdict(outcome=Outcome.FAILED, words=words, settled=settled)
-        return Verdict(outcome=Outcome.HANDED_OVER, words=words)
+            return RunVerdict(outcome=Outcome.FAILED, words=words, settled=settled)
+        return RunVerdict(outcome=Outcome.HANDED_OVER, words=words)
 
     async def settle(self) -> None:
         """Tell the store of all that ends, for as long as this is run."""
@@ -363,7 +363,7 @@ class Runs:
             batch, self._finished = self._finished, []
             await self._settle(batch)
 
-    async def _settle(self, batch: Sequence[tuple[Activity, Verdict]]) -> None:
+    async def _settle(self, batch: Sequence[tuple[JobActivity, RunVerdict]]) -> None:
         refused = await self.mark(
             {
                 each.key: each.seat.signed(marks_.done(verdict.settled))
@@ -380,16 +380,16 @@ class Runs:
             name, outcome = activity.seat.job.name, verdict.outcome.value
             log.info("job %s: %s after %.2f s%s", name, outcome, took_s, activity)
             activity.seat.busy = False
-            unheard = refused.get(activity.key) is MarkRefusal.FENCED
+            unheard = refused.get(activity.key) is Refusal.FENCED
             self._freed(activity, replace(verdict, settled=None) if unheard else verdict)
         self._empty.set()
 
-    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, MarkRefusal]:
+    async def mark(self, marks: Mapping[str, Position]) -> Mapping[str, Refusal]:
         """Write marks, again and again while the keys are held; return the refused ones.
 
         Those that were lost before there was an answer are among them.
         """
-        failures, lost = 0, dict[str, MarkRefusal]()
+        failures, lost = 0, dict[str, Refusal]()
         while marks:
             try:
                 return lost | dict(await self._keyring.mark(marks))
@@ -398,7 +398,7 @@ class Runs:
                 log.warning("marks of %d jobs: failure %d: %s", len(marks), failures, error)
                 await self._clock.sleep(_PAUSES.pause_s(failures, self._rng))
                 gone = {key for key in marks if not self._keyring.valid(key)}
-                lost |= dict.fromkeys(gone, MarkRefusal.FENCED)
+                lost |= dict.fromkeys(gone, Refusal.FENCED)
                 marks = {key: each for key, each in marks.items() if key not in gone}
         return lost
 

@@ -7,7 +7,7 @@ Guarantees:
 - What was read before the reservation is believed only if nobody had the job in between: the epoch
   says so. Else it is read once more, under the reservation.
 - A store in trouble is waited for with growing pauses. Nothing is run meanwhile.
-- No occurrence is begun, or marked, much before its time by the store's clock: see ``Almanac``.
+- No occurrence is begun, or marked, much before its time by the store's clock: see ``SkewClock``.
 
 When each job is to be looked at next, by the wall clock. One moment for each.
 """
@@ -23,13 +23,19 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from leasehold.core.backoff import Ladder
-from leasehold.core.next_run import Overlap, Place, decide
+from leasehold.core.backoff import Backoff
+from leasehold.core.next_run import Overlap, RunPlace, decide
 from leasehold.errors import LeaseLost, StoreError
 from leasehold.jobs import operator_requests as orders_
 from leasehold.jobs import run_log as marks
-from leasehold.jobs.run_log import Outcome, Said
-from leasehold.jobs.worker.job_state import REPLACED, Activity, Kind, Plan, Seat
+from leasehold.jobs.run_log import Outcome, RunNote
+from leasehold.jobs.worker.job_state import (
+    REPLACED,
+    JobActivity,
+    ReservePlan,
+    ReserveReason,
+    WorkerJob,
+)
 from leasehold.jobs.worker.planner import Planner, order_of
 
 if TYPE_CHECKING:
@@ -39,10 +45,10 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.keyring import Keyring
-    from leasehold.jobs.worker.job_state import Verdict
-    from leasehold.jobs.worker.planner import Pace
-    from leasehold.jobs.worker.runner import Runs
-    from leasehold.jobs.worker.skew_clock import Almanac
+    from leasehold.jobs.worker.job_state import RunVerdict
+    from leasehold.jobs.worker.planner import SchedulerPace
+    from leasehold.jobs.worker.runner import RunningJobs
+    from leasehold.jobs.worker.skew_clock import SkewClock
     from leasehold.model import Ownership, Position
     from leasehold.ports import Store
 
@@ -84,11 +90,11 @@ class Agenda:
 
 log = logging.getLogger("leasehold.jobs")
 
-TROUBLE = Ladder(base_s=2.0, most_s=15.0)
+TROUBLE = Backoff(base_s=2.0, most_s=15.0)
 _LONGEST_SLEEP_S = 1.0  # the wall clock may be set at any moment
 _JUMP_S = 1.0
 _TICK_S = 0.001
-_WAIT_S = {Kind.SERVICE: 0.5}  # a standby is to be there at once
+_WAIT_S = {ReserveReason.SERVICE: 0.5}  # a standby is to be there at once
 _USUAL_WAIT_S = 1.0
 _FRESH_ORDERS_S = 1.0
 _ASKED_S = 10.0
@@ -100,15 +106,15 @@ class Scheduler:
 
     def __init__(
         self,
-        seats: Sequence[Seat],
+        seats: Sequence[WorkerJob],
         *,
         store: Store,
         keyring: Keyring,
-        me: Said,
+        me: RunNote,
         clock: Clock,
         rng: random.Random,
-        pace: Pace,
-        almanac: Almanac,
+        pace: SchedulerPace,
+        almanac: SkewClock,
     ) -> None:
         """All jobs are looked at in the first turn. ``me``: what each note begins with."""
         self.seats = seats
@@ -125,7 +131,7 @@ class Scheduler:
         self._crowded: set[int] = set()
         self._drift_s = 0.0
         self._in_trouble = False
-        self.runs: Runs
+        self.runs: RunningJobs
 
     # ------------------------------------------------------------ turns
 
@@ -162,11 +168,11 @@ class Scheduler:
         self.stopping = True
         self._bell.set()
 
-    def freed(self, activity: Activity, verdict: Verdict) -> None:
+    def freed(self, activity: JobActivity, verdict: RunVerdict) -> None:
         """A job has been released here: it may be run again, and there is room for another one."""
         seat, job = activity.seat, activity.seat.job
         seat.epoch = activity.ownership.epoch
-        if activity.plan.kind is Kind.SERVICE:
+        if activity.plan.kind is ReserveReason.SERVICE:
             failed = verdict.outcome is Outcome.FAILED
             seat.failures = seat.failures + 1 if failed else 0
             seat.over = not job.restart
@@ -178,7 +184,7 @@ class Scheduler:
         self._crowded.clear()
         self._bell.set()
 
-    def _next_s(self, seat: Seat, verdict: Verdict) -> float:
+    def _next_s(self, seat: WorkerJob, verdict: RunVerdict) -> float:
         """The next occurrence after a run of ours, if that is all there can be; else at once."""
         job = seat.job
         if job.schedule is None or verdict.settled is None:
@@ -186,7 +192,7 @@ class Scheduler:
         following = job.schedule.next(verdict.settled)
         return 0.0 if following is None else (following + job.shift).timestamp()
 
-    def asked(self, seat: Seat) -> None:
+    def asked(self, seat: WorkerJob) -> None:
         """Somebody else is to have this one: leave it alone for a while."""
         seat.not_before_s = self._clock.boottime_s() + _ASKED_S
 
@@ -218,12 +224,12 @@ class Scheduler:
     def _now_s(self) -> float:
         return self._clock.utc_now().timestamp()
 
-    def _look(self, seat: Seat, in_s: float) -> None:
+    def _look(self, seat: WorkerJob, in_s: float) -> None:
         self._agenda.hasten(seat.number, self._now_s() + in_s)
 
     # ------------------------------------------------------------ looking
 
-    async def _turn(self, due: Sequence[Seat]) -> None:
+    async def _turn(self, due: Sequence[WorkerJob]) -> None:
         fires = any(not seat.busy for seat in due)
         if fires and self._pace.spread_s:
             await self._clock.sleep(self._rng.uniform(0.0, self._pace.spread_s))
@@ -242,7 +248,7 @@ class Scheduler:
             plans = self._planner.plans(idle, stored, fresh=False)
             await self._fire(plans, seen)
 
-    def _beside(self, seat: Seat) -> None:
+    def _beside(self, seat: WorkerJob) -> None:
         """It runs here: perhaps it has to make room for its own next occurrence."""
         activity, job = self.runs.active.get(seat.job.key), seat.job
         if activity is None or job.schedule is None:
@@ -255,7 +261,7 @@ class Scheduler:
             started=None,
             now=self._almanac.now(),
             rules=job.policy,
-            place=Place.HERE,
+            place=RunPlace.HERE,
             shift=job.shift,
         )
         if decision.stop:
@@ -265,11 +271,11 @@ class Scheduler:
 
     # ------------------------------------------------------------ reserving
 
-    async def _fire(self, plans: list[Plan], seen: Mapping[str, int]) -> None:
+    async def _fire(self, plans: list[ReservePlan], seen: Mapping[str, int]) -> None:
         """Reserve what there is room for, the first ones first; begin what was won."""
         plans.sort(key=lambda plan: (self._planner.held_elsewhere(plan.key), *order_of(plan)))
-        births = [plan for plan in plans if plan.kind is Kind.BIRTH]  # they run nothing
-        plans = [plan for plan in plans if plan.kind is not Kind.BIRTH]
+        births = [plan for plan in plans if plan.kind is ReserveReason.BIRTH]  # they run nothing
+        plans = [plan for plan in plans if plan.kind is not ReserveReason.BIRTH]
         while not self.stopping and (births or (plans and self._room() > 0)):
             room = max(0, self._room())
             chunk, rest = [*births, *plans[:room]], plans[room:]
@@ -285,7 +291,7 @@ class Scheduler:
         most = self._pace.most_at_once
         return len(self.seats) if most is None else most - len(self.runs.active)
 
-    async def _reserve(self, plans: Sequence[Plan], seen: Mapping[str, int]) -> None:
+    async def _reserve(self, plans: Sequence[ReservePlan], seen: Mapping[str, int]) -> None:
         said = {plan.key: self._said(plan) for plan in plans}
         # Until it has run that is what is to be said of it, also by a store that gave it unheard.
         wanted = {key: replace(each, outcome=Outcome.NOTHING).note() for key, each in said.items()}
@@ -313,7 +319,7 @@ class Scheduler:
                 }
             )
         for plan in plans:
-            if plan.kind is Kind.START and plan.key not in won:
+            if plan.kind is ReserveReason.START and plan.key not in won:
                 self._meet(plan)
 
     async def _compare_clocks(
@@ -327,7 +333,7 @@ class Scheduler:
         if term is not None and term.epoch == proof.epoch:
             self._almanac.compare(term.started_at, sent=sent, answered=answered)
 
-    def _timely(self, plans: Sequence[Plan]) -> list[Plan]:
+    def _timely(self, plans: Sequence[ReservePlan]) -> list[ReservePlan]:
         """Those whose time has come, as far as the clocks are known by now."""
         now = self._almanac.now()
         early = [plan for plan in plans if plan.due is not None and plan.due > now]
@@ -335,29 +341,32 @@ class Scheduler:
             self._look(plan.seat, 0.0)
         return [plan for plan in plans if plan not in early]
 
-    async def _give_back(self, said: Mapping[str, Said | None]) -> None:
+    async def _give_back(self, said: Mapping[str, RunNote | None]) -> None:
         if said:
             notes = {key: "" if each is None else each.note() for key, each in said.items()}
             await self._keyring.release(notes)
 
-    def _meet(self, plan: Plan) -> None:
+    def _meet(self, plan: ReservePlan) -> None:
         """Somebody has what was to be run at the start: perhaps a run, perhaps a dead one."""
         resource = self._keyring.resource(plan.key)
         if plan.seat.rival is None and resource is not None:
             plan.seat.rival = resource.epoch if self._planner.held_elsewhere(plan.key) else None
 
-    async def _still_starting(self, plans: Sequence[Plan]) -> list[Plan]:
+    async def _still_starting(self, plans: Sequence[ReservePlan]) -> list[ReservePlan]:
         """Without those that are run at the start, and which somebody else has run then."""
         for plan in plans:
             seat = plan.seat
-            if plan.kind is Kind.START and seat.rival is not None:
+            if plan.kind is ReserveReason.START and seat.rival is not None:
                 seat.starts = not await self._planner.ran_since(plan.key, seat.rival)
                 self._look(seat, 0.0)
-        return [plan for plan in plans if plan.kind is not Kind.START or plan.seat.starts]
+        return [plan for plan in plans if plan.kind is not ReserveReason.START or plan.seat.starts]
 
     async def _counted(
-        self, plans: Sequence[Plan], won: Mapping[str, Ownership], said: Mapping[str, Said]
-    ) -> dict[str, Said]:
+        self,
+        plans: Sequence[ReservePlan],
+        won: Mapping[str, Ownership],
+        said: Mapping[str, RunNote],
+    ) -> dict[str, RunNote]:
         """What is said of them, with the attempt; in the store too, before anything is run."""
         attempts = await self._planner.attempts([plan for plan in plans if plan.again], won)
         counted = {key: replace(said[key], attempt=number) for key, number in attempts.items()}
@@ -365,9 +374,9 @@ class Scheduler:
             await self._keyring.annotate({key: each.note() for key, each in counted.items()})
         return {**said, **counted}
 
-    def _said(self, plan: Plan) -> Said:
+    def _said(self, plan: ReservePlan) -> RunNote:
         """What the term begins with."""
-        return Said(
+        return RunNote(
             host=self._me.host,
             pid=self._me.pid,
             occurrence=plan.occurrence,
@@ -377,10 +386,10 @@ class Scheduler:
 
     async def _begin(
         self,
-        plans: Sequence[Plan],
+        plans: Sequence[ReservePlan],
         won: dict[str, Ownership],
         seen: Mapping[str, int],
-        said: Mapping[str, Said],
+        said: Mapping[str, RunNote],
     ) -> set[str]:
         """Mark what was won as begun, and begin it; the rest is given back by the caller.
 
@@ -400,29 +409,32 @@ class Scheduler:
         refused = await self.runs.mark(positions)
         self._run([plan for plan in plans if not _refused(plan, refused)], won, said)
         for plan in plans:
-            if plan.kind is Kind.BIRTH or _refused(plan, refused):
+            if plan.kind is ReserveReason.BIRTH or _refused(plan, refused):
                 self._look(plan.seat, 0.0)
-        return {plan.key for plan in plans if plan.kind is Kind.BIRTH} - refused.keys()
+        return {plan.key for plan in plans if plan.kind is ReserveReason.BIRTH} - refused.keys()
 
     def _run(
-        self, plans: Sequence[Plan], won: Mapping[str, Ownership], said: Mapping[str, Said]
+        self,
+        plans: Sequence[ReservePlan],
+        won: Mapping[str, Ownership],
+        said: Mapping[str, RunNote],
     ) -> None:
         """Begin what is marked as begun, or needs no mark."""
         now, now_s = self._almanac.now(), self._clock.boottime_s()
         for plan in plans:
             # What has its mark by now is run nevertheless: with ``leave`` nobody else would.
             late = self.stopping and plan.occurrence is None and plan.wish is None
-            if late or plan.kind is Kind.BIRTH or not self._keyring.valid(plan.key):
+            if late or plan.kind is ReserveReason.BIRTH or not self._keyring.valid(plan.key):
                 continue
             plan.seat.starts = False
             told = said[plan.key]
-            self.runs.begin(Activity(plan, won[plan.key], said=told, began=now, began_s=now_s))
+            self.runs.begin(JobActivity(plan, won[plan.key], said=told, began=now, began_s=now_s))
             if plan.seat.job.policy.overlap is Overlap.REPLACE:
                 self._look(plan.seat, 0.0)
 
     async def _verified(
-        self, plans: Sequence[Plan], won: Mapping[str, Ownership], seen: Mapping[str, int]
-    ) -> list[Plan]:
+        self, plans: Sequence[ReservePlan], won: Mapping[str, Ownership], seen: Mapping[str, int]
+    ) -> list[ReservePlan]:
         """Those plans that still stand, now that the jobs are ours."""
         sure = [plan for plan in plans if won[plan.key].epoch == seen[plan.key] + 1]
         unsure = [plan for plan in plans if won[plan.key].epoch != seen[plan.key] + 1]
@@ -440,22 +452,22 @@ class Scheduler:
         now = self._almanac.now()
         return [plan for plan in sure if self._planner.ordered(plan, won, now)]
 
-    def _mark(self, plan: Plan) -> Position | None:
-        if plan.kind is Kind.BIRTH:
+    def _mark(self, plan: ReservePlan) -> Position | None:
+        if plan.kind is ReserveReason.BIRTH:
             return plan.seat.signed(marks.born(self._almanac.now()))
         if plan.occurrence is not None:
             return plan.seat.signed(marks.started(plan.occurrence))
         return None
 
 
-def _idle(said: Said, words: str) -> Said:
+def _idle(said: RunNote, words: str) -> RunNote:
     """What is said of a reservation that ran nothing: it is the run of no occurrence."""
     return replace(said, occurrence=None, outcome=Outcome.NOTHING, words=words)
 
 
-def _refused(plan: Plan, keys: Container[str]) -> bool:
+def _refused(plan: ReservePlan, keys: Container[str]) -> bool:
     return plan.key in keys or (plan.wish is not None and _order_key(plan) in keys)
 
 
-def _order_key(plan: Plan) -> str:
+def _order_key(plan: ReservePlan) -> str:
     return orders_.order_key(orders_.WANTED, plan.seat.job.name)

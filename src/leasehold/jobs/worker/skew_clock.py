@@ -24,7 +24,7 @@ _WORTH_WORDS_S = 1.0
 _WORDS_EVERY_S = 600.0
 
 
-class Almanac:
+class SkewClock:
     """What time it is for schedules: by the wall clock, but never much later than in the store."""
 
     def __init__(self, clock: Clock, *, most_early_s: float) -> None:

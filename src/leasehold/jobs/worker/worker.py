@@ -23,15 +23,15 @@ import anyio
 from leasehold.clock import SystemClock, host_name, system_random
 from leasehold.errors import InvalidOptions, StoreUnavailable
 from leasehold.jobs.keyring import Keyring
-from leasehold.jobs.run_log import Said
+from leasehold.jobs.run_log import RunNote
 from leasehold.jobs.worker.definition import checked
-from leasehold.jobs.worker.job_state import STOPPED, Kind, Seat
-from leasehold.jobs.worker.planner import Pace
-from leasehold.jobs.worker.runner import Launcher, Runs
+from leasehold.jobs.worker.job_state import STOPPED, ReserveReason, WorkerJob
+from leasehold.jobs.worker.planner import SchedulerPace
+from leasehold.jobs.worker.runner import Launcher, RunningJobs
 from leasehold.jobs.worker.scheduler import TROUBLE, Scheduler
-from leasehold.jobs.worker.skew_clock import Almanac
+from leasehold.jobs.worker.skew_clock import SkewClock
 from leasehold.names import check_name, last_part, seconds_of
-from leasehold.runtime.loop_thread import TwoLoops
+from leasehold.runtime.loop_thread import LoopThread
 from leasehold.stores import open_store
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.jobs.worker.definition import Job
-    from leasehold.jobs.worker.job_state import Activity
+    from leasehold.jobs.worker.job_state import JobActivity
     from leasehold.ports import Store
-    from leasehold.runtime.loop_thread import Bridge
+    from leasehold.runtime.loop_thread import LoopLink
 
 log = logging.getLogger("leasehold.jobs")
 
@@ -70,7 +70,7 @@ class Worker:
         on_stuck: Callable[[str], None] | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
-        sides: Callable[[], Bridge] | None = None,
+        sides: Callable[[], LoopLink] | None = None,
         identity: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
         """Nothing happens before ``run``.
@@ -95,7 +95,7 @@ class Worker:
         self._store = store
         self._grace_s = seconds_of(grace, what="grace", least_s=0.0, most_s=_DAY_S)
         self._stop_s = seconds_of(stop_within, what="stop_within", least_s=0.01, most_s=_DAY_S)
-        self._pace = Pace(
+        self._pace = SchedulerPace(
             most_at_once=most_at_once,
             look_s=seconds_of(look_every, what="look_every", least_s=0.1, most_s=_DAY_S),
             late=late,
@@ -105,12 +105,12 @@ class Worker:
         self._rng = rng or system_random()
         self._identity = identity
         self._make_sides = sides
-        self._sides: Bridge | None = None
+        self._sides: LoopLink | None = None
         self._stopping = False
         self._bell: anyio.Event | None = None  # rung by a stop, while the store is waited for
         self._keyring: Keyring | None = None
         self._scheduler: Scheduler | None = None
-        self._runs: Runs | None = None
+        self._runs: RunningJobs | None = None
 
     # ------------------------------------------------------------ from any thread
 
@@ -152,7 +152,7 @@ class Worker:
             self._sides = self._make_sides()
             await self._sides.on_lease(self._live)
             return
-        two = TwoLoops(self.name)
+        two = LoopThread(self.name)
         self._sides = two
         living = asyncio.wrap_future(two.start(self._live))
         try:
@@ -193,20 +193,20 @@ class Worker:
             identity=self._identity,
         )
         seats = [
-            Seat(number=number, job=job, starts=job.on_start)
+            WorkerJob(number=number, job=job, starts=job.on_start)
             for number, job in enumerate(self.jobs)
         ]
         scheduler = self._scheduler = Scheduler(
             seats,
             store=store,
             keyring=keyring,
-            me=Said(host=host_name(), pid=os.getpid()),
+            me=RunNote(host=host_name(), pid=os.getpid()),
             clock=self._clock,
             rng=self._rng,
             pace=self._pace,
-            almanac=Almanac(self._clock, most_early_s=lease.total_seconds() * _EARLY),
+            almanac=SkewClock(self._clock, most_early_s=lease.total_seconds() * _EARLY),
         )
-        runs = self._runs = scheduler.runs = Runs(
+        runs = self._runs = scheduler.runs = RunningJobs(
             keyring,
             Launcher(self._sides),
             clock=self._clock,
@@ -224,7 +224,7 @@ class Worker:
         await scheduler.turns()
         await self._end(runs, keyring)
 
-    async def _end(self, runs: Runs, keyring: Keyring) -> None:
+    async def _end(self, runs: RunningJobs, keyring: Keyring) -> None:
         with suppress(TimeoutError):
             await self._clock.bounded(runs.emptied(), seconds=self._grace_s)
         for activity in list(runs.active.values()):
@@ -282,7 +282,7 @@ class Worker:
             self._scheduler.stop()
         if self._runs is not None:
             for activity in list(self._runs.active.values()):
-                if activity.plan.kind is Kind.SERVICE:  # it would never end by itself
+                if activity.plan.kind is ReserveReason.SERVICE:  # it would never end by itself
                     self._runs.stop(activity, STOPPED)
 
     def _hurry(self) -> None:
@@ -308,11 +308,11 @@ class Worker:
             return
         log.info("job %s is to be had by %s", activity.seat.job.name, by)
         self._scheduler.asked(activity.seat)
-        if activity.plan.kind is Kind.SERVICE:  # all others end by themselves
+        if activity.plan.kind is ReserveReason.SERVICE:  # all others end by themselves
             activity.heir = by
             self._runs.stop(activity, STOPPED)
 
-    def _stuck(self, activity: Activity) -> None:
+    def _stuck(self, activity: JobActivity) -> None:
         if self._on_stuck is None:
             return
         if activity.lost:  # others may have it any moment: there is no time for order

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from leasehold.spark.audit.gather import audit
 from leasehold.spark.audit.judge import judge
-from leasehold.spark.audit.report import Audit, Check, Finding, Material, Verdict
+from leasehold.spark.audit.report import Audit, AuditMaterial, Check, Finding, Verdict
 
-__all__ = ["Audit", "Check", "Finding", "Material", "Verdict", "audit", "judge"]
+__all__ = ["Audit", "AuditMaterial", "Check", "Finding", "Verdict", "audit", "judge"]

@@ -80,7 +80,7 @@ MOST_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ClaimFindings:
     """All findings of a claim and level: how many, and the first of them."""
 
     count: int
@@ -105,7 +105,7 @@ def words(form: str, *columns: Column | str) -> Column:
     return F.format_string(form, *columns)
 
 
-def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], Seen]:
+def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], ClaimFindings]:
     """Run them all, in one job."""
     if not frames:
         return {}
@@ -131,14 +131,17 @@ def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], Seen]:
                 evidence=row["evidence"],
             )
         )
-    return {key: Seen(count=totals[key], first=tuple(each)) for key, each in seen.items()}
+    return {key: ClaimFindings(count=totals[key], first=tuple(each)) for key, each in seen.items()}
 
 
 def check_of(
-    claim: Claim, looked_at: int, seen: Mapping[tuple[str, Level], Seen], unseen: Sequence[str] = ()
+    claim: Claim,
+    looked_at: int,
+    seen: Mapping[tuple[str, Level], ClaimFindings],
+    unseen: Sequence[str] = (),
 ) -> Check:
     """The check of a claim. ``unseen``: what could not be looked at, besides findings."""
-    none = Seen(count=0, first=())
+    none = ClaimFindings(count=0, first=())
     faults = seen.get((claim.name, Level.FAULT), none)
     unknown = seen.get((claim.name, Level.UNKNOWN), none)
     more = tuple(

@@ -18,9 +18,9 @@ from leasehold.errors import LeaseholdError, StoreError, UnknownResource, Unknow
 from leasehold.events.source_urls import open_ranges
 from leasehold.names import last_part, partition_group, partition_key
 from leasehold.spark.audit.judge import judge
-from leasehold.spark.audit.report import Material
+from leasehold.spark.audit.report import AuditMaterial
 from leasehold.spark.audit.rows import missing, open_to_read, rows_of
-from leasehold.spark.pipeline.planning import Frames
+from leasehold.spark.pipeline.planning import BatchFrames
 from leasehold.spark.ranges import Range
 from leasehold.stores import open_store
 
@@ -44,8 +44,8 @@ _COLUMNS = ("partition", "sequence_number", "enqueued_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sunk:
-    """What is in a sink; see ``Material``."""
+class _SinkContents:
+    """What is in a sink; see ``AuditMaterial``."""
 
     commits: tuple[Commit, ...] | None = None
     rows: Rows | None = None
@@ -77,7 +77,7 @@ def audit(
     say("reading the store")
     shown, epochs, checkpoints = _looked_up(store, stream, group, sink)
     with ExitStack() as held:
-        found = _Sunk()
+        found = _SinkContents()
         if sink is not None:
             say(f"reading the commits of {sink.name}")
             open_to_read(sink, spark)
@@ -89,7 +89,7 @@ def audit(
         if not (epochs or terms or found.commits):
             raise _unknown(store, stream, group)
         ends, log_trouble = _ends(store, stream)
-        material = Material(
+        material = AuditMaterial(
             stream=stream,
             group=group,
             store=shown,
@@ -165,7 +165,9 @@ async def _terms(url: str, keys: Iterable[str]) -> tuple[Term, ...]:
     return tuple(reversed(found))
 
 
-def _sunk(spark: SparkSession, sink: Sink, name: str, store: str, *, until: ExitStack) -> _Sunk:
+def _sunk(
+    spark: SparkSession, sink: Sink, name: str, store: str, *, until: ExitStack
+) -> _SinkContents:
     """Commits and rows of the same moment, if the sink stands still for it."""
     commits = tuple(sink.commits(name))
     rows = None
@@ -175,14 +177,14 @@ def _sunk(spark: SparkSession, sink: Sink, name: str, store: str, *, until: Exit
             rows = rows_of(sink, spark, store=store, until=until)
         except UnknownResource as error:
             # A pipeline makes its table with its first batch.
-            return _Sunk(commits=commits, trouble=str(error) if commits else "")
+            return _SinkContents(commits=commits, trouble=str(error) if commits else "")
         except (LeaseholdError, OSError) as error:
-            return _Sunk(commits=commits, trouble=str(error))
+            return _SinkContents(commits=commits, trouble=str(error))
         again = tuple(sink.commits(name))
         if again == commits:
-            return _Sunk(commits=commits, rows=rows)
+            return _SinkContents(commits=commits, rows=rows)
         commits = again
-    return _Sunk(commits=commits, rows=rows, settled=False)
+    return _SinkContents(commits=commits, rows=rows, settled=False)
 
 
 def _ends(url: str, stream: str) -> tuple[Mapping[str, PartitionEnds] | None, str]:
@@ -214,5 +216,5 @@ def _log(
         Range(partition=partition, start=each.first, end=each.next)
         for partition, each in ends.items()
     ]
-    frames = Frames(spark, f"log:{stream}", url, columns=_COLUMNS)
+    frames = BatchFrames(spark, f"log:{stream}", url, columns=_COLUMNS)
     return frames.of(ranges) if any(map(len, ranges)) else frames.none()

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.window import WindowSpec
 
-    from leasehold.spark.audit.report import Check, Claim, Material
+    from leasehold.spark.audit.report import AuditMaterial, Check, Claim
     from leasehold.spark.audit.tables import Tables
 
 
@@ -183,7 +183,7 @@ def log_findings(log: DataFrame, ends: DataFrame) -> list[DataFrame]:
     return [found(frame, LOG_WHOLE, what, evidence)]
 
 
-def commit_lags(log: DataFrame, commits: DataFrame, material: Material) -> tuple[Lag, ...]:
+def commit_lags(log: DataFrame, commits: DataFrame, material: AuditMaterial) -> tuple[Lag, ...]:
     """How old the last event of each commit was; to be shown, since two clocks are in it."""
     last = commits.select("partition", (F.col("end") - 1).alias("sequence_number"), "ordinal")
     frame = log.join(F.broadcast(last), ["partition", "sequence_number"]).select(
@@ -411,7 +411,7 @@ _TROUBLE = (PySparkException, Py4JJavaError)
 
 def judge(
     spark: SparkSession,
-    material: Material,
+    material: AuditMaterial,
     *,
     rows: DataFrame | None = None,
     log: DataFrame | None = None,
@@ -473,7 +473,7 @@ def _short(error: Exception) -> str:
     return (ours or causes or lines or [type(error).__name__])[-1].lstrip(": ")[:_LONGEST]
 
 
-def _asked(material: Material, *, rows: bool, by_number: bool) -> list[tuple[Claim, int]]:
+def _asked(material: AuditMaterial, *, rows: bool, by_number: bool) -> list[tuple[Claim, int]]:
     """The claims that are made, and on how many things each was tested."""
     held, marks = len(material.terms), len(material.checkpoints)
     asked = [
@@ -502,7 +502,7 @@ def _asked(material: Material, *, rows: bool, by_number: bool) -> list[tuple[Cla
     return asked
 
 
-def _unseen(claim: Claim, material: Material) -> list[str]:
+def _unseen(claim: Claim, material: AuditMaterial) -> list[str]:
     """What could not be looked at, for this claim, besides what the checks find."""
     if material.rows_trouble and claim in (claims.ROWS_COUNTED, claims.ROWS_ONCE):
         return [f"the rows of the sink could not be read: {material.rows_trouble}"]
@@ -514,7 +514,7 @@ def _unseen(claim: Claim, material: Material) -> list[str]:
 
 
 def _notes(
-    material: Material, checks: tuple[Check, ...], *, rows: bool, by_number: bool
+    material: AuditMaterial, checks: tuple[Check, ...], *, rows: bool, by_number: bool
 ) -> list[str]:
     """What was not asked for, and how far the proof reaches."""
     notes = []
@@ -536,7 +536,7 @@ def _notes(
     return notes
 
 
-def _reach(material: Material) -> str:
+def _reach(material: AuditMaterial) -> str:
     held = sum(len(each.range) for each in material.commits or ())
     waiting = sum(
         max(0, each.next - material.positions.get(partition, each.first))

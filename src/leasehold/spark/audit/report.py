@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class AuditMaterial:
     """What was written down of a group.
 
     Attributes:
@@ -162,7 +162,7 @@ class Lag:
 class Audit:
     """All of it. ``notes`` say what was not asked for, and how far the proof reaches."""
 
-    material: Material
+    material: AuditMaterial
     checks: tuple[Check, ...]
     notes: tuple[str, ...] = ()
     lags: tuple[Lag, ...] = field(default=(), repr=False)
@@ -284,7 +284,7 @@ _END_MARKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimeSpan:
     """The time that a picture shows."""
 
     since: datetime
@@ -322,7 +322,7 @@ def colours(holders: Sequence[str]) -> Mapping[str, str]:
 
 
 def lanes(
-    terms: Sequence[Term], partitions: Sequence[str], span: Span, colour: Mapping[str, str]
+    terms: Sequence[Term], partitions: Sequence[str], span: TimeSpan, colour: Mapping[str, str]
 ) -> str:
     """One lane for each partition, coloured by owner; empty where nobody owned it."""
     count = max(1, len(partitions))
@@ -351,7 +351,7 @@ def lanes(
     return _svg(height, [*parts, *marks, *_axis(span, TOP + height)], "Owners over time")
 
 
-def plot(points: Sequence[Point], span: Span, *, unit: str, title: str) -> str:
+def plot(points: Sequence[Point], span: TimeSpan, *, unit: str, title: str) -> str:
     """Values over time, from 0 up."""
     most = _round_up(max((each.value for each in points), default=1.0) or 1.0)
     bottom = TOP + _PLOT_HEIGHT
@@ -384,11 +384,11 @@ def bars(values: Mapping[str, int], colour: Mapping[str, str], *, title: str) ->
     return _svg(height, parts, title)
 
 
-def around(moments: Sequence[datetime], *, otherwise: datetime) -> Span:
+def around(moments: Sequence[datetime], *, otherwise: datetime) -> TimeSpan:
     """The time from the first to the last of them, with a margin."""
     since, until = min(moments, default=otherwise), max(moments, default=otherwise)
     margin = max((until - since) * 0.01, timedelta(milliseconds=50))
-    return Span(since=since - margin, until=until + margin)
+    return TimeSpan(since=since - margin, until=until + margin)
 
 
 def _term_title(term: Term) -> str:
@@ -409,7 +409,7 @@ def _svg(height: float, parts: Sequence[str], title: str) -> str:
     )
 
 
-def _axis(span: Span, bottom: float) -> Iterator[str]:
+def _axis(span: TimeSpan, bottom: float) -> Iterator[str]:
     scale = _inside() / span.length_s
     step_s = next((each for each in _TICKS if each * scale >= _TICK_GAP), span.length_s / 8)
     at_s = 0.0
@@ -576,7 +576,7 @@ def _colours(audit: Audit) -> Mapping[str, str]:
     return colours(list(dict.fromkeys([*owners, *(e.holder for e in known.commits or ())])))
 
 
-def _span(audit: Audit) -> Span:
+def _span(audit: Audit) -> TimeSpan:
     """From the first thing to the last one; up to now only where somebody owns something."""
     known = audit.material
     moments: list[datetime] = [each.started_at for each in known.terms]

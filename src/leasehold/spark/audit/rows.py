@@ -58,8 +58,8 @@ from leasehold.errors import (
 from leasehold.events.source_urls import open_ranges
 from leasehold.spark.audit.claims import ROWS_COUNTED, ROWS_ONCE, found, words
 from leasehold.spark.audit.report import Level
-from leasehold.spark.log_writer.publication_ledger import Book
-from leasehold.spark.pipeline.planning import Frames
+from leasehold.spark.log_writer.publication_ledger import PublicationLedger
+from leasehold.spark.pipeline.planning import BatchFrames
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import events
 from leasehold.spark.sinks.directory import DELTA, PARQUET, lies_in
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.log import LogSink
     from leasehold.spark.sinks.port import Sink
     from leasehold.spark.sinks.postgres.sink import PostgresSink
-    from leasehold.stores.postgres.address import Address
+    from leasehold.stores.postgres.address import DatabaseAddress
 
 PARTITION, NUMBER = "partition", "sequence_number"
 _STRAY = "events that have rows and are in no commit"
@@ -208,7 +208,7 @@ class StreamMoment:
     def frame(self, spark: SparkSession) -> DataFrame:
         """The rows: with the event of each, or else only as many as there are."""
         columns = _CARRIERS if self.numbered else ("offset",)
-        frames = Frames(spark, f"log:{self.stream}", self.store, columns=columns)
+        frames = BatchFrames(spark, f"log:{self.stream}", self.store, columns=columns)
         frame = frames.of(self.ranges) if any(map(len, self.ranges)) else frames.none()
         if not self.numbered:
             return frame
@@ -276,7 +276,7 @@ def _said(name: str) -> Column:
 
 def _check_published(stream: str, store: str) -> None:
     """Readers see a part of a batch while it is published: that is no moment to count."""
-    book = Book.open(store, clock=SystemClock())
+    book = PublicationLedger.open(store, clock=SystemClock())
     try:
         left = book.files_left(stream)
     finally:
@@ -309,7 +309,7 @@ class TableMoment:
         pages: how many it had; None if it is not one table in one piece.
     """
 
-    address: Address
+    address: DatabaseAddress
     schema: str
     name: str
     snapshot: str
@@ -371,7 +371,9 @@ class TableMoment:
         return numbers.mapInArrow(self.reader(shares), _COLUMNS)
 
 
-def table_moment(address: Address, schema: str, name: str, *, until: ExitStack) -> TableMoment:
+def table_moment(
+    address: DatabaseAddress, schema: str, name: str, *, until: ExitStack
+) -> TableMoment:
     """The table as it is now. ``until`` lets it go.
 
     Raises:
@@ -404,7 +406,7 @@ def table_moment(address: Address, schema: str, name: str, *, until: ExitStack) 
 
 
 def _share(
-    address: Address, table: tuple[str, str], snapshot: str, share: tuple[str, str] | None
+    address: DatabaseAddress, table: tuple[str, str], snapshot: str, share: tuple[str, str] | None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one share, in the snapshot, a chunk at a time."""
     names = {
@@ -427,7 +429,7 @@ def _share(
             yield pa.RecordBatch.from_arrays(columns, schema=_ARROW)
 
 
-def _begun(address: Address, until: ExitStack, snapshot: str = "") -> Connection:
+def _begun(address: DatabaseAddress, until: ExitStack, snapshot: str = "") -> Connection:
     """A connection in a transaction that only reads; closing it ends both."""
     connection = connected(address)
     until.callback(connection.close)
@@ -439,7 +441,7 @@ def _begun(address: Address, until: ExitStack, snapshot: str = "") -> Connection
 
 
 @contextmanager
-def _told(address: Address, table: str) -> Iterator[None]:
+def _told(address: DatabaseAddress, table: str) -> Iterator[None]:
     """What the driver raises, in our words."""
     try:
         yield
@@ -447,7 +449,7 @@ def _told(address: Address, table: str) -> Iterator[None]:
         raise _meaning(error, address, table) from error
 
 
-def _meaning(error: psycopg.Error, address: Address, table: str) -> LeaseholdError:
+def _meaning(error: psycopg.Error, address: DatabaseAddress, table: str) -> LeaseholdError:
     if error.sqlstate != _NO_RIGHT:
         return explained(error, address)
     words = error.diag.message_primary or "permission denied"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark.audit.report import Material
+    from leasehold.spark.audit.report import AuditMaterial
 
 _TIME = pa.timestamp("us", tz="UTC")
 _TERMS = pa.schema(
@@ -69,7 +69,7 @@ class Tables:
     ends: DataFrame
 
 
-def tables(spark: SparkSession, material: Material) -> Tables:
+def tables(spark: SparkSession, material: AuditMaterial) -> Tables:
     """Make them; no job runs."""
 
     def made(rows: list[dict[str, object]], schema: pa.Schema) -> DataFrame:
@@ -91,7 +91,7 @@ def tables(spark: SparkSession, material: Material) -> Tables:
     )
 
 
-def _terms(material: Material) -> list[dict[str, object]]:
+def _terms(material: AuditMaterial) -> list[dict[str, object]]:
     return [
         {
             "partition": last_part(each.key),
@@ -107,7 +107,7 @@ def _terms(material: Material) -> list[dict[str, object]]:
     ]
 
 
-def _checkpoints(material: Material) -> list[dict[str, object]]:
+def _checkpoints(material: AuditMaterial) -> list[dict[str, object]]:
     return [
         {
             "partition": last_part(each.key),
@@ -120,7 +120,7 @@ def _checkpoints(material: Material) -> list[dict[str, object]]:
     ]
 
 
-def _commits(material: Material) -> list[dict[str, object]]:
+def _commits(material: AuditMaterial) -> list[dict[str, object]]:
     return [
         {
             "partition": each.range.partition,

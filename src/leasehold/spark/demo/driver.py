@@ -20,11 +20,11 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, TextIO
 
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import FencedWrite, LeaseholdError
 from leasehold.spark.demo.delays import delays
 from leasehold.spark.demo.drivers import DriverSettings, session_members
-from leasehold.spark.demo.screen import Kind, Moment, Said
+from leasehold.spark.demo.screen import DriverReport, LineKind, WaitPoint
 from leasehold.spark.pipeline.options import PipelineOptions
 from leasehold.spark.pipeline.pipeline import Pipeline
 from leasehold.spark.sessions import session
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark.sinks.port import Batch, Commit, Sink, Staged, Sunk, Written
+    from leasehold.spark.sinks.port import Batch, Commit, Sink, SinkPosition, Staged, Written
 
 
-class Brake:
+class DriverBrake:
     """Lets the next batch wait at a moment. Safe to use from several threads."""
 
     def __init__(self) -> None:
         """Nothing waits."""
-        self._wanted: Moment | None = None
+        self._wanted: WaitPoint | None = None
         self._least_rows = 0
         self._go = threading.Event()
 
-    def ask(self, moment: Moment, *, least_rows: int = 0) -> None:
+    def ask(self, moment: WaitPoint, *, least_rows: int = 0) -> None:
         """Let the next batch of so many rows that comes there wait."""
         self._go.clear()
         self._least_rows = least_rows
@@ -58,7 +58,7 @@ class Brake:
         self._wanted = None
         self._go.set()
 
-    def wait_at(self, moment: Moment, *, rows: int, tell: Callable[[], None]) -> None:
+    def wait_at(self, moment: WaitPoint, *, rows: int, tell: Callable[[], None]) -> None:
         """Return at once, or, if it was asked for, after ``go``; ``tell`` is called before."""
         if self._wanted is moment and rows >= self._least_rows:
             self._wanted = None
@@ -69,7 +69,9 @@ class Brake:
 class WatchedSink:
     """A ``Sink`` before another one."""
 
-    def __init__(self, inner: Sink, *, brake: Brake, tell: Callable[[Said], None]) -> None:
+    def __init__(
+        self, inner: Sink, *, brake: DriverBrake, tell: Callable[[DriverReport], None]
+    ) -> None:
         """Whatever is asked goes to ``inner``."""
         self._inner = inner
         self._brake = brake
@@ -89,11 +91,11 @@ class WatchedSink:
         """See ``Sink``."""
         self._inner.open(spark)
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """See ``Sink``."""
         return self._inner.fence(group, epochs)
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """See ``Sink``."""
         self._inner.move(group, places)
 
@@ -103,15 +105,15 @@ class WatchedSink:
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
         """See ``Sink``."""
-        self._say(Kind.STAGED, batch)
-        self._wait_at(Moment.STAGED, batch)
+        self._say(LineKind.STAGED, batch)
+        self._wait_at(WaitPoint.STAGED, batch)
         try:
             written = self._inner.commit(staged, batch)
         except FencedWrite as error:
-            self._say(Kind.REFUSED, batch, words=str(error))
+            self._say(LineKind.REFUSED, batch, words=str(error))
             raise
-        self._say(Kind.COMMITTED, batch)
-        self._wait_at(Moment.COMMITTED, batch)
+        self._say(LineKind.COMMITTED, batch)
+        self._wait_at(WaitPoint.COMMITTED, batch)
         return written
 
     def discard(self, staged: Staged) -> None:
@@ -126,12 +128,12 @@ class WatchedSink:
         """See ``Sink``."""
         self._inner.close()
 
-    def _wait_at(self, moment: Moment, batch: Batch) -> None:
-        self._brake.wait_at(moment, rows=batch.rows, tell=lambda: self._say(Kind.WAITS, batch))
+    def _wait_at(self, moment: WaitPoint, batch: Batch) -> None:
+        self._brake.wait_at(moment, rows=batch.rows, tell=lambda: self._say(LineKind.WAITS, batch))
 
-    def _say(self, kind: Kind, batch: Batch, *, words: str = "") -> None:
+    def _say(self, kind: LineKind, batch: Batch, *, words: str = "") -> None:
         epochs = {each.range.partition: each.epoch for each in batch.shares}
-        self._tell(Said(kind=kind, rows=batch.rows, epochs=epochs, words=words))
+        self._tell(DriverReport(kind=kind, rows=batch.rows, epochs=epochs, words=words))
 
 
 # Compiled once and collected by one thread: on few cores a session starts in half the time.
@@ -143,21 +145,21 @@ _SPARK = {
 
 def main(settings: DriverSettings) -> None:
     """Run the pipeline."""
-    brake, lock = Brake(), threading.Lock()
+    brake, lock = DriverBrake(), threading.Lock()
 
-    def tell(said: Said) -> None:
+    def tell(said: DriverReport) -> None:
         with lock:
             print(said.line(), flush=True)  # noqa: T201 - the demo reads it
 
     listener = threading.Thread(target=_listen, args=(sys.stdin, brake), daemon=True)
     listener.start()
     spark = session(f"delays, driver {settings.name}", master="local[1]", settings=_SPARK)
-    tell(Said(kind=Kind.READY, epochs={}))
+    tell(DriverReport(kind=LineKind.READY, epochs={}))
     sink = WatchedSink(DeltaSink(settings.table), brake=brake, tell=tell)
     options = PipelineOptions(
         columns=("body",),
         batch_events=10_000,  # so that there is always a batch to be disturbed
-        timing=Timing.of(lease=timedelta(seconds=settings.lease_s)),
+        timing=LeaseTiming.of(lease=timedelta(seconds=settings.lease_s)),
         interval=timedelta(seconds=settings.interval_s),
     )
     pipeline = Pipeline(
@@ -169,16 +171,16 @@ def main(settings: DriverSettings) -> None:
         options=options,
     )
     pipeline.transform(delays).write_to(sink).run()
-    tell(Said(kind=Kind.ENDED, epochs={}))
+    tell(DriverReport(kind=LineKind.ENDED, epochs={}))
     spark.stop()
 
 
-def _listen(words: TextIO, brake: Brake) -> None:
+def _listen(words: TextIO, brake: DriverBrake) -> None:
     """Do what the demo says; when it is gone, end with all that was started here."""
     for line in words:
         match line.split():
             case ["halt", moment, least_rows]:
-                brake.ask(Moment(moment), least_rows=int(least_rows))
+                brake.ask(WaitPoint(moment), least_rows=int(least_rows))
             case ["go"]:
                 brake.go()
     for pid in session_members(os.getsid(0)):

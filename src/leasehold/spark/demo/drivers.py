@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.spark.demo.screen import Kind, Moment, Said, heard
+from leasehold.spark.demo.screen import DriverReport, LineKind, WaitPoint, heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +102,7 @@ class Driver:
         """Start it; its words go to files in ``logs``."""
         self.name = settings.name
         self.state = "starts"
-        self._said: list[Said] = []
+        self._said: list[DriverReport] = []
         self._errors = logs / f"driver-{self.name}.log"
         self._story = logs / f"driver-{self.name}.jsonl"
         with self._errors.open("wb") as errors:
@@ -128,11 +128,11 @@ class Driver:
         """Its exit code; ``None`` while it lives."""
         return self._popen.poll()
 
-    def said(self, kind: Kind) -> list[Said]:
+    def said(self, kind: LineKind) -> list[DriverReport]:
         """All that it said of this kind, in order."""
         return [each for each in list(self._said) if each.kind is kind]
 
-    def halt_at(self, moment: Moment, *, least_rows: int) -> None:
+    def halt_at(self, moment: WaitPoint, *, least_rows: int) -> None:
         """Let its next batch of so many rows wait there. It says ``WAITS`` when it does."""
         self._write(f"halt {moment} {least_rows}")
 

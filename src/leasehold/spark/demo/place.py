@@ -24,7 +24,7 @@ _MARK = ".leasehold-demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DemoFiles:
     """The files of one demo."""
 
     root: Path
@@ -61,7 +61,7 @@ def default_root() -> Path:
 
 
 @contextmanager
-def prepared(keep: Path | None) -> Iterator[Place]:
+def prepared(keep: Path | None) -> Iterator[DemoFiles]:
     """An empty place: ``keep``, or the place of the last demo, which is thrown away.
 
     Raises:
@@ -81,7 +81,7 @@ def prepared(keep: Path | None) -> Iterator[Place]:
     with _alone(root):
         if keep is None:
             _empty(root)
-        place = Place(root=root)
+        place = DemoFiles(root=root)
         place.logs.mkdir()
         yield place
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.spark.demo.delays import Comparison
-    from leasehold.spark.demo.place import Place
+    from leasehold.spark.demo.place import DemoFiles
     from leasehold.spark.demo.show import Shown
 
 
@@ -65,7 +65,7 @@ class AuditWord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class DemoVerdict:
     """All that was found."""
 
     shown: Shown
@@ -109,7 +109,7 @@ class Verdict:
 _ROWS = "A row of the table holds the sums of one batch, by carrier, route and hour."
 
 
-def table_of(verdict: Verdict) -> RenderableType:
+def table_of(verdict: DemoVerdict) -> RenderableType:
     """The verdict for people."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("what was looked at")
@@ -121,7 +121,7 @@ def table_of(verdict: Verdict) -> RenderableType:
     return Group(table, Text(_ROWS))
 
 
-def wrong(verdict: Verdict) -> list[str]:
+def wrong(verdict: DemoVerdict) -> list[str]:
     """What is wrong, line by line; empty if nothing is."""
     return [*verdict.comparison.examples, *verdict.audit.words]
 
@@ -131,7 +131,7 @@ _INDENT = "  "
 _MORE = "      "
 
 
-def further(place: Place, *, programs: Path, cwd: Path) -> list[str]:
+def further(place: DemoFiles, *, programs: Path, cwd: Path) -> list[str]:
     """Lines to print; ``programs``: the directory of ``sys.executable``."""
     leasehold = called("leasehold", programs=programs, cwd=cwd)
     python = called("python", programs=programs, cwd=cwd)
@@ -180,7 +180,9 @@ class DemoOptions:
     flights: int | None = None
 
 
-def run_demo(place: Place, options: DemoOptions, *, console: Console, clock: Clock) -> Verdict:
+def run_demo(
+    place: DemoFiles, options: DemoOptions, *, console: Console, clock: Clock
+) -> DemoVerdict:
     """Run it; it takes about two minutes.
 
     Raises:
@@ -204,7 +206,7 @@ def run_demo(place: Place, options: DemoOptions, *, console: Console, clock: Clo
             spark = begun[0].result()
             console.print("the audit begins, and the comparison with pandas")
             compared = compare(flights, DeltaTable(str(place.table)).to_pyarrow_table())
-            return Verdict(shown=shown, comparison=compared, audit=_audited(spark, place))
+            return DemoVerdict(shown=shown, comparison=compared, audit=_audited(spark, place))
         finally:
             for each in begun:
                 each.result().stop()
@@ -214,7 +216,7 @@ def _audit_session() -> SparkSession:
     return session("audit of the demo", master="local[2]", settings=_SPARK)
 
 
-def _audited(spark: SparkSession, place: Place) -> AuditWord:
+def _audited(spark: SparkSession, place: DemoFiles) -> AuditWord:
     """Audit the group, and write the report."""
     found = audit(spark, store=place.url, stream=STREAM, group=GROUP, sink=DeltaSink(place.table))
     place.report.write_text(found.html(), encoding="utf-8")

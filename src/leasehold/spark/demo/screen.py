@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from leasehold.insight import GroupView, PartitionView
 
 
-class Moment(StrEnum):
+class WaitPoint(StrEnum):
     """Where a driver can be made to wait."""
 
     STAGED = "staged"  # rows are written, nobody sees them, the commit is the next call
     COMMITTED = "committed"  # the table has them, the store has not heard of it
 
 
-class Kind(StrEnum):
+class LineKind(StrEnum):
     """What is said."""
 
     READY = "ready"
@@ -60,10 +60,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class DriverReport:
     """One line of a driver. ``rows``: events of the batch; ``epochs``: of its partitions."""
 
-    kind: Kind
+    kind: LineKind
     rows: int = 0
     epochs: dict[str, int]
     words: str = ""
@@ -73,12 +73,12 @@ class Said:
         return json.dumps(asdict(self))
 
 
-def heard(line: str) -> Said | None:
+def heard(line: str) -> DriverReport | None:
     """The line as a record; ``None`` for whatever else a program prints."""
     try:
         fields = json.loads(line)
-        return Said(
-            kind=Kind(fields["kind"]),
+        return DriverReport(
+            kind=LineKind(fields["kind"]),
             rows=int(fields["rows"]),
             epochs={str(key): int(epoch) for key, epoch in fields["epochs"].items()},
             words=str(fields["words"]),
@@ -91,7 +91,7 @@ _WINDOW_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PartitionLook:
     """A partition. ``owner`` is ``None`` while nobody's lease covers it; ``done`` counts events."""
 
     partition: str
@@ -108,11 +108,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class GroupLook:
     """The group at ``at_s``."""
 
     at_s: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PartitionLook, ...] = ()
 
     @property
     def done(self) -> int:
@@ -139,14 +139,14 @@ def driver_of(holder: str) -> str:
     return holder.partition("-")[0]
 
 
-def look_of(view: GroupView, *, at_s: float) -> Look:
+def look_of(view: GroupView, *, at_s: float) -> GroupLook:
     """The view of a group, as the demo needs it."""
-    return Look(at_s=at_s, parts=tuple(map(_part, view.partitions)))
+    return GroupLook(at_s=at_s, parts=tuple(map(_part, view.partitions)))
 
 
-def _part(view: PartitionView) -> Part:
+def _part(view: PartitionView) -> PartitionLook:
     held = view.state in (State.LEASED, State.BREAKING) and view.owner is not None
-    return Part(
+    return PartitionLook(
         partition=view.partition,
         owner=driver_of(view.owner) if held and view.owner else None,
         epoch=view.epoch,
@@ -164,7 +164,7 @@ class Rates:
     _totals: dict[str, int] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
 
-    def add(self, look: Look) -> None:
+    def add(self, look: GroupLook) -> None:
         """Take a further look into account."""
         for part in look.parts:
             moved = part.done - self._done.get(part.partition, 0)
@@ -195,7 +195,7 @@ def listed(partitions: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class StoryLine:
     """One thing that happened. ``tone``: good, bad or plain, for its colour."""
 
     at_s: float
@@ -207,13 +207,13 @@ class Line:
 class Story:
     """All that happened so far."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[StoryLine] = field(default_factory=list)
     _owners: dict[str, str] = field(default_factory=dict)
     _gone: dict[str, tuple[float, str]] = field(default_factory=dict)
 
-    def tell(self, at_s: float, words: str, tone: str = "plain") -> Line:
+    def tell(self, at_s: float, words: str, tone: str = "plain") -> StoryLine:
         """Something that the demo did or heard."""
-        line = Line(at_s=at_s, words=words, tone=tone)
+        line = StoryLine(at_s=at_s, words=words, tone=tone)
         self.lines.append(line)
         return line
 
@@ -225,7 +225,7 @@ class Story:
         """It works again."""
         self._gone.pop(name, None)
 
-    def see(self, look: Look) -> list[Line]:
+    def see(self, look: GroupLook) -> list[StoryLine]:
         """Tell which partitions have changed their owner since the last look."""
         moved: dict[tuple[str, str], list[str]] = defaultdict(list)
         for part in look.parts:
@@ -267,10 +267,10 @@ class DriverLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class ScreenContents:
     """All that is shown at one moment."""
 
-    look: Look
+    look: GroupLook
     drivers: tuple[DriverLine, ...]
     sent: int
     total: int
@@ -303,7 +303,7 @@ class Screen:
         if self._live is not None:
             self._live.stop()
 
-    def tell(self, line: Line) -> None:
+    def tell(self, line: StoryLine) -> None:
         """A new line of the story; a terminal gets it above the picture, to stay."""
         words = folded(line.words, width=self._width)
         self._console.print(
@@ -311,7 +311,7 @@ class Screen:
             soft_wrap=self._live is None,
         )
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: ScreenContents) -> None:
         """Paint the picture; without a terminal a line now and then says how far it is."""
         if self._live is not None:
             self._live.update(painted(picture), refresh=True)
@@ -333,7 +333,7 @@ def folded(words: str, *, width: int = _WIDEST) -> str:
     return f"\n{' ' * _TIME}".join(lines)
 
 
-def progress_words(picture: Picture) -> str:
+def progress_words(picture: ScreenContents) -> str:
     """How far it is."""
     shares = ", ".join(
         f"{each.name} {each.state}"
@@ -345,14 +345,14 @@ def progress_words(picture: Picture) -> str:
     )
 
 
-def painted(picture: Picture) -> RenderableType:
+def painted(picture: ScreenContents) -> RenderableType:
     """The picture for a terminal of 80 columns."""
     sides = Table.grid(padding=(0, 3))
     sides.add_row(_partitions(picture.look), _drivers(picture.drivers))
     return Group(_bars(picture), Text(), sides)
 
 
-def _bars(picture: Picture) -> Table:
+def _bars(picture: ScreenContents) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=9)
     grid.add_column(width=_WIDTH - 9 - 19 - 2)
@@ -366,7 +366,7 @@ def _bars(picture: Picture) -> Table:
     return grid
 
 
-def _partitions(look: Look) -> Table:
+def _partitions(look: GroupLook) -> Table:
     table = _plain_table()
     for title in ("part", "owner", "epoch", "done", "waits"):
         table.add_column(title, justify="left" if title == "owner" else "right", no_wrap=True)

@@ -19,20 +19,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.errors import LeaseholdError, UnknownResource
-from leasehold.insight import open_desk
+from leasehold.insight import open_inspector
 from leasehold.log.log import Log
 from leasehold.log.options import ProducerOptions
 from leasehold.spark.demo.delays import GROUP, STREAM
 from leasehold.spark.demo.drivers import Driver, DriverSettings
 from leasehold.spark.demo.screen import (
     DriverLine,
-    Kind,
-    Look,
-    Moment,
-    Picture,
+    DriverReport,
+    GroupLook,
+    LineKind,
     Rates,
-    Said,
+    ScreenContents,
     Story,
+    WaitPoint,
     listed,
     look_of,
 )
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from leasehold.clock import Clock
-    from leasehold.insight import Desk
+    from leasehold.insight import Inspector
     from leasehold.log.producer import Sent
-    from leasehold.spark.demo.place import Place
+    from leasehold.spark.demo.place import DemoFiles
     from leasehold.spark.demo.screen import Screen
 
 _TICK_S = 0.1
 _AT_ONCE = 5_000
 
 
-class Pace:
+class SendPace:
     """How many events may have been sent by now; ``None`` events per second: any number. Pure."""
 
     def __init__(self, per_s: float | None, *, now_s: float) -> None:
@@ -71,7 +71,7 @@ class Pace:
         return max(0, min(int(self._due) - sent, _AT_ONCE))
 
 
-class Sender:
+class EventSender:
     """Sends a table of events in a thread of its own. ``open_to`` opens the gate further."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Sender:
             self.error = error
 
     def _send_all(self) -> None:
-        pace = Pace(self._per_s, now_s=self._clock.boottime_s())
+        pace = SendPace(self._per_s, now_s=self._clock.boottime_s())
         # What is sent within a tick is stored with one sync for each partition.
         options = ProducerOptions(linger=timedelta(seconds=_TICK_S / 2))
         waiting: deque[Sent] = deque()
@@ -175,7 +175,7 @@ class Show:
 
     def __init__(
         self,
-        place: Place,
+        place: DemoFiles,
         events: pa.Table,
         *,
         options: ShowOptions,
@@ -194,7 +194,7 @@ class Show:
         self._drivers: dict[str, Driver] = {}
         self._story = Story()
         self._rates = Rates()
-        self._look = Look(at_s=0.0)
+        self._look = GroupLook(at_s=0.0)
         self._stack = ExitStack()
         self._gate = 0
         self._gate_until = ""
@@ -211,11 +211,11 @@ class Show:
             )
             log.create(STREAM, partitions=self._options.partitions)
             per_s = self._options.per_s
-            sender = Sender(log, STREAM, self._events, per_s=per_s, clock=self._clock)
+            sender = EventSender(log, STREAM, self._events, per_s=per_s, clock=self._clock)
             self._stack.callback(sender.close)
             self._sender = sender
-            async with open_desk(self._place.url, clock=self._clock) as desk:
-                self._desk: Desk = desk
+            async with open_inspector(self._place.url, clock=self._clock) as desk:
+                self._desk: Inspector = desk
                 return await self._acts()
 
     async def _acts(self) -> Shown:
@@ -248,11 +248,11 @@ class Show:
 
     # --------------------------------------------------------------- faults
 
-    async def _kill_b(self) -> Said:
+    async def _kill_b(self) -> DriverReport:
         """Between the commit in the table and the checkpoint in the store: the worst moment."""
         await self._until("a third is done", lambda look: look.done >= _KILL_AT * self._total)
         driver = self._drivers["B"]
-        batch = await self._halted(driver, Moment.COMMITTED, _SECOND_GATE)
+        batch = await self._halted(driver, WaitPoint.COMMITTED, _SECOND_GATE)
         self._gate_until = "A and C share the work"
         driver.state = "killed"
         count = driver.kill()
@@ -269,14 +269,14 @@ class Show:
         )
         return batch
 
-    async def _pause_a(self) -> tuple[float, Said]:
+    async def _pause_a(self) -> tuple[float, DriverReport]:
         """Just before its commit, past its lease, and until its successor has committed."""
         await self._until("A and C share the partitions", lambda look: self._share("A", "C", look))
         self._gate_until = ""
         await self._until("two thirds are done", self._second_gate_is_near)
         driver = self._drivers["A"]
-        batch = await self._halted(driver, Moment.STAGED, 1.0)
-        commits, driver.state = len(driver.said(Kind.COMMITTED)), "stopped"
+        batch = await self._halted(driver, WaitPoint.STAGED, 1.0)
+        commits, driver.state = len(driver.said(LineKind.COMMITTED)), "stopped"
         stopped_s, count = self._now_s(), driver.pause()
         self._story.lost("A", stopped_s, "was stopped")
         self._tell(
@@ -291,28 +291,31 @@ class Show:
         self._tell(f"A wakes up after {paused_s:.1f} s and goes on with its commit")
         await self._until(
             "A's commit is refused",
-            lambda _: bool(driver.said(Kind.REFUSED)) or len(driver.said(Kind.COMMITTED)) > commits,
+            lambda _: (
+                bool(driver.said(LineKind.REFUSED))
+                or len(driver.said(LineKind.COMMITTED)) > commits
+            ),
         )
-        if not driver.said(Kind.REFUSED):
+        if not driver.said(LineKind.REFUSED):
             raise LeaseholdError(
                 "the commit of a driver that had lost its lease was accepted: the proof has "
                 f"failed. Please report it, with {self._place.root}"
             )
-        refused = driver.said(Kind.REFUSED)[-1]
+        refused = driver.said(LineKind.REFUSED)[-1]
         why = refused.words.replace(str(self._place.root), "…").partition(". ")[0]
         self._tell(f"the table refuses A's {refused.rows:,} flights: {why}", "good")
         return paused_s, refused
 
-    async def _halted(self, driver: Driver, moment: Moment, gate: float) -> Said:
+    async def _halted(self, driver: Driver, moment: WaitPoint, gate: float) -> DriverReport:
         """Let the driver wait at a moment of its next batch, for which flights are let in."""
         driver.halt_at(moment, least_rows=self._least_rows)
         self._open_gate(gate)
-        await self._until(f"{driver.name} is {moment}", lambda _: bool(driver.said(Kind.WAITS)))
-        return driver.said(Kind.WAITS)[-1]
+        await self._until(f"{driver.name} is {moment}", lambda _: bool(driver.said(LineKind.WAITS)))
+        return driver.said(LineKind.WAITS)[-1]
 
     # ---------------------------------------------------------------- looks
 
-    async def _until(self, what: str, true: Callable[[Look], bool]) -> None:
+    async def _until(self, what: str, true: Callable[[GroupLook], bool]) -> None:
         """Look, and look again, until it is so.
 
         Raises:
@@ -335,7 +338,7 @@ class Show:
         try:
             view = await self._desk.group(STREAM, GROUP)
         except UnknownResource:  # no driver has joined yet
-            self._look = Look(at_s=self._now_s())
+            self._look = GroupLook(at_s=self._now_s())
         else:
             self._look = look_of(view, at_s=self._now_s())
         self._rates.add(self._look)
@@ -346,7 +349,7 @@ class Show:
             if driver.state == "starts" and self._look.owned_by(name):
                 driver.state = "works"
         self._screen.show(
-            Picture(
+            ScreenContents(
                 look=self._look,
                 drivers=tuple(map(self._driver_line, self._drivers.values())),
                 sent=self._sender.sent,
@@ -373,15 +376,15 @@ class Show:
                     f"{driver.last_words()}"
                 )
 
-    def _share(self, one: str, other: str, look: Look) -> bool:
+    def _share(self, one: str, other: str, look: GroupLook) -> bool:
         return look.all_owned and bool(look.owned_by(one)) and bool(look.owned_by(other))
 
-    def _second_gate_is_near(self, look: Look) -> bool:
+    def _second_gate_is_near(self, look: GroupLook) -> bool:
         """By the store, or by the sender: a checkpoint that died with B is not written again."""
         waits = self._sender.sent >= round(_SECOND_GATE * self._total)
         return waits or look.done >= _STOP_AT * self._total
 
-    def _all_done(self, look: Look) -> bool:
+    def _all_done(self, look: GroupLook) -> bool:
         return look.done == look.stored == self._total
 
     # --------------------------------------------------------------- small
@@ -435,7 +438,7 @@ class Show:
         self._stack.callback(driver.end)
 
 
-def _succeeded(look: Look, epochs: dict[str, int]) -> bool:
+def _succeeded(look: GroupLook, epochs: dict[str, int]) -> bool:
     """Whether somebody else owns all these partitions, and has committed to one of them."""
     parts = [each for each in look.parts if each.partition in epochs]
     owned = all(each.owner and each.epoch > epochs[each.partition] for each in parts)

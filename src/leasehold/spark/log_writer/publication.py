@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import FencedWrite, LeaseholdError, SinkChanged
 from leasehold.spark.log_writer.staged_rows import StagedFile
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark.sinks.port import SinkPosition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leasehold.log.streams import StreamInfo
-    from leasehold.spark.sinks.port import Share
+    from leasehold.spark.sinks.port import BatchPart
     from leasehold.stores.blocking import Tx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class CommitRequest:
     """What a commit asks for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Claim:
     sink: str
     group: str
     lane: str
-    shares: tuple[Share, ...]
+    shares: tuple[BatchPart, ...]
     holder: str
     began_at: str
     by_number: bool = False
@@ -49,7 +49,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class PublishedBatch:
     """A batch that is committed. ``partitions``: how many the stream had then."""
 
     sink: str
@@ -77,17 +77,17 @@ class Entered:
     ``record`` None with none of those: it was done before, and is not remembered any more.
     """
 
-    record: Record | None
+    record: PublishedBatch | None
     is_new: bool = False
-    before: tuple[Record, ...] = ()
+    before: tuple[PublishedBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PublicationStep:
     """One commit, inside its transaction. Refusals are returned, so that they can be counted."""
 
     tx: Tx
-    claim: Claim
+    claim: CommitRequest
     stream: StreamInfo
 
     def made(
@@ -112,7 +112,7 @@ class Entry:
             return Entered(record=None, before=before)
         return Entered(record=self._entered(last + 1, staged), is_new=True)
 
-    def _place(self, share: Share) -> tuple[Sunk, int]:
+    def _place(self, share: BatchPart) -> tuple[SinkPosition, int]:
         return place_of(self.tx, self.claim.sink, self.claim.group, share.range.partition)
 
     def _refused(self) -> FencedWrite | None:
@@ -139,13 +139,13 @@ class Entry:
             now_held_by=None if row is None else str(row[1]),
         )
 
-    def _found(self, share: Share) -> bool:
+    def _found(self, share: BatchPart) -> bool:
         """Whether this share was committed before."""
         known, moved_epoch = self._place(share)
         same_owner = self.claim.by_number or moved_epoch == share.epoch
         return known.position == share.range.end and same_owner
 
-    def _changed(self, share: Share) -> SinkChanged | None:
+    def _changed(self, share: BatchPart) -> SinkChanged | None:
         known, _ = self._place(share)
         if known.position is None or known.position == share.range.start:
             return None
@@ -176,13 +176,13 @@ class Entry:
             return Entered(record=None)
         return Entered(record=record_of(self.tx.one("commit_get", sink=claim.sink, number=row[0])))
 
-    def _before(self) -> tuple[Record, ...]:
+    def _before(self) -> tuple[PublishedBatch, ...]:
         rows = self.tx.all("commits_left", stream=self.stream.name)
         records = (record_of(row[:10]) for row in rows)
         mine = (self.claim.sink, self.claim.lane)
         return tuple(each for each in records if (each.sink, each.lane) == mine)
 
-    def _entered(self, number: int, staged: Sequence[StagedFile]) -> Record:
+    def _entered(self, number: int, staged: Sequence[StagedFile]) -> PublishedBatch:
         claim, tx = self.claim, self.tx
         tx.run("sink_number", sink=claim.sink, number=number)
         tx.run(
@@ -234,18 +234,18 @@ def prepared(tx: Tx, sink: str, stream: StreamInfo) -> int | SinkChanged:
     return int(row[2])
 
 
-def place_of(tx: Tx, sink: str, group: str, part: str) -> tuple[Sunk, int]:
+def place_of(tx: Tx, sink: str, group: str, part: str) -> tuple[SinkPosition, int]:
     """What is known of a partition, and the epoch of its last commit."""
     row = tx.one("place_get", sink=sink, grp=group, part=part)
     if row is None:
-        return Sunk(), 0
-    return Sunk(position=row[0], epoch=row[1]), int(row[2])
+        return SinkPosition(), 0
+    return SinkPosition(position=row[0], epoch=row[1]), int(row[2])
 
 
-def record_of(row: Any) -> Record:
+def record_of(row: Any) -> PublishedBatch:
     """A row of ``commit_get``."""
     sink, number, stream, made, lane, partitions, rows, size, listed, published = row
-    return Record(
+    return PublishedBatch(
         sink=sink,
         number=number,
         stream=stream,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from leasehold.errors import FencedWrite, LeaseholdError
 from leasehold.spark.log_writer.publication import (
-    Claim,
+    CommitRequest,
     Entered,
-    Entry,
-    Record,
+    PublicationStep,
+    PublishedBatch,
     fenced,
     place_of,
     prepared,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.log.streams import StreamInfo
     from leasehold.spark.log_writer.staged_rows import StagedFile
-    from leasehold.spark.sinks.port import Sunk
+    from leasehold.spark.sinks.port import SinkPosition
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
 # Somebody who publishes says so every second. After this time without a word others may.
@@ -38,8 +38,8 @@ _UNTENDED_S = 10.0
 _REMEMBERED = 100_000
 
 
-class Book:
-    """Made by ``Book.open``. Safe to use from several threads."""
+class PublicationLedger:
+    """Made by ``PublicationLedger.open``. Safe to use from several threads."""
 
     def __init__(self, database: BlockingDatabase) -> None:
         """Over a database that is open."""
@@ -63,7 +63,7 @@ class Book:
 
     def commit(
         self,
-        claim: Claim,
+        claim: CommitRequest,
         staged: Sequence[StagedFile],
         stream: StreamInfo,
         *,
@@ -78,7 +78,7 @@ class Book:
         """
 
         def step(tx: Tx) -> Entered | LeaseholdError:
-            return Entry(tx, claim, stream).made(staged, unfit=unfit)
+            return PublicationStep(tx, claim, stream).made(staged, unfit=unfit)
 
         answer = self._database.write(step)
         if isinstance(answer, LeaseholdError):
@@ -87,14 +87,14 @@ class Book:
 
     def fence(
         self, sink: str, group: str, epochs: Mapping[str, int], stream: StreamInfo
-    ) -> Mapping[str, Sunk]:
+    ) -> Mapping[str, SinkPosition]:
         """Raise epochs; return what was known before.
 
         Raises:
             SinkChanged: the stream was made anew.
         """
 
-        def step(tx: Tx) -> dict[str, Sunk] | LeaseholdError:
+        def step(tx: Tx) -> dict[str, SinkPosition] | LeaseholdError:
             changed = prepared(tx, sink, stream)
             if isinstance(changed, LeaseholdError):
                 return changed
@@ -108,7 +108,7 @@ class Book:
             raise answer
         return answer
 
-    def move(self, sink: str, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, sink: str, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Put positions anywhere.
 
         Raises:
@@ -137,14 +137,14 @@ class Book:
         lane: str = "",
         group: str = "",
         parts: frozenset[str] = frozenset(),
-    ) -> list[Record]:
+    ) -> list[PublishedBatch]:
         """What is committed and not published, and is to be published by whoever asks.
 
         That is what nobody is at work on; and at once: the lane of a sink, and what a group has
         committed of ``parts``, which have a new owner.
         """
 
-        def step(tx: Tx) -> list[Record]:
+        def step(tx: Tx) -> list[PublishedBatch]:
             found = []
             for row in tx.all("commits_left", stream=stream):
                 record, tended_at, grp = record_of(row[:10]), row[10], row[11]
@@ -166,13 +166,13 @@ class Book:
         rows = self._database.write(lambda tx: tx.all("commits_left", stream=stream))
         return {file.path for row in rows for file in record_of(row[:10]).files}
 
-    def tend(self, record: Record) -> bool:
+    def tend(self, record: PublishedBatch) -> bool:
         """Say that somebody is at work on it; False if there is nothing to do any more."""
         return self._database.write(
             lambda tx: tx.run("commit_tend", sink=record.sink, number=record.number, now=tx.now) > 0
         )
 
-    def publish(self, record: Record, *, forget: bool) -> None:
+    def publish(self, record: PublishedBatch, *, forget: bool) -> None:
         """Note that all its events are in the log. ``forget``: the whole sink was for it alone."""
 
         def step(tx: Tx) -> None:

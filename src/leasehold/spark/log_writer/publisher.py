@@ -53,12 +53,12 @@ from leasehold.errors import (
 from leasehold.events.event import split_by_key
 from leasehold.log.log import Log
 from leasehold.log.options import LogOptions
-from leasehold.log.owner_link import Courier
-from leasehold.log.producer_batch import Parcel
-from leasehold.log.segment_format import Stamp
+from leasehold.log.owner_link import OwnerClient
+from leasehold.log.producer_batch import ProducerBatch
+from leasehold.log.segment_format import ProducerStamp
 from leasehold.log.streams import stream_directory
-from leasehold.spark.log_writer.publication_ledger import Book
-from leasehold.spark.log_writer.staged_rows import Plan, measured, staged_batches
+from leasehold.spark.log_writer.publication_ledger import PublicationLedger
+from leasehold.spark.log_writer.staged_rows import StagingPlan, measured, staged_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -67,9 +67,9 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.log.streams import StreamInfo
-    from leasehold.spark.log_writer.publication import Claim, Record
+    from leasehold.spark.log_writer.publication import CommitRequest, PublishedBatch
     from leasehold.spark.log_writer.staged_rows import StagedFile
-    from leasehold.spark.sinks.port import Sunk
+    from leasehold.spark.sinks.port import SinkPosition
 
 _NUMBER_BITS = 32
 MOST_ROWS = 1 << _NUMBER_BITS
@@ -83,17 +83,17 @@ _TEND_EVERY_S = 1.0
 Staged = list[tuple[int, int, "pa.RecordBatch"]]  # shared out over how many, which one, the rows
 
 
-class Over(Exception):
+class PublicationEnded(Exception):
     """Somebody else has finished the batch."""
 
 
-def producer_of(record: Record) -> bytes:
+def producer_of(record: PublishedBatch) -> bytes:
     """The 16 bytes by which the log knows the lane of a batch."""
     name = f"leasehold-spark\0{record.stream_made}\0{record.sink}\0{record.lane}"
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
-def opened(record: Record) -> Staged:
+def opened(record: PublishedBatch) -> Staged:
     """The batches of all files of a record where they lie, in their order, looked through.
 
     Raises:
@@ -117,12 +117,12 @@ def opened(record: Record) -> Staged:
     return found
 
 
-class Sender:
+class BatchSender:
     """Sends one record. ``tend`` says that somebody is at work, and whether there is work left."""
 
     def __init__(
         self,
-        record: Record,
+        record: PublishedBatch,
         log: Log,
         stream: StreamInfo,
         *,
@@ -159,11 +159,13 @@ class Sender:
             futures = [threads.submit(self._send, number, staged) for number in numbers]
         failed = [error for each in futures if (error := each.exception()) is not None]
         if failed:
-            raise next((each for each in failed if not isinstance(each, Over)), failed[0])
+            raise next(
+                (each for each in failed if not isinstance(each, PublicationEnded)), failed[0]
+            )
 
     def _send(self, number: int, staged: Staged) -> None:
         seat = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
-        courier = Courier(clock=self._clock, answer_limit_s=_ANSWER_LIMIT_S)
+        courier = OwnerClient(clock=self._clock, answer_limit_s=_ANSWER_LIMIT_S)
         try:
             for parcels in self._parcels(self._rows_of(number, staged)):
                 self._go_on()
@@ -186,13 +188,17 @@ class Sender:
                 if part is not None:
                     yield part
 
-    def _parcels(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[Parcel]]:
-        at, size, parcels = self._record.number << _NUMBER_BITS, 0, list[Parcel]()
+    def _parcels(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
+        at, size, parcels = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
         for batch in batches:
             if parcels and (size + batch.nbytes > _AT_ONCE_BYTES or len(parcels) >= _MOST_PARCELS):
                 yield parcels
                 size, parcels = 0, []
-            parcels.append(Parcel(stamp=Stamp(producer=self._producer, sequence=at), batch=batch))
+            parcels.append(
+                ProducerBatch(
+                    stamp=ProducerStamp(producer=self._producer, sequence=at), batch=batch
+                )
+            )
             at += batch.num_rows
             size += batch.nbytes
         if parcels:
@@ -203,7 +209,7 @@ class Sender:
             if self._clock.boottime_s() - self._tended_at < _TEND_EVERY_S:
                 return
             if not self._tend():
-                raise Over
+                raise PublicationEnded
             self._tended_at = self._clock.boottime_s()
 
 
@@ -222,7 +228,7 @@ class Publisher:
         stream: str,
         *,
         log: Log,
-        book: Book,
+        book: PublicationLedger,
         staging: str,
         clock: Clock,
         step: Callable[[str], None],
@@ -263,7 +269,7 @@ class Publisher:
                 store, name=name, options=LogOptions(run_monitor=False), clock=clock
             )
             undo.callback(opened_log.close)
-            book = Book.open(store, clock=clock)
+            book = PublicationLedger.open(store, clock=clock)
             undo.callback(book.close)
             made = cls(
                 stream,
@@ -277,7 +283,7 @@ class Publisher:
         return made
 
     @property
-    def book(self) -> Book:
+    def book(self) -> PublicationLedger:
         """The records of this store."""
         return self._book
 
@@ -286,7 +292,7 @@ class Publisher:
         """The name of the stream."""
         return self._stream.name
 
-    def plan(self, *, shared: bool = False) -> Plan:
+    def plan(self, *, shared: bool = False) -> StagingPlan:
         """Where tasks are to stage one batch: a directory that is new and theirs alone.
 
         ``shared``: one for all batches of all queries instead, which stays.
@@ -304,9 +310,9 @@ class Publisher:
                 f"no directory can be made in {self._staging} ({error}): name another one with the "
                 "option staging"
             ) from error
-        return Plan.of(found, str(directory))
+        return StagingPlan.of(found, str(directory))
 
-    def fence(self, sink: str, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, sink: str, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """Raise epochs; return what was known before.
 
         Raises:
@@ -315,7 +321,7 @@ class Publisher:
         """
         return self._book.fence(sink, group, epochs, self._log.stream(self.stream))
 
-    def commit(self, claim: Claim, staged: Iterable[StagedFile]) -> Record | None:
+    def commit(self, claim: CommitRequest, staged: Iterable[StagedFile]) -> PublishedBatch | None:
         """Commit a batch and publish it; None if it was done before and is forgotten.
 
         Raises:
@@ -345,7 +351,7 @@ class Publisher:
         self._sweep()
         return record
 
-    def finish(self, record: Record) -> None:
+    def finish(self, record: PublishedBatch) -> None:
         """Publish what is committed. Again, and by several at once, is harmless.
 
         Raises:
@@ -357,7 +363,7 @@ class Publisher:
         """
         forget = record.sink.startswith(SAVES)
         try:
-            sender = Sender(
+            sender = BatchSender(
                 record,
                 self._log,
                 self._stream_of(record),
@@ -369,7 +375,7 @@ class Publisher:
             self._step("sent")
             self._book.publish(record, forget=forget)
             self._step("published")
-        except Over:
+        except PublicationEnded:
             return
         except FileNotFoundError as error:
             if not self._book.tend(record):
@@ -385,7 +391,7 @@ class Publisher:
         self.remove(record.files)
         log.info("%s is published", record.label)
 
-    def _stream_of(self, record: Record) -> StreamInfo:
+    def _stream_of(self, record: PublishedBatch) -> StreamInfo:
         found = self._log.stream(record.stream)
         if found.created_at != record.stream_made:
             raise UnknownStream(
@@ -403,7 +409,7 @@ class Publisher:
         for directory in {path.parent for path in paths}:
             _drop(directory)
 
-    def discard(self, files: Iterable[StagedFile], plan: Plan | None = None) -> None:
+    def discard(self, files: Iterable[StagedFile], plan: StagingPlan | None = None) -> None:
         """Remove what was staged, if it is not committed; of a plan all there is. Never raises.
 
         What can not be found out now is left: it is swept when it is a day old.
@@ -417,7 +423,7 @@ class Publisher:
         if plan is not None and not any(path.startswith(plan.directory) for path in kept):
             shutil.rmtree(plan.directory, ignore_errors=True)
 
-    def clear(self, plan: Plan) -> None:
+    def clear(self, plan: StagingPlan) -> None:
         """Remove the directory of a plan whose batch is published. Never raises."""
         shutil.rmtree(plan.directory, ignore_errors=True)
 
@@ -429,7 +435,7 @@ class Publisher:
         group: str = "",
         parts: frozenset[str] = frozenset(),
     ) -> int:
-        """Finish what others left; say how many batches. For the arguments see ``Book.left``.
+        """Finish what others left, as ``PublicationLedger.left`` finds it; return how many batches.
 
         Raises:
             LeaseholdError: as ``finish``.
@@ -446,7 +452,7 @@ class Publisher:
         self._book.close()
         self._log.close()
 
-    def _finish_own(self, record: Record) -> None:
+    def _finish_own(self, record: PublishedBatch) -> None:
         try:
             self.finish(record)
         except StoreUnavailable as error:

@@ -34,7 +34,7 @@ _PARTITION = "partition"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StagingPlan:
     """What a task must know: where to stage, and what the stream was like when it was planned."""
 
     stream: str
@@ -44,7 +44,7 @@ class Plan:
     most_event_bytes: int
 
     @classmethod
-    def of(cls, stream: StreamInfo, directory: str) -> Plan:
+    def of(cls, stream: StreamInfo, directory: str) -> StagingPlan:
         """The plan for a stream as it is now."""
         segment_bytes = stream.settings.segment_bytes
         return cls(
@@ -81,7 +81,7 @@ def check_columns(schema: pa.Schema) -> None:
 
 
 def stage(
-    batches: Iterable[pa.RecordBatch], plan: Plan, *, task: int, token: str
+    batches: Iterable[pa.RecordBatch], plan: StagingPlan, *, task: int, token: str
 ) -> StagedFile | None:
     """Write the rows of a task to a file of their own; none if there are no rows.
 
@@ -142,7 +142,7 @@ def staged_batches(path: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         yield int(told[_PARTITION]), batch
 
 
-def _written(file: object, batches: Iterable[pa.RecordBatch], plan: Plan, task: int) -> int:
+def _written(file: object, batches: Iterable[pa.RecordBatch], plan: StagingPlan, task: int) -> int:
     rows = 0
     with ipc.new_file(file, SENT_SCHEMA) as writer:
         gathered = _Gathered(plan)
@@ -162,7 +162,9 @@ def _sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise SinkUnfit(f"a row can not be sent to the log: {error}") from error
 
 
-def _put(writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, plan: Plan) -> None:
+def _put(
+    writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, plan: StagingPlan
+) -> None:
     for part, size in cut(batch, plan.frame_bytes):
         if size > plan.most_event_bytes:
             raise SinkUnfit(
@@ -177,7 +179,7 @@ def _put(writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, 
 class _Gathered:
     """Rows by partition, until there are enough of one for a frame."""
 
-    plan: Plan
+    plan: StagingPlan
     waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import (
     BatchFailed,
     FencedWrite,
@@ -20,17 +20,22 @@ from leasehold.errors import (
     StoreUnavailable,
 )
 from leasehold.spark.pipeline.batch_errors import name_batch
-from leasehold.spark.pipeline.events import BatchCommitted, BatchRefused, BatchTried, Waiting
+from leasehold.spark.pipeline.events import (
+    BatchAttemptFailed,
+    BatchCommitted,
+    BatchRefused,
+    Waiting,
+)
 
 if TYPE_CHECKING:
-    from leasehold.lease.handle import Tenure
-    from leasehold.spark.pipeline.engine import Surroundings
+    from leasehold.lease.handle import Handle
+    from leasehold.spark.pipeline.engine import RunContext
     from leasehold.spark.pipeline.staging import Work
     from leasehold.spark.sinks.port import Staged, Written
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Ladder(base_s=0.05, most_s=1.0)
+_PAUSES = Backoff(base_s=0.05, most_s=1.0)
 _LEAST_S = 1e-6
 _MOST_LOST = 3
 _GOODBYE_S = 30.0
@@ -39,13 +44,13 @@ _GOODBYE_S = 30.0
 class Committing:
     """For one run of a pipeline; in a thread of its own. ``last``: what it committed last."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: RunContext) -> None:
         """Nothing is committed yet."""
         self._around = around
         self._clock = around.clock
         self._patience_s = min(around.options.drain_limit.total_seconds(), _GOODBYE_S)
         self._lost_in_a_row = 0
-        self._unmarked: dict[str, tuple[Tenure, int]] = {}
+        self._unmarked: dict[str, tuple[Handle, int]] = {}
         self.last: BatchCommitted | None = None
 
     def commit(self, work: Work, staged: Staged) -> bool:
@@ -72,7 +77,7 @@ class Committing:
             self._around.sink.discard(staged)
             self._lost_in_a_row += 1
             self._around.board.tell(
-                BatchTried(**work.told(), attempt=self._lost_in_a_row, error=gone)
+                BatchAttemptFailed(**work.told(), attempt=self._lost_in_a_row, error=gone)
             )
             if self._lost_in_a_row >= _MOST_LOST:
                 name_batch(gone, work.batch)

@@ -13,14 +13,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseLost, StoreError, StoreUnavailable
 from leasehold.spark.pipeline.committing import Committing
-from leasehold.spark.pipeline.events import BatchPlanned, ShareOpened, Waiting
+from leasehold.spark.pipeline.events import BatchPlanned, PipelinePartitionOpened, Waiting
 from leasehold.spark.pipeline.planning import next_ranges
 from leasehold.spark.pipeline.staging import Staging, Work
-from leasehold.spark.pipeline.takeover import Opening
-from leasehold.spark.sinks.port import Batch, Share
+from leasehold.spark.pipeline.takeover import Takeover
+from leasehold.spark.sinks.port import Batch, BatchPart
 
 if TYPE_CHECKING:
     import random
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 
     from leasehold.clock import Clock
     from leasehold.events.source import PartitionEnds, RangeSource
-    from leasehold.lease.handle import Tenure
-    from leasehold.processor.events import Board
+    from leasehold.lease.handle import Handle
+    from leasehold.processor.events import EventBus
     from leasehold.spark.pipeline.options import PipelineOptions
-    from leasehold.spark.pipeline.owned_partitions import Shares
-    from leasehold.spark.pipeline.planning import Frames
-    from leasehold.spark.pipeline.takeover import Place
+    from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
+    from leasehold.spark.pipeline.planning import BatchFrames
+    from leasehold.spark.pipeline.takeover import ResumePlace
     from leasehold.spark.ranges import Range
     from leasehold.spark.sinks.port import Sink, Staged
 
 log = logging.getLogger("leasehold.spark")
 
-_IDLE = Ladder(base_s=0.01, most_s=0.25)
-_PAUSES = Ladder(base_s=0.1, most_s=5.0)
+_IDLE = Backoff(base_s=0.01, most_s=0.25)
+_PAUSES = Backoff(base_s=0.1, most_s=5.0)
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RunContext:
     """What all parts of a running pipeline share."""
 
     spark: SparkSession
-    frames: Frames
+    frames: BatchFrames
     function: Callable[[DataFrame], DataFrame]
     sink: Sink
-    shares: Shares
+    shares: OwnedPartitions
     source: RangeSource
     options: PipelineOptions
-    board: Board
+    board: EventBus
     clock: Clock
     rng: random.Random
     is_stopping: Callable[[], bool]
@@ -66,13 +66,13 @@ class Surroundings:
 class Engine:
     """For one run. ``run`` is for the thread that called the pipeline."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: RunContext) -> None:
         """Nothing is begun."""
         self._around = around
         self._shares = around.shares
         self._options = around.options
         self._clock = around.clock
-        self._opening = Opening(
+        self._opening = Takeover(
             sink=around.sink, shares=around.shares, source=around.source, options=around.options
         )
         self._committing = Committing(around)
@@ -81,7 +81,7 @@ class Engine:
         self._under_way: tuple[Work, Future[bool]] | None = None
         self._done: dict[str, int] = {}  # committed
         self._ahead: dict[str, int] = {}  # planned
-        self._unsure: dict[str, Tenure] = {}  # held, but where they stand has to be asked
+        self._unsure: dict[str, Handle] = {}  # held, but where they stand has to be asked
         self._backlog: deque[tuple[Range, ...]] = deque()
         self._number = 0
         self._idle = 0
@@ -149,9 +149,9 @@ class Engine:
                 self._tell_opened(partition, fresh[partition], place)
         self._ahead = dict(self._done)
 
-    def _tell_opened(self, partition: str, tenure: Tenure, place: Place) -> None:
+    def _tell_opened(self, partition: str, tenure: Handle, place: ResumePlace) -> None:
         self._around.board.tell(
-            ShareOpened(
+            PipelinePartitionOpened(
                 holder=tenure.ownership.holder,
                 partition=partition,
                 epoch=tenure.ownership.epoch,
@@ -160,7 +160,7 @@ class Engine:
             )
         )
 
-    def _opened(self, fresh: dict[str, Tenure]) -> dict[str, Place]:
+    def _opened(self, fresh: dict[str, Handle]) -> dict[str, ResumePlace]:
         failures = 0
         while True:
             held = {each: tenure for each, tenure in fresh.items() if tenure.valid}
@@ -210,7 +210,7 @@ class Engine:
     def _work(
         self,
         ranges: Sequence[Range],
-        usable: dict[str, Tenure],
+        usable: dict[str, Handle],
         *,
         began_s: float,
         lag: int,
@@ -218,7 +218,7 @@ class Engine:
     ) -> Work:
         tenures = {each.partition: usable[each.partition] for each in ranges}
         shares = tuple(
-            Share(range=each, epoch=tenures[each.partition].ownership.epoch) for each in ranges
+            BatchPart(range=each, epoch=tenures[each.partition].ownership.epoch) for each in ranges
         )
         batch = Batch(
             group=self._shares.group,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareOpened(HookEvent):
+class PipelinePartitionOpened(HookEvent):
     """A partition came to this driver; its events come from ``position`` on, as ``by`` says."""
 
     position: int
@@ -29,7 +29,7 @@ class ShareOpened(HookEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareClosed(HookEvent):
+class PipelinePartitionClosed(HookEvent):
     """A partition has left this driver."""
 
     reason: str
@@ -89,7 +89,7 @@ class BatchRefused(BatchEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTried(BatchEvent):
+class BatchAttemptFailed(BatchEvent):
     """The transformation or the staging failed for the ``attempt``-th time."""
 
     attempt: int
@@ -121,7 +121,7 @@ _THOUSANDS = 9_999_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class PipelineCounts:
     """What a run has done. ``refused``: batches that were not ours any more when ready."""
 
     batches: int = 0
@@ -136,14 +136,14 @@ class Tally:
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self.totals = Totals()
+        self.totals = PipelineCounts()
 
     def __call__(self, event: HookEvent) -> None:
         """Take it in."""
         old = self.totals
         match event:
             case BatchCommitted():
-                self.totals = Totals(
+                self.totals = PipelineCounts(
                     batches=old.batches + 1,
                     rows=old.rows + event.rows,
                     rows_out=old.rows_out + event.rows_out,
@@ -171,13 +171,13 @@ class ProgressLines:
     def __call__(self, event: HookEvent) -> None:
         """Write about it, if it is worth a line."""
         match event:
-            case ShareOpened():
+            case PipelinePartitionOpened():
                 self._partitions.add(event.partition)
                 self._write(
                     f"partition {event.partition} opened at {event.position:,} "
                     f"(by {event.by}), epoch {event.epoch}"
                 )
-            case ShareClosed():
+            case PipelinePartitionClosed():
                 self._partitions.discard(event.partition)
                 self._write(f"partition {event.partition} closed: {event.reason}")
             case BatchCommitted():
@@ -186,7 +186,7 @@ class ProgressLines:
                 who = "the sink" if event.by_sink else "this driver"
                 self._write(f"batch {event.number}: {event.rows:,} rows refused by {who}")
                 self._write(f"  {event.why}")
-            case BatchTried():
+            case BatchAttemptFailed():
                 words = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
                 self._write(f"batch {event.number} failed ({event.attempt}): {words[:_MOST_WORDS]}")
             case Waiting():
@@ -226,8 +226,8 @@ def _short(number: float) -> str:
     return f"{number / 1e3:,.0f}k" if number < _THOUSANDS else f"{number / 1e6:,.0f}M"
 
 
-def _plus(old: Totals, *, refused: int = 0, dropped: int = 0) -> Totals:
-    return Totals(
+def _plus(old: PipelineCounts, *, refused: int = 0, dropped: int = 0) -> PipelineCounts:
+    return PipelineCounts(
         batches=old.batches,
         rows=old.rows,
         rows_out=old.rows_out,

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.core.balance import Strategy
-from leasehold.core.lease_timing import Timing
-from leasehold.core.poison_policy import PoisonPolicy, Then
+from leasehold.core.lease_timing import LeaseTiming
+from leasehold.core.poison_policy import PoisonAction, PoisonPolicy
 from leasehold.errors import InvalidOptions
 from leasehold.events.start import Start
 from leasehold.lease.group_state import is_whole
@@ -56,7 +56,7 @@ class PipelineOptions:
     poison: PoisonPolicy = field(default_factory=PoisonPolicy.stop)
     dead_letters: DeadLetters | None = None
     strategy: Strategy = Strategy.EVEN
-    timing: Timing = field(default_factory=Timing)
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
     weight: float = 1.0
     most_partitions: int | None = None
     drain_limit: timedelta = timedelta(minutes=5)
@@ -76,7 +76,7 @@ class PipelineOptions:
         if isinstance(self.columns, str):
             raise InvalidOptions(f"columns is a tuple of names: write columns=({self.columns!r},)")
         object.__setattr__(self, "columns", tuple(self.columns))
-        if self.poison.then is Then.DEAD_LETTER and self.dead_letters is None:
+        if self.poison.then is PoisonAction.DEAD_LETTER and self.dead_letters is None:
             raise InvalidOptions(
                 "poison=PoisonPolicy.dead_letter() needs a place for the letters: write "
                 'dead_letters=LogDeadLetters(log, "dead")'

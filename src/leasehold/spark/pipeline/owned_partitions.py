@@ -16,9 +16,9 @@ import anyio.from_thread
 
 from leasehold.clock import system_random
 from leasehold.errors import StoreError
-from leasehold.lease.handle import Tenure
+from leasehold.lease.handle import Handle
 from leasehold.lease.member import Member
-from leasehold.model import EndReason, Mark, Position
+from leasehold.model import CheckpointWrite, EndReason, Position
 from leasehold.names import last_part, partition_group, partition_key
 from leasehold.stores import open_store
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from leasehold.clock import Clock
-    from leasehold.model import Checkpoint, MarkRefusal, Ownership, Resource, Term
+    from leasehold.model import Checkpoint, Ownership, Refusal, Resource, Term
     from leasehold.ports import Store
     from leasehold.spark.pipeline.options import PipelineOptions
 
 _TERMS = 100
 
 
-class Shares:
+class OwnedPartitions:
     """``with`` joins the group and leaves it. All but ``Keeper``'s methods are for one thread."""
 
     def __init__(
@@ -60,8 +60,8 @@ class Shares:
         self._clock = clock
         self._lost = lost
         self._changed = threading.Condition()
-        self._fresh: dict[str, Tenure] = {}
-        self._held: dict[str, Tenure] = {}
+        self._fresh: dict[str, Handle] = {}
+        self._held: dict[str, Handle] = {}
         self._draining: set[str] = set()
         self._busy: Counter[str] = Counter()
         self._stack = AsyncExitStack()
@@ -132,7 +132,7 @@ class Shares:
         """Whether the member has left the group: it was stopped, or an operator sent it away."""
         return self._running is not None and self._running.done()
 
-    def fresh(self) -> dict[str, Tenure]:
+    def fresh(self) -> dict[str, Handle]:
         """Partitions that came and were not opened yet, by id; they count as busy from now on."""
         with self._changed:
             taken = {each.partition: each for key, each in self._fresh.items()}
@@ -144,7 +144,7 @@ class Shares:
     def opened(self, ownership: Ownership) -> None:
         """See ``Keeper``."""
         with self._changed:
-            tenure = Tenure(ownership=ownership, member=self._member)
+            tenure = Handle(ownership=ownership, member=self._member)
             self._held[ownership.key] = self._fresh[ownership.key] = tenure
             self._changed.notify_all()
 
@@ -167,7 +167,7 @@ class Shares:
             self._changed.notify_all()
         self._lost(ownership, reason)
 
-    def usable(self) -> dict[str, Tenure]:
+    def usable(self) -> dict[str, Handle]:
         """Those that a new batch may read, by id: held, opened, and not to be handed over."""
         with self._changed:
             return {
@@ -176,7 +176,7 @@ class Shares:
                 if key not in self._fresh and key not in self._draining and each.valid
             }
 
-    def begin(self, tenures: Sequence[Tenure]) -> bool:
+    def begin(self, tenures: Sequence[Handle]) -> bool:
         """Begin a batch with these partitions; False if one of them was lost or drains by now."""
         with self._changed:
             keys = [each.ownership.key for each in tenures]
@@ -185,7 +185,7 @@ class Shares:
                 self._busy.update(keys)
             return fit
 
-    def end(self, tenures: Sequence[Tenure]) -> None:
+    def end(self, tenures: Sequence[Handle]) -> None:
         """It has ended. What waited for that is given up."""
         idle = []
         with self._changed:
@@ -214,7 +214,7 @@ class Shares:
         """Let whoever waits return. From any thread, not from a signal handler."""
         self._tell()
 
-    def fenced(self, tenure: Tenure) -> None:
+    def fenced(self, tenure: Handle) -> None:
         """A sink has refused a write under this ownership: it has ended."""
         self._portal.call(self._member.fenced, tenure.ownership)
 
@@ -224,13 +224,15 @@ class Shares:
 
     # -------------------------------------------------- asked of the store
 
-    def mark(self, positions: Mapping[str, tuple[Tenure, int]]) -> Mapping[str, MarkRefusal]:
+    def mark(self, positions: Mapping[str, tuple[Handle, int]]) -> Mapping[str, Refusal]:
         """Write the checkpoint of each partition: the event before the number given is done."""
         marks = [
-            Mark(ownership=tenure.ownership, position=Position(sequence_number=number - 1))
+            CheckpointWrite(
+                ownership=tenure.ownership, position=Position(sequence_number=number - 1)
+            )
             for tenure, number in positions.values()
         ]
-        refused: Mapping[str, MarkRefusal] = self._portal.call(self._member.mark, marks)
+        refused: Mapping[str, Refusal] = self._portal.call(self._member.mark, marks)
         return refused
 
     def checkpoints(self) -> Mapping[str, Checkpoint]:

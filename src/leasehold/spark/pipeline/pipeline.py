@@ -16,13 +16,13 @@ from leasehold.clock import SystemClock, system_random
 from leasehold.errors import UsageError
 from leasehold.events.source_urls import open_ranges
 from leasehold.names import check_name, last_part
-from leasehold.processor.events import Board
-from leasehold.runtime.stop_signals import Asked, StopRequests
-from leasehold.spark.pipeline.engine import Engine, Surroundings
-from leasehold.spark.pipeline.events import ProgressLines, ShareClosed, Tally
+from leasehold.processor.events import EventBus
+from leasehold.runtime.stop_signals import StopAsked, StopRequests
+from leasehold.spark.pipeline.engine import Engine, RunContext
+from leasehold.spark.pipeline.events import PipelinePartitionClosed, ProgressLines, Tally
 from leasehold.spark.pipeline.options import PipelineOptions
-from leasehold.spark.pipeline.owned_partitions import Shares
-from leasehold.spark.pipeline.planning import Frames
+from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
+from leasehold.spark.pipeline.planning import BatchFrames
 from leasehold.spark.sessions import check_workers
 from leasehold.spark.sinks.foreach import ForeachSink
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Ownership
     from leasehold.processor.events import Hook
-    from leasehold.spark.pipeline.events import Totals
+    from leasehold.spark.pipeline.events import PipelineCounts
     from leasehold.spark.sinks.foreach import OnBatch
     from leasehold.spark.sinks.port import Sink
 
@@ -81,7 +81,7 @@ class Pipeline:
         self._functions: list[Callable[[DataFrame], DataFrame]] = []
         self._sink: Sink | None = None
         self._tally = Tally()
-        self._shares: Shares | None = None
+        self._shares: OwnedPartitions | None = None
         self._requests = StopRequests()
         self._is_stopping = False
         self._has_run = False
@@ -109,7 +109,7 @@ class Pipeline:
         return self.write_to(ForeachSink(function))
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> PipelineCounts:
         """What was done so far."""
         return self._tally.totals
 
@@ -122,7 +122,7 @@ class Pipeline:
         if self._shares is not None:
             self._shares.wake()
 
-    def run(self, *, until_caught_up: bool = False, show: bool | None = None) -> Totals:
+    def run(self, *, until_caught_up: bool = False, show: bool | None = None) -> PipelineCounts:
         """Work until ``stop``, SIGINT or SIGTERM; a second signal leaves at once, without order.
 
         A signal that comes within a second of the first is the same request.
@@ -145,11 +145,11 @@ class Pipeline:
         if show or (show is None and sys.stderr.isatty()):
             hooks.insert(0, ProgressLines(_to_stderr, clock=self._clock))
         with self._signals(), ExitStack() as stack:
-            engine = self._engine(self._sink, Board(hooks), stack)
+            engine = self._engine(self._sink, EventBus(hooks), stack)
             engine.run(until_caught_up=until_caught_up)
         return self.totals
 
-    def _engine(self, sink: Sink, board: Board, stack: ExitStack) -> Engine:
+    def _engine(self, sink: Sink, board: EventBus, stack: ExitStack) -> Engine:
         source = open_ranges(
             self._source, store_url=self._source_store, name=self.name, pinned=True
         )
@@ -162,7 +162,7 @@ class Pipeline:
                 f"the pipeline reads {source.name!r} and would write to it: what it writes would "
                 "come back to it, without end; write to another stream"
             )
-        frames = Frames(
+        frames = BatchFrames(
             self._spark,
             self._source,
             self._source_store,
@@ -179,7 +179,7 @@ class Pipeline:
             for each in engines:
                 each.lost(ownership.key)
             board.tell(
-                ShareClosed(
+                PipelinePartitionClosed(
                     holder=ownership.holder,
                     partition=last_part(ownership.key),
                     epoch=ownership.epoch,
@@ -188,7 +188,7 @@ class Pipeline:
             )
 
         shares = self._shares = stack.enter_context(
-            Shares(
+            OwnedPartitions(
                 self._store,
                 stream=source.name,
                 group=self.group,
@@ -198,7 +198,7 @@ class Pipeline:
                 lost=lost,
             )
         )
-        around = Surroundings(
+        around = RunContext(
             spark=self._spark,
             frames=frames,
             function=self._function,
@@ -233,7 +233,7 @@ class Pipeline:
                 signal.signal(each, handler)
 
     def _asked(self, number: int, _frame: object) -> None:
-        if self._requests.heard(self._clock.boottime_s()) is Asked.AGAIN:
+        if self._requests.heard(self._clock.boottime_s()) is StopAsked.AGAIN:
             os._exit(128 + number)
         self._is_stopping = True  # no lock is taken here: the loop looks several times a second
 

@@ -64,7 +64,7 @@ def halves(ranges: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, .
 _MOST_LOCAL_BYTES = 8 << 20
 
 
-class Frames:
+class BatchFrames:
     """Makes them, for one stream."""
 
     def __init__(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 
-from leasehold.core.backoff import Ladder
-from leasehold.core.poison_policy import Then
+from leasehold.core.backoff import Backoff
+from leasehold.core.poison_policy import PoisonAction
 from leasehold.errors import (
     BatchFailed,
     SinkChanged,
@@ -32,9 +32,9 @@ from leasehold.names import last_part
 from leasehold.runtime.tracebacks import reason_of, traceback_of
 from leasehold.spark.pipeline.batch_errors import name_batch, trouble_of
 from leasehold.spark.pipeline.events import (
+    BatchAttemptFailed,
     BatchRefused,
     BatchStaged,
-    BatchTried,
     EventDropped,
     Waiting,
     pace,
@@ -45,16 +45,16 @@ from leasehold.spark.sinks.port import Staged
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from leasehold.lease.handle import Tenure
+    from leasehold.lease.handle import Handle
     from leasehold.spark.pipeline.batch_errors import Trouble
-    from leasehold.spark.pipeline.engine import Surroundings
+    from leasehold.spark.pipeline.engine import RunContext
     from leasehold.spark.pipeline.events import BatchCommitted
     from leasehold.spark.ranges import Range
     from leasehold.spark.sinks.port import Batch
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Ladder(base_s=0.1, most_s=5.0)
+_PAUSES = Backoff(base_s=0.1, most_s=5.0)
 _WRONG = (AnalysisException, UsageError)
 _MOST_WORDS = 500
 _MEND = "Mend the transformation and start again"
@@ -74,7 +74,7 @@ class Work:
     """A batch, the ownerships it stands on, and when it was planned, by the clock."""
 
     batch: Batch
-    tenures: Mapping[str, Tenure]
+    tenures: Mapping[str, Handle]
     began_s: float
     since_s: float
     planned_s: float
@@ -106,7 +106,7 @@ class Staging:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: RunContext,
         *,
         split: Callable[[tuple[Range, ...], tuple[Range, ...]], None],
         last: Callable[[], BatchCommitted | None],
@@ -153,7 +153,9 @@ class Staging:
                     return None
                 attempt += 1
                 told = trouble or error
-                self._around.board.tell(BatchTried(**work.told(), attempt=attempt, error=told))
+                self._around.board.tell(
+                    BatchAttemptFailed(**work.told(), attempt=attempt, error=told)
+                )
                 if isinstance(error, _WRONG):  # as it is written, it can never work
                     raise _failed(work, error, attempt, advice=_MEND) from error
                 if policy.exhausted(attempt) or (work.is_part and work.batch.rows > 1):
@@ -229,7 +231,7 @@ class Staging:
         policy = self._around.options.poison
         if trouble is not None:
             raise _failed(work, trouble, attempts, advice=_LOOK) from error
-        if policy.then is Then.STOP:
+        if policy.then is PoisonAction.STOP:
             raise _failed(work, error, attempts) from error
         nothing = self._nothing_when_possible(work, attempts)
         if nothing is None:
@@ -294,7 +296,7 @@ class Staging:
         (share,) = work.batch.shares
         place, action = share.range, self._around.options.poison.then
         letters = self._around.options.dead_letters
-        if action is Then.DEAD_LETTER and letters is not None:
+        if action is PoisonAction.DEAD_LETTER and letters is not None:
             source = self._around.source
             found = [
                 DeadLetter(

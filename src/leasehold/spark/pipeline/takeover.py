@@ -8,39 +8,39 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from leasehold.core.resume_position import By, resumed, resumed_by_checkpoint
+from leasehold.core.resume_position import PositionOrigin, resumed, resumed_by_checkpoint
 from leasehold.errors import PositionLost, SinkChanged
 from leasehold.events.start import Start
 from leasehold.processor.options import OnTrimmed
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark.sinks.port import SinkPosition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from leasehold.core.resume_position import Resumed
+    from leasehold.core.resume_position import ResumePosition
     from leasehold.events.source import PartitionEnds, RangeSource
-    from leasehold.lease.handle import Tenure
+    from leasehold.lease.handle import Handle
     from leasehold.model import Checkpoint
     from leasehold.spark.pipeline.options import PipelineOptions
-    from leasehold.spark.pipeline.owned_partitions import Shares
+    from leasehold.spark.pipeline.owned_partitions import OwnedPartitions
     from leasehold.spark.sinks.port import Sink
 
-_SETTLED_HERE = frozenset((By.START, By.OPERATOR))
+_SETTLED_HERE = frozenset((PositionOrigin.START, PositionOrigin.OPERATOR))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ResumePlace:
     """Where a partition goes on, and who said so."""
 
     position: int
     by: str
 
 
-class Opening:
+class Takeover:
     """Finds the places for one pipeline."""
 
     def __init__(
-        self, *, sink: Sink, shares: Shares, source: RangeSource, options: PipelineOptions
+        self, *, sink: Sink, shares: OwnedPartitions, source: RangeSource, options: PipelineOptions
     ) -> None:
         """Nothing is asked yet."""
         self._sink = sink
@@ -48,7 +48,7 @@ class Opening:
         self._source = source
         self._options = options
 
-    def places(self, fresh: Mapping[str, Tenure]) -> dict[str, Place]:
+    def places(self, fresh: Mapping[str, Handle]) -> dict[str, ResumePlace]:
         """The place of each partition; those that turn out to be lost are left out.
 
         When it returns, sink and checkpoint both stand there: a start by the options is settled
@@ -63,20 +63,20 @@ class Opening:
         known = self.fenced(fresh)
         checkpoints = self._shares.checkpoints()
         ends = self._source.ends(list(known))
-        places: dict[str, Place] = {}
-        moves: dict[str, Sunk] = {}
-        marks: dict[str, tuple[Tenure, int]] = {}
+        places: dict[str, ResumePlace] = {}
+        moves: dict[str, SinkPosition] = {}
+        marks: dict[str, tuple[Handle, int]] = {}
         for partition, sunk in known.items():
             tenure = fresh[partition]
             checkpoint = checkpoints.get(tenure.ownership.key)
             done = None if checkpoint is None else checkpoint.resumes_at
             found = self._resumed(tenure, checkpoint, sunk)
-            if found.by is By.NOBODY:
+            if found.by is PositionOrigin.NOBODY:
                 raise self._contradiction(partition, done, sunk)
             position = self._in_log(partition, found, ends[partition])
-            places[partition] = Place(position=position, by=found.by.value)
+            places[partition] = ResumePlace(position=position, by=found.by.value)
             if found.by in _SETTLED_HERE or found.position != position:
-                moves[partition] = Sunk(position=position, epoch=tenure.ownership.epoch)
+                moves[partition] = SinkPosition(position=position, epoch=tenure.ownership.epoch)
             if found.by in _SETTLED_HERE or done != position:
                 marks[partition] = (tenure, position)
         if moves and self._sink.atomic:
@@ -85,20 +85,20 @@ class Opening:
             self._shares.mark(marks)
         return places
 
-    def fenced(self, tenures: Mapping[str, Tenure]) -> dict[str, Sunk]:
+    def fenced(self, tenures: Mapping[str, Handle]) -> dict[str, SinkPosition]:
         """Fence the sink for these, and tell what it knows. What is lost already is left out."""
         epochs = {each: tenure.ownership.epoch for each, tenure in tenures.items()}
         known = self._sink.fence(self._shares.group, epochs) if self._sink.atomic else {}
         found = {}
         for partition, epoch in epochs.items():
-            sunk = known.get(partition, Sunk())
+            sunk = known.get(partition, SinkPosition())
             if sunk.epoch > epoch:
                 self._given_up(tenures[partition], sunk.epoch)
             else:
                 found[partition] = sunk
         return found
 
-    def _given_up(self, tenure: Tenure, sunk_epoch: int) -> None:
+    def _given_up(self, tenure: Handle, sunk_epoch: int) -> None:
         """The sink has heard of a later owner. If the store has not, it is not ours to write."""
         owned = tenure.ownership
         if self._shares.epoch(owned.key) == owned.epoch:
@@ -110,7 +110,9 @@ class Opening:
             )
         self._shares.fenced(tenure)
 
-    def _resumed(self, tenure: Tenure, checkpoint: Checkpoint | None, sunk: Sunk) -> Resumed:
+    def _resumed(
+        self, tenure: Handle, checkpoint: Checkpoint | None, sunk: SinkPosition
+    ) -> ResumePosition:
         done = None if checkpoint is None else checkpoint.resumes_at
         if not self._sink.atomic:
             return resumed_by_checkpoint(done)
@@ -118,7 +120,7 @@ class Opening:
         is_reset = reset_epoch > (0 if checkpoint is None else checkpoint.epoch - 1)
         return resumed(checkpoint=done, sunk=sunk.position, is_reset=is_reset)
 
-    def _in_log(self, partition: str, found: Resumed, ends: PartitionEnds) -> int:
+    def _in_log(self, partition: str, found: ResumePosition, ends: PartitionEnds) -> int:
         if found.position is None:
             return self._source.find(partition, self._options.start)
         if found.position > ends.next:
@@ -142,7 +144,9 @@ class Opening:
                     "go on without them with on_trimmed=OnTrimmed.EARLIEST"
                 )
 
-    def _contradiction(self, partition: str, checkpoint: int | None, sunk: Sunk) -> SinkChanged:
+    def _contradiction(
+        self, partition: str, checkpoint: int | None, sunk: SinkPosition
+    ) -> SinkChanged:
         knows = "nothing" if sunk.position is None else f"events up to {sunk.position - 1}"
         return SinkChanged(
             f"{self._sink.name} holds {knows} of partition {partition} of {self._source.name!r}, "

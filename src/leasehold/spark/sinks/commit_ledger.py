@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from leasehold.errors import FencedWrite, SinkChanged
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Commit, Sunk, Written
+from leasehold.spark.sinks.port import Commit, SinkPosition, Written
 from leasehold.stores.blocking import named_queries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from leasehold.spark.sinks.port import Batch, Share
+    from leasehold.spark.sinks.port import Batch, BatchPart
     from leasehold.stores.blocking import Params, Tx
 
 
@@ -41,13 +41,13 @@ def sql_of(name: str, schema: str = "") -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class CommitLedger:
     """The rows of one sink. ``sink`` is its id in the database, ``name`` that for people."""
 
     sink: str
     name: str
 
-    def fence(self, tx: Tx, group: str, epochs: Mapping[str, int]) -> dict[str, Sunk]:
+    def fence(self, tx: Tx, group: str, epochs: Mapping[str, int]) -> dict[str, SinkPosition]:
         """Raise the epochs; return what was known before."""
         before = self._locked(tx, group, epochs)
         tx.many(
@@ -60,7 +60,7 @@ class Ledger:
         )
         return before
 
-    def move(self, tx: Tx, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, tx: Tx, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Put the positions where they are said to be.
 
         Raises:
@@ -90,7 +90,7 @@ class Ledger:
             if epoch > share.epoch:
                 raise self._fenced(batch.group, share.range.partition, share.epoch, epoch)
         if all(
-            known[each.range.partition] == Sunk(position=each.range.end, epoch=each.epoch)
+            known[each.range.partition] == SinkPosition(position=each.range.end, epoch=each.epoch)
             for each in batch.shares
         ):
             return self._found(tx, batch.group, batch.shares[0])
@@ -111,7 +111,7 @@ class Ledger:
             tx,
             batch.group,
             {
-                each.range.partition: Sunk(position=each.range.end, epoch=each.epoch)
+                each.range.partition: SinkPosition(position=each.range.end, epoch=each.epoch)
                 for each in batch.shares
             },
         )
@@ -147,15 +147,17 @@ class Ledger:
 
     # ------------------------------------------------------------- parts
 
-    def _locked(self, tx: Tx, group: str, partitions: Iterable[str]) -> dict[str, Sunk]:
+    def _locked(self, tx: Tx, group: str, partitions: Iterable[str]) -> dict[str, SinkPosition]:
         names = sorted(partitions)
         tx.many("position_lock", [{"wall": tx.wall, **self._at(group, each)} for each in names])
         # A statement of its own, after the locks were had: it sees what was committed meanwhile.
         rows = tx.all("positions", sink=self.sink, grp=group)
-        known = {part: Sunk(position=position, epoch=epoch) for part, epoch, position in rows}
+        known = {
+            part: SinkPosition(position=position, epoch=epoch) for part, epoch, position in rows
+        }
         return {each: known[each] for each in names}
 
-    def _put(self, tx: Tx, group: str, places: Mapping[str, Sunk]) -> None:
+    def _put(self, tx: Tx, group: str, places: Mapping[str, SinkPosition]) -> None:
         tx.many(
             "position_put",
             [
@@ -169,7 +171,7 @@ class Ledger:
             ],
         )
 
-    def _found(self, tx: Tx, group: str, share: Share) -> Written:
+    def _found(self, tx: Tx, group: str, share: BatchPart) -> Written:
         """What the commit that ended here has added; nothing, if the position was moved here."""
         row = tx.one(
             "commit_ending",

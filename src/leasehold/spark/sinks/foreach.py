@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from leasehold.spark.sinks.port import Commit, Sunk
+    from leasehold.spark.sinks.port import Commit, SinkPosition
 
 OnBatch: TypeAlias = "Callable[[DataFrame, Batch], None]"
 
@@ -33,12 +33,12 @@ class ForeachSink:
     def open(self, spark: SparkSession) -> None:
         """Nothing to do."""
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """It knows nothing."""
         del group, epochs
         return {}
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """It keeps no positions."""
 
     def stage(self, frame: DataFrame, batch: Batch) -> Staged:

@@ -20,9 +20,9 @@ from pyspark.taskcontext import TaskContext
 from leasehold.clock import new_token
 from leasehold.errors import UsageError
 from leasehold.events.source_urls import stream_of
-from leasehold.spark.log_writer.publication import Claim
+from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import Publisher
-from leasehold.spark.log_writer.staged_rows import Plan, StagedFile, check_columns, stage
+from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan, check_columns, stage
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import settle
 from leasehold.spark.schema import arrow_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from leasehold.clock import Clock
-    from leasehold.spark.sinks.port import Batch, Sunk
+    from leasehold.spark.sinks.port import Batch, SinkPosition
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -42,8 +42,8 @@ _ANSWER = "file string"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Staged:
-    plan: Plan
+class _StagedStream:
+    plan: StagingPlan
     files: tuple[StagedFile, ...]
 
 
@@ -113,7 +113,7 @@ class LogSink:
             self._stream, self._store, staging=self._staging, clock=self._clock
         )
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """See ``Sink``. What former owners committed of these partitions is published first."""
         known = self._opened().fence(self._sink, group, epochs)
         self._opened().finish_left(
@@ -121,7 +121,7 @@ class LogSink:
         )
         return known
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """See ``Sink``."""
         self._opened().book.move(self._sink, group, places)
 
@@ -137,7 +137,7 @@ class LogSink:
             publisher.discard((), plan)
             raise
         files = tuple(StagedFile(**json.loads(text)) for (text,) in rows)
-        return Staged(_Staged(plan=plan, files=files))
+        return Staged(_StagedStream(plan=plan, files=files))
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
         """See ``Sink``.
@@ -145,8 +145,8 @@ class LogSink:
         Raises:
             VolumeUnusable: a staged file is not to be seen by the driver.
         """
-        inside: _Staged = staged.inside
-        claim = Claim(
+        inside: _StagedStream = staged.inside
+        claim = CommitRequest(
             sink=self._sink,
             group=batch.group,
             lane=self._lane,
@@ -162,7 +162,7 @@ class LogSink:
 
     def discard(self, staged: Staged) -> None:
         """See ``Sink``. What turns out to be committed stays."""
-        inside: _Staged = staged.inside
+        inside: _StagedStream = staged.inside
         if self._publisher is not None:
             self._publisher.discard(inside.files, inside.plan)
 
@@ -191,7 +191,7 @@ class LogSink:
         return self._publisher
 
 
-def _task(plan: Plan) -> Task:
+def _task(plan: StagingPlan) -> Task:
     """What a task runs: it takes rows, and gives its file, if it had rows."""
 
     def staged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

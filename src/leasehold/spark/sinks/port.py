@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sunk:
+class SinkPosition:
     """What a sink knew of a partition. ``position`` None, ``epoch`` 0: nothing."""
 
     position: int | None = None
@@ -46,7 +46,7 @@ class Sunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class BatchPart:
     """A part of a batch: a range, and the epoch under which it is owned."""
 
     range: Range
@@ -67,7 +67,7 @@ class Batch:
 
     group: str
     number: int
-    shares: tuple[Share, ...]
+    shares: tuple[BatchPart, ...]
     holder: str
     began_at: datetime
 
@@ -140,7 +140,7 @@ class Sink(Protocol):
         """
         ...
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """Raise the epoch of each partition; return what the sink knew of it before.
 
         Where the answer has a higher epoch than was asked for, that one stays: whoever asks has
@@ -148,7 +148,7 @@ class Sink(Protocol):
         """
         ...
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Put positions anywhere, for an operator, under epochs that were fenced before.
 
         Raises:

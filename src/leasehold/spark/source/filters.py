@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from leasehold.events.start import Kind, Start
+from leasehold.events.start import Start, StartKind
 from leasehold.spark.ranges import Range
 from leasehold.spark.schema import EVENTS
 
@@ -105,10 +105,12 @@ class Pushed:
         bounds = bounds.also(first=self.numbers.first, end=self.numbers.end)
         since_us, until_us = self.times_us.first, self.times_us.end
         if since_us is not None:
-            start = Start(kind=Kind.TIME, value=since_us)
+            start = Start(kind=StartKind.TIME, value=since_us)
             bounds = bounds.also(first=find(whole.partition, start))
         if until_us is not None:
-            bounds = bounds.also(end=find(whole.partition, Start(kind=Kind.TIME, value=until_us)))
+            bounds = bounds.also(
+                end=find(whole.partition, Start(kind=StartKind.TIME, value=until_us))
+            )
         first, end = bounds.first or 0, bounds.end or 0
         return Range(partition=whole.partition, start=first, end=max(first, end))
 

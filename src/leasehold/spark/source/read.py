@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from leasehold.errors import BeyondEnd, Trimmed, UsageError
-from leasehold.events.start import Kind
+from leasehold.events.start import StartKind
 from leasehold.spark.ranges import Range, tasks
 from leasehold.spark.reading import opened, settle
 from leasehold.spark.source.filters import NOTHING, take
@@ -119,7 +119,7 @@ def planned(source: RangeSource, options: ReadOptions) -> tuple[Range, ...]:
     ends = source.ends(wanted)
     ranges = []
     for partition in wanted:
-        known = {Kind.EARLIEST: ends[partition].first, Kind.LATEST: ends[partition].next}
+        known = {StartKind.EARLIEST: ends[partition].first, StartKind.LATEST: ends[partition].next}
         start = place(source, partition, options.start_of(partition), known)
         end = place(source, partition, options.end, known)
         ranges.append(Range(partition=partition, start=start, end=max(start, end)))
@@ -143,7 +143,7 @@ def chosen(
     return tuple(there if wanted is None else wanted)
 
 
-def place(source: RangeSource, partition: str, start: Start, known: dict[Kind, int]) -> int:
+def place(source: RangeSource, partition: str, start: Start, known: dict[StartKind, int]) -> int:
     """The number of the event that ``start`` means; ``known`` are those of both ends.
 
     Raises:

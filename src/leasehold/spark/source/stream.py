@@ -31,7 +31,7 @@ from leasehold.clock import SystemClock
 from leasehold.errors import BeyondEnd, StoreUnavailable, Trimmed
 from leasehold.events.source import PartitionEnds
 from leasehold.events.source_urls import shown
-from leasehold.events.start import Kind
+from leasehold.events.start import StartKind
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import closed, opened
 from leasehold.spark.source.filters import NOTHING
@@ -221,7 +221,7 @@ class EventStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = chosen(source, options.partitions, options.starts)
         found: Offsets = {}
         for name, known in source.ends(wanted).items():
-            both = {Kind.EARLIEST: known.first, Kind.LATEST: known.next}
+            both = {StartKind.EARLIEST: known.first, StartKind.LATEST: known.next}
             found[name] = place(source, name, options.start_of(name), both)
         return found
 

@@ -32,13 +32,13 @@ from leasehold.clock import SystemClock, host_name, new_suffix, new_token
 from leasehold.errors import InvalidOptions, StoreUnavailable, UsageError
 from leasehold.events.source_urls import stream_of
 from leasehold.names import check_name, holder_id
-from leasehold.spark.log_writer.publication import Claim
+from leasehold.spark.log_writer.publication import CommitRequest
 from leasehold.spark.log_writer.publisher import SAVES, Publisher
 from leasehold.spark.log_writer.staged_rows import check_columns, stage
 from leasehold.spark.ranges import Range
 from leasehold.spark.reading import settle
 from leasehold.spark.schema import arrow_of
-from leasehold.spark.sinks.port import Share
+from leasehold.spark.sinks.port import BatchPart
 from leasehold.spark.source.options import known
 from leasehold.spark.standby_query.location import canonical
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from leasehold.spark.log_writer.staged_rows import Plan, StagedFile
+    from leasehold.spark.log_writer.staged_rows import StagedFile, StagingPlan
 
 _COMMON = ("store", "stream", "path", "staging")
 _OF_STREAMS = ("name", "fence.key", "fence.epoch", "checkpointLocation", "queryName")
@@ -241,7 +241,7 @@ def stream_writer(
 
 
 @dataclass(frozen=True)
-class Told(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """What a task tells the driver: its file, if it had any rows."""
 
     file: StagedFile | None
@@ -250,7 +250,7 @@ class Told(WriterCommitMessage):
 class BatchWriter(DataSourceArrowWriter):
     """One ``save``: all its rows are in the log when it returns, or none."""
 
-    def __init__(self, options: WriteOptions, plan: Plan, *, token: str) -> None:
+    def __init__(self, options: WriteOptions, plan: StagingPlan, *, token: str) -> None:
         """``token`` names this save."""
         self._options = options
         self._plan = plan
@@ -263,8 +263,8 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make all of them events. Runs in the driver."""
         publisher = _opened(self._options)
-        share = Share(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
-        claim = Claim(
+        share = BatchPart(range=Range(partition=_BATCH, start=0, end=1), epoch=0)
+        claim = CommitRequest(
             sink=self._sink,
             group=self._sink,
             lane="",
@@ -290,7 +290,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of one query: each batch once."""
 
-    def __init__(self, options: WriteOptions, plan: Plan) -> None:
+    def __init__(self, options: WriteOptions, plan: StagingPlan) -> None:
         """Touch nothing."""
         self._options = options
         self._plan = plan
@@ -315,11 +315,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 '.option("name", …), another one for each query and each checkpoint'
             )
         number = Range(partition=checkpoint or _QUERY, start=batchId, end=batchId + 1)
-        claim = Claim(
+        claim = CommitRequest(
             sink=name,
             group=name,
             lane="",
-            shares=(Share(range=number, epoch=self._options.fence_epoch),),
+            shares=(BatchPart(range=number, epoch=self._options.fence_epoch),),
             holder=_holder(),
             began_at=SystemClock().utc_now().isoformat(),
             by_number=True,
@@ -333,13 +333,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _kept(self._options).discard(_files(messages))
 
 
-def _staged(iterator: Iterator[pa.RecordBatch], plan: Plan) -> Told:
+def _staged(iterator: Iterator[pa.RecordBatch], plan: StagingPlan) -> TaskResult:
     settle()
     task = TaskContext.get()
-    return Told(stage(iterator, plan, task=task.partitionId() if task else 0, token=new_token()))
+    return TaskResult(
+        stage(iterator, plan, task=task.partitionId() if task else 0, token=new_token())
+    )
 
 
-def _commit(publisher: Callable[[], Publisher], claim: Claim, files: Sequence[StagedFile]) -> None:
+def _commit(
+    publisher: Callable[[], Publisher], claim: CommitRequest, files: Sequence[StagedFile]
+) -> None:
     """Commit; without an answer once more: it may have been done, and only has to be found."""
     try:
         publisher().commit(claim, files)
@@ -348,7 +352,7 @@ def _commit(publisher: Callable[[], Publisher], claim: Claim, files: Sequence[St
 
 
 def _files(messages: Sequence[WriterCommitMessage | None]) -> list[StagedFile]:
-    told = (each.file for each in messages if isinstance(each, Told))
+    told = (each.file for each in messages if isinstance(each, TaskResult))
     return [each for each in told if each is not None]
 
 

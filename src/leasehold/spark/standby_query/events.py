@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class What(Enum):
+class StandbyState(Enum):
     """The kinds, in the order of a life."""
 
     WAITING = "waiting"
@@ -21,7 +21,7 @@ class What(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyEvent:
+class StandbyChanged:
     """One thing that happened to this driver.
 
     Attributes:
@@ -36,7 +36,7 @@ class StandbyEvent:
         text: for people.
     """
 
-    what: What
+    what: StandbyState
     name: str
     epoch: int = 0
     batch: int | None = None

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import (
     BatchFailed,
     FencedWrite,
@@ -30,7 +30,7 @@ from leasehold.errors import (
     StoreUnavailable,
 )
 from leasehold.spark.ranges import Range
-from leasehold.spark.sinks.port import Batch, Share
+from leasehold.spark.sinks.port import Batch, BatchPart
 from leasehold.spark.standby_query.location import query_id
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Ladder(base_s=0.05, most_s=1.0)
+_PAUSES = Backoff(base_s=0.05, most_s=1.0)
 
 
 class QuerySink:
@@ -121,7 +121,7 @@ class QuerySink:
         batch = Batch(
             group=self.group,
             number=batch_id,
-            shares=(Share(range=place, epoch=self._reservation.epoch),),
+            shares=(BatchPart(range=place, epoch=self._reservation.epoch),),
             holder=self._reservation.holder,
             began_at=self._clock.utc_now(),
         )

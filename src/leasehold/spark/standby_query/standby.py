@@ -36,17 +36,17 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.errors import CheckpointBehind, LeaseholdError, LeaseLost, StoreError, UsageError
 from leasehold.jobs import Reservation
 from leasehold.jobs.claimant import GIVEN_UP, Claimant
 from leasehold.jobs.request import Request
 from leasehold.jobs.wish import DEFAULT_LEASE, Wish
 from leasehold.names import job_key
-from leasehold.runtime.stop_signals import Asked, StopRequests
+from leasehold.runtime.stop_signals import StopAsked, StopRequests
 from leasehold.spark.reading import wrong_use_in
 from leasehold.spark.sessions import session
-from leasehold.spark.standby_query.events import StandbyEvent, What
+from leasehold.spark.standby_query.events import StandbyChanged, StandbyState
 from leasehold.spark.standby_query.fence import Fence
 from leasehold.spark.standby_query.location import canonical, default_file_system, job_name
 
@@ -71,7 +71,7 @@ log = logging.getLogger("leasehold.spark")
 _LOOK_S = 0.05
 
 
-class Progress(StreamingQueryListener):
+class BatchProgress(StreamingQueryListener):
     """Stores the number of each batch that is done as the checkpoint of the job, for operators.
 
     It comes a moment after the batch, so nothing rests on it. What was heard before the query is
@@ -225,10 +225,10 @@ def stopped_by_signals(
 
     def handle(number: int, _frame: object) -> None:
         asked = requests.heard(time.boottime_s())
-        if asked is Asked.AGAIN:
+        if asked is StopAsked.AGAIN:
             kill_java()
             os._exit(128 + number)
-        if asked is Asked.FIRST:
+        if asked is StopAsked.FIRST:
             # The stop takes locks, and the main thread may have them: this handler runs in it.
             numbers.put(number)
 
@@ -267,20 +267,20 @@ def leave_stuck(last_words: Callable[[], None], *, within_s: float) -> NoReturn:
 
 if TYPE_CHECKING:
     Build = Callable[[SparkSession, Fence], StreamingQuery]
-    OnEvent = Callable[[StandbyEvent], None]
+    OnEvent = Callable[[StandbyChanged], None]
 
 log = logging.getLogger("leasehold.spark")
 
 # Which part of the lease the last words may take: less than its margin.
 _LAST_WORDS = 0.05
 _SPARK_STOPS_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
-_PAUSES = Ladder(base_s=1.0, most_s=60.0)
+_PAUSES = Backoff(base_s=1.0, most_s=60.0)
 # What Spark says when somebody without a reservation works on the same checkpoint.
 _FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Word:
+class _StateReport:
     """Why the waiting for a query is over: ``ended``, ``lost``, ``asked`` or ``stop``."""
 
     why: str
@@ -289,7 +289,7 @@ class _Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
+class _TermOutcome:
     """What a term came to: an error that counts, whether this driver is done, any batch done."""
 
     error: Exception | None = None
@@ -328,7 +328,7 @@ class Standby:
         self._on_event = on_event
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._words = queue.SimpleQueue[_Word]()
+        self._words = queue.SimpleQueue[_StateReport]()
         self._request: Request | None = None
         self._stopping = threading.Event()
         self._served = False
@@ -339,7 +339,7 @@ class Standby:
     def stop(self) -> None:
         """End in good order: the query first, then the reservation."""
         self._stopping.set()
-        self._words.put(_Word(why="stop"))
+        self._words.put(_StateReport(why="stop"))
         if self._request is not None:
             self._request.cancel()
 
@@ -384,15 +384,15 @@ class Standby:
 
     def _reserved(self, spark: SparkSession) -> Reservation | None:
         """Wait for it; None if there is nothing to do now: stopped, or the store was away."""
-        self._words = words = queue.SimpleQueue[_Word]()
+        self._words = words = queue.SimpleQueue[_StateReport]()
         place = canonical(self._location, default=default_file_system(spark))
         self._request = request = Request(
             Wish.of((self.name, job_name(place)), lease=self._lease),
             store=self._store,
             clock=self._clock,
             on_waiting=self._waits,
-            on_lost=lambda reason: words.put(_Word(why="lost", error=_lost(reason))),
-            on_asked=lambda by: words.put(_Word(why="asked", heir=by)),
+            on_lost=lambda reason: words.put(_StateReport(why="lost", error=_lost(reason))),
+            on_asked=lambda by: words.put(_StateReport(why="asked", heir=by)),
         )
         if self._stopping.is_set():
             request.cancel()
@@ -401,7 +401,7 @@ class Standby:
         except StoreError as error:
             if not self._served:
                 raise
-            self._tell(What.FAILED, text=f"the store can not be asked: {error}")
+            self._tell(StandbyState.FAILED, text=f"the store can not be asked: {error}")
             self._stopping.wait(_PAUSES.pause_s(1, self._rng))
             return None
         if not isinstance(answer, Claimant):
@@ -415,18 +415,18 @@ class Standby:
     def _waits(self, held: Held) -> None:
         other = held.key != job_key(self.name)
         known = " (a query of another name works on this location)" if other else ""
-        self._tell(What.WAITING, text=f"{held}{known}")
+        self._tell(StandbyState.WAITING, text=f"{held}{known}")
 
     # ------------------------------------------------------------ a term
 
-    def _serve(self, spark: SparkSession, reservation: Reservation) -> _Outcome:
+    def _serve(self, spark: SparkSession, reservation: Reservation) -> _TermOutcome:
         """Run the query until something ends it, and let go."""
         self._served = True
-        self._tell(What.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
+        self._tell(StandbyState.ACTIVE, epoch=reservation.epoch, text=f"as {reservation.holder}")
         fence = Fence(
             reservation, spark=spark, checkpoint_location=self._location, clock=self._clock
         )
-        progress = Progress(reservation, lambda batch: self._batch(fence, batch))
+        progress = BatchProgress(reservation, lambda batch: self._batch(fence, batch))
         heir: str | None = None
         try:
             spark.streams.addListener(progress)
@@ -434,12 +434,12 @@ class Standby:
             word = self._words.get()
             heir = word.heir
             if not self._end(running, fence, word):
-                return _Outcome(done=True)
+                return _TermOutcome(done=True)
             progress.catch_up(fence.last_batch)
             return self._judged(word, fence, reservation, progress)
         except (StoreError, LeaseLost) as error:  # of making the query: a sink could not be had
-            self._tell(What.FAILED, epoch=fence.epoch, text=str(error))
-            return _Outcome(error=error)
+            self._tell(StandbyState.FAILED, epoch=fence.epoch, text=str(error))
+            return _TermOutcome(error=error)
         finally:
             with suppress(Exception):
                 spark.streams.removeListener(progress)
@@ -447,7 +447,7 @@ class Standby:
             with suppress(LeaseholdError):  # what a sink could not give back ends with it
                 fence.close()
 
-    def _started(self, spark: SparkSession, fence: Fence, progress: Progress) -> RunningQuery:
+    def _started(self, spark: SparkSession, fence: Fence, progress: BatchProgress) -> RunningQuery:
         """Make and start the query, and have its end reported.
 
         Raises:
@@ -465,10 +465,10 @@ class Standby:
             raise
         words = self._words
         progress.follow(str(query.runId))
-        running.watch(lambda error: words.put(_Word(why="ended", error=error)))
+        running.watch(lambda error: words.put(_StateReport(why="ended", error=error)))
         return running
 
-    def _end(self, running: RunningQuery, fence: Fence, word: _Word) -> bool:
+    def _end(self, running: RunningQuery, fence: Fence, word: _StateReport) -> bool:
         """See to it that nothing of the query runs any more, in time.
 
         False if it hangs, this driver is to leave, and the process may not be ended for it.
@@ -476,11 +476,13 @@ class Standby:
         leaves = word.why == "stop" or (word.why == "asked" and word.heir is None)
         until_s = self._clock.boottime_s() + self._drain_s
         if word.why == "lost":
-            self._tell(What.LOST, epoch=fence.epoch, text=str(word.error))
+            self._tell(StandbyState.LOST, epoch=fence.epoch, text=str(word.error))
         elif word.why in {"stop", "asked"}:
             if word.why == "asked":
                 to = f"go to {word.heir}" if word.heir else "leave"
-                self._tell(What.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}")
+                self._tell(
+                    StandbyState.ASKED, epoch=fence.epoch, text=f"an operator wants it to {to}"
+                )
             # A batch that is nearly done is not thrown away.
             if not fence.idle(within_s=self._drain_s):
                 fence.give_up()
@@ -496,7 +498,7 @@ class Standby:
         text = "the query has not stopped, and the lease is over"
 
         def last_words() -> None:
-            self._tell(What.STUCK, epoch=fence.epoch, text=text)
+            self._tell(StandbyState.STUCK, epoch=fence.epoch, text=text)
             log.critical("%s: %s", self.name, text)
 
         if self._exit_when_stuck:
@@ -505,27 +507,27 @@ class Standby:
         return running.stop(more_time=lambda: not (leaves or self._stopping.is_set()))
 
     def _judged(
-        self, word: _Word, fence: Fence, reservation: Reservation, progress: Progress
-    ) -> _Outcome:
+        self, word: _StateReport, fence: Fence, reservation: Reservation, progress: BatchProgress
+    ) -> _TermOutcome:
         epoch, batch, lost = fence.epoch, progress.last, reservation.why_lost
         if lost == GIVEN_UP:  # by this driver itself, after the word
             lost = None
         progressed = batch is not None
         if word.why == "stop" or (word.why == "asked" and word.heir is None):
-            self._tell(What.STOPPED, epoch=epoch, batch=batch)
-            return _Outcome(done=True)
+            self._tell(StandbyState.STOPPED, epoch=epoch, batch=batch)
+            return _TermOutcome(done=True)
         if word.why == "asked":
-            self._tell(What.STOPPED, epoch=epoch, batch=batch, text=f"for {word.heir}")
-            return _Outcome(progressed=progressed)
+            self._tell(StandbyState.STOPPED, epoch=epoch, batch=batch, text=f"for {word.heir}")
+            return _TermOutcome(progressed=progressed)
         if word.why == "lost" or lost is not None:
             if word.why != "lost":
-                self._tell(What.LOST, epoch=epoch, batch=batch, text=str(lost))
-            return _Outcome(progressed=progressed)
+                self._tell(StandbyState.LOST, epoch=epoch, batch=batch, text=str(lost))
+            return _TermOutcome(progressed=progressed)
         if word.error is None:
-            self._tell(What.ENDED, epoch=epoch, batch=batch)
-            return _Outcome(done=True)
-        self._tell(What.FAILED, epoch=epoch, batch=batch, text=_first_line(word.error))
-        return _Outcome(error=word.error, progressed=progressed)
+            self._tell(StandbyState.ENDED, epoch=epoch, batch=batch)
+            return _TermOutcome(done=True)
+        self._tell(StandbyState.FAILED, epoch=epoch, batch=batch, text=_first_line(word.error))
+        return _TermOutcome(error=word.error, progressed=progressed)
 
     def _pause_after(self, error: Exception, failures: int) -> None:
         """Wait before the next attempt, or give up.
@@ -552,13 +554,13 @@ class Standby:
     # ------------------------------------------------------------ words
 
     def _batch(self, fence: Fence, batch: int) -> None:
-        self._tell(What.BATCH, epoch=fence.epoch, batch=batch)
+        self._tell(StandbyState.BATCH, epoch=fence.epoch, batch=batch)
 
     def _tell(
-        self, what: What, *, epoch: int = 0, batch: int | None = None, text: str = ""
+        self, what: StandbyState, *, epoch: int = 0, batch: int | None = None, text: str = ""
     ) -> None:
-        event = StandbyEvent(what=what, name=self.name, epoch=epoch, batch=batch, text=text)
-        log.log(logging.DEBUG if what is What.BATCH else logging.INFO, "%s", event)
+        event = StandbyChanged(what=what, name=self.name, epoch=epoch, batch=batch, text=text)
+        log.log(logging.DEBUG if what is StandbyState.BATCH else logging.INFO, "%s", event)
         if self._on_event is not None:
             try:
                 self._on_event(event)

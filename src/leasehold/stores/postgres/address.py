@@ -8,14 +8,14 @@ from urllib.parse import quote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from leasehold.errors import UnknownStore
+from leasehold.errors import InvalidUrl
 
 _CONNECT_LIMIT_S = 3
 _EXAMPLES = "postgresql://user@host:5432/database or postgresql://user@/database?host=/socket/dir"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class DatabaseAddress:
     """One database. ``conninfo`` is for the driver alone: it may hold a password."""
 
     conninfo: str = field(repr=False)
@@ -23,7 +23,7 @@ class Address:
     where: str
 
     @classmethod
-    def of(cls, url: str) -> Address:
+    def of(cls, url: str) -> DatabaseAddress:
         """What the URL says, completed by our own settings where it says nothing.
 
         Raises:
@@ -43,8 +43,8 @@ class Address:
         return cls(conninfo=conninfo, url=_shown(given), where=_where(given))
 
 
-def _unreadable() -> UnknownStore:
-    return UnknownStore(
+def _unreadable() -> InvalidUrl:
+    return InvalidUrl(
         f"the PostgreSQL URL can not be read: write {_EXAMPLES}, %-quote what is special in "
         "user and password (%40 for @, %2F for /), and use only options that libpq knows"
     )

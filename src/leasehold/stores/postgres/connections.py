@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from leasehold.clock import Clock
-    from leasehold.stores.postgres.address import Address
+    from leasehold.stores.postgres.address import DatabaseAddress
 
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -32,7 +32,9 @@ _LONGEST_PAUSE_S = 0.5
 class Connections:
     """At most ``most`` connections, each used by one call at a time and kept for the next."""
 
-    def __init__(self, address: Address, clock: Clock, *, patience_s: float, most: int) -> None:
+    def __init__(
+        self, address: DatabaseAddress, clock: Clock, *, patience_s: float, most: int
+    ) -> None:
         """Connect to nothing yet: each connection is made by the first call that needs it."""
         self.address = address
         self._clock = clock

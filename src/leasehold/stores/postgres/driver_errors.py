@@ -9,7 +9,7 @@ import psycopg
 from leasehold.errors import InvalidName, LeaseholdError, StoreUnavailable, StoreUnusable
 
 if TYPE_CHECKING:
-    from leasehold.stores.postgres.address import Address
+    from leasehold.stores.postgres.address import DatabaseAddress
 
 # Class 08 and no code at all: the connection broke. 57P0x: the server stops or starts.
 # 53300: too many connections. 40001 and 40P01: another transaction was in the way.
@@ -37,7 +37,7 @@ def passes(error: psycopg.Error) -> bool:
     return error.sqlstate.startswith(_PASSING)
 
 
-def explained(error: Exception, address: Address) -> LeaseholdError:
+def explained(error: Exception, address: DatabaseAddress) -> LeaseholdError:
     """The error to raise: what, why (in the driver's words), and what to do."""
     code = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
     words = _words(error)

@@ -13,7 +13,7 @@ from leasehold.model import (
     Checkpoint,
     EndReason,
     MemberInfo,
-    Peer,
+    MemberRecord,
     Position,
     Resource,
     State,
@@ -88,7 +88,7 @@ def to_resource(row: Row) -> Resource:
     )
 
 
-def to_peer(row: Row) -> Peer:
+def to_peer(row: Row) -> MemberRecord:
     """A member as the others see it. A field that only a newer Leasehold knows is passed over."""
     stored = row["info"]
     info = {name: value for name, value in stored.items() if name in _INFO_FIELDS}
@@ -97,7 +97,7 @@ def to_peer(row: Row) -> Peer:
     if "weight" in info:
         info["weight"] = _parsed(info["weight"])
     times = {name: float(row[name]) for name in ("remaining_s", "duration_s")}
-    return Peer(**row | {"info": MemberInfo(**info)} | times)
+    return MemberRecord(**row | {"info": MemberInfo(**info)} | times)
 
 
 def to_term(row: Row) -> Term:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from leasehold.model import Lease, MarkRefusal, Ownership
+from leasehold.model import Lease, Ownership, Refusal
 from leasehold.names import check_name
 from leasehold.stores.postgres import migrations
 from leasehold.stores.postgres import rows as to
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.connections import Connections
 from leasehold.stores.postgres.driver_errors import explained
 from leasehold.stores.postgres.long_names import id_of_group, id_of_key, to_remember
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from leasehold.model import (
         Changes,
         Checkpoint,
+        CheckpointWrite,
         HandOver,
-        Mark,
+        KeyClaim,
         MemberInfo,
+        MemberRecord,
         Note,
-        Peer,
         Position,
         Resource,
         Term,
-        Wanted,
     )
 
 _PATIENCE = timedelta(seconds=5)
@@ -111,7 +111,7 @@ class PostgresStore:
         await self._ask("revoke", holder=lease.holder, token=lease.token)
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
         lost, places, epochs = await self._ask(
@@ -132,7 +132,7 @@ class PostgresStore:
             for place, epoch in zip(places or (), epochs or (), strict=True)
         ]
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
         lost, stands = await self._ask(
             "ask",
@@ -176,7 +176,7 @@ class PostgresStore:
             raise unknown_key(key)
         return None if shown is None else to.to_resource(shown)
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``."""
         places, refusals = await self._ask(
             "checkpoint",
@@ -185,7 +185,7 @@ class PostgresStore:
             offsets=[each.position.offset for each in marks],
         )
         return {
-            marks[place - 1].ownership.key: MarkRefusal(refusal)
+            marks[place - 1].ownership.key: Refusal(refusal)
             for place, refusal in zip(places or (), refusals or (), strict=True)
         }
 
@@ -242,7 +242,7 @@ class PostgresStore:
         found = to.rows(await self._ask("resources", group=id_of_group(group)))
         return {row["key"]: to.to_resource(row) for row in found}
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         found = to.rows(await self._ask("peers", group=id_of_group(group)))
         return {row["holder"]: to.to_peer(row) for row in found}
@@ -277,7 +277,7 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -
         StoreUnusable: read-only, full, without the needed rights, or made by a newer version.
     """
     patience_s = patience.total_seconds()
-    address = Address.of(url)
+    address = DatabaseAddress.of(url)
     connections = Connections(address, clock, patience_s=patience_s, most=_MOST_CONNECTIONS)
     try:
         steps = await clock.bounded(migrations.missing(connections), seconds=patience_s)

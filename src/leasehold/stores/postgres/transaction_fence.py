@@ -1,7 +1,7 @@
 """What makes a caller's transaction one with its checkpoint, apart from how it is sent.
 
-The steps are generators: each ``Ask`` they yield is answered with a row. So the same steps serve a
-connection that is awaited and one that blocks.
+The steps are generators: each ``Statement`` they yield is answered with a row. So the same steps
+serve a connection that is awaited and one that blocks.
 
 Why it is safe: the store's check locks the owner's lease until the transaction ends, and whoever
 ends an ownership locks that lease first (``sql/0002_parts.sql``). From the check to the commit
@@ -27,7 +27,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from leasehold.errors import CheckpointBehind, FencedWrite, StoreUnavailable, UsageError
-from leasehold.model import Mark, MarkRefusal
+from leasehold.model import CheckpointWrite, Refusal
 from leasehold.stores.blocking import named_queries
 from leasehold.stores.postgres import migrations
 from leasehold.stores.postgres.driver_errors import explained
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from leasehold.model import Ownership, Position
-    from leasehold.stores.postgres.address import Address
+    from leasehold.stores.postgres.address import DatabaseAddress
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
@@ -51,17 +51,17 @@ _NOTHING = "nothing of this transaction was committed; it may be run again"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Statement:
     """A statement to send; its answer is its last row, empty if it has none."""
 
     query: bytes
     values: Mapping[str, object] | None = None
 
 
-Steps: TypeAlias = Generator[Ask, Row, T]
+Steps: TypeAlias = Generator[Statement, Row, T]
 
 
-class Stage(Enum):
+class TransactionStage(Enum):
     """How far a transaction has come. What an error means depends on it."""
 
     BLOCK = "the caller's statements run"
@@ -69,7 +69,7 @@ class Stage(Enum):
     COMMIT = "the commit was sent"
 
 
-class Fenced(Exception):
+class FencedCheckpoint(Exception):
     """The check has refused; by a snapshot it may have judged what is past."""
 
 
@@ -80,18 +80,18 @@ def _queries() -> Mapping[str, bytes]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Guard:
+class TransactionFence:
     """One transaction of a caller, from its begin to its end."""
 
     ownership: Ownership
-    address: Address
-    stage: Stage = Stage.BLOCK
+    address: DatabaseAddress
+    stage: TransactionStage = TransactionStage.BLOCK
     by_snapshot: bool = False
-    mark: Mark | None = None
+    mark: CheckpointWrite | None = None
 
     def began(self) -> Steps[None]:
         """The first step in a new transaction."""
-        yield Ask(_queries()["began"])
+        yield Statement(_queries()["began"])
 
     def concluded(self, status: TransactionStatus, position: Callable[[], Position]) -> Steps[None]:
         """The caller's block has ended without an error: what it deferred is done now.
@@ -100,12 +100,12 @@ class Guard:
             UsageError: the caller ended the transaction, or left it in an unusable state.
         """
         _refuse_unfit(status)
-        self.mark = Mark(ownership=self.ownership, position=position())
-        isolation, block = yield Ask(_queries()["concluded"])
+        self.mark = CheckpointWrite(ownership=self.ownership, position=position())
+        isolation, block = yield Statement(_queries()["concluded"])
         if block != _BLOCK_OPEN:
             raise _ended_by_caller()
         self.by_snapshot = isolation != _READ_COMMITTED
-        self.stage = Stage.CHECK
+        self.stage = TransactionStage.CHECK
 
     def checked(self) -> Steps[None]:
         """The last steps before the commit.
@@ -115,33 +115,35 @@ class Guard:
             Fenced: the ownership has ended, or a snapshot makes it look so.
         """
         key = {"key": id_of_key(self.ownership.key)}
-        yield Ask(_queries()["alone"], key)
-        reached = yield Ask(_queries()["reached"], key)
+        yield Statement(_queries()["alone"], key)
+        reached = yield Statement(_queries()["reached"], key)
         refusal = yield from self._written()
-        if refusal is MarkRefusal.FENCED:
-            raise Fenced  # first of all: what is stored may be a new owner's
+        if refusal is Refusal.FENCED:
+            raise FencedCheckpoint  # first of all: what is stored may be a new owner's
         done = bool(reached) and reached[0] >= self._marked().position.sequence_number
-        if done or refusal is MarkRefusal.BEHIND:
+        if done or refusal is Refusal.BEHIND:
             raise self._done_already()
         if self.by_snapshot:
-            yield Ask(_queries()["unchanged"], key)
+            yield Statement(_queries()["unchanged"], key)
 
     def in_doubt(self, error: Exception) -> bool:
         """Whether a check that failed has to be judged again, after the rollback."""
-        refused = isinstance(error, Fenced | psycopg.errors.SerializationFailure)
-        return refused and self.stage is Stage.CHECK
+        refused = isinstance(error, FencedCheckpoint | psycopg.errors.SerializationFailure)
+        return refused and self.stage is TransactionStage.CHECK
 
     def judged(self) -> Steps[bool]:
         """Whether the write is fenced now, in a new transaction: if so, the store counts it.
 
         If not, the new transaction has to be rolled back: it has written the position alone.
         """
-        yield Ask(_queries()["fresh"])
-        return (yield from self._written()) is MarkRefusal.FENCED
+        yield Statement(_queries()["fresh"])
+        return (yield from self._written()) is Refusal.FENCED
 
     def refusal(self, error: Exception, *, fenced: bool | None) -> Exception:
         """What to raise for a check that failed, once it was judged again (None: no answer)."""
-        if fenced or (fenced is None and isinstance(error, Fenced) and not self.by_snapshot):
+        if fenced or (
+            fenced is None and isinstance(error, FencedCheckpoint) and not self.by_snapshot
+        ):
             return FencedWrite(
                 f"the checkpoint of {self.ownership.key} was refused: the ownership (epoch "
                 f"{self.ownership.epoch}) has ended; the transaction was rolled back; stop the "
@@ -150,7 +152,7 @@ class Guard:
                 epoch=self.ownership.epoch,
                 reason="fenced",
             )
-        if not isinstance(error, Fenced):
+        if not isinstance(error, FencedCheckpoint):
             return error
         if fenced is None:
             return StoreUnavailable(
@@ -164,12 +166,12 @@ class Guard:
 
     def meaning(self, error: Exception, *, broken: bool) -> Exception:
         """What to raise for ``error``: the very same where it is the caller's own."""
-        if self.stage is Stage.BLOCK:
+        if self.stage is TransactionStage.BLOCK:
             if not (broken and isinstance(error, psycopg.Error)):
                 return error
         elif not isinstance(error, psycopg.Error | TimeoutError):
             return error
-        elif self.stage is Stage.COMMIT:
+        elif self.stage is TransactionStage.COMMIT:
             return self._of_commit(error)
         elif isinstance(error, psycopg.errors.SerializationFailure):
             return error
@@ -200,9 +202,9 @@ class Guard:
             "back. Do not run it again: go on with the events after the stored checkpoint"
         )
 
-    def _written(self) -> Steps[MarkRefusal | None]:
+    def _written(self) -> Steps[Refusal | None]:
         mark = self._marked()
-        _, refusals = yield Ask(
+        _, refusals = yield Statement(
             migrations.queries()["checkpoint"],
             {
                 **to_columns([mark.ownership]),
@@ -210,9 +212,9 @@ class Guard:
                 "offsets": [mark.position.offset],
             },
         )
-        return MarkRefusal(refusals[0]) if refusals else None
+        return Refusal(refusals[0]) if refusals else None
 
-    def _marked(self) -> Mark:
+    def _marked(self) -> CheckpointWrite:
         if self.mark is None:
             raise RuntimeError("concluded() comes before this step")
         return self.mark
@@ -220,7 +222,7 @@ class Guard:
 
 def cleaned() -> Steps[None]:
     """Nothing of a caller stays in the session. Also shows that the server is there."""
-    yield Ask(_queries()["clean"])
+    yield Statement(_queries()["clean"])
 
 
 def _refuse_unfit(status: TransactionStatus) -> None:

@@ -28,12 +28,12 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from leasehold.errors import StoreUnavailable, UsageError
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 from leasehold.stores.postgres.driver_errors import explained, passes
 from leasehold.stores.postgres.transaction_fence import (
-    Fenced,
-    Guard,
-    Stage,
+    FencedCheckpoint,
+    TransactionFence,
+    TransactionStage,
     cleaned,
     rolled_back_by_caller,
 )
@@ -61,7 +61,7 @@ _FRESH_S = 1.0
 class Terms:
     """How many connections, to where, and how long to wait for what."""
 
-    address: Address
+    address: DatabaseAddress
     clock: Clock
     most: int
     patience_s: float
@@ -367,7 +367,7 @@ class Transactions:
             raise UsageError(f"most_connections must be 1 or more, not {most_connections}")
         return cls(
             Terms(
-                address=Address.of(url),
+                address=DatabaseAddress.of(url),
                 clock=clock,
                 most=most_connections,
                 patience_s=patience.total_seconds(),
@@ -396,7 +396,7 @@ class Transactions:
             psycopg.errors.SerializationFailure: under REPEATABLE READ or SERIALIZABLE something
                 that was read has changed; rolled back, and may be run again.
         """
-        guard = Guard(ownership=ownership, address=self._terms.address)
+        guard = TransactionFence(ownership=ownership, address=self._terms.address)
         bounded, limit_s = self._terms.clock.bounded, self._terms.patience_s
         async with self._awaited.lent() as connection:
             try:
@@ -410,7 +410,7 @@ class Transactions:
                     status = connection.info.transaction_status
                     await awaited(connection, guard.concluded(status, position))
                     await bounded(awaited(connection, guard.checked()), seconds=limit_s)
-                    guard.stage = Stage.COMMIT
+                    guard.stage = TransactionStage.COMMIT
                     async with _closed_if_given_up(connection):
                         await bounded(stack.aclose(), seconds=limit_s)
             except Exception as error:
@@ -420,14 +420,14 @@ class Transactions:
                 meant = guard.meaning(meant, broken=connection.closed)
                 if meant is error:
                     raise
-                raise meant from (None if isinstance(error, Fenced) else error)
+                raise meant from (None if isinstance(error, FencedCheckpoint) else error)
 
     @contextmanager
     def begin_blocking(
         self, ownership: Ownership, position: Callable[[], Position]
     ) -> Iterator[Blocking]:
         """The same for code that runs in a thread, on a connection that blocks."""
-        guard = Guard(ownership=ownership, address=self._terms.address)
+        guard = TransactionFence(ownership=ownership, address=self._terms.address)
         with self._blocking.lent() as connection:
             try:
                 with ExitStack() as stack:
@@ -440,7 +440,7 @@ class Transactions:
                     status = connection.info.transaction_status
                     blocking(connection, guard.concluded(status, position))
                     blocking(connection, guard.checked())
-                    guard.stage = Stage.COMMIT
+                    guard.stage = TransactionStage.COMMIT
                     with _closed_if_given_up_blocking(connection):
                         stack.close()
             except Exception as error:
@@ -450,14 +450,14 @@ class Transactions:
                 meant = guard.meaning(meant, broken=connection.closed)
                 if meant is error:
                     raise
-                raise meant from (None if isinstance(error, Fenced) else error)
+                raise meant from (None if isinstance(error, FencedCheckpoint) else error)
 
     async def close(self) -> None:
         """Close what is idle now, and the rest when its block ends."""
         self._blocking.close()
         await self._awaited.close()
 
-    async def _judged(self, connection: Awaited, guard: Guard) -> bool | None:
+    async def _judged(self, connection: Awaited, guard: TransactionFence) -> bool | None:
         """Whether the write is fenced, in a transaction of its own; None if nobody answers."""
         fenced = False
         steps, limit_s = guard.judged(), self._terms.patience_s
@@ -499,7 +499,7 @@ def _closed_if_given_up_blocking(connection: Blocking) -> Iterator[None]:
         raise
 
 
-def _judged_blocking(connection: Blocking, guard: Guard) -> bool | None:
+def _judged_blocking(connection: Blocking, guard: TransactionFence) -> bool | None:
     fenced = False
     try:
         with connection.transaction() as own:

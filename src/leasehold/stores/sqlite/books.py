@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, judge
 from leasehold.model import EndReason, State
-from leasehold.stores.sqlite.rows import LeaseRow, ResourceRow
+from leasehold.stores.sqlite.rows import SqliteLeaseRow, SqliteResourceRow
 from leasehold.stores.validation import HISTORY_LIMIT, OPERATOR, lost_lease
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from leasehold.model import HandOver, Lease, Ownership, Wanted
+    from leasehold.model import HandOver, KeyClaim, Lease, Ownership
     from leasehold.stores.sqlite.database import Params, Transaction
 
 
-class Books:
+class UnitOfWork:
     """Leases and resources as one transaction sees and changes them."""
 
     def __init__(self, tx: Transaction, *, version: int, now: float, wall: datetime) -> None:
@@ -34,23 +34,23 @@ class Books:
         self.wall = wall.isoformat()
         self.version = version
         self._next = version + 1
-        self._leases: dict[str, LeaseRow | None] = {}
-        self._rows: dict[str, ResourceRow] = {}
-        self._changed: dict[str, ResourceRow] = {}
+        self._leases: dict[str, SqliteLeaseRow | None] = {}
+        self._rows: dict[str, SqliteResourceRow] = {}
+        self._changed: dict[str, SqliteResourceRow] = {}
         self._begun: list[Params] = []
         self._ended: list[Params] = []
         self._guests: set[tuple[str, str]] = set()
 
     # -------------------------------------------------------- what is there
 
-    def lease(self, holder: str) -> LeaseRow | None:
+    def lease(self, holder: str) -> SqliteLeaseRow | None:
         """The lease of ``holder``, ended or not."""
         if holder not in self._leases:
             found = self.tx.one("lease", holder=holder)
-            self._leases[holder] = None if found is None else LeaseRow(*found)
+            self._leases[holder] = None if found is None else SqliteLeaseRow(*found)
         return self._leases[holder]
 
-    def live(self, lease: Lease) -> LeaseRow:
+    def live(self, lease: Lease) -> SqliteLeaseRow:
         """The lease, if it is to be believed.
 
         Raises:
@@ -67,19 +67,19 @@ class Books:
             raise lost_lease(lease.holder, row.ended)
         return row
 
-    def living(self, holder: str) -> LeaseRow | None:
+    def living(self, holder: str) -> SqliteLeaseRow | None:
         """The lease of a holder whose token is not known, if it runs."""
         row = self.lease(holder)
         if row is not None and row.ended is None and row.ends_at <= self.now:
             self.end_lease(holder, EndReason.EXPIRED)
         return None if row is None or row.ended is not None else row
 
-    def rows(self, keys: Iterable[str]) -> Mapping[str, ResourceRow]:
+    def rows(self, keys: Iterable[str]) -> Mapping[str, SqliteResourceRow]:
         """The resources that have been asked for so far, these included, by key."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._rows]
         if missing:
             for found in self.tx.all("resources_by_key", keys=json.dumps(missing)):
-                self._rows[found[0]] = ResourceRow(*found)
+                self._rows[found[0]] = SqliteResourceRow(*found)
         return self._rows
 
     # ------------------------------------------------------------ settling
@@ -99,7 +99,7 @@ class Books:
             if key in rows:
                 self.settle(rows[key])
 
-    def settle(self, row: ResourceRow) -> None:
+    def settle(self, row: SqliteResourceRow) -> None:
         """End what time has ended on this key."""
         state = row.state(self.now)
         if state is State.EXPIRED and row.holder is not None:
@@ -111,12 +111,16 @@ class Books:
 
     # -------------------------------------------------------------- moves
 
-    def already_taken(self, row: ResourceRow, want: Wanted, claimer: LeaseRow) -> bool:
+    def already_taken(
+        self, row: SqliteResourceRow, want: KeyClaim, claimer: SqliteLeaseRow
+    ) -> bool:
         """Whether the claim was granted before, and the key is still leased."""
         mine = row.holder == claimer.holder and row.epoch - want.seen_epoch in {0, 1}
         return mine and row.state(self.now) is State.LEASED
 
-    def take(self, row: ResourceRow, want: Wanted, claimer: LeaseRow, *, force: bool) -> bool:
+    def take(
+        self, row: SqliteResourceRow, want: KeyClaim, claimer: SqliteLeaseRow, *, force: bool
+    ) -> bool:
         """Give the key to the claimer, if it can be had; say whether."""
         if row.epoch != want.seen_epoch:
             return False
@@ -143,7 +147,7 @@ class Books:
             self.touch(row)
         return True
 
-    def pass_on(self, row: ResourceRow, each: HandOver, limit_s: float) -> bool:
+    def pass_on(self, row: SqliteResourceRow, each: HandOver, limit_s: float) -> bool:
         """Keep the key for the one it is handed to; say whether it was passed, now or before."""
         ownership = each.ownership
         move = Move.CHANGE if row.proven_by(ownership) else Move.CHANGE_OTHER
@@ -159,7 +163,7 @@ class Books:
         self.settle(row)
         return True
 
-    def ended_by(self, row: ResourceRow, ownership: Ownership, *reasons: EndReason) -> bool:
+    def ended_by(self, row: SqliteResourceRow, ownership: Ownership, *reasons: EndReason) -> bool:
         """Whether this very ownership was ended so before: the call is a repetition."""
         if not self._known(ownership) or ownership.epoch <= row.epoch - HISTORY_LIMIT:
             return False
@@ -167,7 +171,7 @@ class Books:
         found = self.tx.one("term", key=row.key, epoch=ownership.epoch)
         return found in [(ownership.holder, reason.value) for reason in reasons]
 
-    def _kept_for(self, row: ResourceRow, ownership: Ownership) -> bool:
+    def _kept_for(self, row: SqliteResourceRow, ownership: Ownership) -> bool:
         """Whether the key was handed to this holder, which did not claim it yet."""
         if row.holder is not None or row.epoch != ownership.epoch:
             return False
@@ -177,7 +181,7 @@ class Books:
         lease = self.lease(ownership.holder)
         return lease is not None and lease.token == ownership.token
 
-    def keep_for(self, row: ResourceRow, holder: str | None, *, until: float | None) -> None:
+    def keep_for(self, row: SqliteResourceRow, holder: str | None, *, until: float | None) -> None:
         """Keep a free key for one holder, or for nobody any more."""
         receiver = None if holder is None else self.lease(holder)
         row.handed_to, row.handed_until, row.kept_until = holder, until, None
@@ -187,7 +191,9 @@ class Books:
 
     # ---------------------------------------------------- ends and beginnings
 
-    def end_term(self, row: ResourceRow, reason: EndReason, *, note: str | None = None) -> None:
+    def end_term(
+        self, row: SqliteResourceRow, reason: EndReason, *, note: str | None = None
+    ) -> None:
         """The key is free; the term has its end and its reason, and the note if there is one."""
         if row.holder is None:
             return
@@ -221,7 +227,7 @@ class Books:
         self.tx.run("lease_end_resources", holder=holder, version=self._next)
         self.tx.run("guest_drop", holder=holder)
 
-    def reset_terms(self, rows: Iterable[ResourceRow]) -> None:
+    def reset_terms(self, rows: Iterable[SqliteResourceRow]) -> None:
         """Raise the epochs of keys that nobody owns: terms of the operator, of no length."""
         rows = list(rows)
         for row in rows:
@@ -234,11 +240,11 @@ class Books:
             self._write_end(row, EndReason.RESET)
 
     @staticmethod
-    def _free(row: ResourceRow) -> None:
+    def _free(row: SqliteResourceRow) -> None:
         row.holder = row.asked_by = row.break_at = row.lease_token = None
         row.lease_ends_at = 0.0
 
-    def _begin_term(self, row: ResourceRow, claimer: LeaseRow, *, note: str) -> None:
+    def _begin_term(self, row: SqliteResourceRow, claimer: SqliteLeaseRow, *, note: str) -> None:
         row.epoch += 1
         row.holder = claimer.holder
         row.handed_to = row.handed_until = row.handed_by = row.kept_until = None
@@ -248,7 +254,7 @@ class Books:
         self.touch(row)
         self._write_begin(row, claimer.holder, note=note)
 
-    def _write_begin(self, row: ResourceRow, holder: str, *, note: str = "") -> None:
+    def _write_begin(self, row: SqliteResourceRow, holder: str, *, note: str = "") -> None:
         self._begun.append(
             {
                 "key": row.key,
@@ -259,7 +265,9 @@ class Books:
             }
         )
 
-    def _write_end(self, row: ResourceRow, reason: EndReason, *, note: str | None = None) -> None:
+    def _write_end(
+        self, row: SqliteResourceRow, reason: EndReason, *, note: str | None = None
+    ) -> None:
         self._ended.append(
             {
                 "key": row.key,
@@ -273,7 +281,7 @@ class Books:
 
     # ------------------------------------------------------------- writing
 
-    def touch(self, row: ResourceRow) -> None:
+    def touch(self, row: SqliteResourceRow) -> None:
         """The row has changed: watchers are to be told, and it is to be written."""
         self.version = row.version = self._next
         self._changed[row.key] = row

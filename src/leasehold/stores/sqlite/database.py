@@ -84,7 +84,7 @@ def longest_pause_s(waited_s: float) -> float:
     return max(_LEAST_S, _FIRST_S / (1 + waited_s / _SHRINK_S))
 
 
-class Patience:
+class LockWait:
     """The waiting of one call, ``limit_s`` in total at most."""
 
     def __init__(
@@ -281,7 +281,7 @@ class Database:
     ) -> T:
         # Before anything else: the lock may have been held at the moment of the fork.
         self.check_process()
-        patience = Patience(self._busy_limit_s, rng=self._rng, stopwatch=self._stopwatch)
+        patience = LockWait(self._busy_limit_s, rng=self._rng, stopwatch=self._stopwatch)
         if not self._lock.acquire(timeout=self._busy_limit_s):
             raise StoreUnavailable(
                 f"{self.path}: other calls of this process kept it busy for "
@@ -297,7 +297,7 @@ class Database:
     def _patiently(
         self,
         action: Callable[[sqlite3.Connection], T],
-        patience: Patience,
+        patience: LockWait,
         given_up: threading.Event,
     ) -> T:
         if self._connection is None:

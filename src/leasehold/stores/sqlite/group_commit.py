@@ -32,7 +32,7 @@ _MOST_TOGETHER = 64
 _IDLE_S = 1.0
 
 
-class Turn(Enum):
+class TransactionKind(Enum):
     """What kind of transaction a call needs."""
 
     WRITE = "write"
@@ -40,57 +40,57 @@ class Turn(Enum):
     CLOSE = "close"  # none: the connection is given back
 
 
-class _Call:
+class _QueuedCall:
     """One call, and who waits for it."""
 
     __slots__ = ("answer", "error", "future", "given_up", "kind", "loop", "together", "work")
 
-    def __init__(self, kind: Turn, work: Callable[[Transaction], Any]) -> None:
+    def __init__(self, kind: TransactionKind, work: Callable[[Transaction], Any]) -> None:
         self.kind = kind
         self.work = work
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.given_up = False
-        self.together: _Together | None = None
+        self.together: _CallGroup | None = None
         self.answer: Any = None
         self.error: Exception | None = None
 
 
-class _Together(threading.Event):
+class _CallGroup(threading.Event):
     """Calls that are under way in one transaction; set when nobody waits for any of them."""
 
-    def __init__(self, calls: Sequence[_Call]) -> None:
+    def __init__(self, calls: Sequence[_QueuedCall]) -> None:
         super().__init__()
         self.calls = calls
 
 
-class Turns:
+class SqliteGroupCommit:
     """One connection and all who call it, from any event loop."""
 
     def __init__(self, database: Database) -> None:
         """Over a database that is ready."""
         self._database = database
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[_Call] = queue.SimpleQueue()
-        self._left: list[_Call] = []  # seen by the thread, and not yet their turn
+        self._waiting: queue.SimpleQueue[_QueuedCall] = queue.SimpleQueue()
+        self._left: list[_QueuedCall] = []  # seen by the thread, and not yet their turn
         self._thread: threading.Thread | None = None
 
     async def write(self, work: Callable[[Transaction], T]) -> T:
         """Run ``work`` under the write lock. See ``Database.write``."""
-        return cast("T", await self._ask(Turn.WRITE, work))
+        return cast("T", await self._ask(TransactionKind.WRITE, work))
 
     async def read(self, work: Callable[[Transaction], T]) -> T:
         """Run ``work`` without the write lock. See ``Database.read``."""
-        return cast("T", await self._ask(Turn.READ, work))
+        return cast("T", await self._ask(TransactionKind.READ, work))
 
     async def close(self) -> None:
         """Give the connection back, when all calls that were made before have had their turn."""
         if not self._database.forked:
-            await self._ask(Turn.CLOSE, lambda _: None)
+            await self._ask(TransactionKind.CLOSE, lambda _: None)
 
-    async def _ask(self, kind: Turn, work: Callable[[Transaction], Any]) -> Any:
+    async def _ask(self, kind: TransactionKind, work: Callable[[Transaction], Any]) -> Any:
         self._database.check_process()
-        call = _Call(kind, work)
+        call = _QueuedCall(kind, work)
         with self._lock:
             self._waiting.put(call)
             if self._thread is None:
@@ -103,7 +103,7 @@ class Turns:
             self._give_up(call)
             raise
 
-    def _give_up(self, call: _Call) -> None:
+    def _give_up(self, call: _QueuedCall) -> None:
         with self._lock:
             call.given_up = True
             together = call.together
@@ -118,7 +118,7 @@ class Turns:
             self._run(calls)
             _deliver(calls)
 
-    def _next(self) -> Sequence[_Call]:
+    def _next(self) -> Sequence[_QueuedCall]:
         """Those whose turn it is; none: the thread has ended."""
         while True:
             with suppress(queue.Empty):
@@ -134,19 +134,23 @@ class Turns:
                     self._thread = None
                     return ()
 
-    def _take(self) -> Sequence[_Call]:
+    def _take(self) -> Sequence[_QueuedCall]:
         """All that are of the same kind as the first one, but none that comes after a close."""
         kinds = [each.kind for each in self._left]
-        end = max(1, kinds.index(Turn.CLOSE)) if Turn.CLOSE in kinds else len(kinds)
+        end = (
+            max(1, kinds.index(TransactionKind.CLOSE))
+            if TransactionKind.CLOSE in kinds
+            else len(kinds)
+        )
         same = [each for each in self._left[:end] if each.kind is kinds[0]]
         taken = same[:_MOST_TOGETHER]
         self._left = [each for each in self._left if each not in taken]
-        together = _Together(taken)
+        together = _CallGroup(taken)
         for each in taken:
             each.together = together
         return taken
 
-    def _run(self, calls: Sequence[_Call]) -> None:
+    def _run(self, calls: Sequence[_QueuedCall]) -> None:
         try:
             for call, answer in zip(calls, self._transact(calls), strict=True):
                 call.answer = answer
@@ -163,27 +167,27 @@ class Turns:
             for call in calls:
                 self._run([call])
 
-    def _transact(self, calls: Sequence[_Call]) -> Sequence[Any]:
+    def _transact(self, calls: Sequence[_QueuedCall]) -> Sequence[Any]:
         def work(tx: Transaction) -> Sequence[Any]:
             return [call.work(tx) for call in calls]
 
         kind, given_up = calls[0].kind, calls[0].together
-        if kind is Turn.CLOSE:
+        if kind is TransactionKind.CLOSE:
             self._database.close()
             return [None]
-        if kind is Turn.WRITE:
+        if kind is TransactionKind.WRITE:
             return self._database.write(work, given_up)
         return self._database.read(work, given_up)
 
 
-def _deliver(calls: Sequence[_Call]) -> None:
+def _deliver(calls: Sequence[_QueuedCall]) -> None:
     for loop in {call.loop for call in calls}:
         mine = [call for call in calls if call.loop is loop]
         with suppress(RuntimeError):  # it has ended, and so have all who waited in it
             loop.call_soon_threadsafe(_tell, mine)
 
 
-def _tell(calls: Sequence[_Call]) -> None:
+def _tell(calls: Sequence[_QueuedCall]) -> None:
     for call in calls:
         if call.future.done():
             continue

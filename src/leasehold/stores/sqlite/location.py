@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from leasehold.clock import boot_id as this_boot
-from leasehold.errors import StoreUnusable, UnknownStore
+from leasehold.errors import InvalidUrl, StoreUnusable
 from leasehold.stores.sqlite.database import Database
 from leasehold.stores.sqlite.migrations import prepare
 
@@ -28,9 +28,9 @@ def path_of(url: str) -> str:
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
     if not url.lower().startswith("sqlite:///") or not path:
-        raise UnknownStore(f"{url!r} has no path after three slashes: write {_EXAMPLES}")
+        raise InvalidUrl(f"{url!r} has no path after three slashes: write {_EXAMPLES}")
     if parts.query or parts.fragment:
-        raise UnknownStore(
+        raise InvalidUrl(
             f"{url!r}: a SQLite URL has no options; in a path write %3F for ? and %23 for #"
         )
     return path
@@ -60,7 +60,7 @@ def check_path(path: Path) -> None:
         StoreUnusable: it is a directory, or there is no directory for it.
     """
     if path.name == ":memory:":
-        raise UnknownStore("a database in memory is not shared with anybody: write memory://")
+        raise InvalidUrl("a database in memory is not shared with anybody: write memory://")
     if path.is_dir():
         raise StoreUnusable(f"{path} is a directory: name a file in it, such as {path}/leases.db")
     if not path.parent.is_dir():

@@ -13,8 +13,8 @@ from leasehold.model import (
     EndReason,
     Lease,
     MemberInfo,
+    MemberRecord,
     Ownership,
-    Peer,
     Position,
     Resource,
     State,
@@ -28,7 +28,7 @@ _INFO_FIELDS = {field.name for field in fields(MemberInfo)}
 
 
 @dataclass(slots=True)
-class LeaseRow:
+class SqliteLeaseRow:
     """A row of ``lease``: what the rules ask for, in the order of the query."""
 
     holder: str
@@ -52,7 +52,7 @@ class LeaseRow:
 
 
 @dataclass(slots=True)
-class ResourceRow:
+class SqliteResourceRow:
     """A row of the view ``resource_seen``, its columns in order."""
 
     key: str
@@ -135,10 +135,10 @@ def info_of(text: str) -> MemberInfo:
     return MemberInfo(**{name: value for name, value in stored.items() if name in _INFO_FIELDS})
 
 
-def peer_of(row: tuple[Any, ...], now: float) -> Peer:
+def peer_of(row: tuple[Any, ...], now: float) -> MemberRecord:
     """A row of the queries on peers."""
     holder, group, info, ends_at, ended, version, duration_s, dismissed = row
-    return Peer(
+    return MemberRecord(
         holder=holder,
         group=group,
         info=info_of(info),

@@ -10,21 +10,29 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from leasehold.core.lease_rules import Move, break_moment, judge
-from leasehold.model import Changes, EndReason, MarkRefusal, Ownership, Position, State
+from leasehold.model import Changes, EndReason, Ownership, Position, Refusal, State
 from leasehold.names import group_of
-from leasehold.stores.sqlite.rows import ResourceRow, info_of, info_text, peer_of, term_of
+from leasehold.stores.sqlite.rows import SqliteResourceRow, info_of, info_text, peer_of, term_of
 from leasehold.stores.validation import RELEASED_BY, purge_after_s, same_place, unknown_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Resource, Wanted
-    from leasehold.stores.sqlite.books import Books
+    from leasehold.model import (
+        CheckpointWrite,
+        HandOver,
+        KeyClaim,
+        Lease,
+        MemberInfo,
+        Note,
+        Resource,
+    )
+    from leasehold.stores.sqlite.books import UnitOfWork
     from leasehold.stores.sqlite.database import Params
-    from leasehold.stores.sqlite.rows import LeaseRow
+    from leasehold.stores.sqlite.rows import SqliteLeaseRow
 
 
-def suggest(books: Books, key: str, epoch: int, to: str) -> bool:
+def suggest(books: UnitOfWork, key: str, epoch: int, to: str) -> bool:
     """See ``Store.suggest``."""
     receiver = books.living(to)
     if receiver is None or receiver.group != group_of(key) or receiver.dismissed:
@@ -33,7 +41,7 @@ def suggest(books: Books, key: str, epoch: int, to: str) -> bool:
     return not info_of(info).draining and books.put_question(key, epoch, to)
 
 
-def dismiss(books: Books, holder: str) -> bool:
+def dismiss(books: UnitOfWork, holder: str) -> bool:
     """See ``Store.dismiss``."""
     row = books.living(holder)
     if row is None or not row.group:
@@ -44,7 +52,7 @@ def dismiss(books: Books, holder: str) -> bool:
     return True
 
 
-def reset(books: Books, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
+def reset(books: UnitOfWork, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
     """See ``Store.reset``.
 
     Raises:
@@ -62,7 +70,7 @@ def reset(books: Books, positions: Mapping[str, Position | None]) -> Mapping[str
     return refused
 
 
-def _not_yet(books: Books, positions: Mapping[str, Position | None]) -> list[str]:
+def _not_yet(books: UnitOfWork, positions: Mapping[str, Position | None]) -> list[str]:
     """The keys that were not put there before, by the same call."""
     done = {
         key: None if number is None else Position(sequence_number=number, offset=offset)
@@ -78,7 +86,7 @@ def _not_yet(books: Books, positions: Mapping[str, Position | None]) -> list[str
 
 
 def _put_checkpoints(
-    books: Books, rows: list[ResourceRow], positions: Mapping[str, Position | None]
+    books: UnitOfWork, rows: list[SqliteResourceRow], positions: Mapping[str, Position | None]
 ) -> None:
     books.reset_terms(rows)
     written: list[Params] = []
@@ -102,7 +110,7 @@ def _put_checkpoints(
     books.tx.many("checkpoint_write", written)
 
 
-def declare(books: Books, keys: Sequence[str]) -> int:
+def declare(books: UnitOfWork, keys: Sequence[str]) -> int:
     """See ``Store.declare``."""
     version = books.version + 1
     new = books.tx.many(
@@ -113,7 +121,7 @@ def declare(books: Books, keys: Sequence[str]) -> int:
     return new
 
 
-def forget(books: Books, keys: Sequence[str]) -> int:
+def forget(books: UnitOfWork, keys: Sequence[str]) -> int:
     """See ``Store.forget``."""
     books.settle_keys(keys)
     rows = books.rows(keys)
@@ -128,7 +136,7 @@ def forget(books: Books, keys: Sequence[str]) -> int:
     return len(gone)
 
 
-def grant(books: Books, lease: Lease, info: MemberInfo) -> Lease:
+def grant(books: UnitOfWork, lease: Lease, info: MemberInfo) -> Lease:
     """See ``Store.grant``."""
     if books.lease(lease.holder) is not None:
         known = books.live(lease)
@@ -153,7 +161,7 @@ def grant(books: Books, lease: Lease, info: MemberInfo) -> Lease:
     return lease
 
 
-def renew(books: Books, lease: Lease, since: int, info: MemberInfo | None) -> Changes:
+def renew(books: UnitOfWork, lease: Lease, since: int, info: MemberInfo | None) -> Changes:
     """See ``Store.renew``."""
     mine = books.live(lease)
     # Not beyond what there is: a number from elsewhere must not hide what is still to come.
@@ -166,7 +174,7 @@ def renew(books: Books, lease: Lease, since: int, info: MemberInfo | None) -> Ch
     return _changes(books, mine, since)
 
 
-def revoke(books: Books, lease: Lease) -> None:
+def revoke(books: UnitOfWork, lease: Lease) -> None:
     """See ``Store.revoke``."""
     row = books.lease(lease.holder)
     if row is None or row.ended is not None or row.token != lease.token:
@@ -176,7 +184,7 @@ def revoke(books: Books, lease: Lease) -> None:
 
 
 def claim(
-    books: Books, lease: Lease, wanted: Sequence[Wanted], *, force: bool
+    books: UnitOfWork, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool
 ) -> Sequence[Ownership]:
     """See ``Store.claim``."""
     claimer = books.live(lease)
@@ -193,13 +201,13 @@ def claim(
     return taken
 
 
-def ask(books: Books, lease: Lease, wanted: Wanted) -> bool:
+def ask(books: UnitOfWork, lease: Lease, wanted: KeyClaim) -> bool:
     """See ``Store.ask``."""
     asker = books.live(lease)
     return books.put_question(wanted.key, wanted.seen_epoch, asker.holder)
 
 
-def hand_over(books: Books, hand_overs: Sequence[HandOver], limit_s: float) -> Sequence[str]:
+def hand_over(books: UnitOfWork, hand_overs: Sequence[HandOver], limit_s: float) -> Sequence[str]:
     """See ``Store.hand_over``."""
     keys = [each.ownership.key for each in hand_overs]
     books.settle_keys(keys)
@@ -212,7 +220,7 @@ def hand_over(books: Books, hand_overs: Sequence[HandOver], limit_s: float) -> S
 
 
 def release(
-    books: Books, ownerships: Sequence[Ownership], notes: Mapping[str, str]
+    books: UnitOfWork, ownerships: Sequence[Ownership], notes: Mapping[str, str]
 ) -> Sequence[str]:
     """See ``Store.release``."""
     rows = books.rows(ownership.key for ownership in ownerships)
@@ -232,7 +240,7 @@ def release(
     return done
 
 
-def break_(books: Books, key: str, epoch: int, after_s: float) -> Resource | None:
+def break_(books: UnitOfWork, key: str, epoch: int, after_s: float) -> Resource | None:
     """See ``Store.break_``.
 
     Raises:
@@ -264,22 +272,22 @@ def break_(books: Books, key: str, epoch: int, after_s: float) -> Resource | Non
     return row.shown(books.now)
 
 
-def checkpoint(books: Books, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+def checkpoint(books: UnitOfWork, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
     """See ``Store.checkpoint``."""
     keys = list(dict.fromkeys(mark.ownership.key for mark in marks))
     rows = books.rows(keys)
     found = books.tx.all("checkpoint_positions", keys=json.dumps(keys))
     stored: dict[str, int] = dict(found)
-    refused: dict[str, MarkRefusal] = {}
+    refused: dict[str, Refusal] = {}
     fenced: Counter[str] = Counter()
     written: dict[str, Params] = {}
     for mark in marks:
         key, number = mark.ownership.key, mark.position.sequence_number
         if not _may_write(rows.get(key), mark.ownership, books.now):
             fenced[group_of(key)] += 1
-            refused[key] = MarkRefusal.FENCED
+            refused[key] = Refusal.FENCED
         elif stored.get(key, number) > number:
-            refused[key] = MarkRefusal.BEHIND
+            refused[key] = Refusal.BEHIND
         else:
             stored[key] = number
             written[key] = {
@@ -295,7 +303,7 @@ def checkpoint(books: Books, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]
     return refused
 
 
-def annotate(books: Books, notes: Sequence[Note]) -> Sequence[str]:
+def annotate(books: UnitOfWork, notes: Sequence[Note]) -> Sequence[str]:
     """See ``Store.annotate``."""
     rows = books.rows(note.ownership.key for note in notes)
     fenced: Counter[str] = Counter()
@@ -313,31 +321,31 @@ def annotate(books: Books, notes: Sequence[Note]) -> Sequence[str]:
     return list(refused)
 
 
-def _count_fenced(books: Books, fenced: Mapping[str, int]) -> None:
+def _count_fenced(books: UnitOfWork, fenced: Mapping[str, int]) -> None:
     books.tx.many(
         "fenced_add", [{"grp": group, "refused": count} for group, count in fenced.items()]
     )
 
 
-def _may_write(row: ResourceRow | None, ownership: Ownership, now: float) -> bool:
+def _may_write(row: SqliteResourceRow | None, ownership: Ownership, now: float) -> bool:
     if row is None:
         return False
     move = Move.WRITE if row.proven_by(ownership) else Move.WRITE_OTHER
     return judge(row.state(now), move).granted
 
 
-def _extend(books: Books, row: LeaseRow, *, heard: int) -> None:
+def _extend(books: UnitOfWork, row: SqliteLeaseRow, *, heard: int) -> None:
     row.ends_at = books.now + row.duration_s
     row.heard = max(row.heard, heard)
     books.tx.run("lease_renew", holder=row.holder, ends_at=row.ends_at, heard=heard)
 
 
-def _is_news(books: Books, mine: LeaseRow, info: MemberInfo) -> bool:
+def _is_news(books: UnitOfWork, mine: SqliteLeaseRow, info: MemberInfo) -> bool:
     (stored,) = books.tx.one("info", holder=mine.holder) or ("{}",)
     return stored != info_text(info) and info_of(stored) != info
 
 
-def _changes(books: Books, mine: LeaseRow, since: int) -> Changes:
+def _changes(books: UnitOfWork, mine: SqliteLeaseRow, since: int) -> Changes:
     books.flush()
     tx, now, group = books.tx, books.now, mine.group
     next_end_s = _next_end_s(books, mine)
@@ -351,14 +359,14 @@ def _changes(books: Books, mine: LeaseRow, since: int) -> Changes:
     ended = tx.all("terms_ended", holder=mine.holder, since=max(since, mine.heard))
     return Changes(
         version=books.version,
-        resources=tuple(ResourceRow(*row).shown(now) for row in resources),
+        resources=tuple(SqliteResourceRow(*row).shown(now) for row in resources),
         peers=tuple(peer_of(row, now) for row in peers),
         ended=tuple(term_of(row) for row in ended),
         next_end_s=next_end_s,
     )
 
 
-def _next_end_s(books: Books, mine: LeaseRow) -> float | None:
+def _next_end_s(books: UnitOfWork, mine: SqliteLeaseRow) -> float | None:
     if not mine.group:
         return None
     (ends_at,) = books.tx.one("next_end", grp=mine.group, holder=mine.holder) or (None,)

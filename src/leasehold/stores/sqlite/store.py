@@ -12,15 +12,15 @@ from anyio import CancelScope, to_thread
 from leasehold.errors import LeaseLost, StoreUnusable
 from leasehold.names import check_name
 from leasehold.stores.sqlite import steps
-from leasehold.stores.sqlite.books import Books
-from leasehold.stores.sqlite.group_commit import Turns
+from leasehold.stores.sqlite.books import UnitOfWork
+from leasehold.stores.sqlite.group_commit import SqliteGroupCommit
 from leasehold.stores.sqlite.location import (
     BUSY_LIMIT_S,
     check_path,
     machine_boot_id,
     ready_database,
 )
-from leasehold.stores.sqlite.rows import ResourceRow, checkpoint_of, peer_of, term_of
+from leasehold.stores.sqlite.rows import SqliteResourceRow, checkpoint_of, peer_of, term_of
 from leasehold.stores.validation import (
     HISTORY_LIMIT,
     check_suggestion,
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from leasehold.model import (
         Changes,
         Checkpoint,
+        CheckpointWrite,
         HandOver,
+        KeyClaim,
         Lease,
-        Mark,
-        MarkRefusal,
         MemberInfo,
+        MemberRecord,
         Note,
         Ownership,
-        Peer,
         Position,
+        Refusal,
         Resource,
         Term,
-        Wanted,
     )
     from leasehold.stores.sqlite.database import Database, Transaction
 
@@ -72,7 +72,7 @@ class SqliteStore:
         self._boot_id = boot_id
         # A thread of our own: a program that fills the common pool with slow work does not delay a
         # renewal.
-        self._turns = Turns(database)
+        self._turns = SqliteGroupCommit(database)
 
     @classmethod
     async def open(
@@ -137,12 +137,12 @@ class SqliteStore:
         await self._step(lambda books: steps.revoke(books, lease))
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
         return await self._step(lambda books: steps.claim(books, lease, wanted, force=force))
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
         return await self._step(lambda books: steps.ask(books, lease, wanted))
 
@@ -163,7 +163,7 @@ class SqliteStore:
         after_s = limit_s(after, what="break period")
         return await self._step(lambda books: steps.break_(books, key, epoch, after_s))
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``."""
         return await self._step(lambda books: steps.checkpoint(books, marks))
 
@@ -202,12 +202,12 @@ class SqliteStore:
         """See ``Store``."""
         return await self._look(
             lambda tx, now: {
-                row[0]: ResourceRow(*row).shown(now)
+                row[0]: SqliteResourceRow(*row).shown(now)
                 for row in tx.all("resources_of_group", grp=group)
             }
         )
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         return await self._look(
             lambda tx, now: {
@@ -233,12 +233,12 @@ class SqliteStore:
 
     # ------------------------------------------------------------- parts
 
-    async def _step(self, step: Callable[[Books], T]) -> T:
+    async def _step(self, step: Callable[[UnitOfWork], T]) -> T:
         def work(tx: Transaction) -> T | LeaseLost:
             # The clock is read under the write lock: waiting for it may have taken a while.
             version = self._checked_version(tx)
             now, wall = self._clock.boottime_s(), self._clock.utc_now()
-            books = Books(tx, version=version, now=now, wall=wall)
+            books = UnitOfWork(tx, version=version, now=now, wall=wall)
             try:
                 answer: T | LeaseLost = step(books)
             except LeaseLost as lost:

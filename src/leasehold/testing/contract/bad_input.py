@@ -9,9 +9,9 @@ import pytest
 
 from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidName
-from leasehold.model import HandOver, Mark, MemberInfo, Position, State, Wanted
+from leasehold.model import CheckpointWrite, HandOver, KeyClaim, MemberInfo, Position, State
 from leasehold.names import LONGEST_KEY, LONGEST_NAME, group_of, last_part, partition_key
-from leasehold.testing.contract.store_case import ContractBase, Scene, assert_unchanged
+from leasehold.testing.contract.store_case import ContractBase, StoreCase, assert_unchanged
 
 # Of four bytes each in UTF-8, and in no order that could be compressed.
 WIDE = "".join(chr(0x20000 + Random(7 + n).randrange(0xA000)) for n in range(LONGEST_KEY))
@@ -61,13 +61,13 @@ BAD_LIMITS = (timedelta(microseconds=-1), timedelta(seconds=MOST_LEASE_S + 1), t
 class OddNameContract(ContractBase):
     """Whatever the names say, they are the user's."""
 
-    async def test_odd_names_live_a_whole_life(self, scene: Scene) -> None:
+    async def test_odd_names_live_a_whole_life(self, scene: StoreCase) -> None:
         """Declare, claim, write, break, history: each key stays itself among the others."""
         keys = {part: partition_key(f"s{scene.suffix}", "g", part) for part in ODD_PARTS}
         group = group_of(next(iter(keys.values())))
         assert await scene.store.declare(list(keys.values())) == len(ODD_PARTS)
         lease = await scene.member("a", group=group)
-        wanted = [Wanted(key=key, seen_epoch=0) for key in keys.values()]
+        wanted = [KeyClaim(key=key, seen_epoch=0) for key in keys.values()]
         taken = {each.key: each for each in await scene.store.claim(lease, wanted)}
         assert set(taken) == set(keys.values())
         for number, key in enumerate(keys.values()):
@@ -83,7 +83,7 @@ class OddNameContract(ContractBase):
         states = {each.state for each in (await scene.store.resources(group)).values()}
         assert states <= {State.AVAILABLE, State.BROKEN}
 
-    async def test_odd_groups_do_not_mix(self, scene: Scene) -> None:
+    async def test_odd_groups_do_not_mix(self, scene: StoreCase) -> None:
         """A part with a slash, a percent sign or a wildcard is not the group it looks like."""
         base = f"s{scene.suffix}"
         names = [(f"{base}/x", "y"), (base, "x/y"), (f"{base}%2Fx", "y"), (base, "%"), (base, "_")]
@@ -93,7 +93,7 @@ class OddNameContract(ContractBase):
             assert list(await scene.store.resources(group_of(key))) == [key]
 
     @pytest.mark.parametrize("letters", ["x" * LONGEST_KEY, WIDE], ids=["narrow", "wide"])
-    async def test_the_longest_key_works(self, scene: Scene, letters: str) -> None:
+    async def test_the_longest_key_works(self, scene: StoreCase, letters: str) -> None:
         """In all characters that can be printed."""
         key = f"{scene.group}/{letters}"[:LONGEST_KEY]
         assert await scene.store.declare([key]) == 1
@@ -102,7 +102,7 @@ class OddNameContract(ContractBase):
         assert list(await scene.store.release([ownership])) == [key]
         assert len(await scene.store.history(key)) == 1
 
-    async def test_the_longest_names_work(self, scene: Scene) -> None:
+    async def test_the_longest_names_work(self, scene: StoreCase) -> None:
         """Of holders, tokens and groups."""
         holder = (scene.suffix + WIDE)[:LONGEST_NAME]
         group = f"{scene.group}/{WIDE}"[: LONGEST_KEY - 2]
@@ -123,7 +123,7 @@ class BadInputContract(ContractBase):
     """A mistake is said, and nothing has happened."""
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
-    async def test_bad_keys(self, scene: Scene, bad: str) -> None:
+    async def test_bad_keys(self, scene: StoreCase, bad: str) -> None:
         """Then none of the batch is declared."""
         good = scene.key("good")
         for keys in ([good, bad], [bad]):
@@ -132,7 +132,7 @@ class BadInputContract(ContractBase):
         assert await scene.store.resources(scene.group) == {}
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
-    async def test_bad_names_of_holders_and_tokens(self, scene: Scene, bad: str) -> None:
+    async def test_bad_names_of_holders_and_tokens(self, scene: StoreCase, bad: str) -> None:
         """The message says which of the two is meant."""
         good = f"good-{scene.suffix}"
         for what, holder, token in (("holder", bad, good), ("token", good, bad)):
@@ -147,14 +147,14 @@ class BadInputContract(ContractBase):
         assert await scene.store.peers(scene.group) == {}
 
     @pytest.mark.parametrize("bad", BAD_KEYS[2:], ids=ascii)
-    async def test_bad_groups(self, scene: Scene, bad: str) -> None:
+    async def test_bad_groups(self, scene: StoreCase, bad: str) -> None:
         """Empty is no mistake: a holder of no group. Nor is one part alone: all jobs."""
         with pytest.raises(InvalidName):
             await scene.member("a", group=bad)
 
     @pytest.mark.spec("L6")
     @pytest.mark.parametrize("bad", BAD_LEASES, ids=str)
-    async def test_bad_durations_of_leases(self, scene: Scene, bad: timedelta) -> None:
+    async def test_bad_durations_of_leases(self, scene: StoreCase, bad: timedelta) -> None:
         """The message names the range."""
         with pytest.raises(InvalidDuration) as caught:
             await scene.store.grant(
@@ -170,7 +170,7 @@ class BadInputContract(ContractBase):
 
     @pytest.mark.spec("L6")
     @pytest.mark.parametrize("bad", BAD_LIMITS, ids=str)
-    async def test_bad_limits(self, scene: Scene, bad: timedelta) -> None:
+    async def test_bad_limits(self, scene: StoreCase, bad: timedelta) -> None:
         """Of hand-overs and breaks."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -182,16 +182,16 @@ class BadInputContract(ContractBase):
             await scene.store.hand_over(passed, limit=bad)
         assert_unchanged(before, await scene.picture())
 
-    async def test_unknown_keys_are_simply_not_there(self, scene: Scene) -> None:
+    async def test_unknown_keys_are_simply_not_there(self, scene: StoreCase) -> None:
         """In batches and reads they are an answer: they may have been forgotten."""
         lease, ownership = await scene.owned()
         unknown = scene.key("unknown")
-        wanted = Wanted(key=unknown, seen_epoch=0)
+        wanted = KeyClaim(key=unknown, seen_epoch=0)
         assert list(await scene.store.claim(lease, [wanted])) == []
         assert not await scene.store.ask(lease, wanted)
         assert await scene.store.forget([unknown]) == 0
         assert list(await scene.store.history(unknown)) == []
-        mark = Mark(ownership=ownership, position=Position(sequence_number=1))
+        mark = CheckpointWrite(ownership=ownership, position=Position(sequence_number=1))
         assert not await scene.store.checkpoint([mark])
         empty = f"{scene.group}/nobody/was/here"
         for answer in (

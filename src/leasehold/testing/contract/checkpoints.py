@@ -13,18 +13,18 @@ import pytest
 from leasehold.errors import LeaseLost, UsageError
 from leasehold.model import (
     LONGEST_NOTE,
+    CheckpointWrite,
     EndReason,
     HandOver,
-    Mark,
-    MarkRefusal,
+    KeyClaim,
     Note,
     Ownership,
     Position,
+    Refusal,
     State,
-    Wanted,
 )
 from leasehold.testing.contract.bad_input import WIDE
-from leasehold.testing.contract.store_case import ContractBase, Scene, assert_unchanged, forged
+from leasehold.testing.contract.store_case import ContractBase, StoreCase, assert_unchanged, forged
 
 ODD_NOTES = ("", " ", "é 🚀 'x' \\ % \n", '{"a": [1, null]}', "NULL", WIDE[:LONGEST_NOTE])
 BAD_NOTES = ("x" * (LONGEST_NOTE + 1), "a\x00b", "\ud800", None, 7, b"bytes", ["x"])
@@ -34,11 +34,11 @@ class NoteContract(ContractBase):
     """What a term begins with and ends with."""
 
     @pytest.mark.spec("B10")
-    async def test_a_term_begins_with_the_note_that_is_wanted(self, scene: Scene) -> None:
+    async def test_a_term_begins_with_the_note_that_is_wanted(self, scene: StoreCase) -> None:
         """Each key with its own; a claim without one begins with none."""
         keys = await scene.declared("a", "b", "c")
         texts = dict(zip(keys, ("first", "", "third"), strict=True))
-        wanted = [Wanted(key=key, seen_epoch=0, note=texts[key]) for key in keys]
+        wanted = [KeyClaim(key=key, seen_epoch=0, note=texts[key]) for key in keys]
         taken = await scene.store.claim(await scene.member(), wanted)
         assert {each.key for each in taken} == set(keys)
         assert {key: await scene.notes(key) for key in keys} == {
@@ -46,11 +46,11 @@ class NoteContract(ContractBase):
         }
 
     @pytest.mark.parametrize("text", ODD_NOTES, ids=lambda text: ascii(text)[:12])
-    async def test_notes_are_read_as_they_were_written(self, scene: Scene, text: str) -> None:
+    async def test_notes_are_read_as_they_were_written(self, scene: StoreCase, text: str) -> None:
         """On each way, to the letter."""
         (key,) = await scene.declared("k")
         lease, heir = await scene.member(), await scene.member("heir")
-        (first,) = await scene.store.claim(lease, [Wanted(key=key, seen_epoch=0, note=text)])
+        (first,) = await scene.store.claim(lease, [KeyClaim(key=key, seen_epoch=0, note=text)])
         await scene.store.release([first])
         second = await scene.own(lease, key)
         assert await scene.annotate(second, text)
@@ -61,38 +61,38 @@ class NoteContract(ContractBase):
         await scene.store.hand_over([passed], limit=scene.units(1))
         assert await scene.notes(key) == [text] * 4
 
-    async def test_a_refused_claim_leaves_the_note_alone(self, scene: Scene) -> None:
+    async def test_a_refused_claim_leaves_the_note_alone(self, scene: StoreCase) -> None:
         """Somebody else holds the key, or it was seen at another epoch."""
         _, ownership = await scene.owned()
         await scene.annotate(ownership, "mine")
         rival = await scene.member("rival")
         before = await scene.picture()
         for epoch in (0, 1, 2):
-            wanted = Wanted(key=ownership.key, seen_epoch=epoch, note="theirs")
+            wanted = KeyClaim(key=ownership.key, seen_epoch=epoch, note="theirs")
             assert list(await scene.store.claim(rival, [wanted])) == []
         assert_unchanged(before, await scene.picture())
 
-    async def test_claiming_again_leaves_the_note_alone(self, scene: Scene) -> None:
+    async def test_claiming_again_leaves_the_note_alone(self, scene: StoreCase) -> None:
         """A key that is returned once more has the note of its first claim, or a later one."""
         lease, ownership = await scene.owned()
         await scene.annotate(ownership, "half done")
         before = await scene.picture()
         for epoch in (0, 1):
-            again = Wanted(key=ownership.key, seen_epoch=epoch, note="begun")
+            again = KeyClaim(key=ownership.key, seen_epoch=epoch, note="begun")
             assert list(await scene.store.claim(lease, [again])) == [ownership]
         assert_unchanged(before, await scene.picture())
 
-    async def test_a_steal_ends_one_note_and_begins_another(self, scene: Scene) -> None:
+    async def test_a_steal_ends_one_note_and_begins_another(self, scene: StoreCase) -> None:
         """The robbed one keeps what it said; the robber begins with its own."""
         _, ownership = await scene.owned()
         await scene.annotate(ownership, "half done")
         thief = await scene.member("thief")
-        wanted = Wanted(key=ownership.key, seen_epoch=1, note="stolen")
+        wanted = KeyClaim(key=ownership.key, seen_epoch=1, note="stolen")
         assert len(await scene.store.claim(thief, [wanted], force=True)) == 1
         assert await scene.notes(ownership.key) == ["half done", "stolen"]
 
     @pytest.mark.spec("B10")
-    async def test_a_release_ends_the_term_with_its_note(self, scene: Scene) -> None:
+    async def test_a_release_ends_the_term_with_its_note(self, scene: StoreCase) -> None:
         """By key; without one the note stays, and an empty one takes it away."""
         lease = await scene.member()
         keys = await scene.declared("a", "b", "c")
@@ -104,17 +104,17 @@ class NoteContract(ContractBase):
         assert [await scene.notes(key) for key in keys] == [["done"], ["half done"], [""]]
         assert await scene.reasons(keys[0]) == [EndReason.RELEASED]
 
-    async def test_releasing_again_does_not_change_the_note(self, scene: Scene) -> None:
+    async def test_releasing_again_does_not_change_the_note(self, scene: StoreCase) -> None:
         """The answer is yes, the note that of the first release, also when somebody goes on."""
         lease, ownership = await scene.owned()
         key = ownership.key
         await scene.store.release([ownership], notes={key: "done"})
         assert list(await scene.store.release([ownership], notes={key: "again"})) == [key]
-        await scene.store.claim(lease, [Wanted(key=key, seen_epoch=1, note="next")])
+        await scene.store.claim(lease, [KeyClaim(key=key, seen_epoch=1, note="next")])
         assert list(await scene.store.release([ownership], notes={key: "late"})) == [key]
         assert await scene.notes(key) == ["done", "next"]
 
-    async def test_what_has_ended_otherwise_keeps_its_note(self, scene: Scene) -> None:
+    async def test_what_has_ended_otherwise_keeps_its_note(self, scene: StoreCase) -> None:
         """Expired, broken, stolen or handed over: the release that came after changes nothing."""
         lease, expired = await scene.owned("expired", units=1)
         _, broken = await scene.owned("broken")
@@ -137,7 +137,7 @@ class NoteContract(ContractBase):
         with pytest.raises(LeaseLost):
             await scene.store.renew(lease)
 
-    async def test_a_release_that_proves_nothing_leaves_the_note(self, scene: Scene) -> None:
+    async def test_a_release_that_proves_nothing_leaves_the_note(self, scene: StoreCase) -> None:
         """Another epoch, a guess, a stranger."""
         _, ownership = await scene.owned()
         stranger = await scene.member("stranger")
@@ -152,7 +152,7 @@ class NoteContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     async def test_a_batch_of_two_epochs_of_one_key_means_the_one_that_lasts(
-        self, scene: Scene
+        self, scene: StoreCase
     ) -> None:
         """The note is for the key, and goes to the term that the call ends."""
         lease, old = await scene.owned()
@@ -162,7 +162,7 @@ class NoteContract(ContractBase):
             await scene.store.release(batch, notes={old.key: "second"})
         assert await scene.notes(old.key) == ["first", "second"]
 
-    async def test_a_hand_over_ends_the_term_with_its_note(self, scene: Scene) -> None:
+    async def test_a_hand_over_ends_the_term_with_its_note(self, scene: StoreCase) -> None:
         """None leaves it. Handing over again, or passing on what was kept, changes nothing."""
         lease, heir = await scene.member(), await scene.member("heir")
         keys = await scene.declared("a", "b")
@@ -181,7 +181,7 @@ class NoteContract(ContractBase):
         assert list(await scene.store.hand_over([onwards], limit=scene.units(9))) == [keys[0]]
         assert [await scene.notes(key) for key in keys] == [["passed"], ["half done"]]
 
-    async def test_every_other_end_keeps_the_note(self, scene: Scene) -> None:
+    async def test_every_other_end_keeps_the_note(self, scene: StoreCase) -> None:
         """Revoked, expired, broken: what was said last stays in the history, and is told."""
         lease, revoked = await scene.owned("revoked")
         await scene.annotate(revoked, "half done")
@@ -199,7 +199,7 @@ class NoteContract(ContractBase):
 class AnnotateContract(ContractBase):
     """What is said of a term while it lasts, under its ownership."""
 
-    async def test_a_note_is_replaced_while_the_term_lasts(self, scene: Scene) -> None:
+    async def test_a_note_is_replaced_while_the_term_lasts(self, scene: StoreCase) -> None:
         """The last word stands; the term and its start stay as they are."""
         _, ownership = await scene.owned()
         (before,) = await scene.store.history(ownership.key)
@@ -209,7 +209,7 @@ class AnnotateContract(ContractBase):
         (after,) = await scene.store.history(ownership.key)
         assert after == replace(before, note="three")
 
-    async def test_one_that_is_being_broken_may_still_speak(self, scene: Scene) -> None:
+    async def test_one_that_is_being_broken_may_still_speak(self, scene: StoreCase) -> None:
         """As it may still write: until the moment has come."""
         _, ownership = await scene.owned()
         await scene.store.break_(ownership.key, epoch=1, after=scene.units(1))
@@ -219,7 +219,7 @@ class AnnotateContract(ContractBase):
         assert await scene.notes(ownership.key) == ["stopping"]
 
     @pytest.mark.spec("B5", "L7")
-    async def test_dead_and_wrong_proofs_are_refused_and_counted(self, scene: Scene) -> None:
+    async def test_dead_and_wrong_proofs_are_refused_and_counted(self, scene: StoreCase) -> None:
         """An older epoch, a newer one, a guess, a stranger, an unknown key, a dead lease."""
         lease, old = await scene.owned()
         await scene.store.release([old])
@@ -243,7 +243,7 @@ class AnnotateContract(ContractBase):
         assert after.fenced == before.fenced + len(wrong)
         assert_unchanged(before, replace(after, fenced=before.fenced))
 
-    async def test_a_batch_is_judged_note_by_note(self, scene: Scene) -> None:
+    async def test_a_batch_is_judged_note_by_note(self, scene: StoreCase) -> None:
         """One refusal does not stop the rest; each refused write is counted, its key told once."""
         _, good = await scene.owned("good")
         _, dead = await scene.owned("dead")
@@ -256,7 +256,7 @@ class AnnotateContract(ContractBase):
         assert await scene.store.fenced_writes(scene.group) == 3
         assert list(await scene.store.annotate([])) == []
 
-    async def test_a_note_is_no_renewal(self, scene: Scene) -> None:
+    async def test_a_note_is_no_renewal(self, scene: StoreCase) -> None:
         """It does not keep the lease alive, and wakes no watcher."""
         _, ownership = await scene.owned(units=2)
         watcher = await scene.member("watcher")
@@ -274,13 +274,13 @@ class NoteInputContract(ContractBase):
     """What not every store could keep is refused by all, before anything has happened."""
 
     @pytest.mark.parametrize("bad", BAD_NOTES, ids=lambda bad: ascii(bad)[:12])
-    async def test_bad_notes(self, scene: Scene, bad: object) -> None:
+    async def test_bad_notes(self, scene: StoreCase, bad: object) -> None:
         """On each way; the message says what is wrong."""
         _, ownership = await scene.owned()
         text: str = bad  # type: ignore[assignment]
         before = await scene.picture()
         with pytest.raises(UsageError, match="note must be text of at most 1,024"):
-            Wanted(key=ownership.key, seen_epoch=1, note=text)
+            KeyClaim(key=ownership.key, seen_epoch=1, note=text)
         with pytest.raises(UsageError, match="note must be"):
             Note(ownership=ownership, text=text)
         with pytest.raises(UsageError, match="note must be"):
@@ -290,7 +290,7 @@ class NoteInputContract(ContractBase):
                 HandOver(ownership=ownership, to=ownership.holder, note=text)
         assert_unchanged(before, await scene.picture())
 
-    async def test_a_note_of_a_key_that_is_not_released(self, scene: Scene) -> None:
+    async def test_a_note_of_a_key_that_is_not_released(self, scene: StoreCase) -> None:
         """A slip of the caller's: it is told, and nothing is released."""
         _, ownership = await scene.owned()
         (other,) = await scene.declared("other")
@@ -305,7 +305,7 @@ class CheckpointContract(ContractBase):
     """Positions written under an ownership."""
 
     @pytest.mark.spec("C1", "C2", "C3")
-    async def test_a_checkpoint_is_read_as_it_was_written(self, scene: Scene) -> None:
+    async def test_a_checkpoint_is_read_as_it_was_written(self, scene: StoreCase) -> None:
         """Any position and offset, to the letter."""
         positions = [
             Position(sequence_number=-1, offset=""),
@@ -316,7 +316,7 @@ class CheckpointContract(ContractBase):
         for number, position in enumerate(positions):
             (key,) = await scene.declared(str(number))
             ownership = await scene.own(lease, key)
-            mark = Mark(ownership=ownership, position=position)
+            mark = CheckpointWrite(ownership=ownership, position=position)
             assert not await scene.store.checkpoint([mark])
             stored = (await scene.store.checkpoints(scene.group))[key]
             assert (stored.key, stored.epoch) == (key, 1)
@@ -325,7 +325,7 @@ class CheckpointContract(ContractBase):
             assert stored.updated_at.tzinfo is not None
 
     @pytest.mark.spec("C2")
-    async def test_a_checkpoint_never_goes_back(self, scene: Scene) -> None:
+    async def test_a_checkpoint_never_goes_back(self, scene: StoreCase) -> None:
         """Equal is fine, ahead is fine, behind is refused and changes nothing."""
         _, ownership = await scene.owned()
         assert [await scene.mark(ownership, n) for n in (5, 5, 7)] == [None, None, None]
@@ -335,7 +335,7 @@ class CheckpointContract(ContractBase):
         assert before.checkpoints[ownership.key].position.offset == "at 7"
 
     @pytest.mark.spec("C2")
-    async def test_not_even_for_a_new_owner(self, scene: Scene) -> None:
+    async def test_not_even_for_a_new_owner(self, scene: StoreCase) -> None:
         """The next epoch goes on where the last one stopped."""
         lease, ownership = await scene.owned()
         await scene.mark(ownership, 7)
@@ -347,7 +347,7 @@ class CheckpointContract(ContractBase):
         assert (stored.epoch, stored.position.sequence_number) == (2, 7)
 
     @pytest.mark.spec("L7")
-    async def test_dead_and_wrong_proofs_are_fenced_and_counted(self, scene: Scene) -> None:
+    async def test_dead_and_wrong_proofs_are_fenced_and_counted(self, scene: StoreCase) -> None:
         """An older epoch, a newer one, a guess, a stranger, an unknown key."""
         lease, old = await scene.owned()
         await scene.store.release([old])
@@ -368,7 +368,7 @@ class CheckpointContract(ContractBase):
         assert after.fenced == before.fenced + len(wrong)
         assert_unchanged(before, replace(after, fenced=before.fenced))
 
-    async def test_fenced_comes_before_behind(self, scene: Scene) -> None:
+    async def test_fenced_comes_before_behind(self, scene: StoreCase) -> None:
         """A zombie is told that it is one, wherever it stands; ``behind`` is not counted."""
         lease, old = await scene.owned()
         await scene.mark(old, 5)
@@ -378,7 +378,7 @@ class CheckpointContract(ContractBase):
         assert await scene.mark(current, 1) == "behind"
         assert await scene.store.fenced_writes(scene.group) == 1
 
-    async def test_a_batch_is_judged_mark_by_mark(self, scene: Scene) -> None:
+    async def test_a_batch_is_judged_mark_by_mark(self, scene: StoreCase) -> None:
         """One refusal does not stop the rest."""
         _, good = await scene.owned("good")
         _, behind = await scene.owned("behind")
@@ -386,7 +386,7 @@ class CheckpointContract(ContractBase):
         await scene.mark(behind, 5)
         await scene.store.release([dead])
         refused = await scene.store.checkpoint(_marks([dead, good, behind], 3))
-        assert refused == {dead.key: MarkRefusal.FENCED, behind.key: MarkRefusal.BEHIND}
+        assert refused == {dead.key: Refusal.FENCED, behind.key: Refusal.BEHIND}
         stored = await scene.store.checkpoints(scene.group)
         assert {key: each.position.sequence_number for key, each in stored.items()} == {
             good.key: 3,
@@ -394,7 +394,7 @@ class CheckpointContract(ContractBase):
         }
         assert not await scene.store.checkpoint([])
 
-    async def test_a_batch_may_hold_two_positions_of_one_key(self, scene: Scene) -> None:
+    async def test_a_batch_may_hold_two_positions_of_one_key(self, scene: StoreCase) -> None:
         """They are written in their order."""
         _, ownership = await scene.owned()
         marks = [*_marks([ownership], 3), *_marks([ownership], 8)]
@@ -402,7 +402,7 @@ class CheckpointContract(ContractBase):
         stored = await scene.store.checkpoints(scene.group)
         assert stored[ownership.key].position.sequence_number == 8
 
-    async def test_writing_again_changes_nothing(self, scene: Scene) -> None:
+    async def test_writing_again_changes_nothing(self, scene: StoreCase) -> None:
         """The same mark twice is the same checkpoint."""
         _, ownership = await scene.owned()
         await scene.mark(ownership, 5)
@@ -410,7 +410,7 @@ class CheckpointContract(ContractBase):
         assert await scene.mark(ownership, 5) is None
         assert (await scene.picture()).plain("") == before
 
-    async def test_checkpoints_outlive_their_owner(self, scene: Scene) -> None:
+    async def test_checkpoints_outlive_their_owner(self, scene: StoreCase) -> None:
         """Nothing removes one: not the end of the lease, not a key that is forgotten."""
         lease, ownership = await scene.owned()
         await scene.mark(ownership, 5)
@@ -420,7 +420,7 @@ class CheckpointContract(ContractBase):
         stored = await scene.store.checkpoints(scene.group)
         assert stored[ownership.key].position.sequence_number == 5
 
-    async def test_a_checkpoint_is_no_renewal(self, scene: Scene) -> None:
+    async def test_a_checkpoint_is_no_renewal(self, scene: StoreCase) -> None:
         """Writing does not keep the lease alive, and wakes no watcher."""
         _, ownership = await scene.owned(units=2)
         watcher = await scene.member("watcher")
@@ -433,7 +433,7 @@ class CheckpointContract(ContractBase):
         assert await scene.mark(ownership, 2) == "fenced"
         assert (await scene.resource(ownership.key)).state is State.EXPIRED
 
-    async def test_groups_have_their_own(self, scene: Scene) -> None:
+    async def test_groups_have_their_own(self, scene: StoreCase) -> None:
         """Neither checkpoints nor refusals of one group show in another."""
         _, ownership = await scene.owned()
         twin = scene.twin()
@@ -444,6 +444,6 @@ class CheckpointContract(ContractBase):
         assert await scene.store.fenced_writes(scene.group) == 1
 
 
-def _marks(ownerships: list[Ownership], sequence_number: int) -> list[Mark]:
+def _marks(ownerships: list[Ownership], sequence_number: int) -> list[CheckpointWrite]:
     position = Position(sequence_number=sequence_number)
-    return [Mark(ownership=each, position=position) for each in ownerships]
+    return [CheckpointWrite(ownership=each, position=position) for each in ownerships]

@@ -9,70 +9,70 @@ from types import MappingProxyType
 import pytest
 
 from leasehold.model import EndReason, Lease, Ownership, Term
-from leasehold.testing.contract.store_case import LONG, ContractBase, Scene
+from leasehold.testing.contract.store_case import LONG, ContractBase, StoreCase
 
-End = Callable[[Scene, Lease, Ownership], Awaitable[object]]
+End = Callable[[StoreCase, Lease, Ownership], Awaitable[object]]
 
 
-async def _release(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _release(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     return await scene.store.release([ownership])
 
 
-async def _revoke(scene: Scene, lease: Lease, _: Ownership) -> object:
+async def _revoke(scene: StoreCase, lease: Lease, _: Ownership) -> object:
     await scene.store.revoke(lease)
     return None
 
 
-async def _hand_over(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _hand_over(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     return await scene.hand_over(ownership, await scene.member("receiver"))
 
 
-async def _steal(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _steal(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     return await scene.own(await scene.member("thief"), ownership.key, force=True)
 
 
-async def _break(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _break(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     return await scene.store.break_(ownership.key, epoch=ownership.epoch, after=timedelta(0))
 
 
-async def _break_slowly(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _break_slowly(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     await scene.store.break_(ownership.key, epoch=ownership.epoch, after=scene.units(0.5))
     await scene.wait()
     return await scene.store.renew(await scene.member("watcher"))
 
 
-async def _expire(scene: Scene, _: Lease, __: Ownership) -> object:
+async def _expire(scene: StoreCase, _: Lease, __: Ownership) -> object:
     await scene.wait()
     return await scene.store.renew(await scene.member("watcher"))
 
 
-async def _expire_then_claim(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _expire_then_claim(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     await scene.wait()
     return await scene.own(await scene.member("next"), ownership.key)
 
 
-async def _expire_then_steal(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _expire_then_steal(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     await scene.wait()
     return await scene.own(await scene.member("thief"), ownership.key, force=True)
 
 
-async def _expire_then_release(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _expire_then_release(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     await scene.wait()
     return await scene.store.release([ownership])
 
 
-async def _expire_then_break(scene: Scene, lease: Lease, ownership: Ownership) -> object:
+async def _expire_then_break(scene: StoreCase, lease: Lease, ownership: Ownership) -> object:
     await scene.wait()
     return await _break(scene, lease, ownership)
 
 
-async def _expire_then_hand_over(scene: Scene, lease: Lease, ownership: Ownership) -> object:
+async def _expire_then_hand_over(scene: StoreCase, lease: Lease, ownership: Ownership) -> object:
     await scene.wait()
     await _hand_over(scene, lease, ownership)
     return await scene.store.renew(await scene.member("watcher"))
 
 
-async def _break_slowly_then_release(scene: Scene, _: Lease, ownership: Ownership) -> object:
+async def _break_slowly_then_release(scene: StoreCase, _: Lease, ownership: Ownership) -> object:
     await scene.store.break_(ownership.key, epoch=ownership.epoch, after=scene.units(0.5))
     await scene.wait()
     return await scene.store.release([ownership])
@@ -103,7 +103,7 @@ class HistoryContract(ContractBase):
     @pytest.mark.spec("B10")
     @pytest.mark.parametrize("way", ENDS)
     async def test_the_reason_is_the_first_thing_that_ended_it(
-        self, scene: Scene, way: str
+        self, scene: StoreCase, way: str
     ) -> None:
         """What came later, when the term was over, does not change it."""
         end, reason = ENDS[way]
@@ -113,7 +113,7 @@ class HistoryContract(ContractBase):
         assert (await scene.reasons(ownership.key))[0] is reason
 
     @pytest.mark.spec("B10")
-    async def test_newest_first_and_complete(self, scene: Scene) -> None:
+    async def test_newest_first_and_complete(self, scene: StoreCase) -> None:
         """Every epoch once, none left out; the newest alone may be open."""
         (key,) = await scene.declared("k")
         leases = [await scene.member(name) for name in "abc"]
@@ -128,7 +128,7 @@ class HistoryContract(ContractBase):
         _assert_times(terms)
         assert {term.key for term in terms} == {key}
 
-    async def test_limit(self, scene: Scene) -> None:
+    async def test_limit(self, scene: StoreCase) -> None:
         """Ten unless asked for more or fewer; never more than there are."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
@@ -138,13 +138,13 @@ class HistoryContract(ContractBase):
         assert [len(await scene.store.history(key)), *lengths] == [10, 1, 11, 12]
         assert [term.epoch for term in await scene.store.history(key, limit=1)] == [12]
 
-    async def test_nothing_of_nothing(self, scene: Scene) -> None:
+    async def test_nothing_of_nothing(self, scene: StoreCase) -> None:
         """A key that was never owned, or never declared, has no terms."""
         (key,) = await scene.declared("k")
         assert list(await scene.store.history(key)) == []
         assert list(await scene.store.history(scene.key("unknown"))) == []
 
-    async def test_the_last_hundred_are_kept(self, scene: Scene) -> None:
+    async def test_the_last_hundred_are_kept(self, scene: StoreCase) -> None:
         """Older ones may be dropped, so that no key grows for ever."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
@@ -154,7 +154,7 @@ class HistoryContract(ContractBase):
         assert [term.epoch for term in terms] == list(range(103, 3, -1))
         _assert_times(terms)
 
-    async def test_it_outlives_a_key_that_is_forgotten(self, scene: Scene) -> None:
+    async def test_it_outlives_a_key_that_is_forgotten(self, scene: StoreCase) -> None:
         """And goes on where it was when the key is declared again."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])

@@ -12,41 +12,49 @@ import anyio
 import pytest
 
 from leasehold.errors import LeaseLost, StoreUnavailable
-from leasehold.model import EndReason, HandOver, MemberInfo, Ownership, State, Wanted
-from leasehold.testing.contract.store_case import GUESS, ContractBase, Scene, assert_unchanged, lost
-from leasehold.testing.faults import LosingStore, Lost
+from leasehold.model import EndReason, HandOver, KeyClaim, MemberInfo, Ownership, State
+from leasehold.testing.contract.store_case import (
+    GUESS,
+    ContractBase,
+    StoreCase,
+    assert_unchanged,
+    lost,
+)
+from leasehold.testing.faults import FaultyStore, Lost
 
 
 class ShedLockContract(ContractBase):
     """The cases of ShedLock's own suite, in terms of a store."""
 
     @pytest.mark.spec("L1")
-    async def test_shedlock_should_create_lock(self, scene: Scene) -> None:
+    async def test_shedlock_should_create_lock(self, scene: StoreCase) -> None:
         """shouldCreateLock: got, and seen as got; released, and seen as free."""
         _, ownership = await scene.owned()
         assert (await scene.resource(ownership.key)).state is State.LEASED
         await scene.store.release([ownership])
         assert (await scene.resource(ownership.key)).state is State.AVAILABLE
 
-    async def test_shedlock_should_not_return_second_lock(self, scene: Scene) -> None:
+    async def test_shedlock_should_not_return_second_lock(self, scene: StoreCase) -> None:
         """shouldNotReturnSecondLock: skipped, not queued."""
         _, ownership = await scene.owned()
         assert await scene.claim(await scene.member("second"), ownership.key) == []
 
-    async def test_shedlock_should_create_two_independent_locks(self, scene: Scene) -> None:
+    async def test_shedlock_should_create_two_independent_locks(self, scene: StoreCase) -> None:
         """shouldCreateTwoIndependentLocks: releasing one leaves the other."""
         _, one = await scene.owned("one")
         _, two = await scene.owned("two")
         await scene.store.release([one])
         assert (await scene.resource(two.key)).state is State.LEASED
 
-    async def test_shedlock_should_lock_twice_in_a_row(self, scene: Scene) -> None:
+    async def test_shedlock_should_lock_twice_in_a_row(self, scene: StoreCase) -> None:
         """In the words of ShedLock: shouldLockTwiceInARow."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
         assert (await scene.own(lease, ownership.key)).epoch == 2
 
-    async def test_shedlock_should_be_able_to_lock_right_after_unlock(self, scene: Scene) -> None:
+    async def test_shedlock_should_be_able_to_lock_right_after_unlock(
+        self, scene: StoreCase
+    ) -> None:
         """shouldBeAbleToLockRightAfterUnlock, ten times, by two in turn."""
         (key,) = await scene.declared("k")
         leases = [await scene.member("a"), await scene.member("b")]
@@ -56,7 +64,7 @@ class ShedLockContract(ContractBase):
             await scene.store.release([ownership])
 
     @pytest.mark.spec("L4", "L5")
-    async def test_shedlock_time_is_over(self, scene: Scene) -> None:
+    async def test_shedlock_time_is_over(self, scene: StoreCase) -> None:
         """What has run out stays so.
 
         shouldTimeout, extendAfterExpirationShouldBeNoOp, unlockingAfterExpirationShouldBeNoOp,
@@ -72,14 +80,16 @@ class ShedLockContract(ContractBase):
         assert_unchanged(before, await scene.picture())
         assert await scene.mark(newer, 1) is None
 
-    async def test_shedlock_should_not_be_able_to_extend_unlocked_lock(self, scene: Scene) -> None:
+    async def test_shedlock_should_not_be_able_to_extend_unlocked_lock(
+        self, scene: StoreCase
+    ) -> None:
         """shouldNotBeAbleToExtendUnlockedLock: renewing does not bring a released key back."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
         await scene.store.renew(lease)
         assert (await scene.resource(ownership.key)).state is State.AVAILABLE
 
-    async def test_shedlock_owner_is_more_than_a_host_name(self, scene: Scene) -> None:
+    async def test_shedlock_owner_is_more_than_a_host_name(self, scene: StoreCase) -> None:
         """A run that is over and a newer one on the same host do not unlock each other.
 
         ShedLock's SQL checks ``locked_by`` = host name alone. The same host and even the same
@@ -97,14 +107,14 @@ class ShedLockContract(ContractBase):
 class KinesisContract(ContractBase):
     """Kinesis Client Library and the clients of the DynamoDB lock table."""
 
-    async def test_kcl_677_ambiguous_conditional_write(self, scene: Scene) -> None:
+    async def test_kcl_677_ambiguous_conditional_write(self, scene: StoreCase) -> None:
         """KCL #677: a write that took effect and was answered by an error lost the lease.
 
         Here the same call once more says what is true: it is ours.
         """
         (key,) = await scene.declared("k")
-        lease, wanted = await scene.member("a"), [Wanted(key=key, seen_epoch=0)]
-        losing = LosingStore(scene.store, lambda _: Lost.ANSWER).as_store
+        lease, wanted = await scene.member("a"), [KeyClaim(key=key, seen_epoch=0)]
+        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
             await losing.claim(lease, wanted)
         with pytest.raises(StoreUnavailable):
@@ -114,7 +124,9 @@ class KinesisContract(ContractBase):
         assert await lost(scene, lease) is None
         assert await scene.mark(ownership, 1) is None
 
-    async def test_kcl_1743_giver_stops_in_the_middle_of_a_hand_over(self, scene: Scene) -> None:
+    async def test_kcl_1743_giver_stops_in_the_middle_of_a_hand_over(
+        self, scene: StoreCase
+    ) -> None:
         """KCL #1743: the giver ends after the hand-over and before the claim.
 
         The key was the receiver's from the hand-over on; the giver is not needed any more.
@@ -125,7 +137,7 @@ class KinesisContract(ContractBase):
         await scene.store.revoke(giver)
         assert (await scene.own(receiver, ownership.key)).epoch == 2
 
-    async def test_kcl_1718_receiver_restarts_with_a_key_on_its_way(self, scene: Scene) -> None:
+    async def test_kcl_1718_receiver_restarts_with_a_key_on_its_way(self, scene: StoreCase) -> None:
         """KCL #1718: its new incarnation is a new holder, and the key is free to it at once."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -133,14 +145,14 @@ class KinesisContract(ContractBase):
         await scene.store.revoke(receiver)
         assert (await scene.own(await scene.member("receiver"), ownership.key)).epoch == 2
 
-    async def test_kcl_1765_hand_over_that_ran_out_is_free(self, scene: Scene) -> None:
+    async def test_kcl_1765_hand_over_that_ran_out_is_free(self, scene: StoreCase) -> None:
         """KCL #1765: its time is over, so anybody may have it, the giver too."""
         giver, ownership = await scene.owned()
         await scene.hand_over(ownership, await scene.member("receiver"), units=1)
         await scene.wait()
         assert (await scene.own(giver, ownership.key)).epoch == 2
 
-    async def test_kcl_461_row_removed_by_hand(self, scene: Scene) -> None:
+    async def test_kcl_461_row_removed_by_hand(self, scene: StoreCase) -> None:
         """KCL #461: nobody recovered a lease row that was deleted.
 
         Here a key is removed by ``forget``; declaring it again brings it back to every watcher,
@@ -157,7 +169,7 @@ class KinesisContract(ContractBase):
         assert (await scene.own(lease, ownership.key)).epoch == 2
         assert await scene.mark(ownership, 1) == "fenced"
 
-    async def test_dynamolock_280_expired_owner_writes(self, scene: Scene) -> None:
+    async def test_dynamolock_280_expired_owner_writes(self, scene: StoreCase) -> None:
         """dynamolock#280: a lock was lost, and its holder went on believing in it.
 
         The store does not: neither a write nor a renewal nor a claim goes through.
@@ -170,7 +182,7 @@ class KinesisContract(ContractBase):
         assert await lost(scene, lease) == EndReason.EXPIRED.value
         assert await scene.store.checkpoints(scene.group) == {}
 
-    async def test_dynamodb_lock_client_116_renewal_in_flight(self, scene: Scene) -> None:
+    async def test_dynamodb_lock_client_116_renewal_in_flight(self, scene: StoreCase) -> None:
         """DynamoDB lock client #116: a heartbeat that overtakes the release brings it back.
 
         Here a renewal that arrives after the end is refused, however it was sent.
@@ -188,7 +200,7 @@ class KinesisContract(ContractBase):
 class TokenContract(ContractBase):
     """Owners that were told apart by too little, and answers that were read as a yes."""
 
-    async def test_redbeat_127_lock_released_by_somebody_else(self, scene: Scene) -> None:
+    async def test_redbeat_127_lock_released_by_somebody_else(self, scene: StoreCase) -> None:
         """redbeat#127: a scheduler whose lock ran out extends or releases the next one's."""
         _, ownership = await scene.owned(units=1)
         await scene.wait()
@@ -200,7 +212,7 @@ class TokenContract(ContractBase):
         )
         assert_unchanged(before, await scene.picture())
 
-    async def test_rq_1531_lock_without_an_owner(self, scene: Scene) -> None:
+    async def test_rq_1531_lock_without_an_owner(self, scene: StoreCase) -> None:
         """rq#1531: whoever comes deletes the lock, because it does not say whose it is."""
         _, ownership = await scene.owned()
         stranger = await scene.member("stranger")
@@ -210,7 +222,7 @@ class TokenContract(ContractBase):
         await scene.store.revoke(replace(stranger, holder=ownership.holder))
         assert_unchanged(before, await scene.picture())
 
-    async def test_oban_py_32_two_processes_on_one_host(self, scene: Scene) -> None:
+    async def test_oban_py_32_two_processes_on_one_host(self, scene: StoreCase) -> None:
         """oban-py#32: both had the host's name, and both were leader. Here they are two."""
         (key,) = await scene.declared("leader")
         info = MemberInfo(host="same", pid=1)
@@ -220,7 +232,7 @@ class TokenContract(ContractBase):
         assert await scene.claim(two, key) == []
         assert set(await scene.store.peers(scene.group)) == {one.holder, two.holder}
 
-    async def test_oban_py_32_same_id_on_purpose(self, scene: Scene) -> None:
+    async def test_oban_py_32_same_id_on_purpose(self, scene: StoreCase) -> None:
         """And if two do take the same holder id, the token tells them apart."""
         lease, ownership = await scene.owned()
         impostor = replace(lease, token=GUESS)
@@ -230,7 +242,7 @@ class TokenContract(ContractBase):
             await scene.store.renew(impostor)
         assert await scene.mark(replace(ownership, token=impostor.token), 1) == "fenced"
 
-    async def test_fabric8_7160_the_duration_in_the_record_decides(self, scene: Scene) -> None:
+    async def test_fabric8_7160_the_duration_in_the_record_decides(self, scene: StoreCase) -> None:
         """fabric8#7160: a reader with a shorter setting than the owner's took its lease away.
 
         Neither a longer nor a shorter duration in the caller's hands changes the lease.
@@ -246,7 +258,7 @@ class TokenContract(ContractBase):
         await scene.wait(1.1)
         assert (await scene.own(third, ownership.key)).epoch == 2
 
-    async def test_azure_eventhub_timeout_counted_as_won(self, scene: Scene) -> None:
+    async def test_azure_eventhub_timeout_counted_as_won(self, scene: StoreCase) -> None:
         """azure-eventhub: a claim that timed out was taken for won.
 
         An answer that did not come proves nothing: here the request was lost and a rival has it,
@@ -254,12 +266,12 @@ class TokenContract(ContractBase):
         """
         (key,) = await scene.declared("k")
         lease, rival = await scene.member("a"), await scene.member("rival")
-        losing = LosingStore(scene.store, lambda _: Lost.REQUEST).as_store
+        losing = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.claim(lease, [Wanted(key=key, seen_epoch=0)])
+            await losing.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
         await scene.own(rival, key)
         believed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
         assert await scene.mark(believed, 1) == "fenced"
-        assert list(await scene.store.claim(lease, [Wanted(key=key, seen_epoch=0)])) == []
+        assert list(await scene.store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])) == []
         await scene.store.break_(key, epoch=1, after=timedelta(0))
         assert await scene.mark(believed, 1) == "fenced"

@@ -19,14 +19,14 @@ from types import MappingProxyType
 
 import pytest
 
-from leasehold.core.lease_rules import COLUMNS, Move, Verdict, judge
+from leasehold.core.lease_rules import COLUMNS, Move, RuleOutcome, judge
 from leasehold.errors import LeaseLost
 from leasehold.model import Lease, MemberInfo, Ownership, State
 from leasehold.testing.contract.store_case import (
     LONG,
     ContractBase,
-    Picture,
-    Scene,
+    GroupPicture,
+    StoreCase,
     assert_unchanged,
     forged,
 )
@@ -35,12 +35,12 @@ from leasehold.testing.contract.store_case import (
 _SOON, _LATER = 20.0, 100.0
 
 
-async def _units_left(scene: Scene, lease: Lease, since: int = 0) -> float | None:
+async def _units_left(scene: StoreCase, lease: Lease, since: int = 0) -> float | None:
     left_s = (await scene.store.renew(lease, since=since)).next_end_s
     return None if left_s is None else left_s / scene.harness.unit_s
 
 
-def _about(scene: Scene, units: float | None, expected: float) -> bool:
+def _about(scene: StoreCase, units: float | None, expected: float) -> bool:
     """Whether it is the expected end; by a real clock a little of it has passed since."""
     if units is None:
         return False
@@ -50,7 +50,7 @@ def _about(scene: Scene, units: float | None, expected: float) -> bool:
     return expected - slack <= units <= expected + 1e-6
 
 
-def _late(scene: Scene) -> float:
+def _late(scene: StoreCase) -> float:
     """By how many units it may come later than what was set: a lease may have begun just now."""
     return scene.harness.longest_s / scene.harness.unit_s
 
@@ -58,13 +58,13 @@ def _late(scene: Scene) -> float:
 class NextEndContract(ContractBase):
     """What counts, what does not, and from when."""
 
-    async def test_nothing_ends_for_a_member_that_is_alone(self, scene: Scene) -> None:
+    async def test_nothing_ends_for_a_member_that_is_alone(self, scene: StoreCase) -> None:
         """Its own lease and its own keys are no reason to look."""
         owner, _ = await scene.owned(units=_SOON)
         assert await _units_left(scene, owner) is None
 
     @pytest.mark.spec("P3")
-    async def test_the_first_end_of_another_member_counts(self, scene: Scene) -> None:
+    async def test_the_first_end_of_another_member_counts(self, scene: StoreCase) -> None:
         """Owner or not; the caller's own, which is shorter, does not."""
         watcher = await scene.member("watcher", units=10.0)
         late = await scene.member("late", units=LONG)
@@ -73,7 +73,7 @@ class NextEndContract(ContractBase):
         assert _about(scene, await _units_left(scene, watcher), _SOON)
         assert _about(scene, await _units_left(scene, late), 10.0)
 
-    async def test_a_quiet_answer_tells_it_as_well(self, scene: Scene) -> None:
+    async def test_a_quiet_answer_tells_it_as_well(self, scene: StoreCase) -> None:
         """Nothing has changed, and time goes on."""
         watcher = await scene.member("watcher")
         await scene.member("other", units=_SOON)
@@ -81,7 +81,7 @@ class NextEndContract(ContractBase):
         await scene.wait(2.0)
         assert _about(scene, await _units_left(scene, watcher, since=version), _SOON - 2.0)
 
-    async def test_a_renewal_puts_it_off(self, scene: Scene) -> None:
+    async def test_a_renewal_puts_it_off(self, scene: StoreCase) -> None:
         """It is counted from the moment at which the other one renewed."""
         watcher, other = await scene.member("watcher"), await scene.member("other", units=_SOON)
         await scene.wait(2.0)
@@ -93,7 +93,7 @@ class NextEndContract(ContractBase):
         assert after is not None
         assert after > before or not scene.harness.tells_ends
 
-    async def test_what_has_ended_counts_no_more(self, scene: Scene) -> None:
+    async def test_what_has_ended_counts_no_more(self, scene: StoreCase) -> None:
         """By time, noted in the very same step, or by revocation."""
         watcher = await scene.member("watcher")
         await scene.member("dying", units=1)
@@ -106,7 +106,7 @@ class NextEndContract(ContractBase):
         assert await _units_left(scene, watcher) is None
 
     @pytest.mark.spec("P3")
-    async def test_a_lease_ends_when_it_was_said(self, scene: Scene) -> None:
+    async def test_a_lease_ends_when_it_was_said(self, scene: StoreCase) -> None:
         """Who waits for just that long finds the member dead and its key free."""
         watcher = await scene.member("watcher")
         _, ownership = await scene.owned(units=1)
@@ -118,14 +118,14 @@ class NextEndContract(ContractBase):
         assert [(each.key, each.holder) for each in changes.resources] == [(ownership.key, None)]
         assert changes.next_end_s is None
 
-    async def test_draining_and_dismissed_members_count(self, scene: Scene) -> None:
+    async def test_draining_and_dismissed_members_count(self, scene: StoreCase) -> None:
         """They may die before they have left."""
         watcher = await scene.member("watcher")
         leaving = await scene.member("leaving", units=_SOON, info=MemberInfo(draining=True))
         await scene.store.dismiss(leaving.holder)
         assert _about(scene, await _units_left(scene, watcher), _SOON)
 
-    async def test_an_outsider_that_owns_a_key_of_the_group_counts(self, scene: Scene) -> None:
+    async def test_an_outsider_that_owns_a_key_of_the_group_counts(self, scene: StoreCase) -> None:
         """Nobody else would look; without such a key it is none of the group's business."""
         (key,) = await scene.declared("k")
         watcher = await scene.member("watcher")
@@ -136,7 +136,7 @@ class NextEndContract(ContractBase):
         assert _about(scene, await _units_left(scene, watcher), _SOON)
         assert await _units_left(scene, outsider) is None, "who has no group watches nobody"
 
-    async def test_a_break_that_falls_due_counts(self, scene: Scene) -> None:
+    async def test_a_break_that_falls_due_counts(self, scene: StoreCase) -> None:
         """Also one of the caller's own keys; no more once it has ended the term."""
         owner, ownership = await scene.owned()
         await scene.store.break_(ownership.key, epoch=1, after=scene.units(_SOON))
@@ -146,7 +146,7 @@ class NextEndContract(ContractBase):
         await scene.store.break_(ownership.key, epoch=1, after=scene.units(0))
         assert _about(scene, await _units_left(scene, watcher), LONG)
 
-    async def test_a_hand_over_counts_until_it_is_over(self, scene: Scene) -> None:
+    async def test_a_hand_over_counts_until_it_is_over(self, scene: StoreCase) -> None:
         """For its limit, or the end of its receiver; who claims the key ends that."""
         owner, ownership = await scene.owned()
         receiver = await scene.member("receiver", units=LONG)
@@ -156,14 +156,16 @@ class NextEndContract(ContractBase):
         await scene.own(receiver, ownership.key)
         assert _about(scene, await _units_left(scene, owner), LONG)
 
-    async def test_the_receiver_of_a_kept_key_counts_wherever_it_is(self, scene: Scene) -> None:
+    async def test_the_receiver_of_a_kept_key_counts_wherever_it_is(self, scene: StoreCase) -> None:
         """Its key is free when it dies, and it need be no member of the group."""
         owner, ownership = await scene.owned()
         outsider = await scene.member("outsider", units=_SOON, group="")
         await scene.hand_over(ownership, outsider, units=_LATER)
         assert _about(scene, await _units_left(scene, owner), _SOON)
 
-    async def test_what_a_former_hand_over_left_behind_does_not_count(self, scene: Scene) -> None:
+    async def test_what_a_former_hand_over_left_behind_does_not_count(
+        self, scene: StoreCase
+    ) -> None:
         """The limit of a hand-over that was claimed is past; the break that came after is not."""
         owner, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -195,7 +197,7 @@ _FREE = {State.AVAILABLE, State.BROKEN, State.EXPIRED}
 class _Cell:
     """A key in some state: ``a`` is the lease it was last owned under, ``b`` another."""
 
-    scene: Scene
+    scene: StoreCase
     move: Move
     a: Lease
     b: Lease
@@ -333,7 +335,7 @@ class LeaseTableContract(ContractBase):
 
     @pytest.mark.spec("L1", "L2", "L3", "L4", "L5", "L7")
     @pytest.mark.parametrize("state", COLUMNS, ids=lambda state: state.value)
-    async def test_every_cell(self, scene: Scene, state: State) -> None:
+    async def test_every_cell(self, scene: StoreCase, state: State) -> None:
         """For each move a key in that state, and what the move does to it."""
         wrong = []
         # Keys that run out by themselves are made when it is their turn.
@@ -345,7 +347,7 @@ class LeaseTableContract(ContractBase):
         assert not wrong, "\n" + "\n".join(wrong)
 
 
-async def _prepared(scene: Scene, state: State, move: Move) -> _Cell:
+async def _prepared(scene: StoreCase, state: State, move: Move) -> _Cell:
     """A key that is in ``state``, at the latest after one wait."""
     (key,) = await scene.declared("k")
     b = await scene.member("b")
@@ -392,7 +394,7 @@ async def _granted(cell: _Cell) -> bool:
         return False
 
 
-def _off_the_table(cell: _Cell, verdict: Verdict, after: Picture) -> list[str]:
+def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupPicture) -> list[str]:
     """What a granted move did to the key that the table does not say."""
     now = after.resources[cell.key].state
     # Stores write down at once what has ended: broken and expired may be available already.
@@ -401,7 +403,7 @@ def _off_the_table(cell: _Cell, verdict: Verdict, after: Picture) -> list[str]:
     return [f"the table leads to {verdict.to}, the store to {now}"]
 
 
-def _difference(before: Picture, after: Picture) -> list[str]:
+def _difference(before: GroupPicture, after: GroupPicture) -> list[str]:
     try:
         assert_unchanged(before, replace(after, peers=before.peers, fenced=before.fenced))
     except AssertionError as error:

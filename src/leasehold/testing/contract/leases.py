@@ -14,23 +14,23 @@ import pytest
 
 from leasehold.errors import LeaseLost, UnknownResource
 from leasehold.model import (
+    CheckpointWrite,
     EndReason,
     HandOver,
+    KeyClaim,
     Lease,
-    Mark,
     MemberInfo,
     Ownership,
     Position,
     Resource,
     State,
-    Wanted,
 )
 from leasehold.testing.contract.history import ENDS
 from leasehold.testing.contract.store_case import (
     GUESS,
     LONG,
     ContractBase,
-    Scene,
+    StoreCase,
     assert_unchanged,
     lost,
 )
@@ -45,7 +45,7 @@ class DeadTokenContract(ContractBase):
 
     @pytest.mark.spec("L4", "L7")
     @pytest.mark.parametrize("way", _LEASE_ENDS)
-    async def test_a_dead_lease_is_refused_everywhere(self, scene: Scene, way: str) -> None:
+    async def test_a_dead_lease_is_refused_everywhere(self, scene: StoreCase, way: str) -> None:
         """Every method that takes one, and nothing changes."""
         (free,) = await scene.declared("free")
         _, held = await scene.owned("held")
@@ -54,11 +54,11 @@ class DeadTokenContract(ContractBase):
         before = await scene.picture()
         for force in (False, True):
             with pytest.raises(LeaseLost):
-                await scene.store.claim(lease, [Wanted(key=free, seen_epoch=0)], force=force)
+                await scene.store.claim(lease, [KeyClaim(key=free, seen_epoch=0)], force=force)
         with pytest.raises(LeaseLost):
             await scene.store.renew(lease, info=MemberInfo(host="back from the dead"))
         with pytest.raises(LeaseLost):
-            await scene.store.ask(lease, Wanted(key=held.key, seen_epoch=1))
+            await scene.store.ask(lease, KeyClaim(key=held.key, seen_epoch=1))
         with pytest.raises(LeaseLost):
             await scene.store.grant(
                 holder=lease.holder,
@@ -73,7 +73,7 @@ class DeadTokenContract(ContractBase):
 
     @pytest.mark.spec("L3", "L7")
     @pytest.mark.parametrize("way", _KEY_ENDS)
-    async def test_a_dead_ownership_is_refused_everywhere(self, scene: Scene, way: str) -> None:
+    async def test_a_dead_ownership_is_refused_everywhere(self, scene: StoreCase, way: str) -> None:
         """The lease lives on, and gives no right to what it has lost."""
         lease, ownership = await scene.owned()
         await ENDS[way][0](scene, lease, ownership)
@@ -84,7 +84,7 @@ class DeadTokenContract(ContractBase):
 
     @pytest.mark.spec("L3", "L7")
     @pytest.mark.parametrize("way", [*_LEASE_ENDS, *_KEY_ENDS])
-    async def test_and_when_somebody_else_has_it(self, scene: Scene, way: str) -> None:
+    async def test_and_when_somebody_else_has_it(self, scene: StoreCase, way: str) -> None:
         """The next owner does not notice any of it."""
         lease, ownership = await scene.owned(units=1 if way.startswith("expire") else LONG)
         await ENDS[way][0](scene, lease, ownership)
@@ -94,19 +94,21 @@ class DeadTokenContract(ContractBase):
         await _assert_dead(scene, ownership)
 
 
-async def _assert_dead(scene: Scene, ownership: Ownership) -> None:
+async def _assert_dead(scene: StoreCase, ownership: Ownership) -> None:
     """No method does anything for ``ownership``; only the refused write is counted."""
     before = await scene.picture()
     third = await scene.member("third", group="")
     position = Position(sequence_number=10)
-    refused = await scene.store.checkpoint([Mark(ownership=ownership, position=position)])
+    refused = await scene.store.checkpoint(
+        [CheckpointWrite(ownership=ownership, position=position)]
+    )
     assert [each.value for each in refused.values()] == ["fenced"]
     # Repetitions of what ended it are answered as before; what counts is that nothing happens.
     await scene.store.hand_over(
         [HandOver(ownership=ownership, to=third.holder)], limit=scene.units(10)
     )
     await scene.store.release([ownership])
-    old = [Wanted(key=ownership.key, seen_epoch=ownership.epoch - 1)]
+    old = [KeyClaim(key=ownership.key, seen_epoch=ownership.epoch - 1)]
     assert list(await scene.store.claim(third, old, force=True)) == []
     after = await scene.picture()
     assert after.fenced == before.fenced + 1
@@ -116,7 +118,7 @@ async def _assert_dead(scene: Scene, ownership: Ownership) -> None:
 class EpochContract(ContractBase):
     """The number that every write carries."""
 
-    async def test_one_step_up_per_change_of_owner(self, scene: Scene) -> None:
+    async def test_one_step_up_per_change_of_owner(self, scene: StoreCase) -> None:
         """Whatever ended the last term: exactly one, and the last owner may be the next."""
         (key,) = await scene.declared("k")
         for epoch, way in enumerate(_CHANGES, start=1):
@@ -130,7 +132,7 @@ class EpochContract(ContractBase):
         terms = await scene.store.history(key, limit=100)
         assert [term.epoch for term in terms] == list(range(len(terms), 0, -1))
 
-    async def test_a_renewal_is_no_change_of_owner(self, scene: Scene) -> None:
+    async def test_a_renewal_is_no_change_of_owner(self, scene: StoreCase) -> None:
         """Neither are questions, breaks and checkpoints."""
         lease, ownership = await scene.owned()
         asker = await scene.member("asker")
@@ -140,7 +142,7 @@ class EpochContract(ContractBase):
         await scene.store.break_(ownership.key, epoch=1, after=scene.units(10))
         assert (await scene.resource(ownership.key)).epoch == 1
 
-    async def test_forgetting_does_not_reset_it(self, scene: Scene) -> None:
+    async def test_forgetting_does_not_reset_it(self, scene: StoreCase) -> None:
         """A key that comes back has the epoch it had, however often."""
         lease, ownership = await scene.owned()
         for epoch in (2, 3, 4):
@@ -152,18 +154,18 @@ class EpochContract(ContractBase):
             ownership = await scene.own(lease, ownership.key)
             assert ownership.epoch == epoch
 
-    async def test_opening_the_store_anew_does_not_reset_it(self, scene: Scene) -> None:
+    async def test_opening_the_store_anew_does_not_reset_it(self, scene: StoreCase) -> None:
         """Nor does it end a term: leases live in the store."""
         lease, ownership = await scene.owned()
         async with scene.harness.open() as store:
-            anew = Scene(store, scene.harness, scene.suffix)
+            anew = StoreCase(store, scene.harness, scene.suffix)
             resource = await anew.resource(ownership.key)
             assert (resource.epoch, resource.state) == (1, State.LEASED)
             await store.renew(lease)
             assert await anew.mark(ownership, 1) is None
 
 
-async def _owned_now(scene: Scene, lease: Lease, key: str) -> Ownership:
+async def _owned_now(scene: StoreCase, lease: Lease, key: str) -> Ownership:
     """Take the key, from whoever has it or is to have it."""
     resource = await scene.resource(key)
     if resource.handed_to is not None:
@@ -176,7 +178,7 @@ class BreakContract(ContractBase):
     """For operators, and for holders that do not answer."""
 
     @pytest.mark.spec("L5")
-    async def test_break_at_once(self, scene: Scene) -> None:
+    async def test_break_at_once(self, scene: StoreCase) -> None:
         """The key is free, the token dead, and only this key of the holder is touched."""
         owner, ownership = await scene.owned()
         (other,) = await scene.declared("other")
@@ -192,7 +194,7 @@ class BreakContract(ContractBase):
         assert (await scene.resource(other)).holder == owner.holder
 
     @pytest.mark.spec("L5", "L1")
-    async def test_break_after_a_while(self, scene: Scene) -> None:
+    async def test_break_after_a_while(self, scene: StoreCase) -> None:
         """Until then the owner works on, and nobody else is let in; then it is over."""
         owner, ownership = await scene.owned()
         rival = await scene.member("rival")
@@ -209,7 +211,7 @@ class BreakContract(ContractBase):
         assert (await scene.own(rival, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
 
-    async def test_breaking_keys_may_still_be_given_back(self, scene: Scene) -> None:
+    async def test_breaking_keys_may_still_be_given_back(self, scene: StoreCase) -> None:
         """A holder that hears of it ends in good order."""
         _, ownership = await scene.owned()
         await _break(scene, ownership.key, 1, 100)
@@ -219,7 +221,7 @@ class BreakContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.RELEASED]
 
     @pytest.mark.spec("L5")
-    async def test_a_second_break_can_only_shorten(self, scene: Scene) -> None:
+    async def test_a_second_break_can_only_shorten(self, scene: StoreCase) -> None:
         """Longer is no change; shorter counts; none at all ends it now."""
         _, ownership = await scene.owned()
         unit_s = scene.harness.unit_s
@@ -233,7 +235,7 @@ class BreakContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.BROKEN]
 
     @pytest.mark.spec("L5")
-    async def test_a_break_lasts_no_longer_than_the_lease(self, scene: Scene) -> None:
+    async def test_a_break_lasts_no_longer_than_the_lease(self, scene: StoreCase) -> None:
         """Renewing in the meantime keeps the lease, and does not rescue the key."""
         owner, ownership = await scene.owned(units=2)
         await _break(scene, ownership.key, 1, 100)
@@ -245,7 +247,7 @@ class BreakContract(ContractBase):
         assert (await scene.own(rival, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
 
-    async def test_watchers_learn_of_a_break_that_fell_due(self, scene: Scene) -> None:
+    async def test_watchers_learn_of_a_break_that_fell_due(self, scene: StoreCase) -> None:
         """At the next renewal of any of them."""
         owner, ownership = await scene.owned()
         watcher = await scene.member("watcher")
@@ -260,7 +262,7 @@ class BreakContract(ContractBase):
         assert [term.reason for term in ended] == [EndReason.BROKEN]
 
     @pytest.mark.spec("L5")
-    async def test_break_names_the_epoch_it_means(self, scene: Scene) -> None:
+    async def test_break_names_the_epoch_it_means(self, scene: StoreCase) -> None:
         """Another epoch, or a key nobody holds: None, and nothing changes."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
@@ -270,7 +272,7 @@ class BreakContract(ContractBase):
                 assert await _break(scene, key, epoch, units) is None
         assert_unchanged(before, await scene.picture())
 
-    async def test_break_of_an_unknown_key(self, scene: Scene) -> None:
+    async def test_break_of_an_unknown_key(self, scene: StoreCase) -> None:
         """Never declared, or forgotten: a mistake of the caller, and said so."""
         (key,) = await scene.declared("k")
         await scene.store.forget([key])
@@ -278,7 +280,7 @@ class BreakContract(ContractBase):
             with pytest.raises(UnknownResource):
                 await _break(scene, unknown, 0, 0)
 
-    async def test_break_again_changes_nothing(self, scene: Scene) -> None:
+    async def test_break_again_changes_nothing(self, scene: StoreCase) -> None:
         """Neither at once nor after a while; the time does not begin anew."""
         _, now = await scene.owned("now")
         _, later = await scene.owned("later")
@@ -292,7 +294,7 @@ class BreakContract(ContractBase):
         await scene.wait(1.1)
         assert (await scene.resource(later.key)).state is State.BROKEN
 
-    async def test_force_takes_a_breaking_key(self, scene: Scene) -> None:
+    async def test_force_takes_a_breaking_key(self, scene: StoreCase) -> None:
         """The steal does not wait."""
         _, ownership = await scene.owned()
         await _break(scene, ownership.key, 1, 100)
@@ -303,7 +305,7 @@ class BreakContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.STOLEN, None]
 
 
-async def _break(scene: Scene, key: str, epoch: int, units: float) -> Resource | None:
+async def _break(scene: StoreCase, key: str, epoch: int, units: float) -> Resource | None:
     return await scene.store.break_(key, epoch=epoch, after=scene.units(units))
 
 
@@ -311,7 +313,7 @@ class LeaseContract(ContractBase):
     """Who is believed alive, and until when."""
 
     @pytest.mark.spec("L2")
-    async def test_grant_gives_what_was_asked_for(self, scene: Scene) -> None:
+    async def test_grant_gives_what_was_asked_for(self, scene: StoreCase) -> None:
         """The lease is the caller's own words, and the holder is a member at once."""
         lease = await scene.member("a", units=3)
         assert lease.group == scene.group
@@ -322,7 +324,7 @@ class LeaseContract(ContractBase):
         assert peer.group == scene.group
         assert 0 < peer.remaining_s <= lease.duration_s
 
-    async def test_grant_again_is_the_same_grant(self, scene: Scene) -> None:
+    async def test_grant_again_is_the_same_grant(self, scene: StoreCase) -> None:
         """The same holder with the same token is the same incarnation."""
         lease = await scene.member("a")
         before = await scene.picture()
@@ -331,7 +333,7 @@ class LeaseContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("L2", "L4")
-    async def test_grant_with_another_token_is_refused(self, scene: Scene) -> None:
+    async def test_grant_with_another_token_is_refused(self, scene: StoreCase) -> None:
         """A holder id in use belongs to whoever has its token."""
         lease = await scene.member("a")
         before = await scene.picture()
@@ -340,7 +342,7 @@ class LeaseContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("L4")
-    async def test_an_ended_holder_does_not_come_back(self, scene: Scene) -> None:
+    async def test_an_ended_holder_does_not_come_back(self, scene: StoreCase) -> None:
         """A new incarnation needs a new holder id, whichever way the old one ended."""
         gone, late = await scene.member("gone"), await scene.member("late", units=1)
         await scene.store.revoke(gone)
@@ -352,7 +354,7 @@ class LeaseContract(ContractBase):
         assert await scene.store.peers(scene.group) == {}
 
     @pytest.mark.spec("L4")
-    async def test_renewal_counts_from_now(self, scene: Scene) -> None:
+    async def test_renewal_counts_from_now(self, scene: StoreCase) -> None:
         """Not from the old end: three units, renewed after two, last until five and no longer."""
         lease = await scene.member("a", units=3)
         await scene.wait(2)
@@ -365,7 +367,7 @@ class LeaseContract(ContractBase):
         assert lease.holder not in await scene.store.peers(scene.group)
 
     @pytest.mark.spec("L4")
-    async def test_renewal_by_a_stranger_is_refused(self, scene: Scene) -> None:
+    async def test_renewal_by_a_stranger_is_refused(self, scene: StoreCase) -> None:
         """Neither a wrong token nor a holder nobody knows is extended."""
         lease = await scene.member("a", units=1)
         for stranger in (replace(lease, token=GUESS), replace(lease, holder="nobody at all")):
@@ -375,7 +377,7 @@ class LeaseContract(ContractBase):
         assert await lost(scene, lease) == "expired"
 
     @pytest.mark.spec("L4")
-    async def test_renewal_after_the_loss_says_why(self, scene: Scene) -> None:
+    async def test_renewal_after_the_loss_says_why(self, scene: StoreCase) -> None:
         """The reason is that of the end, and asking again gives it again."""
         gone, late = await scene.member("gone"), await scene.member("late", units=1)
         await scene.store.revoke(gone)
@@ -385,7 +387,7 @@ class LeaseContract(ContractBase):
             assert await lost(scene, late) == EndReason.EXPIRED.value
 
     @pytest.mark.spec("B1")
-    async def test_one_renewal_covers_all_that_is_owned(self, scene: Scene) -> None:
+    async def test_one_renewal_covers_all_that_is_owned(self, scene: StoreCase) -> None:
         """Fifty keys live on by a single call."""
         keys = await scene.declared(*map(str, range(50)))
         lease = await scene.member("a", units=3)
@@ -397,7 +399,7 @@ class LeaseContract(ContractBase):
         states = {each.state for each in (await scene.store.resources(scene.group)).values()}
         assert states == {State.LEASED}
 
-    async def test_renewal_replaces_what_others_know(self, scene: Scene) -> None:
+    async def test_renewal_replaces_what_others_know(self, scene: StoreCase) -> None:
         """``info`` is taken over whole; without it the old one stays."""
         first = MemberInfo(host="h", pid=7, weight=2.5, most=3, draining=False, loads={"k": 1.25})
         second = MemberInfo(host="hé 🚀", pid=8, weight=0.1, draining=True, loads={})
@@ -410,7 +412,7 @@ class LeaseContract(ContractBase):
         assert seen == [first, first, second]
 
     @pytest.mark.spec("L5")
-    async def test_revoke_frees_everything_at_once(self, scene: Scene) -> None:
+    async def test_revoke_frees_everything_at_once(self, scene: StoreCase) -> None:
         """Keys are available, the member is gone, and the history says released."""
         keys = await scene.declared("x", "y")
         lease, other = await scene.member("a"), await scene.member("b")
@@ -422,7 +424,7 @@ class LeaseContract(ContractBase):
             assert await scene.reasons(key) == [EndReason.RELEASED]
         assert len(await scene.claim(other, *keys)) == 2
 
-    async def test_revoke_again_changes_nothing(self, scene: Scene) -> None:
+    async def test_revoke_again_changes_nothing(self, scene: StoreCase) -> None:
         """Ending an ended lease is no error, and does not touch the next owner."""
         lease, ownership = await scene.owned()
         other = await scene.member("b")
@@ -432,7 +434,7 @@ class LeaseContract(ContractBase):
         await scene.store.revoke(lease)
         assert_unchanged(before, await scene.picture())
 
-    async def test_revoke_needs_the_token(self, scene: Scene) -> None:
+    async def test_revoke_needs_the_token(self, scene: StoreCase) -> None:
         """A guess ends nothing, and neither does a name nobody has."""
         lease, _ = await scene.owned()
         before = await scene.picture()
@@ -441,7 +443,7 @@ class LeaseContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("B10")
-    async def test_revoke_after_the_end_is_still_an_expiry(self, scene: Scene) -> None:
+    async def test_revoke_after_the_end_is_still_an_expiry(self, scene: StoreCase) -> None:
         """Time ended the term; who comes too late to end it does not change the reason."""
         lease, ownership = await scene.owned(units=1)
         await scene.wait()
@@ -450,7 +452,7 @@ class LeaseContract(ContractBase):
         assert await lost(scene, lease) == EndReason.EXPIRED.value
 
     @pytest.mark.spec("L1", "L4")
-    async def test_no_instant_belongs_to_two(self, scene: Scene) -> None:
+    async def test_no_instant_belongs_to_two(self, scene: StoreCase) -> None:
         """Just before its end a lease is whole; from the very moment of its end it is over.
 
         Seen from outside: it can not end before (sent + duration), and has ended at
@@ -475,7 +477,7 @@ class LeaseContract(ContractBase):
         assert await lost(scene, lease) == EndReason.EXPIRED.value
 
     @pytest.mark.spec("L4")
-    async def test_the_end_is_inclusive_for_every_call(self, scene: Scene) -> None:
+    async def test_the_end_is_inclusive_for_every_call(self, scene: StoreCase) -> None:
         """At the very moment of the end each call, made first, finds the lease over."""
         leases, owned = [], []
         for name in ("renewing", "claiming", "writing", "handing over"):
@@ -490,7 +492,7 @@ class LeaseContract(ContractBase):
         assert await lost(scene, leases[0]) == EndReason.EXPIRED.value
 
     @pytest.mark.spec("L6")
-    async def test_the_whole_range_of_durations_is_granted(self, scene: Scene) -> None:
+    async def test_the_whole_range_of_durations_is_granted(self, scene: StoreCase) -> None:
         """From the shortest to the longest; both ends included."""
         harness = scene.harness
         for name, seconds in (("short", harness.shortest_s), ("long", harness.longest_s)):
@@ -498,7 +500,7 @@ class LeaseContract(ContractBase):
             assert lease.duration_s == pytest.approx(seconds)
 
     @pytest.mark.spec("L2")
-    async def test_tokens_are_shown_to_nobody(self, scene: Scene) -> None:
+    async def test_tokens_are_shown_to_nobody(self, scene: StoreCase) -> None:
         """Whoever reads a token could act with it: no answer has one."""
         lease, ownership = await scene.owned()
         await scene.mark(ownership, 1)
@@ -507,7 +509,7 @@ class LeaseContract(ContractBase):
         assert lease.holder in repr(picture)
         assert lease.token not in repr((picture, changes, lease, ownership))
 
-    async def test_closing_ends_no_lease(self, scene: Scene) -> None:
+    async def test_closing_ends_no_lease(self, scene: StoreCase) -> None:
         """Another connection that comes and goes leaves everything as it is."""
         lease, _ = await scene.owned()
         before = await scene.picture()
@@ -516,13 +518,13 @@ class LeaseContract(ContractBase):
         assert_unchanged(before, await scene.picture())
         assert await lost(scene, lease) is None
 
-    async def test_url_has_no_secrets(self, scene: Scene) -> None:
+    async def test_url_has_no_secrets(self, scene: StoreCase) -> None:
         """What is shown to people names the kind of store."""
         assert "://" in scene.store.url
         assert "password" not in scene.store.url
 
 
-async def _grant_again(scene: Scene, lease: Lease, *, token: str) -> Lease:
+async def _grant_again(scene: StoreCase, lease: Lease, *, token: str) -> Lease:
     return await scene.store.grant(
         holder=lease.holder,
         token=token,

@@ -25,11 +25,20 @@ import anyio.lowlevel
 import pytest
 
 from leasehold.errors import LeaseLost, StoreUnavailable
-from leasehold.model import HandOver, Lease, Mark, MemberInfo, Note, Ownership, Position, Wanted
+from leasehold.model import (
+    CheckpointWrite,
+    HandOver,
+    KeyClaim,
+    Lease,
+    MemberInfo,
+    Note,
+    Ownership,
+    Position,
+)
 from leasehold.ports import Store
-from leasehold.testing.contract.store_case import LONG, ContractBase, Scene
-from leasehold.testing.faults import CHANGING, READING, LosingStore, Lost
-from leasehold.testing.linearizability import Call, Operation, Outcome, violation
+from leasehold.testing.contract.store_case import LONG, ContractBase, StoreCase
+from leasehold.testing.faults import CHANGING, READING, FaultyStore, Lost
+from leasehold.testing.linearizability import CallOutcome, KeyCall, Operation, violation
 from leasehold.testing.worker import Race, Racer, from_json
 
 if TYPE_CHECKING:
@@ -46,22 +55,24 @@ class RaceContract(ContractBase):
     """One key, many who want it."""
 
     @pytest.mark.spec("L1", "P4")
-    async def test_every_epoch_has_one_winner(self, scene: Scene) -> None:
+    async def test_every_epoch_has_one_winner(self, scene: StoreCase) -> None:
         """And the whole record can be explained."""
         history = await self._race(scene, losses=0.0, rounds=20)
         _assert_one_winner_each(history, rounds=20)
         assert violation(history) is None
 
     @pytest.mark.spec("L1", "P4")
-    async def test_every_epoch_has_one_winner_though_answers_get_lost(self, scene: Scene) -> None:
+    async def test_every_epoch_has_one_winner_though_answers_get_lost(
+        self, scene: StoreCase
+    ) -> None:
         """What is unknown may have happened, then or later; nothing else may."""
         history = await self._race(scene, losses=0.2, rounds=15)
-        assert any(each.outcome is Outcome.UNKNOWN for each in history)
+        assert any(each.outcome is CallOutcome.UNKNOWN for each in history)
         _assert_one_winner_each(history, rounds=15)
         assert violation(history) is None
 
     @pytest.mark.spec("L1")
-    async def test_fuzz_counter(self, scene: Scene, tmp_path: Path) -> None:
+    async def test_fuzz_counter(self, scene: StoreCase, tmp_path: Path) -> None:
         """ShedLock ``FuzzTester``: a counter that nothing protects but the lease is exact."""
         (key,) = await scene.declared("counter")
         counter = tmp_path / "counter"
@@ -70,14 +81,14 @@ class RaceContract(ContractBase):
         await _run(scene.harness, scene, races)
         assert counter.read_text(encoding="ascii") == str(8 * _RACERS)
 
-    async def _race(self, scene: Scene, *, losses: float, rounds: int) -> list[Operation]:
+    async def _race(self, scene: StoreCase, *, losses: float, rounds: int) -> list[Operation]:
         (key,) = await scene.declared("prize")
         races = _races(scene, key, rounds=rounds, losses=losses)
         return await _run(scene.harness, scene, races)
 
 
 def _races(
-    scene: Scene, key: str, *, rounds: int, losses: float = 0.0, counter: str = ""
+    scene: StoreCase, key: str, *, rounds: int, losses: float = 0.0, counter: str = ""
 ) -> list[Race]:
     return [
         Race(
@@ -97,23 +108,23 @@ def _assert_one_winner_each(history: Sequence[Operation], *, rounds: int) -> Non
     winners: dict[int, set[str]] = {}
     perhaps = set()
     for each in history:
-        if each.call in {Call.CLAIM, Call.STEAL}:
-            if each.outcome is Outcome.DONE:
+        if each.call in {KeyCall.CLAIM, KeyCall.STEAL}:
+            if each.outcome is CallOutcome.DONE:
                 winners.setdefault(each.won, set()).add(each.holder)
-            elif each.outcome is Outcome.UNKNOWN:
+            elif each.outcome is CallOutcome.UNKNOWN:
                 # It may have won and have been robbed before it could ask again.
                 perhaps.add(each.epoch + 1)
     assert {epoch: who for epoch, who in winners.items() if len(who) > 1} == {}
     assert set(range(1, rounds + 1)) - set(winners) - perhaps == set()
 
 
-async def _run(harness: Harness, scene: Scene, races: Sequence[Race]) -> list[Operation]:
+async def _run(harness: Harness, scene: StoreCase, races: Sequence[Race]) -> list[Operation]:
     if harness.url is not None:
         return await _by_processes(harness.url, harness.opener, races)
     return await _by_tasks(scene, races)
 
 
-async def _by_tasks(scene: Scene, races: Sequence[Race]) -> list[Operation]:
+async def _by_tasks(scene: StoreCase, races: Sequence[Race]) -> list[Operation]:
     # Time may stand still here: the order of events is the time.
     moments = count()
     racers = [
@@ -161,10 +172,10 @@ async def _by_processes(url: str, opener: str, races: Sequence[Race]) -> list[Op
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _LostAnswerCase:
     """Two members; ``a`` owns ``mine``; ``kept`` is kept for it; ``free`` is nobody's."""
 
-    scene: Scene
+    scene: StoreCase
     a: Lease
     b: Lease
     mine: Ownership
@@ -173,18 +184,18 @@ class _Stage:
 
 
 _TOKEN_OF_C = "token of c"  # noqa: S105
-_Step = Callable[[Store, _Stage], Awaitable[object]]
+_Step = Callable[[Store, _LostAnswerCase], Awaitable[object]]
 
 
-async def _declare(store: Store, stage: _Stage) -> object:
+async def _declare(store: Store, stage: _LostAnswerCase) -> object:
     return await store.declare([stage.scene.key("new"), stage.free])
 
 
-async def _forget(store: Store, stage: _Stage) -> object:
+async def _forget(store: Store, stage: _LostAnswerCase) -> object:
     return await store.forget([stage.free, stage.mine.key])
 
 
-async def _grant(store: Store, stage: _Stage) -> object:
+async def _grant(store: Store, stage: _LostAnswerCase) -> object:
     return await store.grant(
         holder=f"c-{stage.scene.suffix}",
         token=_TOKEN_OF_C,
@@ -194,88 +205,88 @@ async def _grant(store: Store, stage: _Stage) -> object:
     )
 
 
-async def _renew(store: Store, stage: _Stage) -> object:
+async def _renew(store: Store, stage: _LostAnswerCase) -> object:
     await store.renew(stage.a, info=MemberInfo(host="elsewhere", draining=True))
     return None
 
 
-async def _revoke(store: Store, stage: _Stage) -> object:
+async def _revoke(store: Store, stage: _LostAnswerCase) -> object:
     await store.revoke(stage.a)
     return None
 
 
-async def _claim(store: Store, stage: _Stage) -> object:
-    return await store.claim(stage.b, [Wanted(key=stage.free, seen_epoch=0)])
+async def _claim(store: Store, stage: _LostAnswerCase) -> object:
+    return await store.claim(stage.b, [KeyClaim(key=stage.free, seen_epoch=0)])
 
 
-async def _claim_kept(store: Store, stage: _Stage) -> object:
-    return await store.claim(stage.a, [Wanted(key=stage.kept.key, seen_epoch=1)])
+async def _claim_kept(store: Store, stage: _LostAnswerCase) -> object:
+    return await store.claim(stage.a, [KeyClaim(key=stage.kept.key, seen_epoch=1)])
 
 
-async def _steal(store: Store, stage: _Stage) -> object:
-    return await store.claim(stage.b, [Wanted(key=stage.mine.key, seen_epoch=1)], force=True)
+async def _steal(store: Store, stage: _LostAnswerCase) -> object:
+    return await store.claim(stage.b, [KeyClaim(key=stage.mine.key, seen_epoch=1)], force=True)
 
 
-async def _ask(store: Store, stage: _Stage) -> object:
-    return await store.ask(stage.b, Wanted(key=stage.mine.key, seen_epoch=1))
+async def _ask(store: Store, stage: _LostAnswerCase) -> object:
+    return await store.ask(stage.b, KeyClaim(key=stage.mine.key, seen_epoch=1))
 
 
-async def _hand_over(store: Store, stage: _Stage) -> object:
+async def _hand_over(store: Store, stage: _LostAnswerCase) -> object:
     passed = [HandOver(ownership=stage.mine, to=stage.b.holder)]
     return await store.hand_over(passed, limit=stage.scene.units(LONG))
 
 
-async def _pass_on(store: Store, stage: _Stage) -> object:
+async def _pass_on(store: Store, stage: _LostAnswerCase) -> object:
     passed = [HandOver(ownership=stage.kept, to=stage.b.holder)]
     return await store.hand_over(passed, limit=stage.scene.units(LONG))
 
 
-async def _release(store: Store, stage: _Stage) -> object:
+async def _release(store: Store, stage: _LostAnswerCase) -> object:
     return await store.release([stage.mine])
 
 
-async def _break_now(store: Store, stage: _Stage) -> object:
+async def _break_now(store: Store, stage: _LostAnswerCase) -> object:
     await store.break_(stage.mine.key, epoch=1, after=timedelta(0))
     return None
 
 
-async def _break_later(store: Store, stage: _Stage) -> object:
+async def _break_later(store: Store, stage: _LostAnswerCase) -> object:
     broken = await store.break_(stage.mine.key, epoch=1, after=stage.scene.units(10))
     return None if broken is None else replace(broken, breaking_s=None, version=0)
 
 
-async def _checkpoint(store: Store, stage: _Stage) -> object:
+async def _checkpoint(store: Store, stage: _LostAnswerCase) -> object:
     return await store.checkpoint(
-        [Mark(ownership=stage.mine, position=Position(sequence_number=3, offset="here"))]
+        [CheckpointWrite(ownership=stage.mine, position=Position(sequence_number=3, offset="here"))]
     )
 
 
-async def _claim_with_note(store: Store, stage: _Stage) -> object:
-    return await store.claim(stage.a, [Wanted(key=stage.free, seen_epoch=0, note="begun")])
+async def _claim_with_note(store: Store, stage: _LostAnswerCase) -> object:
+    return await store.claim(stage.a, [KeyClaim(key=stage.free, seen_epoch=0, note="begun")])
 
 
-async def _hand_over_with_note(store: Store, stage: _Stage) -> object:
+async def _hand_over_with_note(store: Store, stage: _LostAnswerCase) -> object:
     passed = [HandOver(ownership=stage.mine, to=stage.b.holder, note="passed")]
     return await store.hand_over(passed, limit=stage.scene.units(LONG))
 
 
-async def _release_with_note(store: Store, stage: _Stage) -> object:
+async def _release_with_note(store: Store, stage: _LostAnswerCase) -> object:
     return await store.release([stage.mine], notes={stage.mine.key: "done"})
 
 
-async def _annotate(store: Store, stage: _Stage) -> object:
+async def _annotate(store: Store, stage: _LostAnswerCase) -> object:
     return await store.annotate([Note(ownership=stage.mine, text="half done")])
 
 
-async def _suggest(store: Store, stage: _Stage) -> object:
+async def _suggest(store: Store, stage: _LostAnswerCase) -> object:
     return await store.suggest(stage.mine.key, epoch=1, to=stage.b.holder)
 
 
-async def _dismiss(store: Store, stage: _Stage) -> object:
+async def _dismiss(store: Store, stage: _LostAnswerCase) -> object:
     return await store.dismiss(stage.a.holder)
 
 
-async def _reset(store: Store, stage: _Stage) -> object:
+async def _reset(store: Store, stage: _LostAnswerCase) -> object:
     return await store.reset({stage.free: Position(sequence_number=3, offset="there")})
 
 
@@ -322,11 +333,11 @@ class LostAnswerContract(ContractBase):
         assert {name.split()[0] for name in STEPS} == set(CHANGING)
 
     @pytest.mark.parametrize("name", STEPS)
-    async def test_calling_again_ends_as_one_call_does(self, scene: Scene, name: str) -> None:
+    async def test_calling_again_ends_as_one_call_does(self, scene: StoreCase, name: str) -> None:
         """Two stages alike: one call with an answer there, a lost answer and one more here."""
         step, there, here = STEPS[name], await _stage(scene.twin()), await _stage(scene.twin())
         answer = await step(scene.store, there)
-        losing = LosingStore(scene.store, lambda _: Lost.ANSWER).as_store
+        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
             await step(losing, here)
         again = await step(scene.store, here)
@@ -335,10 +346,10 @@ class LostAnswerContract(ContractBase):
             assert _anonymous(again, here) == _anonymous(answer, there)
 
     @pytest.mark.parametrize("name", STEPS)
-    async def test_a_lost_request_leaves_no_trace(self, scene: Scene, name: str) -> None:
+    async def test_a_lost_request_leaves_no_trace(self, scene: StoreCase, name: str) -> None:
         """The other way in which an answer does not come; after it, one call does all."""
         step, there, here = STEPS[name], await _stage(scene.twin()), await _stage(scene.twin())
-        losing = LosingStore(scene.store, lambda _: Lost.REQUEST).as_store
+        losing = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
         before = await _plain(here)
         with pytest.raises(StoreUnavailable):
             await step(losing, here)
@@ -349,7 +360,7 @@ class LostAnswerContract(ContractBase):
         assert await _plain(here) == await _plain(there)
 
     @pytest.mark.parametrize("name", [name for name in STEPS if name not in _COUNTING])
-    async def test_a_call_that_arrives_late_does_no_harm(self, scene: Scene, name: str) -> None:
+    async def test_a_call_that_arrives_late_does_no_harm(self, scene: StoreCase, name: str) -> None:
         """It was taken for lost and made again, and all went on; now the first one arrives.
 
         Keys are owned by others by now, under newer epochs, and the caller's lease is revoked.
@@ -365,17 +376,17 @@ class LostAnswerContract(ContractBase):
         assert (await _plain(stage))[:-1] == before[:-1]
 
 
-async def _stage(scene: Scene) -> _Stage:
+async def _stage(scene: StoreCase) -> _LostAnswerCase:
     mine, kept, free = await scene.declared("mine", "kept", "free")
     a, b = await scene.member("a"), await scene.member("b")
     giver = await scene.member("giver")
     given = await scene.own(giver, kept)
     await scene.hand_over(given, a)
     for_a = Ownership(key=kept, epoch=given.epoch, holder=a.holder, token=a.token)
-    return _Stage(scene, a, b, await scene.own(a, mine), for_a, free)
+    return _LostAnswerCase(scene, a, b, await scene.own(a, mine), for_a, free)
 
 
-async def _go_on(stage: _Stage) -> None:
+async def _go_on(stage: _LostAnswerCase) -> None:
     """Revoke all that the steps use, and let somebody else have everything."""
     scene = stage.scene
     c = replace(stage.a, holder=f"c-{scene.suffix}", token=_TOKEN_OF_C)
@@ -386,9 +397,9 @@ async def _go_on(stage: _Stage) -> None:
     assert len(await scene.claim(third, *keys)) == len(keys)
 
 
-async def _plain(stage: _Stage) -> list[str]:
+async def _plain(stage: _LostAnswerCase) -> list[str]:
     return (await stage.scene.picture()).plain(stage.scene.suffix)
 
 
-def _anonymous(answer: object, stage: _Stage) -> str:
+def _anonymous(answer: object, stage: _LostAnswerCase) -> str:
     return repr(answer).replace(stage.scene.suffix, "")

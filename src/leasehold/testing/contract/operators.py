@@ -18,17 +18,17 @@ from leasehold.errors import InvalidName, StoreUnavailable, UnknownResource, Usa
 from leasehold.model import (
     EndReason,
     HandOver,
+    KeyClaim,
     Lease,
     MemberInfo,
     Ownership,
     Position,
     State,
-    Wanted,
 )
 from leasehold.names import LONGEST_KEY, group_of, partition_key
 from leasehold.testing.contract.bad_input import BAD_KEYS, BAD_NAMES, ODD_PARTS, WIDE
-from leasehold.testing.contract.store_case import LONG, ContractBase, Scene, assert_unchanged
-from leasehold.testing.faults import LosingStore, Lost
+from leasehold.testing.contract.store_case import LONG, ContractBase, StoreCase, assert_unchanged
+from leasehold.testing.faults import FaultyStore, Lost
 
 BAD_POSITIONS = (
     7,
@@ -52,7 +52,7 @@ class ResetContract(ContractBase):
 
     @pytest.mark.spec("C2")
     @pytest.mark.parametrize("to", [-1, 3, 7, 2**63 - 1])
-    async def test_back_and_forth(self, scene: Scene, to: int) -> None:
+    async def test_back_and_forth(self, scene: StoreCase, to: int) -> None:
         """The position is there to the letter, under the new epoch; no other key is touched."""
         _, ownership = await scene.owned()
         _, other = await scene.owned("other")
@@ -69,7 +69,7 @@ class ResetContract(ContractBase):
             assert getattr(after, seen)[other.key] == getattr(before, seen)[other.key]
         assert (after.peers, after.fenced) == (before.peers, before.fenced)
 
-    async def test_none_removes(self, scene: Scene) -> None:
+    async def test_none_removes(self, scene: StoreCase) -> None:
         """And where there is nothing, nothing is removed: the epoch rises all the same."""
         _, ownership = await scene.owned()
         (empty,) = await scene.declared("empty")
@@ -80,7 +80,7 @@ class ResetContract(ContractBase):
         resources = await scene.store.resources(scene.group)
         assert [resources[key].epoch for key in (ownership.key, empty)] == [2, 1]
 
-    async def test_a_key_that_never_had_an_owner(self, scene: Scene) -> None:
+    async def test_a_key_that_never_had_an_owner(self, scene: StoreCase) -> None:
         """A group may be set up before its first member comes."""
         (key,) = await scene.declared("k")
         assert await scene.store.reset({key: _at(40)}) == {}
@@ -93,7 +93,7 @@ class ResetContract(ContractBase):
         assert await scene.mark(ownership, 41) is None
 
     @pytest.mark.spec("B10")
-    async def test_the_history_says_who_and_when(self, scene: Scene) -> None:
+    async def test_the_history_says_who_and_when(self, scene: StoreCase) -> None:
         """A term of the operator, of no length; epochs have no gap."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
@@ -108,7 +108,7 @@ class ResetContract(ContractBase):
         assert terms[1].started_at == terms[1].ended_at
         assert terms[1].started_at.tzinfo is not None
 
-    async def test_history_keeps_a_hundred(self, scene: Scene) -> None:
+    async def test_history_keeps_a_hundred(self, scene: StoreCase) -> None:
         """Resets are terms: the oldest go, whatever they were."""
         (key,) = await scene.declared("k")
         for number in range(103):
@@ -116,7 +116,7 @@ class ResetContract(ContractBase):
         terms = await scene.store.history(key, limit=1000)
         assert [term.epoch for term in terms][:100] == list(range(103, 3, -1))
 
-    async def test_watchers_are_told(self, scene: Scene) -> None:
+    async def test_watchers_are_told(self, scene: StoreCase) -> None:
         """The key is free, in a new epoch: a claim for the one they knew would be refused."""
         (key,) = await scene.declared("k")
         watcher = await scene.member("watcher")
@@ -127,11 +127,11 @@ class ResetContract(ContractBase):
             (key, 1, State.AVAILABLE)
         ]
         assert (changes.peers, changes.ended) == ((), ())
-        assert list(await scene.store.claim(watcher, [Wanted(key=key, seen_epoch=0)])) == []
+        assert list(await scene.store.claim(watcher, [KeyClaim(key=key, seen_epoch=0)])) == []
         assert (await scene.own(watcher, key)).epoch == 2
 
     @pytest.mark.parametrize("why", _FREE)
-    async def test_what_nobody_owns_may_be_reset(self, scene: Scene, why: str) -> None:
+    async def test_what_nobody_owns_may_be_reset(self, scene: StoreCase, why: str) -> None:
         """By the store's clock; and what time had ended keeps that reason."""
         key, reason = await _freed(scene, why)
         assert await scene.store.reset({key: _at(3)}) == {}
@@ -141,7 +141,7 @@ class ResetContract(ContractBase):
         assert await scene.reasons(key) == [reason, EndReason.RESET]
         assert (await scene.own(await scene.member("next"), key)).epoch == 3
 
-    async def test_many_keys_of_many_groups_at_once(self, scene: Scene) -> None:
+    async def test_many_keys_of_many_groups_at_once(self, scene: StoreCase) -> None:
         """One step, also where names are long."""
         keys = [
             key for n in range(3) for key in await scene.declared(*"abc", group=_group(scene, n))
@@ -160,7 +160,7 @@ class ResetRefusalContract(ContractBase):
     """All or nothing."""
 
     @pytest.mark.parametrize("why", _OWNED)
-    async def test_an_owned_key_refuses_the_whole_call(self, scene: Scene, why: str) -> None:
+    async def test_an_owned_key_refuses_the_whole_call(self, scene: StoreCase, why: str) -> None:
         """With the name of who has it, or is to have it. The free ones are not touched."""
         lease, ownership = await scene.owned()
         first, last = await scene.declared("first", "last")
@@ -176,7 +176,7 @@ class ResetRefusalContract(ContractBase):
         assert refused == {ownership.key: holder}
         assert_unchanged(before, await scene.picture())
 
-    async def test_all_owned_keys_are_named(self, scene: Scene) -> None:
+    async def test_all_owned_keys_are_named(self, scene: StoreCase) -> None:
         """Each with its own holder; and the owners do not notice."""
         one, first = await scene.owned("1")
         two, second = await scene.owned("2")
@@ -188,7 +188,7 @@ class ResetRefusalContract(ContractBase):
         assert await scene.mark(first, 8) is None
         assert await scene.mark(second, 1) is None
 
-    async def test_a_refusal_wakes_nobody(self, scene: Scene) -> None:
+    async def test_a_refusal_wakes_nobody(self, scene: StoreCase) -> None:
         """Nothing has changed, so there is nothing to tell."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
@@ -198,7 +198,7 @@ class ResetRefusalContract(ContractBase):
         assert (await scene.store.renew(watcher, since=version)).resources == ()
 
     @pytest.mark.parametrize("kind", ["never declared", "forgotten"])
-    async def test_an_unknown_key_refuses_the_whole_call(self, scene: Scene, kind: str) -> None:
+    async def test_an_unknown_key_refuses_the_whole_call(self, scene: StoreCase, kind: str) -> None:
         """It is named. Owned keys beside it make no difference."""
         _, ownership = await scene.owned()
         free, odd = await scene.declared("free", "odd")
@@ -211,7 +211,7 @@ class ResetRefusalContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
-    async def test_bad_keys(self, scene: Scene, bad: str) -> None:
+    async def test_bad_keys(self, scene: StoreCase, bad: str) -> None:
         """Then none is reset."""
         (key,) = await scene.declared("k")
         with pytest.raises(InvalidName):
@@ -219,14 +219,14 @@ class ResetRefusalContract(ContractBase):
         assert (await scene.resource(key)).epoch == 0
 
     @pytest.mark.parametrize("bad", BAD_POSITIONS, ids=ascii)
-    async def test_bad_positions(self, scene: Scene, bad: Position) -> None:
+    async def test_bad_positions(self, scene: StoreCase, bad: Position) -> None:
         """The message names the key; then none is reset."""
         good, key = await scene.declared("good", "k")
         with pytest.raises(UsageError, match=key):
             await scene.store.reset({good: _at(1), key: bad})
         assert (await scene.resource(good)).epoch == 0
 
-    async def test_nothing_is_nothing(self, scene: Scene) -> None:
+    async def test_nothing_is_nothing(self, scene: StoreCase) -> None:
         """And a list of keys is not taken for it."""
         assert await scene.store.reset({}) == {}
         with pytest.raises(UsageError):
@@ -238,7 +238,7 @@ class ResetFenceContract(ContractBase):
 
     @pytest.mark.spec("B5", "L7")
     @pytest.mark.parametrize("why", _FREE)
-    async def test_dead_writes_are_fenced(self, scene: Scene, why: str) -> None:
+    async def test_dead_writes_are_fenced(self, scene: StoreCase, why: str) -> None:
         """However the last term ended, and before and after the key has a new owner."""
         key, _ = await _freed(scene, why)
         dead = await _last_ownership(scene, key)
@@ -258,7 +258,7 @@ class ResetFenceContract(ContractBase):
         assert await scene.mark(dead, 9) == "fenced"
         assert await scene.mark(current, 4) is None
 
-    async def test_a_claim_under_way_is_refused(self, scene: Scene) -> None:
+    async def test_a_claim_under_way_is_refused(self, scene: StoreCase) -> None:
         """It was sent by somebody who knew the old checkpoint: it has to look again."""
         (key,) = await scene.declared("k")
         lease, wanted = await scene.member("a"), await scene.wanted(key)
@@ -267,14 +267,14 @@ class ResetFenceContract(ContractBase):
             assert list(await scene.store.claim(lease, [wanted], force=force)) == []
         assert (await scene.own(lease, key)).epoch == 2
 
-    async def test_a_lost_answer_may_be_asked_for_again(self, scene: Scene) -> None:
+    async def test_a_lost_answer_may_be_asked_for_again(self, scene: StoreCase) -> None:
         """The second call is not refused, and what the first one did stands."""
         _, ownership = await scene.owned()
         await scene.mark(ownership, 7)
         await scene.store.release([ownership])
         (other,) = await scene.declared("other")
         wanted = {ownership.key: _at(3), other: None}
-        losing = LosingStore(scene.store, lambda _: Lost.ANSWER).as_store
+        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
             await losing.reset(wanted)
         done = await scene.picture()
@@ -282,7 +282,7 @@ class ResetFenceContract(ContractBase):
         assert_unchanged(done, await scene.picture())
         assert await scene.mark(ownership, 9) == "fenced"
 
-    async def test_another_place_is_no_repetition(self, scene: Scene) -> None:
+    async def test_another_place_is_no_repetition(self, scene: StoreCase) -> None:
         """Not even if only the offset differs; nor is the same place after an owner."""
         (key,) = await scene.declared("k")
         places = [_at(3), _at(2), replace(_at(2), offset="elsewhere"), None, _at(3)]
@@ -294,7 +294,7 @@ class ResetFenceContract(ContractBase):
         assert await scene.store.reset({key: _at(3)}) == {}
         assert (await scene.resource(key)).epoch == len(places) + 2
 
-    async def test_a_repetition_that_comes_late_does_no_harm(self, scene: Scene) -> None:
+    async def test_a_repetition_that_comes_late_does_no_harm(self, scene: StoreCase) -> None:
         """Somebody owns it by then: it is refused, and the work goes on."""
         (key,) = await scene.declared("k")
         await scene.store.reset({key: _at(3)})
@@ -306,7 +306,7 @@ class ResetFenceContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("B5")
-    async def test_resets_race_with_claims_and_writes(self, scene: Scene) -> None:
+    async def test_resets_race_with_claims_and_writes(self, scene: StoreCase) -> None:
         """Every epoch is one owner's or one reset's; a write after a reset starts from it.
 
         The worker only ever writes the number after the one that it finds when it has claimed: if
@@ -328,7 +328,7 @@ class ResetFenceContract(ContractBase):
         async def work() -> None:
             nonlocal writes
             async with scene.harness.open() as store:
-                mine = Scene(store, scene.harness, scene.suffix)
+                mine = StoreCase(store, scene.harness, scene.suffix)
                 for _ in range(12):
                     for ownership in await mine.claim(lease, key):
                         found = (await store.checkpoints(scene.group)).get(key)
@@ -354,11 +354,11 @@ class ResetFenceContract(ContractBase):
         assert len(terms) == (await scene.resource(key)).epoch == resets + writes
 
 
-def _group(scene: Scene, number: int) -> str:
+def _group(scene: StoreCase, number: int) -> str:
     return f"{scene.group}{number}" + "x" * 150 * number
 
 
-async def _freed(scene: Scene, why: str) -> tuple[str, EndReason]:
+async def _freed(scene: StoreCase, why: str) -> tuple[str, EndReason]:
     """A key whose first term is over in this way, written down or not, and the reason."""
     _, ownership = await scene.owned(units=1 if why == "expired" else LONG)
     await scene.mark(ownership, 7)
@@ -381,19 +381,19 @@ async def _freed(scene: Scene, why: str) -> tuple[str, EndReason]:
     return ownership.key, EndReason.HANDED_OVER
 
 
-async def _last_ownership(scene: Scene, key: str) -> Ownership:
+async def _last_ownership(scene: StoreCase, key: str) -> Ownership:
     (term, *_) = await scene.store.history(key)
     return Ownership(key=key, epoch=term.epoch, holder=term.holder, token=f"token of {term.holder}")
 
 
 BAD_EPOCHS = (-1, 2**63, 1.0, "1", None, True)
-_Receiver = Callable[[Scene, Lease], Awaitable[str]]
+_Receiver = Callable[[StoreCase, Lease], Awaitable[str]]
 
 
 class GroupContract(ContractBase):
     """Which groups there are."""
 
-    async def test_groups_are_those_with_keys(self, scene: Scene) -> None:
+    async def test_groups_are_those_with_keys(self, scene: StoreCase) -> None:
         """Each once, sorted, with or without members; a group of members alone is none."""
         other = scene.group + "2"
         await scene.declared("a", "b")
@@ -403,7 +403,7 @@ class GroupContract(ContractBase):
         found = list(await scene.store.groups())
         assert found == sorted(set(found))
 
-    async def test_a_group_whose_keys_are_all_forgotten_is_gone(self, scene: Scene) -> None:
+    async def test_a_group_whose_keys_are_all_forgotten_is_gone(self, scene: StoreCase) -> None:
         """One key that is left keeps it, and one that comes back brings it back."""
         first, second = await scene.declared("a", "b")
         await scene.store.forget([first])
@@ -413,7 +413,7 @@ class GroupContract(ContractBase):
         await scene.store.declare([first])
         assert await _groups(scene) == [scene.group]
 
-    async def test_asking_for_something_does_not_make_a_group(self, scene: Scene) -> None:
+    async def test_asking_for_something_does_not_make_a_group(self, scene: StoreCase) -> None:
         """Reads leave no trace, and neither do refused writes."""
         lease, ownership = await scene.owned()
         unknown = f"{scene.group}9/k"
@@ -423,7 +423,7 @@ class GroupContract(ContractBase):
         assert not await scene.store.suggest(unknown, epoch=0, to=lease.holder)
         assert await _groups(scene) == [scene.group]
 
-    async def test_odd_groups_are_named_as_they_are(self, scene: Scene) -> None:
+    async def test_odd_groups_are_named_as_they_are(self, scene: StoreCase) -> None:
         """In all letters, also where a store has to keep them under a shorter name."""
         keys = [partition_key(f"{scene.suffix}{part}"[:64], "g", "0") for part in ODD_PARTS]
         keys.append(f"{scene.group}/{WIDE}"[: LONGEST_KEY - 2] + "/k")
@@ -435,7 +435,7 @@ class SuggestContract(ContractBase):
     """A question that is put in the name of somebody else."""
 
     @pytest.mark.spec("B3")
-    async def test_the_owner_finds_it_in_its_next_renewal(self, scene: Scene) -> None:
+    async def test_the_owner_finds_it_in_its_next_renewal(self, scene: StoreCase) -> None:
         """Exactly as after ``ask``; then it hands over, and the receiver has it."""
         owner, ownership = await scene.owned()
         to = await scene.member("to")
@@ -450,7 +450,7 @@ class SuggestContract(ContractBase):
         assert (await scene.own(to, ownership.key)).epoch == 2
         assert (await scene.resource(ownership.key)).asked_by is None
 
-    async def test_it_is_the_same_question_as_that_of_the_receiver(self, scene: Scene) -> None:
+    async def test_it_is_the_same_question_as_that_of_the_receiver(self, scene: StoreCase) -> None:
         """Whoever of the two asks first; nobody is told twice."""
         owner, ownership = await scene.owned()
         to = await scene.member("to")
@@ -460,7 +460,7 @@ class SuggestContract(ContractBase):
         assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
         assert (await scene.store.renew(owner, since=version)).resources == ()
 
-    async def test_the_last_one_who_asks_counts(self, scene: Scene) -> None:
+    async def test_the_last_one_who_asks_counts(self, scene: StoreCase) -> None:
         """As with ``ask``: an operator may change its mind."""
         _, ownership = await scene.owned()
         for name in "ab":
@@ -468,7 +468,7 @@ class SuggestContract(ContractBase):
             assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
             assert (await scene.resource(ownership.key)).asked_by == to.holder
 
-    async def test_it_ends_with_the_term(self, scene: Scene) -> None:
+    async def test_it_ends_with_the_term(self, scene: StoreCase) -> None:
         """The next owner is not asked for what the last one was."""
         lease, ownership = await scene.owned()
         to = await scene.member("to")
@@ -478,7 +478,7 @@ class SuggestContract(ContractBase):
         await scene.own(lease, ownership.key)
         assert (await scene.resource(ownership.key)).asked_by is None
 
-    async def test_an_owner_from_outside_can_be_asked(self, scene: Scene) -> None:
+    async def test_an_owner_from_outside_can_be_asked(self, scene: StoreCase) -> None:
         """The receiver has to be of the key's group; the owner need not be."""
         (key,) = await scene.declared("k")
         outsider, to = await scene.member("outsider", group=""), await scene.member("to")
@@ -489,7 +489,7 @@ class SuggestContract(ContractBase):
         assert told.asked_by == to.holder
 
     @pytest.mark.parametrize("epoch", [0, 1, 3, 2**63 - 1])
-    async def test_it_names_the_epoch_it_means(self, scene: Scene, epoch: int) -> None:
+    async def test_it_names_the_epoch_it_means(self, scene: StoreCase, epoch: int) -> None:
         """An ownership that has moved on is not touched; nor is one that is to come."""
         lease, ownership = await scene.owned()
         to = await scene.member("to")
@@ -500,7 +500,7 @@ class SuggestContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("why", ["free", "kept", "unknown", "forgotten", "expired", "broken"])
-    async def test_what_nobody_owns_can_not_be_asked_for(self, scene: Scene, why: str) -> None:
+    async def test_what_nobody_owns_can_not_be_asked_for(self, scene: StoreCase, why: str) -> None:
         """It can be claimed."""
         _, ownership = await scene.owned(units=1 if why == "expired" else LONG)
         to, third = await scene.member("to"), await scene.member("third")
@@ -523,7 +523,7 @@ class SuggestContract(ContractBase):
         "kind",
         ["owner", "unknown", "revoked", "expired", "draining", "dismissed", "stranger", "loner"],
     )
-    async def test_who_can_not_receive_is_not_suggested(self, scene: Scene, kind: str) -> None:
+    async def test_who_can_not_receive_is_not_suggested(self, scene: StoreCase, kind: str) -> None:
         """A living member of the key's group, that means to stay, and is not the owner."""
         owner, ownership = await scene.owned()
         to = await _RECEIVERS[kind](scene, owner)
@@ -532,20 +532,20 @@ class SuggestContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
-    async def test_bad_keys_are_said(self, scene: Scene, bad: str) -> None:
+    async def test_bad_keys_are_said(self, scene: StoreCase, bad: str) -> None:
         """Before anything is asked of the store."""
         with pytest.raises(InvalidName):
             await scene.store.suggest(bad, epoch=1, to="anybody")
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
-    async def test_bad_receivers_are_said(self, scene: Scene, bad: str) -> None:
+    async def test_bad_receivers_are_said(self, scene: StoreCase, bad: str) -> None:
         """As holders are everywhere."""
         _, ownership = await scene.owned()
         with pytest.raises(InvalidName, match="holder"):
             await scene.store.suggest(ownership.key, epoch=1, to=bad)
 
     @pytest.mark.parametrize("bad", BAD_EPOCHS, ids=repr)
-    async def test_bad_epochs_are_said(self, scene: Scene, bad: int) -> None:
+    async def test_bad_epochs_are_said(self, scene: StoreCase, bad: int) -> None:
         """And nothing has happened."""
         _, ownership = await scene.owned()
         to = await scene.member("to")
@@ -557,7 +557,7 @@ class SuggestContract(ContractBase):
 class DismissContract(ContractBase):
     """A member that is asked to leave."""
 
-    async def test_the_member_and_all_others_are_told(self, scene: Scene) -> None:
+    async def test_the_member_and_all_others_are_told(self, scene: StoreCase) -> None:
         """Once each, with a version that is new."""
         watcher = await scene.member("watcher")
         member, ownership = await scene.owned()
@@ -577,7 +577,7 @@ class DismissContract(ContractBase):
         }
         assert await scene.mark(ownership, 1) is None
 
-    async def test_again_is_harmless_and_wakes_nobody(self, scene: Scene) -> None:
+    async def test_again_is_harmless_and_wakes_nobody(self, scene: StoreCase) -> None:
         """The answer is the same."""
         member, watcher = await scene.member("member"), await scene.member("watcher")
         assert await scene.store.dismiss(member.holder)
@@ -587,7 +587,7 @@ class DismissContract(ContractBase):
         assert_unchanged(before, await scene.picture())
         assert (await scene.store.renew(watcher, since=version)).peers == ()
 
-    async def test_it_takes_nothing_away(self, scene: Scene) -> None:
+    async def test_it_takes_nothing_away(self, scene: StoreCase) -> None:
         """Nothing but the request is new: what it owns it owns, and it may claim and hand over."""
         member, ownership = await scene.owned()
         (free,) = await scene.declared("free")
@@ -599,7 +599,7 @@ class DismissContract(ContractBase):
         await scene.store.revoke(member)
         assert await scene.reasons(free) == [EndReason.RELEASED]
 
-    async def test_it_lasts_as_long_as_the_lease(self, scene: Scene) -> None:
+    async def test_it_lasts_as_long_as_the_lease(self, scene: StoreCase) -> None:
         """Neither a renewal nor news of the member nor a repeated grant takes it back."""
         member = await scene.member("member")
         assert await scene.store.dismiss(member.holder)
@@ -615,7 +615,7 @@ class DismissContract(ContractBase):
         peer = (await scene.store.peers(scene.group))[member.holder]
         assert (peer.dismissed, peer.info) == (True, info)
 
-    async def test_a_new_member_is_not_dismissed(self, scene: Scene) -> None:
+    async def test_a_new_member_is_not_dismissed(self, scene: StoreCase) -> None:
         """The next incarnation is another holder."""
         member = await scene.member("member")
         assert await scene.store.dismiss(member.holder)
@@ -627,7 +627,9 @@ class DismissContract(ContractBase):
         assert not (await scene.store.renew(anew)).peers[-1].dismissed
 
     @pytest.mark.parametrize("kind", ["unknown", "revoked", "expired", "loner"])
-    async def test_who_is_no_living_member_can_not_be_asked(self, scene: Scene, kind: str) -> None:
+    async def test_who_is_no_living_member_can_not_be_asked(
+        self, scene: StoreCase, kind: str
+    ) -> None:
         """A holder of no group would never hear of it."""
         lease, _ = await scene.owned()
         holder = await _RECEIVERS[kind](scene, lease)
@@ -636,12 +638,12 @@ class DismissContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
-    async def test_bad_names_are_said(self, scene: Scene, bad: str) -> None:
+    async def test_bad_names_are_said(self, scene: StoreCase, bad: str) -> None:
         """As holders are everywhere."""
         with pytest.raises(InvalidName, match="holder"):
             await scene.store.dismiss(bad)
 
-    async def test_a_peer_tells_how_long_its_lease_is(self, scene: Scene) -> None:
+    async def test_a_peer_tells_how_long_its_lease_is(self, scene: StoreCase) -> None:
         """So that anybody can say when it renewed: its length less what remains."""
         member = await scene.member("member", units=10)
         await scene.wait(1)
@@ -653,7 +655,7 @@ class DismissContract(ContractBase):
         (told,) = (await scene.store.renew(member)).peers
         assert told.duration_s == peer.duration_s
 
-    async def test_operators_and_members_at_once(self, scene: Scene) -> None:
+    async def test_operators_and_members_at_once(self, scene: StoreCase) -> None:
         """Suggestions and dismissals among hand-overs: each key has one owner, none is lost."""
         keys = await scene.declared(*map(str, range(3)))
         leases = [await scene.member(name) for name in "abc"]
@@ -680,10 +682,10 @@ class DismissContract(ContractBase):
         assert (await scene.store.peers(scene.group))[leases[2].holder].dismissed
 
 
-async def _serve(scene: Scene, lease: Lease) -> None:
+async def _serve(scene: StoreCase, lease: Lease) -> None:
     """Live as a member does: hand over what is asked for, and claim what is kept for it."""
     async with scene.harness.open() as store:
-        mine = Scene(store, scene.harness, scene.suffix)
+        mine = StoreCase(store, scene.harness, scene.suffix)
         for _ in range(12):
             for each in (await store.renew(lease)).resources:
                 if each.holder == lease.holder and each.asked_by is not None:
@@ -696,46 +698,46 @@ async def _serve(scene: Scene, lease: Lease) -> None:
                     await mine.claim(lease, each.key)
 
 
-async def _groups(scene: Scene) -> list[str]:
+async def _groups(scene: StoreCase) -> list[str]:
     """The groups of this scene alone: the store may have others."""
     return [group for group in await scene.store.groups() if scene.suffix in group]
 
 
-async def _owner(_: Scene, owner: Lease) -> str:
+async def _owner(_: StoreCase, owner: Lease) -> str:
     return owner.holder
 
 
-async def _unknown(scene: Scene, _: Lease) -> str:
+async def _unknown(scene: StoreCase, _: Lease) -> str:
     return f"nobody-{scene.suffix}"
 
 
-async def _revoked(scene: Scene, _: Lease) -> str:
+async def _revoked(scene: StoreCase, _: Lease) -> str:
     lease = await scene.member("gone")
     await scene.store.revoke(lease)
     return lease.holder
 
 
-async def _expired(scene: Scene, _: Lease) -> str:
+async def _expired(scene: StoreCase, _: Lease) -> str:
     lease = await scene.member("late", units=1)
     await scene.wait()
     return lease.holder
 
 
-async def _draining(scene: Scene, _: Lease) -> str:
+async def _draining(scene: StoreCase, _: Lease) -> str:
     return (await scene.member("tired", info=MemberInfo(draining=True))).holder
 
 
-async def _dismissed(scene: Scene, _: Lease) -> str:
+async def _dismissed(scene: StoreCase, _: Lease) -> str:
     lease = await scene.member("sent away")
     assert await scene.store.dismiss(lease.holder)
     return lease.holder
 
 
-async def _stranger(scene: Scene, _: Lease) -> str:
+async def _stranger(scene: StoreCase, _: Lease) -> str:
     return (await scene.member("stranger", group=scene.group + "2")).holder
 
 
-async def _loner(scene: Scene, _: Lease) -> str:
+async def _loner(scene: StoreCase, _: Lease) -> str:
     return (await scene.member("loner", group="")).holder
 
 

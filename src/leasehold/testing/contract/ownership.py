@@ -12,11 +12,11 @@ import anyio
 import pytest
 
 from leasehold.errors import LeaseLost
-from leasehold.model import EndReason, HandOver, Lease, Ownership, State, Wanted
+from leasehold.model import EndReason, HandOver, KeyClaim, Lease, Ownership, State
 from leasehold.testing.contract.store_case import (
     GUESS,
     ContractBase,
-    Scene,
+    StoreCase,
     assert_unchanged,
     forged,
 )
@@ -25,7 +25,7 @@ from leasehold.testing.contract.store_case import (
 class AskContract(ContractBase):
     """The question before it."""
 
-    async def test_the_owner_finds_the_question(self, scene: Scene) -> None:
+    async def test_the_owner_finds_the_question(self, scene: StoreCase) -> None:
         """In its next renewal, and everybody else sees it too."""
         owner, ownership = await scene.owned()
         version = (await scene.store.renew(owner)).version
@@ -34,7 +34,7 @@ class AskContract(ContractBase):
         found = (await scene.store.renew(owner, since=version)).resources
         assert [(each.key, each.asked_by) for each in found] == [(ownership.key, asker.holder)]
 
-    async def test_asking_again_changes_nothing(self, scene: Scene) -> None:
+    async def test_asking_again_changes_nothing(self, scene: StoreCase) -> None:
         """The question stands already."""
         _, ownership = await scene.owned()
         asker, wanted = await scene.member("asker"), await scene.wanted(ownership.key)
@@ -43,7 +43,7 @@ class AskContract(ContractBase):
         assert await scene.store.ask(asker, wanted)
         assert_unchanged(before, await scene.picture())
 
-    async def test_a_question_ends_when_somebody_else_asks(self, scene: Scene) -> None:
+    async def test_a_question_ends_when_somebody_else_asks(self, scene: StoreCase) -> None:
         """One question per key: the last."""
         _, ownership = await scene.owned()
         wanted = await scene.wanted(ownership.key)
@@ -52,7 +52,7 @@ class AskContract(ContractBase):
             assert await scene.store.ask(asker, wanted)
             assert (await scene.resource(ownership.key)).asked_by == asker.holder
 
-    async def test_a_question_ends_with_the_term(self, scene: Scene) -> None:
+    async def test_a_question_ends_with_the_term(self, scene: StoreCase) -> None:
         """The next owner is not asked for what the last one was asked."""
         lease, ownership = await scene.owned()
         asker = await scene.member("asker")
@@ -62,20 +62,20 @@ class AskContract(ContractBase):
         await scene.own(lease, ownership.key)
         assert (await scene.resource(ownership.key)).asked_by is None
 
-    async def test_a_question_without_sense_does_not_stand(self, scene: Scene) -> None:
+    async def test_a_question_without_sense_does_not_stand(self, scene: StoreCase) -> None:
         """Of nobody, of oneself, of an epoch that is over, of a key nobody knows."""
         owner, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         asker = await scene.member("asker")
         before = await scene.picture()
-        assert not await scene.store.ask(asker, Wanted(key=free, seen_epoch=0))
-        assert not await scene.store.ask(owner, Wanted(key=ownership.key, seen_epoch=1))
-        assert not await scene.store.ask(asker, Wanted(key=ownership.key, seen_epoch=0))
-        assert not await scene.store.ask(asker, Wanted(key=ownership.key, seen_epoch=2))
-        assert not await scene.store.ask(asker, Wanted(key=scene.key("unknown"), seen_epoch=0))
+        assert not await scene.store.ask(asker, KeyClaim(key=free, seen_epoch=0))
+        assert not await scene.store.ask(owner, KeyClaim(key=ownership.key, seen_epoch=1))
+        assert not await scene.store.ask(asker, KeyClaim(key=ownership.key, seen_epoch=0))
+        assert not await scene.store.ask(asker, KeyClaim(key=ownership.key, seen_epoch=2))
+        assert not await scene.store.ask(asker, KeyClaim(key=scene.key("unknown"), seen_epoch=0))
         assert_unchanged(before, await scene.picture())
 
-    async def test_asking_needs_a_lease(self, scene: Scene) -> None:
+    async def test_asking_needs_a_lease(self, scene: StoreCase) -> None:
         """Who has ended asks no more."""
         _, ownership = await scene.owned()
         asker = await scene.member("asker")
@@ -90,7 +90,7 @@ class HandOverContract(ContractBase):
     """The passing on."""
 
     @pytest.mark.spec("L3")
-    async def test_the_receiver_claims_what_is_kept_for_it(self, scene: Scene) -> None:
+    async def test_the_receiver_claims_what_is_kept_for_it(self, scene: StoreCase) -> None:
         """The old token is dead from the hand-over on; the new epoch begins with the claim."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -104,7 +104,7 @@ class HandOverContract(ContractBase):
         assert (await scene.resource(ownership.key)).handed_to is None
         assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
 
-    async def test_a_kept_key_is_refused_to_others(self, scene: Scene) -> None:
+    async def test_a_kept_key_is_refused_to_others(self, scene: StoreCase) -> None:
         """By force too: there is nobody to rob, and the receiver is on its way."""
         owner, ownership = await scene.owned()
         await scene.hand_over(ownership, await scene.member("receiver"))
@@ -116,7 +116,7 @@ class HandOverContract(ContractBase):
         assert after.resources == before.resources
         assert after.terms == before.terms
 
-    async def test_after_the_limit_it_is_free_for_all(self, scene: Scene) -> None:
+    async def test_after_the_limit_it_is_free_for_all(self, scene: StoreCase) -> None:
         """A receiver that never comes blocks nobody for long."""
         owner, ownership = await scene.owned()
         third = await scene.member("third")
@@ -129,7 +129,7 @@ class HandOverContract(ContractBase):
         assert (await scene.own(third, ownership.key)).epoch == 2
         await scene.store.renew(owner)
 
-    async def test_it_is_shown_as_kept_no_longer_than_it_is(self, scene: Scene) -> None:
+    async def test_it_is_shown_as_kept_no_longer_than_it_is(self, scene: StoreCase) -> None:
         """By the store's clock, whether or not anybody has renewed since."""
         _, one = await scene.owned("one")
         _, two = await scene.owned("two")
@@ -142,7 +142,7 @@ class HandOverContract(ContractBase):
             two.key: None,
         }
 
-    async def test_handing_over_again_does_not_lengthen_the_limit(self, scene: Scene) -> None:
+    async def test_handing_over_again_does_not_lengthen_the_limit(self, scene: StoreCase) -> None:
         """The repetition of a lost call is no new call."""
         _, ownership = await scene.owned()
         receiver, third = await scene.member("receiver"), await scene.member("third")
@@ -152,7 +152,7 @@ class HandOverContract(ContractBase):
         await scene.wait(0.8)
         assert (await scene.own(third, ownership.key)).epoch == 2
 
-    async def test_a_receiver_that_ends_frees_it(self, scene: Scene) -> None:
+    async def test_a_receiver_that_ends_frees_it(self, scene: StoreCase) -> None:
         """By time or by its own will: the key is kept for nobody."""
         _, one = await scene.owned("one")
         _, two = await scene.owned("two")
@@ -165,7 +165,7 @@ class HandOverContract(ContractBase):
         await scene.wait()
         assert len(await scene.claim(third, one.key, two.key)) == 2
 
-    async def test_to_a_dead_or_unknown_holder(self, scene: Scene) -> None:
+    async def test_to_a_dead_or_unknown_holder(self, scene: StoreCase) -> None:
         """It is passed, and free at once: nobody waits for a holder that can not come."""
         third, dead = await scene.member("third"), await scene.member("dead")
         await scene.store.revoke(dead)
@@ -178,14 +178,14 @@ class HandOverContract(ContractBase):
             assert (await scene.own(third, ownership.key)).epoch == 2
             assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
 
-    async def test_a_limit_of_zero_keeps_it_for_nobody(self, scene: Scene) -> None:
+    async def test_a_limit_of_zero_keeps_it_for_nobody(self, scene: StoreCase) -> None:
         """The end is inclusive."""
         _, ownership = await scene.owned()
         receiver, third = await scene.member("receiver"), await scene.member("third")
         assert await scene.hand_over(ownership, receiver, units=0) == [ownership.key]
         assert (await scene.own(third, ownership.key)).epoch == 2
 
-    async def test_a_kept_key_is_passed_on(self, scene: Scene) -> None:
+    async def test_a_kept_key_is_passed_on(self, scene: StoreCase) -> None:
         """Who drains while a key is on its way to it sends it further."""
         _, ownership = await scene.owned()
         middle, last = await scene.member("middle"), await scene.member("last")
@@ -199,7 +199,7 @@ class HandOverContract(ContractBase):
         assert (await scene.own(last, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
 
-    async def test_passing_on_again_is_counted_as_passed(self, scene: Scene) -> None:
+    async def test_passing_on_again_is_counted_as_passed(self, scene: StoreCase) -> None:
         """The answer to the first call may have been lost."""
         _, ownership = await scene.owned()
         middle, last = await scene.member("middle"), await scene.member("last")
@@ -211,7 +211,7 @@ class HandOverContract(ContractBase):
         assert_unchanged(before, await scene.picture())
         assert again == [ownership.key]
 
-    async def test_only_the_receiver_passes_a_kept_key_on(self, scene: Scene) -> None:
+    async def test_only_the_receiver_passes_a_kept_key_on(self, scene: StoreCase) -> None:
         """And only while its own lease lives."""
         _, ownership = await scene.owned()
         middle, thief = await scene.member("middle"), await scene.member("thief")
@@ -225,7 +225,7 @@ class HandOverContract(ContractBase):
         assert (await scene.resource(ownership.key)).handed_to != thief.holder
 
     @pytest.mark.spec("L3")
-    async def test_handing_over_again_is_counted_as_passed(self, scene: Scene) -> None:
+    async def test_handing_over_again_is_counted_as_passed(self, scene: StoreCase) -> None:
         """It was handed over, and waits for its receiver."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -235,7 +235,7 @@ class HandOverContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("L3")
-    async def test_handing_over_again_what_was_claimed_since(self, scene: Scene) -> None:
+    async def test_handing_over_again_what_was_claimed_since(self, scene: StoreCase) -> None:
         """The receiver was faster than the repetition: still passed, and still the receiver's."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -246,7 +246,7 @@ class HandOverContract(ContractBase):
         assert_unchanged(before, await scene.picture())
         assert again == [ownership.key]
 
-    async def test_a_second_thought_comes_too_late(self, scene: Scene) -> None:
+    async def test_a_second_thought_comes_too_late(self, scene: StoreCase) -> None:
         """The key is not the former owner's any more, to give it to somebody else."""
         _, ownership = await scene.owned()
         first, second = await scene.member("first"), await scene.member("second")
@@ -256,7 +256,7 @@ class HandOverContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("L3")
-    async def test_handing_over_needs_the_proof(self, scene: Scene) -> None:
+    async def test_handing_over_needs_the_proof(self, scene: StoreCase) -> None:
         """Of a batch only what is one's own is passed."""
         _, ownership = await scene.owned("k")
         _, mine = await scene.owned("mine")
@@ -278,7 +278,7 @@ class HandOverContract(ContractBase):
         passed = await scene.store.hand_over([*wrong, right, right], limit=scene.units(100))
         assert set(passed) == {mine.key}
 
-    async def test_both_sides_are_told(self, scene: Scene) -> None:
+    async def test_both_sides_are_told(self, scene: StoreCase) -> None:
         """The giver of the end of its term, the receiver of the key that waits for it."""
         owner, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -302,7 +302,7 @@ def _kept_for(receiver: Lease, ownership: Ownership) -> Ownership:
 class DeclareContract(ContractBase):
     """Which keys there are."""
 
-    async def test_declare_counts_the_new(self, scene: Scene) -> None:
+    async def test_declare_counts_the_new(self, scene: StoreCase) -> None:
         """A key is new once, however often it is named."""
         keys = [scene.key(name) for name in "abc"]
         assert await scene.store.declare([*keys[:2], keys[0]]) == 2
@@ -313,14 +313,14 @@ class DeclareContract(ContractBase):
             keys, (0, State.AVAILABLE)
         )
 
-    async def test_declare_again_leaves_owners_alone(self, scene: Scene) -> None:
+    async def test_declare_again_leaves_owners_alone(self, scene: StoreCase) -> None:
         """Starting once more is harmless."""
         _, ownership = await scene.owned()
         before = await scene.picture()
         assert await scene.store.declare([ownership.key]) == 0
         assert_unchanged(before, await scene.picture())
 
-    async def test_ten_hosts_declare_at_once(self, scene: Scene) -> None:
+    async def test_ten_hosts_declare_at_once(self, scene: StoreCase) -> None:
         """Each key is new to exactly one of them."""
         keys = [scene.key(str(n)) for n in range(20)]
         new: list[int] = []
@@ -334,7 +334,7 @@ class DeclareContract(ContractBase):
         assert sum(new) == len(keys)
         assert set(await scene.store.resources(scene.group)) == set(keys)
 
-    async def test_forget_takes_only_free_keys(self, scene: Scene) -> None:
+    async def test_forget_takes_only_free_keys(self, scene: StoreCase) -> None:
         """What is owned stays; what is unknown does not count; twice counts once."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
@@ -342,18 +342,18 @@ class DeclareContract(ContractBase):
         assert await scene.store.forget([free]) == 0
         assert set(await scene.store.resources(scene.group)) == {ownership.key}
 
-    async def test_forgotten_keys_can_not_be_had(self, scene: Scene) -> None:
+    async def test_forgotten_keys_can_not_be_had(self, scene: StoreCase) -> None:
         """Not by a claim, not by force."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
         await scene.store.forget([key])
         before = await scene.picture()
         for force in (False, True):
-            wanted = [Wanted(key=key, seen_epoch=0)]
+            wanted = [KeyClaim(key=key, seen_epoch=0)]
             assert list(await scene.store.claim(lease, wanted, force=force)) == []
         assert_unchanged(before, await scene.picture())
 
-    async def test_what_time_has_ended_may_be_forgotten(self, scene: Scene) -> None:
+    async def test_what_time_has_ended_may_be_forgotten(self, scene: StoreCase) -> None:
         """A key whose owner ran out is free, whether anybody has noticed or not."""
         _, ownership = await scene.owned(units=1)
         await scene.wait()
@@ -366,7 +366,7 @@ class ClaimContract(ContractBase):
     """Who has them."""
 
     @pytest.mark.spec("L1", "L2", "C2")
-    async def test_claim_takes_a_free_key(self, scene: Scene) -> None:
+    async def test_claim_takes_a_free_key(self, scene: StoreCase) -> None:
         """The epoch rises by one and everybody sees the owner."""
         lease, ownership = await scene.owned()
         assert (ownership.epoch, ownership.holder) == (1, lease.holder)
@@ -375,7 +375,7 @@ class ClaimContract(ContractBase):
         assert resource.holder == lease.holder
 
     @pytest.mark.spec("L1", "P4")
-    async def test_claim_of_a_held_key_is_refused(self, scene: Scene) -> None:
+    async def test_claim_of_a_held_key_is_refused(self, scene: StoreCase) -> None:
         """Not getting it is an answer, and changes nothing."""
         _, ownership = await scene.owned()
         rival = await scene.member("rival")
@@ -384,53 +384,53 @@ class ClaimContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("P4")
-    async def test_claim_names_the_epoch_it_saw(self, scene: Scene) -> None:
+    async def test_claim_names_the_epoch_it_saw(self, scene: StoreCase) -> None:
         """A key that changed hands in between is left alone, by force too."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
         before = await scene.picture()
         for seen in (0, 2, 100):
             for force in (False, True):
-                wanted = [Wanted(key=ownership.key, seen_epoch=seen)]
+                wanted = [KeyClaim(key=ownership.key, seen_epoch=seen)]
                 taken = await scene.store.claim(lease, wanted, force=force)
                 assert list(taken) == []
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("P4")
-    async def test_claim_returns_only_what_was_had(self, scene: Scene) -> None:
+    async def test_claim_returns_only_what_was_had(self, scene: StoreCase) -> None:
         """Of a batch the possible part is taken; unknown keys are no error."""
         _, ownership = await scene.owned("held")
         keys = await scene.declared("x", "y")
         lease = await scene.member("a")
-        wanted = [Wanted(key=key, seen_epoch=0) for key in (*keys, scene.key("unknown"))]
-        wanted += [Wanted(key=ownership.key, seen_epoch=1)]
+        wanted = [KeyClaim(key=key, seen_epoch=0) for key in (*keys, scene.key("unknown"))]
+        wanted += [KeyClaim(key=ownership.key, seen_epoch=1)]
         taken = await scene.store.claim(lease, wanted)
         assert sorted(each.key for each in taken) == sorted(keys)
         assert list(await scene.store.claim(lease, [])) == []
 
-    async def test_claim_of_many_keys_at_once(self, scene: Scene) -> None:
+    async def test_claim_of_many_keys_at_once(self, scene: StoreCase) -> None:
         """A host may have many partitions."""
         keys = await scene.declared(*map(str, range(300)))
         lease = await scene.member("a")
-        wanted = [Wanted(key=key, seen_epoch=0) for key in keys]
+        wanted = [KeyClaim(key=key, seen_epoch=0) for key in keys]
         taken = await scene.store.claim(lease, wanted)
         assert sorted(each.key for each in taken) == sorted(keys)
         assert sorted(await scene.store.release(taken)) == sorted(keys)
 
-    async def test_claim_again_gives_the_same_ownership(self, scene: Scene) -> None:
+    async def test_claim_again_gives_the_same_ownership(self, scene: StoreCase) -> None:
         """The answer may have been lost: the same question has the same answer."""
         (key,) = await scene.declared("k")
-        lease, wanted = await scene.member("a"), [Wanted(key=key, seen_epoch=0)]
+        lease, wanted = await scene.member("a"), [KeyClaim(key=key, seen_epoch=0)]
         first = list(await scene.store.claim(lease, wanted))
         before = await scene.picture()
         for force in (False, True):
             assert list(await scene.store.claim(lease, wanted, force=force)) == first
         assert_unchanged(before, await scene.picture())
 
-    async def test_one_batch_may_name_a_key_twice(self, scene: Scene) -> None:
+    async def test_one_batch_may_name_a_key_twice(self, scene: StoreCase) -> None:
         """It is taken, released and passed on once."""
         (key,) = await scene.declared("k")
-        lease, wanted = await scene.member("a"), Wanted(key=key, seen_epoch=0)
+        lease, wanted = await scene.member("a"), KeyClaim(key=key, seen_epoch=0)
         taken = await scene.store.claim(lease, [wanted, wanted])
         assert {each.epoch for each in taken} == {1}
         assert set(await scene.store.release([taken[0], taken[0]])) == {key}
@@ -438,13 +438,13 @@ class ClaimContract(ContractBase):
         assert await scene.reasons(key) == [EndReason.RELEASED]
 
     @pytest.mark.spec("L4", "L7")
-    async def test_claim_under_an_ended_lease_is_refused(self, scene: Scene) -> None:
+    async def test_claim_under_an_ended_lease_is_refused(self, scene: StoreCase) -> None:
         """With an error: the claimer has to stop, not to try the next key."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
         await scene.store.revoke(lease)
         before = await scene.picture()
-        for wanted in ([Wanted(key=key, seen_epoch=0)], []):
+        for wanted in ([KeyClaim(key=key, seen_epoch=0)], []):
             for force in (False, True):
                 with pytest.raises(LeaseLost):
                     await scene.store.claim(lease, wanted, force=force)
@@ -453,7 +453,7 @@ class ClaimContract(ContractBase):
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.spec("P6", "L3")
-    async def test_force_steals(self, scene: Scene) -> None:
+    async def test_force_steals(self, scene: StoreCase) -> None:
         """The thief has a new epoch at once; the robbed learns at its next renewal."""
         owner, ownership = await scene.owned()
         version = (await scene.store.renew(owner)).version
@@ -467,13 +467,13 @@ class ClaimContract(ContractBase):
             (ownership.key, 1, EndReason.STOLEN)
         ]
 
-    async def test_force_takes_a_free_key_like_any_claim(self, scene: Scene) -> None:
+    async def test_force_takes_a_free_key_like_any_claim(self, scene: StoreCase) -> None:
         """There is nobody to rob, and the history says so."""
         (key,) = await scene.declared("k")
         assert (await scene.own(await scene.member("a"), key, force=True)).epoch == 1
         assert await scene.reasons(key) == [None]
 
-    async def test_any_holder_may_own_any_key(self, scene: Scene) -> None:
+    async def test_any_holder_may_own_any_key(self, scene: StoreCase) -> None:
         """Neither a member of another group nor a holder of no group is shut out."""
         keys = await scene.declared("x", "y")
         other = await scene.member("other", group=scene.group + "2")
@@ -488,7 +488,7 @@ class ReleaseContract(ContractBase):
     """How they give them back."""
 
     @pytest.mark.spec("L5")
-    async def test_release_makes_it_available_at_once(self, scene: Scene) -> None:
+    async def test_release_makes_it_available_at_once(self, scene: StoreCase) -> None:
         """The epoch stays; the next owner raises it."""
         lease, ownership = await scene.owned()
         assert list(await scene.store.release([ownership])) == [ownership.key]
@@ -500,7 +500,7 @@ class ReleaseContract(ContractBase):
         assert list(await scene.store.release([])) == []
         await scene.store.renew(lease)
 
-    async def test_release_again_is_answered_again(self, scene: Scene) -> None:
+    async def test_release_again_is_answered_again(self, scene: StoreCase) -> None:
         """It was ended by it before."""
         _, ownership = await scene.owned()
         await scene.store.release([ownership])
@@ -508,7 +508,7 @@ class ReleaseContract(ContractBase):
         assert list(await scene.store.release([ownership])) == [ownership.key]
         assert_unchanged(before, await scene.picture())
 
-    async def test_release_again_leaves_the_next_owner_alone(self, scene: Scene) -> None:
+    async def test_release_again_leaves_the_next_owner_alone(self, scene: StoreCase) -> None:
         """It names its epoch; and the answer is still that it was ended by it."""
         _, ownership = await scene.owned()
         await scene.store.release([ownership])
@@ -519,7 +519,7 @@ class ReleaseContract(ContractBase):
         assert list(again) == [ownership.key]
 
     @pytest.mark.spec("L5", "L7")
-    async def test_release_of_several_that_time_has_ended(self, scene: Scene) -> None:
+    async def test_release_of_several_that_time_has_ended(self, scene: StoreCase) -> None:
         """All of them are over, in whatever order they are named, and however often."""
         keys = await scene.declared("a", "b")
         lease = await scene.member("owner", units=1)
@@ -529,7 +529,7 @@ class ReleaseContract(ContractBase):
             assert list(await scene.store.release(owned)) == keys
         assert [(await scene.reasons(key))[0] for key in keys] == [EndReason.EXPIRED] * 2
 
-    async def test_release_needs_the_proof(self, scene: Scene) -> None:
+    async def test_release_needs_the_proof(self, scene: StoreCase) -> None:
         """A wrong token, epoch or holder releases nothing, whatever else is in the batch."""
         _, ownership = await scene.owned("k")
         _, mine = await scene.owned("mine")

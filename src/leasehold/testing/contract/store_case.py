@@ -1,6 +1,6 @@
 """What the tests have in common: members and keys with names of their own, and pictures of them.
 
-A ``Picture`` is all that a group shows to the world. Two pictures are compared to prove that a
+A ``GroupPicture`` is all that a group shows to the world. Two pictures are compared to prove that a
 refusal changed nothing, or that two ways lead to the same end.
 """
 
@@ -17,22 +17,22 @@ import pytest
 from leasehold.clock import new_suffix
 from leasehold.errors import LeaseLost
 from leasehold.model import (
+    CheckpointWrite,
     EndReason,
     HandOver,
+    KeyClaim,
     Lease,
-    Mark,
     MemberInfo,
     Note,
     Ownership,
     Position,
     State,
-    Wanted,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
-    from leasehold.model import Checkpoint, Peer, Resource, Term
+    from leasehold.model import Checkpoint, MemberRecord, Resource, Term
     from leasehold.ports import Store
     from leasehold.testing.contract.harness import Harness
 
@@ -45,16 +45,16 @@ _ENDED_BY_TIME = {State.EXPIRED: EndReason.EXPIRED, State.BROKEN: EndReason.BROK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class GroupPicture:
     """All that a group shows, without the times that run by themselves."""
 
     resources: Mapping[str, Resource]
-    peers: Mapping[str, Peer]
+    peers: Mapping[str, MemberRecord]
     terms: Mapping[str, tuple[Term, ...]]
     checkpoints: Mapping[str, Checkpoint]
     fenced: int
 
-    def tidied(self, keys: Iterable[str]) -> Picture:
+    def tidied(self, keys: Iterable[str]) -> GroupPicture:
         """The same after a store has written down what time has ended at ``keys``."""
         resources, terms = dict(self.resources), dict(self.terms)
         for key in keys:
@@ -85,14 +85,14 @@ class Picture:
         return pformat(bare, width=200).replace(suffix, "").splitlines()
 
 
-def assert_unchanged(before: Picture, after: Picture) -> None:
+def assert_unchanged(before: GroupPicture, after: GroupPicture) -> None:
     """Nothing but what time itself has ended may differ, and that only by being written down."""
     ended = [key for key, each in before.resources.items() if each.state in _ENDED_BY_TIME]
     assert after.tidied(ended) == before.tidied(ended)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class StoreCase:
     """A store with a group of the test's own in it."""
 
     store: Store
@@ -160,9 +160,9 @@ class Scene:
         """The key as it is now."""
         return (await self.store.resources(key.rpartition("/")[0]))[key]
 
-    async def wanted(self, key: str) -> Wanted:
+    async def wanted(self, key: str) -> KeyClaim:
         """The key with the epoch it has now."""
-        return Wanted(key=key, seen_epoch=(await self.resource(key)).epoch)
+        return KeyClaim(key=key, seen_epoch=(await self.resource(key)).epoch)
 
     async def claim(self, lease: Lease, *keys: str, force: bool = False) -> list[Ownership]:
         """Claim the keys as they are seen now."""
@@ -191,7 +191,9 @@ class Scene:
     async def mark(self, ownership: Ownership, sequence_number: int) -> str | None:
         """Write a checkpoint; the reason if it was refused."""
         position = Position(sequence_number=sequence_number, offset=f"at {sequence_number}")
-        refused = await self.store.checkpoint([Mark(ownership=ownership, position=position)])
+        refused = await self.store.checkpoint(
+            [CheckpointWrite(ownership=ownership, position=position)]
+        )
         return refused[ownership.key].value if refused else None
 
     async def annotate(self, ownership: Ownership, text: str) -> bool:
@@ -207,12 +209,12 @@ class Scene:
         terms = await self.store.history(key, limit=100)
         return [term.reason for term in reversed(terms)]
 
-    async def picture(self) -> Picture:
+    async def picture(self) -> GroupPicture:
         """The scene's group as it is now."""
         resources = await self.store.resources(self.group)
         peers = await self.store.peers(self.group)
         keys = sorted({*self._keys, *resources})
-        return Picture(
+        return GroupPicture(
             resources={key: replace(resources[key], breaking_s=None) for key in sorted(resources)},
             peers={name: replace(peers[name], remaining_s=0.0) for name in sorted(peers)},
             terms={key: tuple(await self.store.history(key, limit=100)) for key in keys},
@@ -220,9 +222,9 @@ class Scene:
             fenced=await self.store.fenced_writes(self.group),
         )
 
-    def twin(self) -> Scene:
+    def twin(self) -> StoreCase:
         """Another scene in the same store, with other names."""
-        return Scene(self.store, self.harness, new_suffix())
+        return StoreCase(self.store, self.harness, new_suffix())
 
 
 def forged(ownership: Ownership) -> Ownership:
@@ -230,7 +232,7 @@ def forged(ownership: Ownership) -> Ownership:
     return replace(ownership, token=GUESS)
 
 
-async def lost(scene: Scene, lease: Lease) -> str | None:
+async def lost(scene: StoreCase, lease: Lease) -> str | None:
     """The reason if the lease can not be renewed; None if it was."""
     try:
         await scene.store.renew(lease)
@@ -250,7 +252,7 @@ class ContractBase:
         raise NotImplementedError("give your subclass of StoreContract a fixture called harness")
 
     @pytest.fixture
-    async def scene(self, harness: Harness) -> AsyncIterator[Scene]:
+    async def scene(self, harness: Harness) -> AsyncIterator[StoreCase]:
         """The store, opened, and names that no other test has."""
         async with harness.open() as store:
-            yield Scene(store, harness, new_suffix())
+            yield StoreCase(store, harness, new_suffix())

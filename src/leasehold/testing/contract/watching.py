@@ -15,15 +15,15 @@ import anyio.lowlevel
 import pytest
 
 from leasehold.errors import LeaseLost, StoreUnavailable, UnknownResource
-from leasehold.lease.group_state import View
-from leasehold.model import Changes, EndReason, MemberInfo, Ownership, Position, State, Wanted
-from leasehold.testing.contract.store_case import ContractBase, Scene
-from leasehold.testing.faults import LosingStore, Lost
+from leasehold.lease.group_state import GroupState
+from leasehold.model import Changes, EndReason, KeyClaim, MemberInfo, Ownership, Position, State
+from leasehold.testing.contract.store_case import ContractBase, StoreCase
+from leasehold.testing.faults import FaultyStore, Lost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from leasehold.model import Lease, Peer, Resource
+    from leasehold.model import Lease, MemberRecord, Resource
     from leasehold.ports import Store
 
 _KEYS = 5
@@ -55,14 +55,14 @@ _WEIGHTS = {
 class Life:
     """Steps are taken blindly: many are refused, and refusals are part of life."""
 
-    scene: Scene
+    scene: StoreCase
     rng: Random
     keys: list[str]
     leases: list[Lease] = field(default_factory=list)
     ownerships: list[Ownership] = field(default_factory=list)
 
     @classmethod
-    async def begun(cls, scene: Scene, rng: Random) -> Life:
+    async def begun(cls, scene: StoreCase, rng: Random) -> Life:
         """Some keys and a first member."""
         keys = await scene.declared(*map(str, range(_KEYS)))
         life = cls(scene, rng, keys)
@@ -89,7 +89,7 @@ class Life:
 
     async def _claim(self, *, force: bool = False) -> None:
         wanted = [
-            Wanted(key=each.key, seen_epoch=each.epoch, note=self.rng.choice(["", "begun"]))
+            KeyClaim(key=each.key, seen_epoch=each.epoch, note=self.rng.choice(["", "begun"]))
             for each in await self._some_keys()
         ]
         taken = await self.scene.store.claim(self._somebody(), wanted, force=force)
@@ -118,7 +118,7 @@ class Life:
 
     async def _ask(self) -> None:
         for each in await self._some_keys():
-            wanted = Wanted(key=each.key, seen_epoch=each.epoch)
+            wanted = KeyClaim(key=each.key, seen_epoch=each.epoch)
             await self.scene.store.ask(self._somebody(), wanted)
 
     async def _break_(self) -> None:
@@ -172,7 +172,7 @@ _STEPS = 60
 class WatchContract(ContractBase):
     """``renew`` as the only way to learn."""
 
-    async def test_from_nothing_it_tells_everything(self, scene: Scene) -> None:
+    async def test_from_nothing_it_tells_everything(self, scene: StoreCase) -> None:
         """All keys, owned or not, and all members, owners or not."""
         owner, ownership = await scene.owned()
         (free,) = await scene.declared("free")
@@ -186,7 +186,7 @@ class WatchContract(ContractBase):
         assert all(each.alive for each in changes.peers)
 
     @pytest.mark.spec("B1")
-    async def test_a_quiet_group_has_nothing_to_tell(self, scene: Scene) -> None:
+    async def test_a_quiet_group_has_nothing_to_tell(self, scene: StoreCase) -> None:
         """However often one asks, and though everybody renews."""
         owner, _ = await scene.owned()
         watcher = await scene.member("watcher")
@@ -199,7 +199,7 @@ class WatchContract(ContractBase):
         await scene.store.renew(watcher, since=version, info=MemberInfo(host="watcher"))
         assert _nothing(await scene.store.renew(watcher, since=version))
 
-    async def test_refusals_wake_nobody(self, scene: Scene) -> None:
+    async def test_refusals_wake_nobody(self, scene: StoreCase) -> None:
         """What changes nothing is nothing to tell."""
         _, ownership = await scene.owned()
         watcher = await scene.member("watcher")
@@ -212,7 +212,7 @@ class WatchContract(ContractBase):
         await scene.store.declare([ownership.key])
         assert _nothing(await scene.store.renew(watcher, since=version))
 
-    async def test_only_what_is_newer_than_since(self, scene: Scene) -> None:
+    async def test_only_what_is_newer_than_since(self, scene: StoreCase) -> None:
         """The same ``since`` gets the same news again, until the watcher moves on."""
         keys = await scene.declared("x", "y")
         watcher, owner = await scene.member("watcher"), await scene.member("owner")
@@ -227,7 +227,7 @@ class WatchContract(ContractBase):
         changes = await scene.store.renew(watcher, since=changes.version)
         assert [each.key for each in changes.resources] == [keys[1]]
 
-    async def test_versions_are_newer_than_what_was_known(self, scene: Scene) -> None:
+    async def test_versions_are_newer_than_what_was_known(self, scene: StoreCase) -> None:
         """Each change of a key or a member has a higher version than all before it."""
         watcher, (key,) = await scene.member("watcher"), await scene.declared("k")
         seen = [(await scene.store.renew(watcher)).version]
@@ -239,14 +239,14 @@ class WatchContract(ContractBase):
         assert seen == sorted(set(seen))
         assert (await scene.store.renew(watcher)).version >= seen[-1]
 
-    async def test_a_since_from_the_future_gets_nothing(self, scene: Scene) -> None:
+    async def test_a_since_from_the_future_gets_nothing(self, scene: StoreCase) -> None:
         """It asks for what has not happened."""
         await scene.owned()
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
         assert _nothing(await scene.store.renew(watcher, since=version + 10**6))
 
-    async def test_members_come_and_go(self, scene: Scene) -> None:
+    async def test_members_come_and_go(self, scene: StoreCase) -> None:
         """With or without keys; and their words about themselves are passed on."""
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
@@ -261,7 +261,7 @@ class WatchContract(ContractBase):
         assert [(each.holder, each.alive) for each in changes.peers] == [(other.holder, False)]
 
     @pytest.mark.spec("P3")
-    async def test_the_next_renewal_of_anybody_ends_the_expired(self, scene: Scene) -> None:
+    async def test_the_next_renewal_of_anybody_ends_the_expired(self, scene: StoreCase) -> None:
         """The member is reported dead and its keys free, to every watcher."""
         watchers = [await scene.member(name) for name in ("first", "second")]
         dying, ownership = await scene.owned(units=1)
@@ -275,7 +275,7 @@ class WatchContract(ContractBase):
             ]
         assert await scene.reasons(ownership.key) == [EndReason.EXPIRED]
 
-    async def test_forgotten_keys_are_told_as_such(self, scene: Scene) -> None:
+    async def test_forgotten_keys_are_told_as_such(self, scene: StoreCase) -> None:
         """A watcher has to take them out of its picture."""
         (key,) = await scene.declared("k")
         watcher = await scene.member("watcher")
@@ -287,7 +287,7 @@ class WatchContract(ContractBase):
         changes = await scene.store.renew(watcher, since=changes.version)
         assert [(each.key, each.forgotten) for each in changes.resources] == [(key, False)]
 
-    async def test_own_ends_are_told_until_they_are_heard(self, scene: Scene) -> None:
+    async def test_own_ends_are_told_until_they_are_heard(self, scene: StoreCase) -> None:
         """With the reason; again for the same ``since``, and no more after it."""
         owner, ownership = await scene.owned()
         version = (await scene.store.renew(owner)).version
@@ -297,7 +297,7 @@ class WatchContract(ContractBase):
         assert (await scene.store.renew(owner, since=version)).ended == changes.ended
         assert (await scene.store.renew(owner, since=changes.version)).ended == ()
 
-    async def test_groups_do_not_hear_each_other(self, scene: Scene) -> None:
+    async def test_groups_do_not_hear_each_other(self, scene: StoreCase) -> None:
         """What happens elsewhere is no news here."""
         twin = scene.twin()
         watcher = await scene.member("watcher")
@@ -308,7 +308,7 @@ class WatchContract(ContractBase):
         assert not {*await scene.store.peers(scene.group)} & {*await scene.store.peers(twin.group)}
         assert not await scene.store.resources(scene.group)
 
-    async def test_a_holder_of_no_group_hears_of_its_own_keys(self, scene: Scene) -> None:
+    async def test_a_holder_of_no_group_hears_of_its_own_keys(self, scene: StoreCase) -> None:
         """It watches nobody, is seen by nobody, and still learns what it lost."""
         (key,) = await scene.declared("k")
         alone = await scene.member("alone", group="")
@@ -325,7 +325,7 @@ class WatchContract(ContractBase):
         assert [term.reason for term in changes.ended] == [EndReason.BROKEN]
         assert alone.holder not in await scene.store.peers(scene.group)
 
-    async def test_keys_of_an_outsider_that_ran_out_are_told(self, scene: Scene) -> None:
+    async def test_keys_of_an_outsider_that_ran_out_are_told(self, scene: StoreCase) -> None:
         """Its group is another or none: the key is of this one, and nobody else would look."""
         keys = await scene.declared("x", "y")
         watcher = await scene.member("watcher")
@@ -340,21 +340,23 @@ class WatchContract(ContractBase):
 
     @pytest.mark.spec("B1", "P3")
     @pytest.mark.parametrize("seed", range(6))
-    async def test_who_replays_all_answers_knows_everything(self, scene: Scene, seed: int) -> None:
+    async def test_who_replays_all_answers_knows_everything(
+        self, scene: StoreCase, seed: int
+    ) -> None:
         """After any life of the group, and whichever answers got lost on the way."""
         for number in range(scene.harness.lives):
             await _live_and_listen(scene.twin(), Random(100 * seed + number))
 
-    async def test_no_change_is_missed_among_many_at_once(self, scene: Scene) -> None:
+    async def test_no_change_is_missed_among_many_at_once(self, scene: StoreCase) -> None:
         """Whoever writes at the same time: a version once told is never filled in later."""
         keys = await scene.declared(*map(str, range(4)))
-        watcher, view = await scene.member("watcher"), View()
+        watcher, view = await scene.member("watcher"), GroupState()
         busy = len(keys)
 
         async def work(key: str) -> None:
             nonlocal busy
             async with scene.harness.open() as store:
-                mine = Scene(store, scene.harness, scene.suffix)
+                mine = StoreCase(store, scene.harness, scene.suffix)
                 lease = await mine.member(f"worker {key[-1]} ")
                 for _ in range(15):
                     await store.release([await mine.own(lease, key)])
@@ -375,26 +377,26 @@ def _nothing(changes: Changes) -> bool:
     return (changes.resources, changes.peers, changes.ended) == ((), (), ())
 
 
-async def _live_and_listen(scene: Scene, rng: Random) -> None:
-    losing = LosingStore(scene.store, lambda _: Lost.ANSWER if rng.random() < 0.3 else None)
-    life, view, watcher = await Life.begun(scene, rng), View(), await scene.member("watcher")
+async def _live_and_listen(scene: StoreCase, rng: Random) -> None:
+    losing = FaultyStore(scene.store, lambda _: Lost.ANSWER if rng.random() < 0.3 else None)
+    life, view, watcher = await Life.begun(scene, rng), GroupState(), await scene.member("watcher")
     for _ in range(_STEPS):
         await life.step()
         if rng.random() < 0.5:
             await _listen(losing.as_store, watcher, view)
     await _assert_knows(scene, watcher, view)
-    late = View()
+    late = GroupState()
     await _assert_knows(scene, watcher, late)
 
 
-async def _listen(store: Store, watcher: Lease, view: View) -> None:
+async def _listen(store: Store, watcher: Lease, view: GroupState) -> None:
     try:
         view.apply(await store.renew(watcher, since=view.version))
     except StoreUnavailable:
         return
 
 
-async def _assert_knows(scene: Scene, watcher: Lease, view: View) -> None:
+async def _assert_knows(scene: StoreCase, watcher: Lease, view: GroupState) -> None:
     told, shown = await _told_and_shown(scene, watcher, view)
     # By real time something may run out between the two: then the next answer tells it.
     for _ in range(0 if scene.harness.exact else 5):
@@ -403,7 +405,9 @@ async def _assert_knows(scene: Scene, watcher: Lease, view: View) -> None:
     assert told == shown
 
 
-async def _told_and_shown(scene: Scene, watcher: Lease, view: View) -> tuple[object, object]:
+async def _told_and_shown(
+    scene: StoreCase, watcher: Lease, view: GroupState
+) -> tuple[object, object]:
     """What the watcher knows after one more answer, and what anybody can read."""
     await _listen(scene.store, watcher, view)
     resources = await scene.store.resources(scene.group)
@@ -413,8 +417,8 @@ async def _told_and_shown(scene: Scene, watcher: Lease, view: View) -> tuple[obj
 
 
 def _bare(
-    resources: Iterable[Resource], peers: Iterable[Peer]
-) -> tuple[dict[str, Resource], dict[str, Peer]]:
+    resources: Iterable[Resource], peers: Iterable[MemberRecord]
+) -> tuple[dict[str, Resource], dict[str, MemberRecord]]:
     """Without the times that run by themselves."""
     return (
         {each.key: replace(each, breaking_s=None) for each in resources},

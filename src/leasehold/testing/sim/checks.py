@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from leasehold.model import EndReason, Lease, Mark, MarkRefusal, Ownership, Position
+    from leasehold.model import CheckpointWrite, EndReason, Lease, Ownership, Position, Refusal
     from leasehold.stores.rows import LeaseRow, ResourceRow
     from leasehold.testing.sim.host import Host
 
@@ -54,7 +54,7 @@ class Checks:
         self.changes: list[Change] = []
         self.term_began: Callable[[str, int], None] = lambda _key, _epoch: None
         self.term_ended: Callable[[str], None] = lambda _key: None
-        self.accepted: Callable[[Mark], None] = lambda _mark: None
+        self.accepted: Callable[[CheckpointWrite], None] = lambda _mark: None
         self.writes_accepted = 0
         self.writes_refused = 0
         self.double_s = 0.0
@@ -126,7 +126,7 @@ class Checks:
         self.epoch_begins(key, epoch)
         self._written.pop(key, None)
 
-    def write_accepted(self, mark: Mark) -> None:
+    def write_accepted(self, mark: CheckpointWrite) -> None:
         """No write by an older epoch is accepted once there was a newer one, and none goes back."""
         key, epoch, position = mark.ownership.key, mark.ownership.epoch, mark.position
         now = self._epochs.get(key, 0)
@@ -191,8 +191,8 @@ class CheckedRegistry(Registry):
         return held and self._proves(row, ownership)
 
     def checkpoint(
-        self, marks: Sequence[Mark], now: float, wall: datetime
-    ) -> Mapping[str, MarkRefusal]:
+        self, marks: Sequence[CheckpointWrite], now: float, wall: datetime
+    ) -> Mapping[str, Refusal]:
         """Write, and note what was accepted."""
         refused = super().checkpoint(marks, now, wall)
         for mark in marks:
@@ -207,7 +207,7 @@ class CheckedRegistry(Registry):
 
 
 @dataclass(slots=True, kw_only=True)
-class _Term:
+class _KeyTerm:
     """One ownership of one key. ``done``: the last event handled; ``effect``: that is outside."""
 
     key: str
@@ -232,7 +232,7 @@ class Deliveries:
         self.orderly = 0
         self.tell: Callable[[str], None] | None = None
         self._checks = checks
-        self._terms: dict[tuple[str, int], _Term] = {}
+        self._terms: dict[tuple[str, int], _KeyTerm] = {}
         self._outside: dict[str, bytearray] = {}
         self._prefix: dict[str, int] = {}
         self._newest: dict[str, int] = {}
@@ -246,9 +246,9 @@ class Deliveries:
 
     def term_began(self, key: str, epoch: int, stored: int) -> None:
         """A term began in the store: from now on only its owner moves the checkpoint."""
-        self._terms[key, epoch] = _Term(key=key, epoch=epoch, done=stored, effect=stored)
+        self._terms[key, epoch] = _KeyTerm(key=key, epoch=epoch, done=stored, effect=stored)
 
-    def accepted(self, mark: Mark) -> None:
+    def accepted(self, mark: CheckpointWrite) -> None:
         """The store has accepted a checkpoint."""
         key, epoch = mark.ownership.key, mark.ownership.epoch
         number = mark.position.sequence_number
@@ -332,7 +332,7 @@ class Deliveries:
 
     # --------------------------------------------------------------- parts
 
-    def _in_order(self, term: _Term, first: int) -> None:
+    def _in_order(self, term: _KeyTerm, first: int) -> None:
         if not term.used:
             if first != term.done + 1:
                 self._broken(

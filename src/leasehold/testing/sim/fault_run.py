@@ -18,8 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.core.balance import Snapshot, least_moves
-from leasehold.core.lease_timing import Timing
-from leasehold.model import Wanted
+from leasehold.core.lease_timing import LeaseTiming
+from leasehold.model import KeyClaim
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import CALM, stormy
 from leasehold.testing.sim.loop import run_simulated
@@ -70,7 +70,7 @@ async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
     setting = replace(
         world.setting,
         partitions=rng.randint(1, 24),
-        timing=Timing.of(lease=timedelta(seconds=lease_s)),
+        timing=LeaseTiming.of(lease=timedelta(seconds=lease_s)),
         rates=stormy(rng),
     )
     world = World(setting, tell=tell)
@@ -168,7 +168,7 @@ def _ask(world: World, rng: random.Random) -> None:
     resource = registry.resources(world.group, server.now())[rng.choice(world.keys)]
     lease = registry.lease_of(rng.choice(sorted(registry.peers(world.group, server.now()) or [""])))
     if lease is not None:
-        want = Wanted(key=resource.key, seen_epoch=resource.epoch)
+        want = KeyClaim(key=resource.key, seen_epoch=resource.epoch)
         registry.ask(lease, want, server.now(), server.wall())
 
 

@@ -40,7 +40,7 @@ class Host:
         self.rng = rng
         self.running = True
         self.member: Member | None = None
-        self.keeper: HostKeeper | None = None
+        self.keeper: HostKeyHandler | None = None
         self.task: asyncio.Task[None] | None = None
         self.clock_rate = 1.0 + rng.uniform(-error, error)
         # Nobody's clock shows the same time, and none is right.
@@ -132,7 +132,7 @@ class HostClock:
         return result
 
 
-class HostKeeper:
+class HostKeyHandler:
     """Work on keys that takes some time to stop, and notes what it was told."""
 
     def __init__(self, host: Host, notice: Callable[[Host, str, Ownership, str], None]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from leasehold.testing.sim.scenario import Run
+    from leasehold.testing.sim.scenario import ScenarioRun
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MARGIN_S = 3.0
@@ -24,12 +24,12 @@ def host_of(holder: str) -> str:
     return holder.rsplit("-", 2)[0]
 
 
-def window(run: Run) -> tuple[float, float]:
+def window(run: ScenarioRun) -> tuple[float, float]:
     """The seconds worth looking at."""
     return max(0.0, run.began_s - _MARGIN_S), run.ended_s + _MARGIN_S
 
 
-def sparklines(run: Run, *, columns: int) -> list[tuple[str, str, int]]:
+def sparklines(run: ScenarioRun, *, columns: int) -> list[tuple[str, str, int]]:
     """For each host: its name, how much it owned over time, and how much at the end."""
     began_s, ended_s = window(run)
     step_s = (ended_s - began_s) / columns
@@ -44,7 +44,7 @@ def sparklines(run: Run, *, columns: int) -> list[tuple[str, str, int]]:
     return [*lines, ("no owner", _line(counts[""], most), counts[""][-1])]
 
 
-def svg(run: Run) -> str:
+def svg(run: ScenarioRun) -> str:
     """One lane per key, coloured by owner; white where nobody owned it."""
     began_s, ended_s = window(run)
     scale = (_SVG_WIDTH - _LEFT - 10) / (ended_s - began_s)
@@ -71,7 +71,7 @@ def svg(run: Run) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _title(run: Run) -> str:
+def _title(run: ScenarioRun) -> str:
     m = run.measured
     return (
         f"{m.scenario}: {m.hosts} hosts, {m.partitions} partitions, {m.strategy}, seed {m.seed} "
@@ -104,7 +104,7 @@ def _legend(hosts: Sequence[str], colour: dict[str, str]) -> Iterator[str]:
         yield f'<text x="{x + 16:.1f}" y="{y + 1}">{escape(host)}</text>'
 
 
-def _spells(run: Run) -> Iterator[tuple[str, str, float, float]]:
+def _spells(run: ScenarioRun) -> Iterator[tuple[str, str, float, float]]:
     """Key, host ("" for nobody), from, until: every spell of every key."""
     story: dict[str, list[tuple[float, str]]] = {key: [(0.0, "")] for key in run.keys}
     for change in run.changes:

@@ -28,18 +28,18 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from leasehold.core.backoff import Ladder
+from leasehold.core.backoff import Backoff
 from leasehold.core.checkpoint_policy import CheckpointPolicy
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.core.poison_policy import PoisonPolicy
 from leasehold.errors import CheckpointBehind
 from leasehold.names import last_part, partition_key
-from leasehold.processor.events import Board, HandlerFailed, HookEvent
+from leasehold.processor.events import EventBus, HandlerFailed, HookEvent
 from leasehold.processor.handlers import Handlers
-from leasehold.processor.lease_thread import LeaseSide
-from leasehold.processor.options import Options
-from leasehold.processor.pump_manager import Floor
-from leasehold.runtime.loop_thread import OneLoop
+from leasehold.processor.lease_thread import LeaseThread
+from leasehold.processor.options import ProcessorOptions
+from leasehold.processor.pump_manager import PumpManager
+from leasehold.runtime.loop_thread import SameLoop
 from leasehold.testing.sim.checks import Deliveries, InvariantBroken
 from leasehold.testing.sim.fault_run import balanced_soon, calm, one_change, settled, storm
 from leasehold.testing.sim.faults import CALM_WORK, WorkRates, stormy, stormy_work
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from leasehold.events.event import Event, EventBatch
-    from leasehold.model import Mark, Ownership
+    from leasehold.model import CheckpointWrite, Ownership
     from leasehold.processor.context import PartitionContext
     from leasehold.testing.sim.host import Host
 
@@ -183,7 +183,7 @@ class SimHandler:
 
 
 _A_MOMENT_S = 1.0
-_RETRIES = PoisonPolicy.retry(pauses=Ladder(base_s=0.3, most_s=3.0))
+_RETRIES = PoisonPolicy.retry(pauses=Backoff(base_s=0.3, most_s=3.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class PumpWorld(World):
         self.deliveries.tell = self.tell if tell is not None else None
         self.sink = FencedSink(self.deliveries)
         self.log = SimLog("stream", [last_part(key) for key in self.keys])
-        self.floors: dict[str, Floor] = {}
+        self.floors: dict[str, PumpManager] = {}
         self.producing = True
         self.told: Counter[str] = Counter()
         self._pumps = setting
@@ -261,7 +261,7 @@ class PumpWorld(World):
                 self.checks.broken.append(f"{name}: epoch {epoch} of {key} {what}")
         self.checks.raise_if_broken()
 
-    def _out_of_step(self, host: Host, floor: Floor) -> list[tuple[str, str, int, str]]:
+    def _out_of_step(self, host: Host, floor: PumpManager) -> list[tuple[str, str, int, str]]:
         pumps = {(o.key, o.epoch) for o in (pump.tenure.ownership for pump in floor.pumps)}
         held = {(o.key, o.epoch) for o in host.believed()}
         return [
@@ -289,7 +289,7 @@ class PumpWorld(World):
         """Put a processor on the host, both of its sides in one loop."""
         setting = self._pumps
         give_up_s = setting.give_up_after_s
-        options = Options(
+        options = ProcessorOptions(
             strategy=setting.strategy,
             timing=setting.timing,
             weight=weight,
@@ -302,8 +302,8 @@ class PumpWorld(World):
             stall_after=timedelta(seconds=setting.stall_after_s),
             give_up_after=None if give_up_s is None else timedelta(seconds=give_up_s),
         )
-        clock, bridge = HostClock(host), OneLoop()
-        board = Board([lambda event: self._told(host, event)])
+        clock, bridge = HostClock(host), SameLoop()
+        board = EventBus([lambda event: self._told(host, event)])
         lease_side = _Watched(
             self,
             host,
@@ -319,7 +319,7 @@ class PumpWorld(World):
             identity=host.new_identity,
         )
         handler = SimHandler(host, clock, self.sink, self.deliveries, lambda: self.work)
-        lease_side.floor = self.floors[host.name] = Floor(
+        lease_side.floor = self.floors[host.name] = PumpManager(
             SimSource(self.log, host, lambda: self.work),
             lease_side,
             group="group",
@@ -335,7 +335,7 @@ class PumpWorld(World):
         host.member = lease_side.member
         return self._work(host, lease_side)
 
-    async def _work(self, host: Host, lease_side: LeaseSide) -> None:
+    async def _work(self, host: Host, lease_side: LeaseThread) -> None:
         await host.gate()
         floor = asyncio.create_task(lease_side.floor.run())
         try:
@@ -380,7 +380,7 @@ class PumpWorld(World):
     def _term_began(self, key: str, epoch: int) -> None:
         self.deliveries.term_began(key, epoch, self.registry.stored(key))
 
-    def _accepted(self, mark: Mark) -> None:
+    def _accepted(self, mark: CheckpointWrite) -> None:
         self.deliveries.accepted(mark)
 
     def drained(self, ownership: Ownership) -> None:
@@ -388,7 +388,7 @@ class PumpWorld(World):
         self.deliveries.drained(ownership, self.registry.stored(ownership.key))
 
 
-class _Watched(LeaseSide):
+class _Watched(LeaseThread):
     """The real lease side, with the world looking on."""
 
     def __init__(self, world: PumpWorld, host: Host, store: SimStore, **how: Any) -> None:
@@ -460,7 +460,7 @@ def drawn(seed: int) -> PumpSetting:
     return PumpSetting(
         seed=seed,
         partitions=rng.randint(1, 4),
-        timing=Timing.of(lease=timedelta(seconds=lease_s)),
+        timing=LeaseTiming.of(lease=timedelta(seconds=lease_s)),
         rates=replace(
             stormy(rng),
             # So late that a checkpoint may come when its term is over.

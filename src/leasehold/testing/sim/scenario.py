@@ -69,7 +69,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ScenarioRun:
     """The numbers, and the whole story for a picture: who had which key, and when."""
 
     measured: Measured
@@ -95,7 +95,7 @@ def run_scenario(
     strategy: Strategy = Strategy.EVEN,
     seed: int = 0,
     tick: Callable[[], None] = lambda: None,
-) -> Run:
+) -> ScenarioRun:
     """Run one scenario in simulated time; ``tick`` is called after each step.
 
     Raises:
@@ -108,10 +108,10 @@ def run_scenario(
         rates=_LAN,
         writes=False,
     )
-    return run_simulated(_Stage(setting, hosts, tick).play(scenario))
+    return run_simulated(_ScenarioWorld(setting, hosts, tick).play(scenario))
 
 
-class _Stage:
+class _ScenarioWorld:
     """A world with its counters."""
 
     def __init__(self, setting: Setting, hosts: int, tick: Callable[[], None]) -> None:
@@ -120,7 +120,7 @@ class _Stage:
         self._tick = tick
         self._count = _Count()
 
-    async def play(self, scenario: Scenario) -> Run:
+    async def play(self, scenario: Scenario) -> ScenarioRun:
         world = self._world = World(self._setting)
         interval_s = self._setting.timing.renew_s
         for _ in range(self._hosts):
@@ -152,7 +152,7 @@ class _Stage:
             seed=self._setting.seed,
         )
         await world.end()
-        return Run(
+        return ScenarioRun(
             measured=measured,
             keys=world.keys,
             hosts=[host.name for host in world.hosts],

@@ -10,10 +10,10 @@ import asyncio
 from functools import cache
 from typing import TYPE_CHECKING
 
-from leasehold.errors import BeyondEnd, Stolen
+from leasehold.errors import BeyondEnd, ReaderDisplaced
 from leasehold.events.event import EventBatch
 from leasehold.events.source import PartitionEnds
-from leasehold.events.start import Kind, Start
+from leasehold.events.start import Start, StartKind
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.source import MemorySource
 
@@ -68,7 +68,7 @@ class SimLog:
         """
         epoch = self.claims[receiver.partition][0] if receiver.partition in self.claims else 0
         if epoch > receiver.epoch:
-            raise Stolen(f"epoch {epoch} reads {receiver.partition}", epoch=receiver.epoch)
+            raise ReaderDisplaced(f"epoch {epoch} reads {receiver.partition}", epoch=receiver.epoch)
         self.claims[receiver.partition] = (receiver.epoch, receiver)
         self.ring(receiver.partition)
 
@@ -104,7 +104,7 @@ class SimSource:
         del group, name
         await self.travel()
         end = self._log.next[partition]
-        position = start.value if start.kind is Kind.SEQUENCE else 0
+        position = start.value if start.kind is StartKind.SEQUENCE else 0
         if position > end:
             raise BeyondEnd(f"event {position} lies beyond the end, {end}", end=end)
         receiver = SimReceiver(self, self._log, partition, epoch=epoch, position=position)
@@ -155,7 +155,7 @@ class SimReceiver:
         while True:
             epoch, receiver = self._log.claims[self.partition]
             if receiver is not self:
-                raise Stolen(f"epoch {epoch} reads {self.partition}", epoch=self.epoch)
+                raise ReaderDisplaced(f"epoch {epoch} reads {self.partition}", epoch=self.epoch)
             count = min(most_events, self._log.next[self.partition] - self.position)
             if count > 0:
                 rows = _rows().slice(self.position, count)

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from leasehold.model import (
         Changes,
         Checkpoint,
+        CheckpointWrite,
         HandOver,
+        KeyClaim,
         Lease,
-        Mark,
-        MarkRefusal,
         MemberInfo,
+        MemberRecord,
         Note,
         Ownership,
-        Peer,
         Position,
+        Refusal,
         Resource,
         Term,
-        Wanted,
     )
     from leasehold.stores.registry import Registry
     from leasehold.testing.sim.host import Host
@@ -110,7 +110,7 @@ class SimStore:
         return await self.send(lambda r: r.revoke(lease, server.now(), server.wall()))
 
     async def claim(
-        self, lease: Lease, wanted: Sequence[Wanted], *, force: bool = False
+        self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
         server = self.server
@@ -118,7 +118,7 @@ class SimStore:
             lambda r: r.claim(lease, wanted, force=force, now=server.now(), wall=server.wall())
         )
 
-    async def ask(self, lease: Lease, wanted: Wanted) -> bool:
+    async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
         server = self.server
         return await self.send(lambda r: r.ask(lease, wanted, server.now(), server.wall()))
@@ -144,7 +144,7 @@ class SimStore:
         after_s, server = limit_s(after, what="break period"), self.server
         return await self.send(lambda r: r.break_(key, epoch, after_s, server.now(), server.wall()))
 
-    async def checkpoint(self, marks: Sequence[Mark]) -> Mapping[str, MarkRefusal]:
+    async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
         """See ``Store``."""
         server = self.server
         return await self.send(lambda r: r.checkpoint(marks, server.now(), server.wall()))
@@ -182,7 +182,7 @@ class SimStore:
         """See ``Store``."""
         return await self.send(lambda r: r.resources(group, self.server.now()))
 
-    async def peers(self, group: str) -> Mapping[str, Peer]:
+    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         return await self.send(lambda r: r.peers(group, self.server.now()))
 

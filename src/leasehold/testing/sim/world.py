@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from leasehold.core.balance import Snapshot, Strategy
-from leasehold.core.lease_timing import Timing
+from leasehold.core.lease_timing import LeaseTiming
 from leasehold.errors import LeaseholdError
 from leasehold.lease.member import Member
 from leasehold.lease.options import MemberOptions
@@ -19,7 +19,7 @@ from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
 from leasehold.testing.sim.checks import Change, CheckedRegistry, Checks
 from leasehold.testing.sim.faults import CALM, FaultRates
-from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeeper
+from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeyHandler
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
 
@@ -36,7 +36,7 @@ class Setting:
     seed: int
     partitions: int
     strategy: Strategy = Strategy.EVEN
-    timing: Timing = field(default_factory=Timing)
+    timing: LeaseTiming = field(default_factory=LeaseTiming)
     rates: FaultRates = CALM
     writes: bool = True
 
@@ -187,7 +187,7 @@ class World:
             most=most,
             drain_limit=timedelta(seconds=drain_limit_s),
         )
-        host.keeper = HostKeeper(host, self.notice)
+        host.keeper = HostKeyHandler(host, self.notice)
         host.member = Member(
             SimStore(self.server, host),
             options,

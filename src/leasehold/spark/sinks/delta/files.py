@@ -200,7 +200,7 @@ class TaskFiles:
         self._by = tuple(partition_by)
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
-        self._open: dict[tuple[str | None, ...], _File] = {}
+        self._open: dict[tuple[str | None, ...], _DeltaFile] = {}
         self._done: list[DataFile] = []
         self._started: list[str] = []
 
@@ -240,14 +240,14 @@ class TaskFiles:
             if file.stream.tell() >= _FILE_BYTES:
                 self._done.append(self._open.pop(values).close())
 
-    def _start(self, values: tuple[str | None, ...], schema: pa.Schema) -> _File:
+    def _start(self, values: tuple[str | None, ...], schema: pa.Schema) -> _DeltaFile:
         cut = tuple(zip(self._by, values, strict=True))
         directory = "".join(f"{name}={_escaped(value)}/" for name, value in cut)
         path = f"{directory}{self._name}-{len(self._started)}.{_COMPRESSION}.parquet"
         self._started.append(path)
         if self._place.local is not None:
             (self._place.local / directory).mkdir(parents=True, exist_ok=True)
-        file = _File(path, cut, self._disk.open_output_stream(path), schema)
+        file = _DeltaFile(path, cut, self._disk.open_output_stream(path), schema)
         self._open[values] = file
         return file
 
@@ -256,7 +256,7 @@ class TaskFiles:
             self._done.append(self._open.pop(next(iter(self._open))).close())
 
 
-class _File:
+class _DeltaFile:
     """A Parquet file that is being written."""
 
     def __init__(

@@ -32,7 +32,7 @@ from pyspark.sql import types as t
 
 from leasehold.errors import FencedWrite, SinkChanged, SinkUnfit, StoreUnusable
 from leasehold.spark.sinks.directory import FENCES
-from leasehold.spark.sinks.port import Sunk
+from leasehold.spark.sinks.port import SinkPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -273,18 +273,20 @@ def group_id(group: str) -> str:
 
 
 def combined(
-    group: str, partition: str, version_of: Callable[[str], int | None], before: Sunk
-) -> Sunk:
+    group: str, partition: str, version_of: Callable[[str], int | None], before: SinkPosition
+) -> SinkPosition:
     """What is known of a partition: by the table, and by what was fenced ``before`` it was made."""
     position = version_of(position_id(group, partition))
     epoch = version_of(epoch_id(group, partition))
-    return Sunk(
+    return SinkPosition(
         position=before.position if position is None else _known(position),
         epoch=max(epoch or 0, before.epoch),
     )
 
 
-def transactions(group: str, places: Mapping[str, Sunk], *, epochs_only: bool) -> dict[str, int]:
+def transactions(
+    group: str, places: Mapping[str, SinkPosition], *, epochs_only: bool
+) -> dict[str, int]:
     """What to write so that the partitions stand there."""
     written = {epoch_id(group, name): place.epoch for name, place in places.items()}
     if not epochs_only:
@@ -294,7 +296,9 @@ def transactions(group: str, places: Mapping[str, Sunk], *, epochs_only: bool) -
     return written
 
 
-def refuse_older_epochs(sink: str, now: Mapping[str, Sunk], epochs: Mapping[str, int]) -> None:
+def refuse_older_epochs(
+    sink: str, now: Mapping[str, SinkPosition], epochs: Mapping[str, int]
+) -> None:
     """Let pass only those whose epochs are not below what the table knows.
 
     Raises:
@@ -313,7 +317,9 @@ def refuse_older_epochs(sink: str, now: Mapping[str, Sunk], epochs: Mapping[str,
             )
 
 
-def refuse_lost(sink: str, now: Mapping[str, Sunk], seen: Mapping[str, Sunk]) -> None:
+def refuse_lost(
+    sink: str, now: Mapping[str, SinkPosition], seen: Mapping[str, SinkPosition]
+) -> None:
     """Let pass only a table that knows at least what it has told before.
 
     Raises:
@@ -331,7 +337,7 @@ def refuse_lost(sink: str, now: Mapping[str, Sunk], seen: Mapping[str, Sunk]) ->
             )
 
 
-def done_before(sink: str, batch: Batch, now: Mapping[str, Sunk]) -> bool:
+def done_before(sink: str, batch: Batch, now: Mapping[str, SinkPosition]) -> bool:
     """Whether the batch is in the table already; False if it may be committed.
 
     Raises:
@@ -368,12 +374,12 @@ class Fences:
         """Nothing is read yet."""
         self._place = place
         self._token = token
-        self._known: dict[tuple[str, str], Sunk] = {}
+        self._known: dict[tuple[str, str], SinkPosition] = {}
         self._count: dict[tuple[str, str], int] = {}
 
-    def of(self, group: str, partition: str) -> Sunk:
+    def of(self, group: str, partition: str) -> SinkPosition:
         """What the last ``read`` found of a partition."""
-        return self._known.get((group, partition), Sunk())
+        return self._known.get((group, partition), SinkPosition())
 
     def read(self) -> None:
         """Read all files.
@@ -382,18 +388,18 @@ class Fences:
             StoreUnusable: one of them is damaged.
         """
         best: dict[tuple[str, str], tuple[int, int]] = {}
-        known: dict[tuple[str, str], Sunk] = {}
+        known: dict[tuple[str, str], SinkPosition] = {}
         for name in self._place.names(FENCES):
             if not name.endswith(_SUFFIX):
                 continue  # not finished: its writer was killed, or writes on
             key, order, position = self._one(name)
             if order >= best.get(key, (0, 0)):
                 best[key] = order
-                known[key] = Sunk(position=position, epoch=order[0])
+                known[key] = SinkPosition(position=position, epoch=order[0])
         self._known = known
         self._count = {key: count for key, (_, count) in best.items()}
 
-    def write(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def write(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Keep these from now on; a file of a lower epoch changes nothing."""
         for partition, place in places.items():
             key = (group, partition)

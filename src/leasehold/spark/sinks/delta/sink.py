@@ -38,7 +38,7 @@ from leasehold.spark.sinks.delta.rules import (
 from leasehold.spark.sinks.delta.storage import storage
 from leasehold.spark.sinks.delta.table_log import Conflict, DeltaLog
 from leasehold.spark.sinks.directory import PARQUET, make, refuse_taken, told
-from leasehold.spark.sinks.port import Staged, Sunk, Written
+from leasehold.spark.sinks.port import SinkPosition, Staged, Written
 
 if TYPE_CHECKING:
     import os
@@ -141,7 +141,7 @@ class DeltaSink:
         self._log = DeltaLog(self._place)
         self._fences = Fences(self._place, token)
         self._fences_read = False
-        self._seen: dict[tuple[str, str], Sunk] = {}
+        self._seen: dict[tuple[str, str], SinkPosition] = {}
         self._turn = threading.Lock()  # for all of the above
         self._columns: _Columns | None = None
 
@@ -177,7 +177,7 @@ class DeltaSink:
                 f"{list(self._by)}: leave partition_by out, or write to another table"
             )
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """Raise the epochs, in one commit without files; return what was known before.
 
         Raises:
@@ -193,7 +193,7 @@ class DeltaSink:
                 on = self._log.version
                 now = self._judged(group, epochs)
                 raised = {
-                    name: Sunk(epoch=epoch)
+                    name: SinkPosition(epoch=epoch)
                     for name, epoch in epochs.items()
                     if now[name].epoch <= epoch and self._epoch_in_table(group, name) < epoch
                 }
@@ -210,12 +210,14 @@ class DeltaSink:
                     except Conflict:
                         continue
                 for name, epoch in epochs.items():
-                    kept = Sunk(position=now[name].position, epoch=max(now[name].epoch, epoch))
+                    kept = SinkPosition(
+                        position=now[name].position, epoch=max(now[name].epoch, epoch)
+                    )
                     self._seen[group, name] = kept
                 return now
         raise self._crowded()
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Put positions anywhere; None: as if nothing had ever been written.
 
         It also says that whoever moves them knows of rows that were replaced as a whole.
@@ -294,7 +296,7 @@ class DeltaSink:
                 self._refuse_other_columns(inside)
                 if self._offered(inside, batch, on=on):
                     for each in batch.shares:
-                        kept = Sunk(position=each.range.end, epoch=each.epoch)
+                        kept = SinkPosition(position=each.range.end, epoch=each.epoch)
                         self._seen[batch.group, each.range.partition] = kept
                     return inside.written
         raise self._crowded()
@@ -345,23 +347,25 @@ class DeltaSink:
             self._columns = _Columns.of(self._log)
         return exists
 
-    def _fence_without_table(self, group: str, epochs: Mapping[str, int]) -> dict[str, Sunk]:
+    def _fence_without_table(
+        self, group: str, epochs: Mapping[str, int]
+    ) -> dict[str, SinkPosition]:
         self._fences.read()
         known = {name: self._fences.of(group, name) for name in epochs}
         raised = {
-            name: Sunk(position=known[name].position, epoch=epoch)
+            name: SinkPosition(position=known[name].position, epoch=epoch)
             for name, epoch in epochs.items()
             if known[name].epoch < epoch
         }
         self._keep_fences(group, raised)
         return known
 
-    def _keep_fences(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def _keep_fences(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """Of a bucket the errors stay as they are: they say more than words about users."""
         with told(self.name, "written") if self._place.local is not None else nullcontext():
             self._fences.write(group, places)
 
-    def _places(self, group: str, partitions: Mapping[str, object]) -> dict[str, Sunk]:
+    def _places(self, group: str, partitions: Mapping[str, object]) -> dict[str, SinkPosition]:
         return {
             name: places_of.combined(
                 group, name, self._log.version_of, self._fences.of(group, name)
@@ -369,7 +373,7 @@ class DeltaSink:
             for name in partitions
         }
 
-    def _judged(self, group: str, partitions: Mapping[str, object]) -> dict[str, Sunk]:
+    def _judged(self, group: str, partitions: Mapping[str, object]) -> dict[str, SinkPosition]:
         """Where they stand, in a table that is as it was left."""
         now = self._places(group, partitions)
         seen = {p: sunk for (g, p), sunk in self._seen.items() if g == group and p in now}
@@ -412,7 +416,7 @@ class DeltaSink:
     def _offered(self, inside: StagedFiles, batch: Batch, *, on: int) -> bool:
         """Try to commit; False if somebody else was first."""
         ends = {
-            each.range.partition: Sunk(position=each.range.end, epoch=each.epoch)
+            each.range.partition: SinkPosition(position=each.range.end, epoch=each.epoch)
             for each in batch.shares
         }
         made_at_ms = int(self._clock.utc_now().timestamp() * _MS)

@@ -310,7 +310,7 @@ class DeltaLog:
         self.schema = schema
         self.partition_by = tuple(metadata.partition_columns)
 
-    def _note(self, found: Entry) -> None:
+    def _note(self, found: TableVersion) -> None:
         """Keep what a version says of rows that were replaced, and of what was judged."""
         if found.ours:
             group = str(found.ours["group"])
@@ -349,7 +349,7 @@ _MS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TableVersion:
     """One version of a table.
 
     Attributes:
@@ -385,13 +385,13 @@ def file_of(version: int) -> str:
     return f"{LOG}/{version:020d}.json"
 
 
-def entry(place: Storage, version: int) -> Entry | None:
+def entry(place: Storage, version: int) -> TableVersion | None:
     """The version as its file tells it; None if the file is not there (any more)."""
     text = place.read(file_of(version))
     return None if text is None else parsed(version, text.decode("utf-8"))
 
 
-def parsed(version: int, text: str) -> Entry:
+def parsed(version: int, text: str) -> TableVersion:
     """The version from the text of its file."""
     info: dict[str, Any] = {}
     transactions: dict[str, int] = {}
@@ -402,7 +402,7 @@ def parsed(version: int, text: str) -> Entry:
         if "txn" in action:
             transactions[action["txn"]["appId"]] = int(action["txn"]["version"])
         paths.extend(action[kind]["path"] for kind in ("add", "remove") if kind in action)
-    return Entry(
+    return TableVersion(
         version=version,
         info=info,
         ours=_ours(info),
@@ -411,7 +411,7 @@ def parsed(version: int, text: str) -> Entry:
     )
 
 
-def entries(place: Storage) -> Iterator[Entry]:
+def entries(place: Storage) -> Iterator[TableVersion]:
     """All versions whose files are there, oldest first."""
     for name in place.names(LOG):
         stem, _, suffix = name.partition(".")
@@ -440,7 +440,7 @@ def mark(kind: str, group: str, *, on: int, **more: Any) -> dict[str, str]:
     return {KEY: json.dumps({"kind": kind, "group": group, "on": on, **more})}
 
 
-def commits_in(found: Entry, group: str) -> Iterator[Commit]:
+def commits_in(found: TableVersion, group: str) -> Iterator[Commit]:
     """The shares that a version has committed for a group."""
     told = found.ours
     if told.get("kind") != "commit" or told.get("group") != group:

@@ -205,7 +205,7 @@ def write_files(
     Raises:
         VolumeUnusable: the directory can not be written here.
     """
-    task = _Task(Path(directory), batch, attempt)
+    task = _TaskFiles(Path(directory), batch, attempt)
     with ExitStack() as undo:
         undo.callback(task.remove)
         for each in batches:
@@ -256,13 +256,13 @@ def _shown(value: Any) -> str:
     return quote(text, safe="")[:_LONGEST_LABEL]
 
 
-class _Task:
+class _TaskFiles:
     """The files of one attempt, those that are open and those that are done."""
 
     def __init__(self, root: Path, batch: str, attempt: str) -> None:
         self._root, self._batch, self._attempt = root, batch, attempt
-        self._open: dict[str, _File] = {}
-        self._all: list[_File] = []
+        self._open: dict[str, _ParquetFile] = {}
+        self._all: list[_ParquetFile] = []
         self._changed: set[Path] = set()
 
     def add(self, label: str, rows: pa.RecordBatch) -> None:
@@ -296,7 +296,7 @@ class _Task:
             with suppress(OSError):
                 each.path.unlink()
 
-    def _created(self, label: str, schema: pa.Schema) -> _File:
+    def _created(self, label: str, schema: pa.Schema) -> _ParquetFile:
         home = self._root / label if label else self._root
         if not home.is_dir():
             # All that are between: others may be making the same at this moment.
@@ -304,12 +304,12 @@ class _Task:
             home.mkdir(parents=True, exist_ok=True)
         self._changed.add(home)
         path = home / file_name(self._batch, self._attempt, len(self._all))
-        made = _File(path, schema)
+        made = _ParquetFile(path, schema)
         self._all.append(made)
         return made
 
 
-class _File:
+class _ParquetFile:
     """One file. Rows wait until they are worth a row group."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql import types
 from leasehold.clock import SystemClock, new_suffix, new_token
 from leasehold.errors import BatchFailed, LeaseholdError, SinkUnfit, UsageError
 from leasehold.spark import reading
-from leasehold.spark.sinks.commit_ledger import Ledger
+from leasehold.spark.sinks.commit_ledger import CommitLedger
 from leasehold.spark.sinks.directory import DELTA, refuse_taken
 from leasehold.spark.sinks.parquet.files import (
     WrittenFile,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from leasehold.clock import Clock
-    from leasehold.spark.sinks.port import Batch, Commit, Sunk
+    from leasehold.spark.sinks.port import Batch, Commit, SinkPosition
     from leasehold.stores.blocking import BlockingDatabase, Tx
 
 _PLAIN = (
@@ -160,7 +160,7 @@ _GLOB = re.compile(r"([\\{}\[\]*?])")  # what Spark would take for a pattern in 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Staged:
+class _StagedParquet:
     batch: str
     columns: StructType
     files: tuple[WrittenFile, ...]
@@ -205,7 +205,7 @@ class ParquetSink:
         self._clock = clock or SystemClock()
         self._database: BlockingDatabase | None = None
         self.name = f"parquet:{self._directory}"
-        self._ledger = Ledger(sink="", name=self.name)
+        self._ledger = CommitLedger(sink="", name=self.name)
 
     def open(self, spark: SparkSession | None = None) -> None:
         """See ``Sink``. Spark is not asked for anything; ``sweep`` needs none.
@@ -222,14 +222,14 @@ class ParquetSink:
             undo.callback(database.close)
             sink = settle(self._directory, database, without_secrets(self._store, database))
             undo.pop_all()
-        self._ledger = Ledger(sink=sink, name=self.name)
+        self._ledger = CommitLedger(sink=sink, name=self.name)
         self._database = database
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """See ``Sink``."""
         return self._opened().write(lambda tx: self._ledger.fence(tx, group, epochs))
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """See ``Sink``."""
         self._opened().write(lambda tx: self._ledger.move(tx, group, places))
 
@@ -247,7 +247,7 @@ class ParquetSink:
         rows = frame.mapInArrow(task, _ANSWER).collect()
         files = tuple(WrittenFile(path=path, rows=n, bytes=size) for path, n, size in rows)
         self._check_seen(files, batch)
-        return Staged(_Staged(batch=name, columns=held or columns, files=files))
+        return Staged(_StagedParquet(batch=name, columns=held or columns, files=files))
 
     def commit(self, staged: Staged, batch: Batch) -> Written:
         """See ``Sink``.
@@ -256,7 +256,7 @@ class ParquetSink:
             BatchFailed: its files were swept away meanwhile; stage it again.
             SinkUnfit: somebody else was first, with other columns.
         """
-        inside: _Staged = staged.inside
+        inside: _StagedParquet = staged.inside
 
         def step(tx: Tx) -> tuple[Written, bool]:
             done = self._ledger.done(tx, inside.batch, batch)
@@ -292,7 +292,7 @@ class ParquetSink:
 
     def discard(self, staged: Staged) -> None:
         """See ``Sink``. Files that turn out to be committed stay."""
-        inside: _Staged = staged.inside
+        inside: _StagedParquet = staged.inside
         with suppress(LeaseholdError, OSError):
             if self._opened().write(lambda tx: self._given_up(tx, [inside.batch])):
                 for each in inside.files:
@@ -353,7 +353,7 @@ class ParquetSink:
         tx.many("swept_put", [{"id": each, "wall": tx.wall} for each in open_ones])
         return open_ones
 
-    def _check_kept(self, tx: Tx, inside: _Staged, batch: Batch) -> None:
+    def _check_kept(self, tx: Tx, inside: _StagedParquet, batch: Batch) -> None:
         if (row := tx.one("swept_get", id=inside.batch)) is not None:
             raise BatchFailed(
                 f"the files of {batch.label} were swept away at {row[0]}, before their commit: "

@@ -33,7 +33,7 @@ _KINDS: dict[type[types.DataType], tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """A column of the table. ``kind``: as people write it; ``base``: its name in pg_type."""
 
     name: str
@@ -71,7 +71,7 @@ def check_known(schema: types.StructType, *, sink: str, key: Sequence[str]) -> N
         raise _unfit(sink, wrong)
 
 
-def check_fit(schema: types.StructType, columns: Sequence[Column], *, sink: str) -> None:
+def check_fit(schema: types.StructType, columns: Sequence[TableColumn], *, sink: str) -> None:
     """Refuse a frame whose rows the table could not take as they are.
 
     Raises:
@@ -81,7 +81,7 @@ def check_fit(schema: types.StructType, columns: Sequence[Column], *, sink: str)
         raise _unfit(sink, wrong)
 
 
-def differences(schema: types.StructType, columns: Sequence[Column]) -> Iterator[str]:
+def differences(schema: types.StructType, columns: Sequence[TableColumn]) -> Iterator[str]:
     """What differs, in words. The order of columns does not count."""
     there = {column.name: column for column in columns}
     given = {field.name for field in schema.fields}
@@ -97,7 +97,7 @@ def differences(schema: types.StructType, columns: Sequence[Column]) -> Iterator
             yield f"{column.name!r} ({column.kind}) may not be null, has no default and is missing"
 
 
-def _fits(field: types.StructField, column: Column) -> bool:
+def _fits(field: types.StructField, column: TableColumn) -> bool:
     if isinstance(field.dataType, types.StringType):
         return column.base != "bytea"  # the server reads each type from its text
     return any(

@@ -44,14 +44,14 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.spark.reading import settle
-from leasehold.spark.sinks.commit_ledger import Ledger
+from leasehold.spark.sinks.commit_ledger import CommitLedger
 from leasehold.spark.sinks.port import Staged, Written
-from leasehold.spark.sinks.postgres.columns import Column, check_fit, check_known, kind_for
+from leasehold.spark.sinks.postgres.columns import TableColumn, check_fit, check_known, kind_for
 from leasehold.spark.sinks.postgres.target import (
     PATIENCE_S,
     SCHEMA,
-    Target,
-    TargetTx,
+    SinkDatabase,
+    SinkTransaction,
     composed,
     connected,
     identifier,
@@ -60,7 +60,7 @@ from leasehold.spark.sinks.postgres.target import (
     schema_script,
     stage_name,
 )
-from leasehold.stores.postgres.address import Address
+from leasehold.stores.postgres.address import DatabaseAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from leasehold.spark.sinks.port import Batch, Commit, Sunk
-    from leasehold.spark.sinks.postgres.target import TargetTx
+    from leasehold.spark.sinks.port import Batch, Commit, SinkPosition
+    from leasehold.spark.sinks.postgres.target import SinkTransaction
 
 ATTEMPT = "leasehold attempt"
 _UTC = pa.timestamp("us", "UTC")
@@ -90,7 +90,7 @@ class Copied:
 
 def copy_rows(batches: Iterable[pa.RecordBatch], *, url: str, batch: str, attempt: str) -> Copied:
     """Copy all rows and commit them. Without rows nobody is asked."""
-    address = Address.of(url)
+    address = DatabaseAddress.of(url)
     rows = 0
     try:
         with ExitStack() as stack:
@@ -174,7 +174,7 @@ class Table:
         return sql.Identifier(self.schema, self.name).as_string(None)
 
 
-def created(tx: TargetTx, table: Table, schema: StructType) -> str:
+def created(tx: SinkTransaction, table: Table, schema: StructType) -> str:
     """The statement that makes the table for such rows."""
     columns = [
         composed("column", name=identifier(field.name), kind=_raw(kind_for(field) or "text"))
@@ -186,7 +186,7 @@ def created(tx: TargetTx, table: Table, schema: StructType) -> str:
     return composed("table_make", table=table.sql, columns=listed).as_string(tx.connection)
 
 
-def check_table(tx: TargetTx, table: Table, schema: StructType, *, create: bool) -> None:
+def check_table(tx: SinkTransaction, table: Table, schema: StructType, *, create: bool) -> None:
     """Let the rows fit, or say why not. The table is made if it is missing and ``create`` is true.
 
     Raises:
@@ -202,7 +202,7 @@ def check_table(tx: TargetTx, table: Table, schema: StructType, *, create: bool)
         tx.run("alone")
         tx.do(sql.Composed([_raw(statement)]))
     columns = [
-        Column(name=name, kind=kind, base=base, is_needed=is_needed)
+        TableColumn(name=name, kind=kind, base=base, is_needed=is_needed)
         for name, kind, base, is_needed in tx.all("table_columns", written=table.written)
     ]
     check_fit(schema, columns, sink=table.sink)
@@ -216,7 +216,9 @@ def check_table(tx: TargetTx, table: Table, schema: StructType, *, create: bool)
         )
 
 
-def make_stage(tx: TargetTx, table: Table, name: str, columns: Sequence[str], batch: Batch) -> None:
+def make_stage(
+    tx: SinkTransaction, table: Table, name: str, columns: Sequence[str], batch: Batch
+) -> None:
     """Make the staging table of a batch, with the types of the table.
 
     ``name`` is the batch's alone. Again is harmless, also when only the answer was lost.
@@ -235,7 +237,7 @@ def make_stage(tx: TargetTx, table: Table, name: str, columns: Sequence[str], ba
 
 
 def take(
-    tx: TargetTx,
+    tx: SinkTransaction,
     table: Table,
     name: str,
     *,
@@ -283,7 +285,7 @@ def take(
     return taken
 
 
-def drop_stage(tx: TargetTx, name: str) -> None:
+def drop_stage(tx: SinkTransaction, name: str) -> None:
     """Drop a staging table, or mark it if a task that nobody waits for still writes into it."""
     stage = identifier(stage_name(name))
     try:
@@ -297,7 +299,7 @@ def drop_stage(tx: TargetTx, name: str) -> None:
         tx.run("stage_forget", id=name)
 
 
-def drop_old_stages(tx: TargetTx, table: Table, age_s: float) -> int:
+def drop_old_stages(tx: SinkTransaction, table: Table, age_s: float) -> int:
     """Drop what dead batches have left: older than this, or under an epoch that is over."""
     dropped = 0
     for name, group, epochs, is_old in tx.all("stages", sink=table.id, age_s=age_s):
@@ -329,7 +331,7 @@ _OLD_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Staged:
+class _StagedRows:
     batch: str
     columns: tuple[str, ...]
     attempts: tuple[str, ...]
@@ -363,15 +365,15 @@ class PostgresSink:
         if isinstance(key, str):
             raise UsageError(f"key is a list of columns: write key=[{key!r}]")
         self._url = url
-        self._address = Address.of(url)
+        self._address = DatabaseAddress.of(url)
         self._written = table
         self._key = tuple(key or ())
         self._create = create
         self._patience_s = patience_s
         self.name = f"postgres:{self._address.url} {table}"
-        self._target: Target | None = None
+        self._target: SinkDatabase | None = None
         self._table = Table(schema="", name=table, sink=self.name, key=self._key)
-        self._ledger = Ledger(sink="", name=self.name)
+        self._ledger = CommitLedger(sink="", name=self.name)
 
     def open(self, spark: SparkSession | None = None) -> None:
         """See ``Sink``. Spark is not asked for anything."""
@@ -390,11 +392,11 @@ class PostgresSink:
         """
         self._connect(self._refuse_unready)
 
-    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, Sunk]:
+    def fence(self, group: str, epochs: Mapping[str, int]) -> Mapping[str, SinkPosition]:
         """See ``Sink``."""
         return self._opened().write(lambda tx: self._ledger.fence(tx, group, epochs))
 
-    def move(self, group: str, places: Mapping[str, Sunk]) -> None:
+    def move(self, group: str, places: Mapping[str, SinkPosition]) -> None:
         """See ``Sink``."""
         self._opened().write(lambda tx: self._ledger.move(tx, group, places))
 
@@ -403,7 +405,7 @@ class PostgresSink:
         schema, name = frame.schema, new_token()
         check_known(schema, sink=self.name, key=self._key)
 
-        def step(tx: TargetTx) -> None:
+        def step(tx: SinkTransaction) -> None:
             check_table(tx, self._table, schema, create=self._create)
             make_stage(tx, self._table, name, schema.names, batch)
 
@@ -419,7 +421,7 @@ class PostgresSink:
             self._drop(name)
             raise
         return Staged(
-            _Staged(
+            _StagedRows(
                 batch=name,
                 columns=tuple(schema.names),
                 attempts=tuple(each.attempt for each in copied if each.rows),
@@ -434,9 +436,9 @@ class PostgresSink:
             BatchFailed: the staged rows are gone; stage the batch again.
             SinkUnfit: the table does not take the rows; nothing was committed.
         """
-        inside: _Staged = staged.inside
+        inside: _StagedRows = staged.inside
 
-        def step(tx: TargetTx) -> Written:
+        def step(tx: SinkTransaction) -> Written:
             done = self._ledger.done(tx, inside.batch, batch)
             if done is None:
                 rows = take(
@@ -470,29 +472,29 @@ class PostgresSink:
 
     # ------------------------------------------------------------- parts
 
-    def _opened(self) -> Target:
+    def _opened(self) -> SinkDatabase:
         if self._target is None:
             raise UsageError(f"{self.name} is not open: call open() first")
         return self._target
 
-    def _connect(self, ready: Callable[[TargetTx], None]) -> None:
+    def _connect(self, ready: Callable[[SinkTransaction], None]) -> None:
         with ExitStack() as undo:
-            target = Target(self._address, patience_s=self._patience_s)
+            target = SinkDatabase(self._address, patience_s=self._patience_s)
             undo.callback(target.close)
             target.write(ready)
             schema, name = target.write(self._found)
             undo.pop_all()
         self._table = Table(schema=schema, name=name, sink=self.name, key=self._key)
-        self._ledger = Ledger(sink=self._table.id, name=self.name)
+        self._ledger = CommitLedger(sink=self._table.id, name=self.name)
         self._target = target
 
-    def _refuse_unready(self, tx: TargetTx) -> None:
+    def _refuse_unready(self, tx: SinkTransaction) -> None:
         if tx.one("is_ready") != (True,):
             raise UnknownResource(
                 f"no pipeline has ever written to {self.name}: look at the URL and the database"
             )
 
-    def _found(self, tx: TargetTx) -> tuple[str, str]:
+    def _found(self, tx: SinkTransaction) -> tuple[str, str]:
         """The schema and the name of the table, or what they will be."""
         try:
             parts, current = tx.one("table_parts", written=self._written) or ([], None)
@@ -520,7 +522,7 @@ class PostgresSink:
             self._opened().write(lambda tx: drop_stage(tx, name))
 
 
-def _make_ready(tx: TargetTx) -> None:
+def _make_ready(tx: SinkTransaction) -> None:
     """Make the schema if it is not there. Who may not create one needs it made by somebody else."""
     if tx.one("is_ready") != (True,):
         tx.run("alone")

@@ -24,7 +24,7 @@ from leasehold.stores.postgres.driver_errors import explained, passes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from leasehold.stores.postgres.address import Address
+    from leasehold.stores.postgres.address import DatabaseAddress
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def stage_name(batch: str) -> str:
     return f"stage_{batch}"
 
 
-class TargetTx(PostgresTx):
+class SinkTransaction(PostgresTx):
     """One open transaction; see ``Tx``."""
 
     def __init__(self, connection: Connection, now: float) -> None:
@@ -84,10 +84,10 @@ class TargetTx(PostgresTx):
         return self.connection.execute(statement, values)
 
 
-class Target:
+class SinkDatabase:
     """A database. Connects when it is first asked."""
 
-    def __init__(self, address: Address, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, address: DatabaseAddress, *, patience_s: float = PATIENCE_S) -> None:
         """``patience_s``: how long to try again, and to wait for a lock."""
         self.address = address
         self._patience_s = patience_s
@@ -95,7 +95,7 @@ class Target:
         self._stopwatch = SystemClock().boottime_s  # how long a call waits is real time
         self._closed = threading.Event()
 
-    def write(self, work: Callable[[TargetTx], T]) -> T:
+    def write(self, work: Callable[[SinkTransaction], T]) -> T:
         """Run ``work`` in one transaction; it is durable on return.
 
         Raises:
@@ -108,7 +108,7 @@ class Target:
             try:
                 with self._borrowed() as connection, connection.transaction():
                     row = connection.execute(queries()["clock"]).fetchone()
-                    return work(TargetTx(connection, float(row[0]) if row else 0.0))
+                    return work(SinkTransaction(connection, float(row[0]) if row else 0.0))
             except psycopg.Error as error:
                 if not passes(error) and error.sqlstate != _ENDED_WHILE_IDLE:
                     raise meaning(error, self.address) from error
@@ -169,12 +169,12 @@ class Target:
             connection.close()
 
 
-def connected(address: Address) -> Connection:
+def connected(address: DatabaseAddress) -> Connection:
     """A new connection; its texts are UTF-8, as Arrow's are."""
     return psycopg.Connection.connect(address.conninfo, autocommit=True, client_encoding="UTF8")
 
 
-def meaning(error: psycopg.Error, address: Address) -> LeaseholdError:
+def meaning(error: psycopg.Error, address: DatabaseAddress) -> LeaseholdError:
     """The error to raise: what, why (in the server's words), and what to do."""
     code = error.sqlstate or ""
     unfit = isinstance(error, psycopg.DataError | psycopg.IntegrityError) or code in _UNFIT
