@@ -53,7 +53,7 @@ async def _ours_ms(hub: Endpoint, events: int, every_s: float) -> list[float]:
         )
         sending = asyncio.create_task(asyncio.to_thread(_sent, hub, events + warm, every_s))
         while len(taken_ms) < events + warm:
-            batch = await receiver.receive(most_events=100, most_bytes=1 << 20)
+            batch = await receiver.receive(max_events=100, max_bytes=1 << 20)
             now_ns = time.monotonic_ns()
             taken_ms += [_age_ms(event.body, now_ns) for event in batch]
         await sending

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _EACH = 2
 _CYCLES = 6  # in their expiry, as with their defaults
-_LEAST_LEASE_S = 15.0  # of a blob
+_MIN_LEASE_S = 15.0  # of a blob
 _FLOW_EVERY_S = 0.1
 _IN_ORDER = frozenset(("shutdown", "handed_over"))
 
@@ -145,8 +145,8 @@ class Group:
             hub=HUB,
             storage=self.service.connection_string,
             interval_s=self.interval_s,
-            expiry_s=max(_CYCLES * self.interval_s, 2 * _LEAST_LEASE_S),
-            lease_s=_LEAST_LEASE_S,
+            expiry_s=max(_CYCLES * self.interval_s, 2 * _MIN_LEASE_S),
+            lease_s=_MIN_LEASE_S,
             renew_s=self.interval_s / 3,  # 10 s beside 30 s, with the usual times
             **self._shared,
         )

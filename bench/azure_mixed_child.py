@@ -111,7 +111,8 @@ def ours(told: Told) -> None:
         hooks=[hook],
         options=ProcessorOptions(
             timing=LeaseTiming.of(
-                lease=timedelta(seconds=told.lease_s), renew_every=timedelta(seconds=told.renew_s)
+                lease=timedelta(seconds=told.lease_s),
+                renew_interval=timedelta(seconds=told.renew_s),
             )
         ),
     )

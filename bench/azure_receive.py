@@ -64,7 +64,7 @@ async def _ours(hub: Endpoint, events: int, *, arrow: str) -> _Cost:
         seen, first = 0, 0
         began = (0.0, 0.0)
         while seen < events:
-            seen += len(await receiver.receive(most_events=10_000, most_bytes=8 << 20))
+            seen += len(await receiver.receive(max_events=10_000, max_bytes=8 << 20))
             if not first:  # the first ones came while it was being opened
                 first, began = seen, (time.process_time(), time.monotonic())
         ended = (time.process_time(), time.monotonic())

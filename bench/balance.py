@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.peer import PeerGroup
 
 NEVER = "never"
-MOST_CYCLES = 150
+MAX_CYCLES = 150
 # To get the peer from a start to the state where the story begins; it needs one cycle for each
 # partition that an owner lacks.
 _LONG_ENOUGH = 1_000
@@ -80,14 +80,14 @@ def joined(group: Group, seeds: int) -> list[Row]:
     """One host more."""
     runs = [_ours(Scenario.JOIN, group, seed).measured for seed in range(seeds)]
     ours = [
-        Outcome(cycles=m.cycles, moves=m.moves, spread=m.spread, least_moves=m.least_moves)
+        Outcome(cycles=m.cycles, moves=m.moves, spread=m.spread, min_moves=m.min_moves)
         for m in runs
     ]
     peers = []
     for seed in range(seeds):
         with peer_group(group.partitions, seed=seed) as peer:
             peer.join(group.hosts)
-            peer.settle(most_cycles=_LONG_ENOUGH)
+            peer.settle(max_cycles=_LONG_ENOUGH)
             peers.append(_peer_outcome(peer, joining=1))
     return _shared(f"{group}, one joins", ours, peers)
 
@@ -118,7 +118,7 @@ def started_together(group: Group, seeds: int) -> list[Row]:
 
 def scaled_out(group: Group, seeds: int) -> list[Row]:
     """One host has all; the others join at the same moment."""
-    size = {"hosts": group.hosts, "partitions": group.partitions, "most_cycles": MOST_CYCLES}
+    size = {"hosts": group.hosts, "partitions": group.partitions, "max_cycles": MAX_CYCLES}
     ours = [scale_out(seed=seed, **size) for seed in range(seeds)]
     peers = []
     for seed in range(seeds):
@@ -162,7 +162,7 @@ def steady(group: Group) -> list[Row]:
     ours = _ours(Scenario.COLD, group, seed=0).measured.calls_per_host_cycle
     with peer_group(group.partitions) as peer:
         peer.join(group.hosts)
-        peer.settle(most_cycles=_LONG_ENOUGH)
+        peer.settle(max_cycles=_LONG_ENOUGH)
         before = peer.store.calls
         peer.cycles(_STEADY_CYCLES)
         theirs = (peer.store.calls - before) / (group.hosts * _STEADY_CYCLES)
@@ -202,7 +202,7 @@ PART = Part(
     about=(
         f"peer: OwnershipManager of {NAME}, greedy, in virtual time. A cycle is one interval "
         f"({LeaseTiming().renew_s:g} s with us, {INTERVAL_S:g} s there). even: spread (largest - "
-        f"smallest number owned) <= 1; never: not in {MOST_CYCLES} cycles. ratio: peer / ours, "
+        f"smallest number owned) <= 1; never: not in {MAX_CYCLES} cycles. ratio: peer / ours, "
         "more is better for us. The worst of all seeds counts, on both sides."
     ),
     jobs=lambda small: jobs(SMALL if small else FULL),
@@ -221,12 +221,12 @@ def _peer_outcome(peer: PeerGroup, *, joining: int) -> Outcome:
     """What happens from the moment on when so many join."""
     before = peer.store.moves
     peer.join(joining)
-    cycles = peer.cycles_until(peer.even, most_cycles=MOST_CYCLES)
+    cycles = peer.cycles_until(peer.even, max_cycles=MAX_CYCLES)
     return Outcome(cycles=cycles, moves=peer.store.moves - before, spread=peer.spread())
 
 
 def _shared(name: str, ours: Sequence[Outcome], peers: Sequence[Outcome]) -> list[Row]:
-    least = max(each.least_moves for each in ours)
+    least = max(each.min_moves for each in ours)
     bars = (
         ("cycles until even", "cycles", at_most(2)),
         ("partitions moved", "moves", exactly(least, f"= least ({least})")),
@@ -247,13 +247,13 @@ def _peer_crash(group: Group, seed: int) -> tuple[int | None, int | None, float]
     """Cycles from the expiry until all is owned, and until even; seconds from the crash."""
     with peer_group(group.partitions, seed=seed) as peer:
         peer.join(group.hosts)
-        peer.settle(most_cycles=_LONG_ENOUGH)
+        peer.settle(max_cycles=_LONG_ENOUGH)
         expires_in_s = peer.crash_one()
-        owned_s = peer.seconds_until(peer.all_owned, most_cycles=MOST_CYCLES)
+        owned_s = peer.seconds_until(peer.all_owned, max_cycles=MAX_CYCLES)
         assert owned_s is not None
         even_s: float | None = 0.0
         if not peer.even():
-            even_s = peer.seconds_until(peer.even, most_cycles=MOST_CYCLES)
+            even_s = peer.seconds_until(peer.even, max_cycles=MAX_CYCLES)
         return (
             as_cycles(owned_s - expires_in_s),
             None if even_s is None else as_cycles(owned_s + even_s - expires_in_s),

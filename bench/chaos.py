@@ -50,8 +50,8 @@ class Plan:
     drivers: int = 3
     partitions: int = 8
     events_per_s: int = 400
-    least_gap_s: float = 0.5
-    most_gap_s: float = 4.0
+    min_gap_s: float = 0.5
+    max_gap_s: float = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Campaign:
         self._crew.until(lambda: bool(self._crew.said("committed")), "the first commit")
         with self._events():
             for _ in range(self._plan.faults):
-                self._wait(self._rng.uniform(self._plan.least_gap_s, self._plan.most_gap_s))
+                self._wait(self._rng.uniform(self._plan.min_gap_s, self._plan.max_gap_s))
                 self._let_work()
                 told(self._fault())
         self._peace()

@@ -198,7 +198,7 @@ def _opened(journal: Journal, count: int, *, threads: int, holders: int = 1) -> 
             f"/open/{number % holders}/{number}",
             holder(f"h{number % holders}"),
             replication=1,
-            block_size=_MIB,
+            block_bytes=_MIB,
             overwrite=False,
             volumes=("v",),
             request=str(number),
@@ -220,7 +220,7 @@ def many_open_files(sizes: Sizes) -> Sequence[Row]:
             "/one",
             holder("poor"),
             replication=1,
-            block_size=_MIB,
+            block_bytes=_MIB,
             overwrite=False,
             volumes=("v",),
             request="one",
@@ -270,7 +270,7 @@ def recovery(sizes: Sizes) -> Sequence[Row]:
     """A big open block on three volumes, its writer gone: how much of it has to be read."""
     told: list[RecoveryProgress] = []
     with namespace(volumes=3) as files:
-        writer = files.create("/big", block_size=2 * sizes.block_mib * _MIB)
+        writer = files.create("/big", block_bytes=2 * sizes.block_mib * _MIB)
         piece = bytes(range(256)) * 4096
         for _ in range(sizes.block_mib):
             writer.write(piece)

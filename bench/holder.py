@@ -105,7 +105,7 @@ class Holder:
             begun_s = time.perf_counter()
             changes = await self._store.renew(self._lease, since=self._version)
             seconds.append(time.perf_counter() - begun_s)
-            assert changes.resources + changes.peers + changes.ended == ()
+            assert changes.resources + changes.members + changes.ended == ()
             self._version = changes.version
         return seconds
 

@@ -206,7 +206,7 @@ def sending(sizes: Sizes) -> Sequence[Row]:
     bodies = [rng.randbytes(_BODY) for _ in range(_BATCH)]
     arrow = pa.table({"body": bodies})
     with log() as (opened, _):
-        options = ProducerOptions(most_waiting_bytes=1 << 30)
+        options = ProducerOptions(max_pending_bytes=1 << 30)
         with opened.producer(_STREAM, options) as producer:
 
             def send(make: Callable[[], object]) -> None:
@@ -297,7 +297,7 @@ def _moments(opened: Log, total: int, rng: random.Random, count: int) -> list[St
     found = []
     for _ in range(count):
         with opened.reader(_STREAM, 0, start=Start.sequence(rng.randrange(total))) as reader:
-            batch = reader.read(most_events=1)
+            batch = reader.read(max_events=1)
             assert batch is not None
             moment = batch.arrow.column("enqueued_at")[0].as_py()
             found.append(Start.time(moment - timedelta(microseconds=1)))
@@ -306,7 +306,7 @@ def _moments(opened: Log, total: int, rng: random.Random, count: int) -> list[St
 
 def _first_at(opened: Log, start: Start) -> None:
     with opened.reader(_STREAM, 0, start=start) as reader:
-        assert reader.read(most_events=1) is not None
+        assert reader.read(max_events=1) is not None
 
 
 def _find(opened: Log, key: str) -> None:

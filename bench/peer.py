@@ -184,23 +184,23 @@ class PeerGroup:
         for _ in range(number * len(self._owners)):
             self.step()
 
-    def seconds_until(self, condition: Callable[[], bool], *, most_cycles: int) -> float | None:
+    def seconds_until(self, condition: Callable[[], bool], *, max_cycles: int) -> float | None:
         """The seconds it took, or None: not in so many cycles."""
         begun_s = self._clock.now_s
-        for _ in range(most_cycles * len(self._owners)):
+        for _ in range(max_cycles * len(self._owners)):
             self.step()
             if condition():
                 return self._clock.now_s - begun_s
         return None
 
-    def cycles_until(self, condition: Callable[[], bool], *, most_cycles: int) -> int | None:
-        seconds = self.seconds_until(condition, most_cycles=most_cycles)
+    def cycles_until(self, condition: Callable[[], bool], *, max_cycles: int) -> int | None:
+        seconds = self.seconds_until(condition, max_cycles=max_cycles)
         return None if seconds is None else as_cycles(seconds)
 
-    def settle(self, *, most_cycles: int) -> None:
+    def settle(self, *, max_cycles: int) -> None:
         """Run until three cycles in a row have moved nothing."""
         quiet = 0
-        for _ in range(most_cycles):
+        for _ in range(max_cycles):
             before = self.store.moves
             self.cycles()
             quiet = quiet + 1 if self.store.moves == before and self.all_owned() else 0

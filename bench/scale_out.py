@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from leasehold.core.balance import least_moves
+from leasehold.core.balance import min_moves
 from leasehold.model import MemberInfo
 from leasehold.testing.sim.faults import FaultRates
 from leasehold.testing.sim.loop import run_simulated
@@ -24,16 +24,16 @@ class Outcome:
     cycles: int | None
     moves: int
     spread: int
-    least_moves: int = 0
+    min_moves: int = 0
 
 
-def scale_out(*, hosts: int, partitions: int, seed: int, most_cycles: int) -> Outcome:
+def scale_out(*, hosts: int, partitions: int, seed: int, max_cycles: int) -> Outcome:
     """From one host to so many, at the same moment."""
     setting = Setting(seed=seed, partitions=partitions, rates=_LAN, writes=False)
-    return run_simulated(_play(setting, hosts, most_cycles))
+    return run_simulated(_play(setting, hosts, max_cycles))
 
 
-async def _play(setting: Setting, hosts: int, most_cycles: int) -> Outcome:
+async def _play(setting: Setting, hosts: int, max_cycles: int) -> Outcome:
     world = World(setting)
     interval_s = setting.timing.renew_s
     world.start()
@@ -42,7 +42,7 @@ async def _play(setting: Setting, hosts: int, most_cycles: int) -> Outcome:
     for _ in range(hosts - 1):
         world.start()
     cycles = None
-    while cycles is None and world.now_s() - begun_s < most_cycles * interval_s:
+    while cycles is None and world.now_s() - begun_s < max_cycles * interval_s:
         await world.pass_time(_LOOK_EVERY_S)
         if _spread(world) <= 1:
             cycles = math.ceil((world.now_s() - begun_s) / interval_s)
@@ -50,7 +50,7 @@ async def _play(setting: Setting, hosts: int, most_cycles: int) -> Outcome:
     found = Outcome(
         cycles=cycles,
         moves=moves_since(before, world.checks.changes[begun:]),
-        least_moves=least_moves(replace(before, members={**before.members, **newcomers})),
+        min_moves=min_moves(replace(before, members={**before.members, **newcomers})),
         spread=int(_spread(world)),
     )
     await world.end()

@@ -7,8 +7,8 @@
     │   ├── InvalidName           an empty, too long or unprintable name
     │   ├── InvalidDuration       a duration outside the allowed range
     │   ├── InvalidOptions        two settings that contradict each other
-    │   ├── UnknownStore          a store URL that names no store we have
-    │   ├── BadSchedule           a text that is no schedule, or one that never happens
+    │   ├── InvalidUrl          a store URL that names no store we have
+    │   ├── InvalidSchedule           a text that is no schedule, or one that never happens
     │   ├── SinkUnfit             rows that do not fit the sink
     │   └── BeyondEnd             the position lies beyond the next event of the partition
     ├── UnknownResource           a key that was never declared
@@ -26,7 +26,7 @@
     ├── Trimmed                   the position lies before the first event that is kept
     ├── LeaseLost                 you had it and have it no more: ordinary life, said once
     │   ├── FencedWrite           a write that came under an ended lease or an older epoch
-    │   └── Stolen                a reader with a higher epoch has taken the partition
+    │   └── ReaderDisplaced                a reader with a higher epoch has taken the partition
     ├── CheckpointBehind          a checkpoint that would go back
     ├── HandlerTimeout            a handler took too long (TimeoutError)
     ├── PositionLost              the place to go on reading does not exist
@@ -276,7 +276,7 @@ class StoreUnusable(StoreError):
 
 
 class HandlerTimeout(LeaseholdError, TimeoutError):
-    """A handler took longer than ``handler_limit`` and was cancelled."""
+    """A handler took longer than ``handler_timeout`` and was cancelled."""
 
 
 class PositionLost(LeaseholdError):

@@ -159,7 +159,7 @@ class MemberRecord:
     """A member as the others see it. ``alive`` is the store's word, not a guess by clock.
 
     ``duration_s`` is the length of its lease, so it renewed ``duration_s - remaining_s`` ago.
-    ``dismissed`` means that an operator has asked it to leave.
+    ``leave_requested`` means that an operator has asked it to leave.
     """
 
     holder: str
@@ -169,7 +169,7 @@ class MemberRecord:
     version: int
     remaining_s: float = 0.0
     duration_s: float = 0.0
-    dismissed: bool = False
+    leave_requested: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Note:
 class Changes:
     """The answer to a renewal; all lists are empty in a quiet group.
 
-    ``version`` is to be given as ``since`` next time. ``resources`` and ``peers`` are those of
+    ``version`` is to be given as ``since`` next time. ``resources`` and ``members`` are those of
     the watched group (and the caller's own) that changed; ``ended`` are the caller's own terms
     that ended, with the reason.
 
@@ -221,7 +221,7 @@ class Changes:
 
     version: int
     resources: tuple[Resource, ...] = ()
-    peers: tuple[MemberRecord, ...] = ()
+    members: tuple[MemberRecord, ...] = ()
     ended: tuple[Term, ...] = ()
     next_end_s: float | None = None
 

@@ -119,20 +119,20 @@ def holder_id(name: str, *, host: str, suffix: str) -> str:
     return f"{_id_part(name)}-{_id_part(host)}-{suffix}"
 
 
-def seconds_of(duration: object, *, what: str, least_s: float, most_s: float) -> float:
+def seconds_of(duration: object, *, what: str, min_s: float, max_s: float) -> float:
     """The duration in seconds.
 
     Raises:
-        InvalidDuration: it lies outside ``least_s`` to ``most_s``, which the message names.
+        InvalidDuration: it lies outside ``min_s`` to ``max_s``, which the message names.
     """
     if not isinstance(duration, timedelta):
         raise InvalidDuration(
             f"{what} must be a timedelta, such as timedelta(seconds=10), not {duration!r}"
         )
     seconds = duration.total_seconds()
-    if not least_s <= seconds <= most_s:
+    if not min_s <= seconds <= max_s:
         raise InvalidDuration(
-            f"{what} is {seconds:g} s and must lie between {least_s:g} s and {most_s:g} s"
+            f"{what} is {seconds:g} s and must lie between {min_s:g} s and {max_s:g} s"
         )
     return seconds
 

@@ -192,7 +192,7 @@ class Store(Protocol):
         """
         ...
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """Ask the owner of ``key`` in ``epoch`` to hand it over to ``to``; say whether that stands.
 
         For operators, who have no lease. The owner finds it in its next renewal, exactly as after
@@ -206,12 +206,13 @@ class Store(Protocol):
         """
         ...
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """Ask a member to leave in good order; False if there is no such living member.
 
-        For operators. It finds its own ``MemberRecord`` with ``dismissed`` in its next renewal, and
-        so do all others. That lasts as long as its lease. Nothing is taken from it: what it does
-        about it is up to the member. A holder of no group is no member: it would never hear of it.
+        For operators. It finds its own ``MemberRecord`` with ``leave_requested`` in its next
+        renewal, and so do all others. That lasts as long as its lease. Nothing is taken from it:
+        what it does about it is up to the member. A holder of no group is no member: it would never
+        hear of it.
 
         Raises:
             InvalidName: that is no name of a holder.
@@ -249,7 +250,7 @@ class Store(Protocol):
         """All keys of a group as they are now, by key. Reads only."""
         ...
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """All members of a group whose lease has not ended, by holder. Reads only."""
         ...
 

@@ -35,7 +35,7 @@ async def taken(receiver: EventHubsReceiver, count: int, *, at_once: int = 1000)
     found: list[Event] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
-            found += await receiver.receive(most_events=at_once, most_bytes=1 << 24)
+            found += await receiver.receive(max_events=at_once, max_bytes=1 << 24)
     return found
 
 

@@ -26,7 +26,7 @@ HOST = parse("eventhubs://app:key@contoso/orders", {})
 class Line:
     """A link of ours, and what a server writes to it."""
 
-    def __init__(self, *, most_events: int = 100_000, most_bytes: int = 1 << 30) -> None:
+    def __init__(self, *, max_events: int = 100_000, max_bytes: int = 1 << 30) -> None:
         self.connection = HubConnection(HOST, clock=SystemClock(), container="test")
         self.session = HubSession(self.connection, 0)
         self.connection._sessions[0] = self.session
@@ -38,8 +38,8 @@ class Line:
             receiver="me",
             epoch=1,
             arrow=False,
-            most_events=most_events,
-            most_bytes=most_bytes,
+            max_events=max_events,
+            max_bytes=max_bytes,
         )
         self.flows: list[tuple[int, int]] = []
         self.session.flow = self._flow  # type: ignore[method-assign]
@@ -62,14 +62,14 @@ class Line:
     def serve(self, performative: Composite, payload: bytes = b"") -> None:
         self.connection.data_received(frame(CHANNEL, performative.encode() + payload))
 
-    def take(self, most_events: int) -> pa.RecordBatch:
-        found = self.link.take(most_events=most_events, most_bytes=1 << 20)
+    def take(self, max_events: int) -> pa.RecordBatch:
+        found = self.link.take(max_events=max_events, max_bytes=1 << 20)
         assert found is not None
         return found
 
     def taken(self) -> list[Event]:
         found: list[Event] = []
-        while (batch := self.link.take(most_events=7, most_bytes=1 << 30)) is not None:
+        while (batch := self.link.take(max_events=7, max_bytes=1 << 30)) is not None:
             batch.validate(full=True)
             found += EventBatch(partition="0", arrow=batch)
         return found

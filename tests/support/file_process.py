@@ -63,9 +63,9 @@ def options(*, soft_s: float = 60.0) -> FileOptions:
     """Small blocks; a recovery that was killed holds nobody up."""
     return FileOptions(
         soft_limit=timedelta(seconds=soft_s),
-        look_every=timedelta(seconds=min(soft_s / 2, 1.0)),
-        attempt_limit=timedelta(milliseconds=10),
-        block_size=BLOCK_BYTES,
+        check_interval=timedelta(seconds=min(soft_s / 2, 1.0)),
+        recovery_timeout=timedelta(milliseconds=10),
+        block_bytes=BLOCK_BYTES,
     )
 
 

@@ -103,7 +103,7 @@ class _Keeper:
 def living_members(scene: Scene, *names: str) -> Iterator[list[str]]:
     """Real members in a thread of their own; their ids, once they share all the keys."""
     # Renewed much more often than needed: a busy machine costs no lease, and all goes quickly.
-    timing = LeaseTiming.of(lease=LONG, renew_every=timedelta(seconds=0.2))
+    timing = LeaseTiming.of(lease=LONG, renew_interval=timedelta(seconds=0.2))
     ready, stop = threading.Event(), threading.Event()
     members: list[Member] = []
 

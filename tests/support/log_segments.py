@@ -117,7 +117,7 @@ class Owner:
         if self.writer is None:
             self.writer = self.files.create(
                 segment_path(self.stream, self.partition, self.next_sequence),
-                block_size=BLOCK_SIZE,
+                block_bytes=BLOCK_SIZE,
                 replication=self.replication,
             )
             self.begin()

@@ -42,7 +42,7 @@ class Speaking:
 async def main(url: str, group: str, name: str, lease_s: float) -> None:
     clock = SystemClock()
     timing = LeaseTiming.of(
-        lease=timedelta(seconds=lease_s), renew_every=timedelta(seconds=min(0.3, lease_s / 4))
+        lease=timedelta(seconds=lease_s), renew_interval=timedelta(seconds=min(0.3, lease_s / 4))
     )
     options = MemberOptions(group=group, name=name, timing=timing)
     async with open_store(url) as store, anyio.create_task_group() as tasks:

@@ -30,8 +30,8 @@ ATTEMPT_S = 90.0
 OPTIONS = FileOptions(
     soft_limit=timedelta(seconds=SOFT_S),
     hard_limit=timedelta(seconds=HARD_S),
-    look_every=timedelta(seconds=SOFT_S / 2),
-    attempt_limit=timedelta(seconds=ATTEMPT_S),
+    check_interval=timedelta(seconds=SOFT_S / 2),
+    recovery_timeout=timedelta(seconds=ATTEMPT_S),
 )
 AT_ONCE = timedelta(0)
 SOON = timedelta(seconds=120)

@@ -90,9 +90,9 @@ class Settings:
             tasks=self.tasks,
             timing=LeaseTiming.of(
                 lease=timedelta(seconds=self.lease_s),
-                renew_every=None if self.renew_s is None else timedelta(seconds=self.renew_s),
+                renew_interval=None if self.renew_s is None else timedelta(seconds=self.renew_s),
             ),
-            partitions_every=timedelta(seconds=1),
+            discovery_interval=timedelta(seconds=1),
         )
 
 

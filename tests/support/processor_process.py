@@ -87,11 +87,11 @@ class Settings:
             policy = CheckpointPolicy.manual()
         renew = None if self.renew_s is None else timedelta(seconds=self.renew_s)
         return ProcessorOptions(
-            timing=LeaseTiming.of(lease=timedelta(seconds=self.lease_s), renew_every=renew),
+            timing=LeaseTiming.of(lease=timedelta(seconds=self.lease_s), renew_interval=renew),
             checkpoint=policy,
             batch_events=self.batch_events,
             prefetch_events=4 * self.batch_events,
-            partitions_every=timedelta(seconds=0.2),
+            discovery_interval=timedelta(seconds=0.2),
         )
 
 

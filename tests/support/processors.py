@@ -25,7 +25,7 @@ from leasehold.testing.source import MemorySource
 
 Kind = TypeVar("Kind", bound=HookEvent)
 PATIENCE_S = 120.0
-AT_ONCE = Backoff(base_s=0.001, most_s=0.001)
+AT_ONCE = Backoff(base_s=0.001, max_s=0.001)
 SECOND = timedelta(seconds=1)
 CALM_S = 60.0
 
@@ -150,7 +150,7 @@ def timing(lease_s: float = CALM_S) -> LeaseTiming:
     """Renewed much more often than needed: a busy machine costs no lease, and all goes quickly."""
     return LeaseTiming.of(
         lease=timedelta(seconds=lease_s),
-        renew_every=timedelta(seconds=min(0.2, lease_s * 0.3)),
+        renew_interval=timedelta(seconds=min(0.2, lease_s * 0.3)),
     )
 
 
@@ -159,8 +159,8 @@ def options(*, lease_s: float = CALM_S, **more: Any) -> ProcessorOptions:
     common: dict[str, Any] = {
         "timing": timing(lease_s),
         "checkpoint": CheckpointPolicy.after_each_batch(),
-        "drain_limit": timedelta(seconds=5),
-        "partitions_every": timedelta(seconds=5),
+        "drain_timeout": timedelta(seconds=5),
+        "discovery_interval": timedelta(seconds=5),
     }
     return ProcessorOptions(**{**common, **more})
 

@@ -48,8 +48,8 @@ def tell(part: range, future: object) -> None:
         say(event="stored", first=part.start, count=len(part), duplicate=duplicate)
 
 
-def main(url: str, stream: str, name: str, answer_limit_s: float) -> None:
-    options = ProducerOptions(answer_limit=timedelta(seconds=answer_limit_s))
+def main(url: str, stream: str, name: str, owner_timeout_s: float) -> None:
+    options = ProducerOptions(owner_timeout=timedelta(seconds=owner_timeout_s))
     with Log.open(url, name=name) as log, log.producer(stream, options) as producer:
         say(event="ready")
         sent = 0

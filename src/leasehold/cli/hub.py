@@ -80,7 +80,7 @@ def hub(
     volume: Volumes = None,
     cert: Cert = None,
     cert_key: CertKey = None,
-    most_connections: Annotated[
+    max_connections: Annotated[
         int, typer.Option(help="Hang up on more.", min=1, max=65535, metavar="N")
     ] = 2000,
     store: DatabaseUrl = None,
@@ -97,9 +97,9 @@ def hub(
         port=port,
         keys=leasehold.azure.SasKeys.parse(given),
         tls=_tls(cert, cert_key),
-        most_connections=most_connections,
+        max_connections=max_connections,
     )
-    _allow_files(most_connections + _LOG_FILES)
+    _allow_files(max_connections + _LOG_FILES)
     with _opened(log, store, volume or ()) as opened:
         _make(opened, wanted)
         asyncio.run(_serve(opened, options, is_new_key=not given))
@@ -114,7 +114,7 @@ def _allow_files(wanted: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < wanted:
         err.print(
-            f"only {most} files may be open here: give --most-connections "
+            f"only {most} files may be open here: give --max-connections "
             f"{max(most - _LOG_FILES, 1)}, or raise the limit (ulimit -n)"
         )
 

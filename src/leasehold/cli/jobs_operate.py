@@ -218,8 +218,8 @@ async def _break(
                 f"writes with token {epoch} is refused only where tokens are compared"
             )
         if not execute:
-            most_s = min(wait_s, view.peer.remaining_s) if view.peer else wait_s
-            when = f"within {shown_seconds(most_s)}" if wait_s else "at once"
+            max_s = min(wait_s, view.peer.remaining_s) if view.peer else wait_s
+            when = f"within {shown_seconds(max_s)}" if wait_s else "at once"
             err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
             return
         done = await desk.store.break_(
@@ -266,7 +266,7 @@ async def _hand_over(
             err.print(f"nothing was done; with --execute it is handed over to {receiver}")
             return
         epoch = view.resource.epoch
-        if not await desk.store.suggest(view.resource.key, epoch=epoch, to=receiver):
+        if not await desk.store.request_hand_over(view.resource.key, epoch=epoch, to=receiver):
             now = await _known(desk, job)
             raise LeaseLost(f"{job!r} can not be handed over to {receiver}: {now_there(now)}")
         err.print(f"asked: {view.resource.holder} hears of it with its next renewal")
@@ -280,12 +280,12 @@ async def _receiver(desk: Inspector, view: JobView, to: str | None) -> str:
     Raises:
         UnknownResource: there is no such holder, or nobody that could be chosen.
     """
-    peers = await desk.store.peers(GROUP)
+    members = await desk.store.members(GROUP)
     holder = view.resource.holder
     standing_by = [
         each
-        for each in peers.values()
-        if each.alive and each.holder != holder and not (each.dismissed or each.info.draining)
+        for each in members.values()
+        if each.alive and each.holder != holder and not (each.leave_requested or each.info.draining)
     ]
     there = [each.holder for each in standing_by]
     others = f"those there are: {some_of(there)}" if there else "no other worker is running"
@@ -301,13 +301,13 @@ async def _receiver(desk: Inspector, view: JobView, to: str | None) -> str:
     return chosen
 
 
-def _likely(peers: Sequence[MemberRecord], before: Sequence[str], view: JobView) -> str | None:
+def _likely(members: Sequence[MemberRecord], before: Sequence[str], view: JobView) -> str | None:
     """One that has had the job before, whose id says that it waits for it, or a fellow worker."""
     name = holder_id(view.name, host="x", suffix="").removesuffix("-x-")
-    there = [each.holder for each in peers]
+    there = [each.holder for each in members]
     waiting = [each for each in there if each.startswith(f"{name}-")]
     program = _program(view.peer) if view.peer else ""
-    fellows = [each.holder for each in peers if program and _program(each) == program]
+    fellows = [each.holder for each in members if program and _program(each) == program]
     return next((each for each in (*before, *waiting, *fellows) if each in there), None)
 
 

@@ -101,8 +101,8 @@ def create(
     is harmless.
     """
     segment_bytes = size(segment_size, option="--segment-size")
-    retain_age = duration(keep, option="--keep") if keep else None
-    retain_bytes = size(keep_size, option="--keep-size") if keep_size else 0
+    retention = duration(keep, option="--keep") if keep else None
+    retention_bytes = size(keep_size, option="--keep-size") if keep_size else 0
     with opened(store, make=True, volumes=volume or ()) as log:
         was_there = any(each.name == stream for each in log.streams())
         made = log.create(
@@ -110,8 +110,8 @@ def create(
             partitions=partitions,
             segment_bytes=segment_bytes,
             replication=replication,
-            retain_age=retain_age,
-            retain_bytes=retain_bytes,
+            retention=retention,
+            retention_bytes=retention_bytes,
         )
     _print_settings(made, form)
     if was_there:
@@ -356,7 +356,7 @@ def _limits(settings: StreamSettings, age: timedelta | None, most: int | None) -
     """How old and how big a partition may be: as typed, or the stream's own; 0 is no limit."""
     return (
         settings.retain_age_s if age is None else age.total_seconds(),
-        settings.retain_bytes if most is None else most,
+        settings.retention_bytes if most is None else most,
     )
 
 
@@ -367,7 +367,7 @@ def _settings_row(stream: StreamInfo) -> dict[str, object]:
         "partitions": settings.partitions,
         "segment_bytes": settings.segment_bytes,
         "keep_age_s": settings.retain_age_s or None,
-        "keep_size_bytes": settings.retain_bytes or None,
+        "keep_size_bytes": settings.retention_bytes or None,
         "replication": settings.replication or None,
         "created_at": stream.created_at,
     }

@@ -48,7 +48,7 @@ def format_of(path: Path | None) -> Format:
 
 
 _KEY_WIDTH = 12
-_LEAST_BODY_WIDTH = 16
+_MIN_BODY_WIDTH = 16
 _WIDE = 200  # columns, in which a long key takes nothing away from a body
 
 
@@ -110,7 +110,7 @@ def _line(partition: str, number: str, at: str, key: str, body: str) -> bytes:
     width = line_width()
     key = _cut(key, _KEY_WIDTH) if width <= _WIDE else key
     head = f"{partition:>4} {number:>10} {at:<23} {key:<{_KEY_WIDTH}} "
-    room = max(width - len(head), _LEAST_BODY_WIDTH)
+    room = max(width - len(head), _MIN_BODY_WIDTH)
     return (head + _cut(body, room)).rstrip().encode()
 
 

@@ -93,7 +93,7 @@ def drain(
 
 def member_row(member: MemberView) -> dict[str, object]:
     """A member in one row, and in a word what it is about."""
-    state = "draining" if member.draining else "dismissed" if member.dismissed else "active"
+    state = "draining" if member.draining else "dismissed" if member.leave_requested else "active"
     return {**row_of(member), "state": state}
 
 
@@ -157,7 +157,7 @@ async def _drain(
         if not execute:
             err.print(f"nothing was done; with --execute: {then}, and it leaves")
             return
-        if not await desk.store.dismiss(holder):
+        if not await desk.store.request_leave(holder):
             raise _gone(holder, [view])
         err.print(f"asked: {holder} hears of it with its next renewal")
         if limit_s is not None:

@@ -162,8 +162,8 @@ def break_lease(
             _say_risk(part, wait_s, lease_s)
             if not execute:
                 # The store never waits longer than the lease lasts.
-                most_s = wait_s if part.time_left_s is None else min(wait_s, part.time_left_s)
-                when = f"within {shown_seconds(most_s)}" if wait_s else "at once"
+                max_s = wait_s if part.time_left_s is None else min(wait_s, part.time_left_s)
+                when = f"within {shown_seconds(max_s)}" if wait_s else "at once"
                 err.print(f"nothing was done; with --execute: epoch {epoch} ends {when}")
                 return
             done = await desk.store.break_(part.key, epoch=epoch, after=timedelta(seconds=wait_s))
@@ -341,7 +341,7 @@ def move(
             if not execute:
                 err.print("nothing was done; with --execute the owner is asked to hand it over")
                 return
-            if not await desk.store.suggest(part.key, epoch=part.epoch, to=to):
+            if not await desk.store.request_hand_over(part.key, epoch=part.epoch, to=to):
                 now = await desk.group(stream, group, lags=False)
                 raise _refused(now.partition(partition), to)
             err.print(f"asked: {part.owner} hears of it with its next renewal")

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from leasehold.log import LogDeadLetters
     from leasehold.processor import EventProcessor, HookEvent, ProcessorCounts
 
-_MOST_TRACEBACKS = 200
+_MAX_TRACEBACKS = 200
 _ACTIONS = {
     "skip": "skipped",
     "dead letter": "put to the dead letters",
@@ -112,7 +112,7 @@ class ProcessOutput(logging.Handler):
             return
         text = traceback_of(raised).rstrip()
         if text not in self._shown:
-            if len(self._shown) >= _MOST_TRACEBACKS:
+            if len(self._shown) >= _MAX_TRACEBACKS:
                 self._shown.clear()
             self._shown.add(text)
             err.print(text)
@@ -326,16 +326,15 @@ def process(
     strategy: StrategyName = Strategy.EVEN,
     poison: Poison = "retry",
     retries: Retries = None,
-    handler_limit: HandlerLimit = None,
-    drain_limit: DrainLimit = "30s",
+    handler_timeout: HandlerLimit = None,
+    drain_timeout: DrainLimit = "30s",
     metrics_port: MetricsPort = None,
     store: StoreUrl = None,
 ) -> None:
     """Run a handler on the events of a stream; start it several times to share the work.
 
-    Ctrl-C or SIGTERM ends it in good order: what is begun is finished, positions are noted,
-    partitions are handed over, and the exit code is 0. A second one, a second later or more, ends
-    it at once.
+    Ctrl-C or SIGTERM stops it gracefully: it finishes what it has begun, stores positions, hands
+    over its partitions and exits with 0. A second one, 1 s later or more, ends it immediately.
     """
     options = partial(
         leasehold.processor.ProcessorOptions,
@@ -344,14 +343,12 @@ def process(
         start=Start.parse(start),
         checkpoint=_checkpoint(checkpoint),
         weight=weight,
-        most_partitions=most,
-        handler_limit=_optional(handler_limit, "--handler-limit", least="10ms", most="7d"),
-        drain_limit=duration(drain_limit, option="--drain-limit", most="7d"),
+        max_partitions=most,
+        handler_timeout=_optional(handler_timeout, "--handler-timeout", least="10ms", most="7d"),
+        drain_timeout=duration(drain_timeout, option="--drain-timeout", most="7d"),
     )
     policy, dead_stream = _poison(poison, retries)
-    url = store_url(
-        store, make=not is_in_store(source)
-    )  # a log's stream lies in it; a hub does not
+    url = store_url(store, make=not is_in_store(source))
     if dead_stream and dead_stream == source.removeprefix("log:"):
         raise UsageError(
             f"dead letters of {dead_stream!r} can not go into {dead_stream!r} itself: they would "
@@ -374,15 +371,14 @@ def process(
             hooks=[words.hook],
             name=name,
         )
-        if metrics_port is not None:
-            stack.enter_context(_metrics(processor, metrics_port, words))
+        stack.enter_context(_metrics(processor, metrics_port, words))
         what = "batches" if batch else "events"
         words.say(f"{handler} takes the {what} of {events.name} for {group}; Ctrl-C ends it")
         with status_lines(processor, words, every_s=_STATUS_EVERY_S):
             processor.run()
         if processor.abandoned:
             calls = counted(processor.abandoned, "handler")
-            words.say(f"{calls} did not end in time and can not be stopped: leaving without order")
+            words.say(f"{calls} did not end in time and cannot be stopped: leaving without order")
             os._exit(1)  # else the interpreter would wait for it
         words.say(f"left in good order: {counted(processor.counts().events_handled, 'event')}")
 
@@ -476,12 +472,15 @@ def _dead_letters(url: str, stream: str) -> Iterator[LogDeadLetters | None]:
 
 
 @contextmanager
-def _metrics(processor: EventProcessor, port: int, words: ProcessOutput) -> Iterator[None]:
-    """Serve the metrics while the processor runs.
+def _metrics(processor: EventProcessor, port: int | None, words: ProcessOutput) -> Iterator[None]:
+    """Serve the metrics while the processor runs, if a port is given.
 
     Raises:
         UsageError: the extra is not installed, or the port can not be had.
     """
+    if port is None:
+        yield
+        return
     # An extra: our own module says what is missing, so it is the first to be asked.
     metrics_of = import_module("leasehold.processor.metrics").ProcessorMetrics
     prometheus = import_module("prometheus_client")

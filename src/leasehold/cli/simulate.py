@@ -25,8 +25,8 @@ from leasehold.testing.sim.ownership_chart import sparklines, svg, window
 from leasehold.testing.sim.scenario import Measured, Scenario, ScenarioRun, run_scenario
 
 _PICTURE_COLUMNS = 52
-_MOST_PICTURE_ROWS = 12
-_MOST_HOSTS, _MOST_PARTITIONS = 1_000, 100_000
+_MAX_PICTURE_ROWS = 12
+_MAX_HOSTS, _MAX_PARTITIONS = 1_000, 100_000
 
 out = Console()
 err = Console(stderr=True)
@@ -53,11 +53,11 @@ def simulate(
     *,
     hosts: Annotated[
         int | None,
-        typer.Option(help="Hosts at the start: 32.", min=1, max=_MOST_HOSTS, metavar="N"),
+        typer.Option(help="Hosts at the start: 32.", min=1, max=_MAX_HOSTS, metavar="N"),
     ] = None,
     partitions: Annotated[
         int | None,
-        typer.Option(help="Partitions to share: 1024.", min=1, max=_MOST_PARTITIONS, metavar="N"),
+        typer.Option(help="Partitions to share: 1024.", min=1, max=_MAX_PARTITIONS, metavar="N"),
     ] = None,
     scenario: Annotated[
         Scenario | None,
@@ -249,7 +249,7 @@ def _table(measured: list[Measured]) -> Table:
             m.strategy,
             str(m.cycles),
             str(m.moves),
-            str(m.least_moves),
+            str(m.min_moves),
             str(m.spread),
             f"{m.calls_per_host_cycle:g}",
             f"{m.unowned_s:,.1f}",
@@ -263,7 +263,7 @@ def _print_picture(run: ScenarioRun) -> None:
     lines = sparklines(run, columns=_PICTURE_COLUMNS)
     hosts, free = lines[:-1], lines[-1]
     by_change = sorted(hosts, key=lambda each: len(set(each[1])), reverse=True)
-    shown = by_change[:_MOST_PICTURE_ROWS]
+    shown = by_change[:_MAX_PICTURE_ROWS]
     out.print(f"\nkeys owned by each host over time, {run.measured.strategy}", highlight=False)
     for name, line, last in [each for each in hosts if each in shown] + [free]:
         out.print(f"{name:>9} {line:<{_PICTURE_COLUMNS}} {last:>5}", highlight=False)

@@ -39,7 +39,7 @@ from leasehold.insight import Inspector, open_inspector
 
 _OPTION = "--watch"
 _EVERY = "2s"
-_LEAST_S, _MOST_S = 0.1, 86400.0
+_MIN_S, _MAX_S = 0.1, 86400.0
 _LOOK_EVERY_S = 0.25
 
 Watch = Annotated[
@@ -101,7 +101,7 @@ def show(
             print_page(anyio.run(_once, url, look), form)
         return
     every_s = duration(watch, option=_OPTION).total_seconds()
-    if not _LEAST_S <= every_s <= _MOST_S:
+    if not _MIN_S <= every_s <= _MAX_S:
         raise InvalidDuration(f"{_OPTION} {watch!r} must lie between 100ms and 1d")
     with suppress(KeyboardInterrupt), until_the_pipe_closes():
         anyio.run(_again, url, look, form, every_s)

@@ -70,7 +70,7 @@ def worker(
             jobs,
             store=url,
             name=name,
-            most_at_once=most,
+            max_concurrent=most,
             grace=limit,
             on_stuck=lines.leave,
             clock=clock,

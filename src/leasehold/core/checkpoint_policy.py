@@ -49,7 +49,7 @@ class CheckpointPolicy:
         interval_s = None
         if interval is not None:
             interval_s = seconds_of(
-                interval, what="checkpoint interval", least_s=0.0, most_s=_LONGEST_S
+                interval, what="checkpoint interval", min_s=0.0, max_s=_LONGEST_S
             )
         return cls(events=events, interval_s=interval_s)
 

@@ -22,8 +22,8 @@ from leasehold.errors import InvalidOptions
 from leasehold.names import seconds_of
 
 CLOCK_RATE_ERROR = 0.05
-LEAST_LEASE_S = 0.05
-MOST_LEASE_S = 7 * 24 * 3600.0
+MIN_LEASE_S = 0.05
+MAX_LEASE_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class LeaseTiming:
         cls,
         *,
         lease: timedelta = timedelta(seconds=10),
-        renew_every: timedelta | None = None,
+        renew_interval: timedelta | None = None,
         margin: timedelta | None = None,
-        call_limit: timedelta | None = None,
+        call_timeout: timedelta | None = None,
     ) -> LeaseTiming:
         """Times from durations; what is not given is derived from the lease.
 
@@ -50,18 +50,18 @@ class LeaseTiming:
             InvalidDuration: the lease or a part of it lies outside its range.
             InvalidOptions: two of them contradict each other; the message names the relation.
         """
-        lease_s = seconds_of(lease, what="lease", least_s=LEAST_LEASE_S, most_s=MOST_LEASE_S)
+        lease_s = seconds_of(lease, what="lease", min_s=MIN_LEASE_S, max_s=MAX_LEASE_S)
 
         def part(given: timedelta | None, what: str, share: float) -> float:
             if given is None:
                 return lease_s * share
-            return seconds_of(given, what=what, least_s=0.001, most_s=MOST_LEASE_S)
+            return seconds_of(given, what=what, min_s=0.001, max_s=MAX_LEASE_S)
 
         timing = cls(
             lease_s=lease_s,
-            renew_s=part(renew_every, "renew_every", 0.3),
+            renew_s=part(renew_interval, "renew_interval", 0.3),
             margin_s=part(margin, "margin", 0.1),
-            call_s=part(call_limit, "call_limit", 0.3),
+            call_s=part(call_timeout, "call_timeout", 0.3),
         )
         timing.check()
         return timing
@@ -75,13 +75,13 @@ class LeaseTiming:
         shortest_s = min(self.lease_s, self.renew_s, self.call_s)
         _relation(
             shortest_s > 0,
-            "lease, renew_every, call_limit > 0",
+            "lease, renew_interval, call_timeout > 0",
             f"{shortest_s:g} s is not > 0 s",
             "time only goes forward",
         )
         _relation(
             self.renew_s < self.lease_s / 2,
-            "renew_every < lease / 2",
+            "renew_interval < lease / 2",
             f"{self.renew_s:g} s is not < {self.lease_s / 2:g} s",
             "one failed renewal would already cost the lease: renew more often",
         )
@@ -95,10 +95,10 @@ class LeaseTiming:
         room_s = self.lease_s - self.margin_s
         _relation(
             self.renew_s + 2 * self.call_s <= room_s * (1 + 1e-9),
-            "renew_every + 2 x call_limit <= lease - margin",
+            "renew_interval + 2 x call_timeout <= lease - margin",
             f"{self.renew_s + 2 * self.call_s:g} s is more than {room_s:g} s",
-            "an answer that is lost must leave time for one more try: shorten renew_every or "
-            "call_limit (0.3 x lease each, if they are not given)",
+            "an answer that is lost must leave time for one more try: shorten renew_interval or "
+            "call_timeout (0.3 x lease each, if they are not given)",
         )
 
     def trusted_until(self, sent_at_s: float) -> float:
@@ -114,7 +114,7 @@ def _relation(holds: bool, relation: str, numbers: str, advice: str) -> None:  #
 _LOOKS_WHILE_EXPECTING = 3
 _EARLY_LOOKS = 3
 _GRACE = 0.02
-_LEAST_GRACE_S = 0.02
+_MIN_GRACE_S = 0.02
 
 
 def cycle_pause_s(
@@ -147,6 +147,6 @@ def early_cycle_s(
     an end that does not come: after one early look the next (``again``) is at least a third of the
     interval away.
     """
-    grace_s = max(_LEAST_GRACE_S, _GRACE * lease_s) * (1 + chance)
-    least_s = interval_s / _EARLY_LOOKS if again else 0.0
-    return max(next_end_s + grace_s, grace_s, least_s)
+    grace_s = max(_MIN_GRACE_S, _GRACE * lease_s) * (1 + chance)
+    min_s = interval_s / _EARLY_LOOKS if again else 0.0
+    return max(next_end_s + grace_s, grace_s, min_s)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from leasehold.core.cron import Schedule
 
-MOST_MISSED = 1000
+MAX_MISSED = 1000
 ON_TIME = timedelta(seconds=60)
 _ALL_PARTS = 2**64
 _TICK = timedelta(microseconds=1)
@@ -208,11 +208,11 @@ def _oldest(
     """The oldest that is young enough, and among the last thousand."""
     if rules.max_age is not None and not _fresh(first, now, rules, shift):
         first = schedule.next(now - shift - rules.max_age - _TICK) or last
-    count = sum(1 for _ in zip(range(MOST_MISSED), schedule.occurrences(first, last), strict=False))
-    if count < MOST_MISSED:  # behind the first one
+    count = sum(1 for _ in zip(range(MAX_MISSED), schedule.occurrences(first, last), strict=False))
+    if count < MAX_MISSED:  # behind the first one
         return first
     found = last
-    for _ in range(MOST_MISSED - 1):
+    for _ in range(MAX_MISSED - 1):
         found = schedule.previous(found) or found
     return found
 

@@ -22,7 +22,7 @@ class PoisonAction(Enum):
 
 
 def _pauses() -> Backoff:
-    return Backoff(base_s=_FIRST_PAUSE_S, most_s=_LONGEST_PAUSE_S)
+    return Backoff(base_s=_FIRST_PAUSE_S, max_s=_LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,6 @@ class StallRule:
         return StallVerdict.STALLED
 
     @property
-    def look_every_s(self) -> float:
+    def check_interval_s(self) -> float:
         """How often to look, so that a stall is found not much later than it should be."""
         return self.stall_after_s / 4

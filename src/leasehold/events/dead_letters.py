@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from leasehold.events.event import Event
 
 
-MOST_TRACEBACK_BYTES = 8 << 10
-MOST_REASON_BYTES = 1 << 10
+MAX_TRACEBACK_BYTES = 8 << 10
+MAX_REASON_BYTES = 1 << 10
 _SHORT_REASON_BYTES = 128
 PREFIX = "leasehold-"
 _CUT = "… (cut)\n"
@@ -45,8 +45,8 @@ class DeadLetter:
     def properties(self) -> dict[str, str]:
         """The event's own properties, and ours: those that begin with ``leasehold-``."""
         ours = {
-            "reason": _first_part(self.reason, MOST_REASON_BYTES),
-            "traceback": _last_part(self.traceback, MOST_TRACEBACK_BYTES),
+            "reason": _first_part(self.reason, MAX_REASON_BYTES),
+            "traceback": _last_part(self.traceback, MAX_TRACEBACK_BYTES),
             "stream": self.stream,
             "group": self.group,
             "partition": self.partition,
@@ -83,21 +83,21 @@ def _named(ours: dict[str, str]) -> dict[str, str]:
     return {f"{PREFIX}{name}": text for name, text in ours.items()}
 
 
-def _first_part(text: str, most_bytes: int) -> str:
+def _first_part(text: str, max_bytes: int) -> str:
     """The beginning of it, where an error is named. What is cut off is not encoded first."""
-    raw = _clean(text[: most_bytes + 1])
-    if len(raw) <= most_bytes:
+    raw = _clean(text[: max_bytes + 1])
+    if len(raw) <= max_bytes:
         return raw.decode()
     end = "… (cut)"
-    return raw[: most_bytes - len(end.encode())].decode(errors="ignore") + end
+    return raw[: max_bytes - len(end.encode())].decode(errors="ignore") + end
 
 
-def _last_part(text: str, most_bytes: int) -> str:
+def _last_part(text: str, max_bytes: int) -> str:
     """The end of it, where the error itself is named."""
     raw = _clean(text)
-    if len(raw) <= most_bytes:
+    if len(raw) <= max_bytes:
         return raw.decode()
-    kept = raw[len(raw) - most_bytes + len(_CUT.encode()) :]
+    kept = raw[len(raw) - max_bytes + len(_CUT.encode()) :]
     return _CUT + kept.decode(errors="ignore")
 
 

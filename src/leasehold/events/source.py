@@ -8,7 +8,7 @@ Guarantees of every source:
 * The events of a partition have rising sequence numbers, and come in that order.
 * A receiver is opened with the epoch of its lease. Once a receiver of the same group was opened
   with a higher epoch, or with the same one later, the older receiver gets nothing more: it is
-  told ``Stolen``.
+  told ``ReaderDisplaced``.
 * A receive that was cancelled has not moved: the events come with the next one.
 """
 
@@ -44,11 +44,11 @@ class Receiver(Protocol):
         """The sequence number of the next event."""
         ...
 
-    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+    async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """Wait for the next events, and return them: at least one.
 
         Raises:
-            Stolen: a receiver with a newer claim reads the partition for this group.
+            ReaderDisplaced: a receiver with a newer claim reads the partition for this group.
             Trimmed: retention has removed the next event.
             DataDamaged, VolumeUnusable: it can not be read.
             UnknownStream: the stream was deleted.
@@ -82,7 +82,7 @@ class EventSource(Protocol):
         """Open a receiver at ``start`` under ``epoch``; ``name`` is shown to whom it displaces.
 
         Raises:
-            Stolen: the group has a receiver with a higher epoch.
+            ReaderDisplaced: the group has a receiver with a higher epoch.
             Trimmed: retention has removed the event at ``start``.
             BeyondEnd: ``start`` lies beyond the end.
             UsageError: there is no such partition.

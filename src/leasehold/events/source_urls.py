@@ -28,7 +28,7 @@ def open_source(text: str, *, store_url: str, name: str) -> EventSource:
     Raises:
         UsageError: no stream is named, or the store has no log.
         UnknownStream: there is no such stream; the message names those there are.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
     module, place = _found(text)
     opened: EventSource = module.open_source(place, store_url=store_url, name=name)
@@ -45,7 +45,7 @@ def open_ranges(
     Raises:
         UsageError: no stream is named, or the store has no log.
         UnknownStream: there is no such stream; the message names those there are.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
     module, place = _found(text)
     opened: RangeSource = module.open_ranges(place, store_url=store_url, name=name, pinned=pinned)

@@ -13,7 +13,7 @@ from typing import Self
 
 from leasehold.errors import UsageError
 
-_MOST = 2**63 - 1
+_MAX = 2**63 - 1
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _HOW = "write earliest, latest, seq:<number>, offset:<number>, or a time as 2026-01-01T00:00:00Z"
@@ -114,6 +114,6 @@ class Start:
 
 
 def _checked(number: object, *, what: str) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MAX:
         raise UsageError(f"{what} is a whole number from 0 to 2^63-1, not {number!r}")
     return number

@@ -137,7 +137,7 @@ class AsyncNamespace:
         *,
         overwrite: bool = False,
         replication: int | None = None,
-        block_size: int | None = None,
+        block_bytes: int | None = None,
     ) -> AsyncFileWriter:
         """See ``Namespace``."""
         writer = await self._opened(
@@ -145,7 +145,7 @@ class AsyncNamespace:
             path,
             overwrite=overwrite,
             replication=replication,
-            block_size=block_size,
+            block_bytes=block_bytes,
         )
         return AsyncFileWriter(writer, self._limiter)
 

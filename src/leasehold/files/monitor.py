@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.files")
 
-PAUSES = Backoff(base_s=2.0, most_s=300.0)
-_MOST_PER_PASS = 1000
+PAUSES = Backoff(base_s=2.0, max_s=300.0)
+_MAX_PER_PASS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Monitor:
         """
         until = self._clock.boottime_s() + self._budget_s
         recovered = failed = 0
-        due = self._around.journal.due(limit=_MOST_PER_PASS)
+        due = self._around.journal.due(limit=_MAX_PER_PASS)
         for path in due:
             if self._clock.boottime_s() >= until or self._stop.is_set():
                 return MonitorPass(recovered=recovered, failed=failed, left=True)
@@ -106,7 +106,7 @@ class Monitor:
             recovered=recovered,
             failed=failed,
             removed=removed,
-            left=_MOST_PER_PASS in {len(due), removed},
+            left=_MAX_PER_PASS in {len(due), removed},
         )
 
     def _run(self) -> None:
@@ -167,7 +167,7 @@ def sweep(around: RecoveryContext, *, until: Callable[[], bool] = lambda: False)
             around.journal.forget_trash(gone)
         removed += len(gone)
         away |= failed
-        if (not failed and len(gone) < _MOST_PER_PASS) or until():
+        if (not failed and len(gone) < _MAX_PER_PASS) or until():
             return removed
 
 
@@ -177,7 +177,7 @@ def _removed(
     gone: list[tuple[int, str]] = []
     failed: set[str] = set()
     usable: dict[str, Volume] = {}
-    for block_id, volume_id in around.journal.trash(limit=_MOST_PER_PASS, without=away):
+    for block_id, volume_id in around.journal.trash(limit=_MAX_PER_PASS, without=away):
         if until():
             break
         if volume_id in failed:

@@ -109,7 +109,7 @@ class FileOperations:
         return f"{next(self._requests):x}"
 
     def _chosen(self, replication: int) -> tuple[Volume, ...]:
-        least = min(self._options.least_replicas, replication)
+        least = min(self._options.min_replicas, replication)
         return self._around.volumes.chosen(
             replication=replication, least=least, turn=next(self._turns)
         )
@@ -145,7 +145,7 @@ class FileOperations:
                 opened,
                 self._around,
                 volumes_for=self._chosen,
-                least_replicas=self._options.least_replicas,
+                min_replicas=self._options.min_replicas,
                 new_request=self._new_request,
                 recover=self._ended,
                 forget=self._renewer.remove,
@@ -216,7 +216,7 @@ class FileOperations:
 
 
 _SYNC_THREADS = 16
-_PAUSES = Backoff(base_s=0.05, most_s=2.0)
+_PAUSES = Backoff(base_s=0.05, max_s=2.0)
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -245,7 +245,10 @@ class Namespace:
         self._rng = system_random()
         self._closing = threading.Event()
         self._renewer = Renewer(
-            self._journal, holder, clock=clock, look_every_s=options.look_every.total_seconds()
+            self._journal,
+            holder,
+            clock=clock,
+            check_interval_s=options.check_interval.total_seconds(),
         )
         self._desk = FileOperations(
             around,
@@ -260,7 +263,7 @@ class Namespace:
             _named("monitor"),
             clock=clock,
             rng=self._rng,
-            every_s=options.monitor_every.total_seconds(),
+            every_s=options.monitor_interval.total_seconds(),
             budget_s=options.monitor_budget.total_seconds(),
         )
 
@@ -286,7 +289,7 @@ class Namespace:
         commit of the journal, for tests.
 
         Raises:
-            UnknownStore: the URL names no database that can keep files.
+            InvalidUrl: the URL names no database that can keep files.
             StoreUnavailable: there is no answer.
             StoreUnusable: it can not serve.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
@@ -337,7 +340,7 @@ class Namespace:
         *,
         overwrite: bool = False,
         replication: int | None = None,
-        block_size: int | None = None,
+        block_bytes: int | None = None,
     ) -> FileWriter:
         """Begin a new file.
 
@@ -351,8 +354,8 @@ class Namespace:
             VolumeUnusable: no volume can be written.
         """
         check_replication(replication)
-        if block_size is not None:
-            check_block_size(block_size)
+        if block_bytes is not None:
+            check_block_size(block_bytes)
         wanted = replication or self._desk.replication
 
         def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
@@ -360,7 +363,7 @@ class Namespace:
                 path,
                 self._holder,
                 replication=wanted,
-                block_size=block_size or self._options.block_size,
+                block_bytes=block_bytes or self._options.block_bytes,
                 overwrite=overwrite,
                 volumes=volumes,
                 request=request,
@@ -414,7 +417,7 @@ class Namespace:
             TailUncertain: the time is over and the volumes still do not tell enough.
             VolumeUnusable: the time is over and no volume can take the file's end.
         """
-        limit_s = seconds_of(timeout, what="timeout", least_s=0.0, most_s=_LONGEST_WAIT_S)
+        limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
         until = self._clock.boottime_s() + limit_s
         for failures in count(1):
             try:
@@ -477,7 +480,7 @@ class Namespace:
         return self._journal.list_open(
             prefix,
             older_than_s=seconds_of(
-                older_than or timedelta(0), what="older_than", least_s=0.0, most_s=_LONGEST_WAIT_S
+                older_than or timedelta(0), what="older_than", min_s=0.0, max_s=_LONGEST_WAIT_S
             ),
             after_id=after_id,
             limit=limit,

@@ -32,13 +32,13 @@ class Renewer:
     """The files of one holder."""
 
     def __init__(
-        self, journal: Journal, holder: FileHolder, *, clock: Clock, look_every_s: float
+        self, journal: Journal, holder: FileHolder, *, clock: Clock, check_interval_s: float
     ) -> None:
         """Start nothing yet: the first file does."""
         self._journal = journal
         self._holder = holder
         self._clock = clock
-        self._look_every_s = look_every_s
+        self._check_interval_s = check_interval_s
         self._lock = threading.Lock()
         self._writers: set[FileWriter] = set()
         self._heard_at = 0.0
@@ -110,7 +110,7 @@ class Renewer:
 
     def _run(self) -> None:
         idle = 0
-        while not self._stop.wait(self._look_every_s):
+        while not self._stop.wait(self._check_interval_s):
             try:
                 self.look()
             except Exception:  # a bug of ours must not end the one that keeps all files

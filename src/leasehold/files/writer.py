@@ -49,7 +49,7 @@ class FileWriter:
         around: RecoveryContext,
         *,
         volumes_for: Callable[[int], tuple[Volume, ...]],
-        least_replicas: int,
+        min_replicas: int,
         new_request: Callable[[], str],
         recover: Callable[[WriteTicket], FileStatus],
         forget: Callable[[FileWriter], None],
@@ -58,11 +58,11 @@ class FileWriter:
         self._ticket = opened.ticket
         self._around = around
         self._volumes_for = volumes_for
-        self._least_replicas = least_replicas
+        self._min_replicas = min_replicas
         self._new_request = new_request
         self._recover = recover
         self._forget = forget
-        self._block_size = opened.block_size
+        self._block_bytes = opened.block_bytes
         self._replication = opened.replication
         self._lock = threading.RLock()
         self._waiting = bytearray()
@@ -130,7 +130,7 @@ class FileWriter:
 
         Raises:
             LeaseLost: the file was taken over.
-            VolumeUnusable: no volume is left, or fewer than ``least_replicas``.
+            VolumeUnusable: no volume is left, or fewer than ``min_replicas``.
         """
         view = memoryview(data).cast("B")
         with self._lock:
@@ -149,7 +149,7 @@ class FileWriter:
 
         Raises:
             LeaseLost: the file was taken over.
-            VolumeUnusable: no volume is left, or fewer than ``least_replicas``.
+            VolumeUnusable: no volume is left, or fewer than ``min_replicas``.
             StoreError: the journal has to be asked, and did not answer; flush again.
         """
         with self._lock:
@@ -166,7 +166,7 @@ class FileWriter:
 
         Raises:
             LeaseLost: the file was taken over.
-            VolumeUnusable: no volume is left, or fewer than ``least_replicas``.
+            VolumeUnusable: no volume is left, or fewer than ``min_replicas``.
             StoreError: the journal has to be asked, and did not answer; flush again.
         """
         with self._lock:
@@ -316,7 +316,7 @@ class FileWriter:
                 at += len(part)
                 if len(self._waiting) >= room:
                     self._push()
-            if self._block.length >= self._block_size:
+            if self._block.length >= self._block_bytes:
                 self._roll()
 
     @contextmanager
@@ -348,7 +348,7 @@ class FileWriter:
             raise UsageError(f"{self.path} is closed: append to it to write more")
 
     def _room(self) -> int:
-        return min(PIECE_BYTES, self._block_size - self._block.length)
+        return min(PIECE_BYTES, self._block_bytes - self._block.length)
 
     def _push(self) -> None:
         if self._waiting:
@@ -401,8 +401,8 @@ class FileWriter:
         """Drop volumes that failed, if the file is still ours: before anything is acknowledged."""
         try:
             self._around.journal.check(self._ticket)
-            if len(left) < self._least_replicas:
-                raise VolumeUnusable(_no_volume(self.path, failed, left, self._least_replicas))
+            if len(left) < self._min_replicas:
+                raise VolumeUnusable(_no_volume(self.path, failed, left, self._min_replicas))
             self._around.journal.drop_volumes(self._ticket, block_id, keep=left)
         except LeaseholdError as error:
             self._broken = error

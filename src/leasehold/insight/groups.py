@@ -123,7 +123,7 @@ async def group_view(
             f"{some_of([f'{s!r} {g!r}' for s, g in await known_groups(store)])}. A group appears "
             "when its first processor starts"
         )
-    peers = await store.peers(name)
+    members = await store.members(name)
     checkpoints = await store.checkpoints(name)
     ids = [last_part(key) for key in resources]
     ends = await source.ends(ids) if source is not None else {}
@@ -134,7 +134,7 @@ async def group_view(
     partitions = [
         partition_view(
             resource,
-            owner=peers.get(resource.holder or ""),
+            owner=members.get(resource.holder or ""),
             checkpoint=checkpoints.get(resource.key),
             ends=ends.get(last_part(resource.key)),
             waits_since=since.get(last_part(resource.key)),
@@ -145,7 +145,9 @@ async def group_view(
     return GroupView(
         stream=stream,
         group=group,
-        members=tuple(member_view(peers[holder], keys=owned[holder]) for holder in sorted(peers)),
+        members=tuple(
+            member_view(members[holder], keys=owned[holder]) for holder in sorted(members)
+        ),
         partitions=tuple(sorted(partitions, key=lambda each: in_order(each.partition))),
         fenced_writes=await store.fenced_writes(name),
     )
@@ -187,7 +189,7 @@ def _oldest(
     return found
 
 
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 def members_there(holders: Sequence[str]) -> str:
@@ -199,8 +201,8 @@ def some_of(names: Sequence[str]) -> str:
     """A few names for a message."""
     if not names:
         return "none"
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def would_be_undone(view: GroupView, *, owner: str | None, to: str) -> bool:

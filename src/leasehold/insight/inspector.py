@@ -101,7 +101,7 @@ async def open_inspector(url: str, *, clock: Clock | None = None) -> AsyncIterat
     """Open the store that ``url`` names, to look at it.
 
     Raises:
-        UnknownStore: the URL names no store.
+        InvalidUrl: the URL names no store.
         StoreUnavailable, StoreUnusable: it does not answer, or can not serve.
     """
     clock = clock or SystemClock()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint, MemberRecord, Resource
     from leasehold.ports import Store
 
-MOST_TERMS = 100  # what every store keeps
+MAX_TERMS = 100  # what every store keeps
 _LOOK_BACK = 10  # terms, to find the last run among resets and what ran nothing
 TOLERANCE = timedelta(minutes=1)
 
@@ -101,7 +101,7 @@ class _JobRecords:
     """What is read once for all jobs."""
 
     resources: Mapping[str, Resource]
-    peers: Mapping[str, MemberRecord]
+    members: Mapping[str, MemberRecord]
     checkpoints: Mapping[str, Checkpoint]
     orders: OperatorRequests
     now: datetime
@@ -138,7 +138,7 @@ async def job_log(store: Store, name: str) -> Sequence[RunEntry]:
         InvalidName: it is no name of a job.
     """
     key = job_key(name)
-    log = entries(await store.history(key, limit=MOST_TERMS))
+    log = entries(await store.history(key, limit=MAX_TERMS))
     if not log and key not in await store.resources(GROUP):
         raise UnknownResource(f"there is no job {name!r} in this store: see `leasehold jobs ls`")
     return log
@@ -148,7 +148,7 @@ def schedule_of(text: str) -> Schedule:
     """The schedule that a run has told: its text, and after it the time zone if there is one.
 
     Raises:
-        BadSchedule: it can not be read.
+        InvalidSchedule: it can not be read.
     """
     line, _, zone = text.rpartition(" ")
     try:
@@ -162,7 +162,7 @@ def schedule_of(text: str) -> Schedule:
 async def _scene(store: Store, now: datetime) -> _JobRecords:
     return _JobRecords(
         resources=await store.resources(GROUP),
-        peers=await store.peers(GROUP),
+        members=await store.members(GROUP),
         checkpoints=await store.checkpoints(GROUP),
         orders=await standing(store),
         now=now,
@@ -179,7 +179,7 @@ async def _view(store: Store, scene: _JobRecords, key: str) -> JobView:
     return JobView(
         name=name,
         resource=resource,
-        peer=scene.peers.get(resource.holder or ""),
+        peer=scene.members.get(resource.holder or ""),
         current=next((each for each in log if held and each.epoch == resource.epoch), None),
         last=_last(log),
         schedule=schedule,
@@ -197,7 +197,7 @@ async def _recent(store: Store, key: str) -> Sequence[RunEntry]:
     terms = await store.history(key, limit=_LOOK_BACK)
     log = entries(terms)
     if _last(log) is None and len(terms) == _LOOK_BACK:
-        log = entries(await store.history(key, limit=MOST_TERMS))
+        log = entries(await store.history(key, limit=MAX_TERMS))
     return log
 
 

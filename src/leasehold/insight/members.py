@@ -19,7 +19,7 @@ class MemberView:
 
     ``keys`` is how many partitions it owns, ``most`` how many it would take, ``load`` the sum of
     what it measured on them (``None``: nothing). ``draining``: it gives everything away.
-    ``dismissed``: an operator asked it to.
+    ``leave_requested``: an operator asked it to.
     """
 
     holder: str
@@ -29,7 +29,7 @@ class MemberView:
     weight: float
     most: int | None
     draining: bool
-    dismissed: bool
+    leave_requested: bool
     renewed_ago_s: float | None
     time_left_s: float
     load: float | None
@@ -37,7 +37,7 @@ class MemberView:
     @property
     def leaving(self) -> bool:
         """Whether it takes nothing more, and gives away what it has."""
-        return self.draining or self.dismissed
+        return self.draining or self.leave_requested
 
 
 def member_view(peer: MemberRecord, *, keys: int) -> MemberView:
@@ -51,7 +51,7 @@ def member_view(peer: MemberRecord, *, keys: int) -> MemberView:
         weight=info.weight,
         most=info.most,
         draining=info.draining,
-        dismissed=peer.dismissed,
+        leave_requested=peer.leave_requested,
         renewed_ago_s=renewed_ago_s(peer),
         time_left_s=peer.remaining_s,
         load=math.fsum(info.loads.values()) if info.loads else None,

@@ -123,7 +123,7 @@ class LogPositions:
     def _one_enqueued_at(self, partition: str, number: int) -> datetime | None:
         start = Start.sequence(number)
         with self._log.reader(self._stream, partition_number(partition), start=start) as reader:
-            batch = reader.read(most_events=1)
+            batch = reader.read(max_events=1)
             return next(iter(batch)).enqueued_at if batch is not None else None
 
     def _sequence_of(self, partition: str, start: Start) -> int:

@@ -266,10 +266,10 @@ class Claimant:
             self._told.waits(held)
 
     async def _who(self, resource: Resource) -> Held:
-        peers = await self._call("peers", self._store.peers(GROUP))
+        members = await self._call("members", self._store.members(GROUP))
         terms = await self._call("history", self._store.history(resource.key, limit=1))
         holder = resource.holder or resource.handed_to or (terms[0].holder if terms else "somebody")
-        peer = peers.get(holder)
+        peer = members.get(holder)
         kept = resource.holder is None and resource.handed_to is not None
         current = bool(terms) and terms[0].epoch == resource.epoch
         return Held(
@@ -331,7 +331,7 @@ class Claimant:
                 self.lose("broken", until_s=until_s)
             elif resource.asked_by is not None:
                 self._ask(resource.asked_by)
-        if any(peer.holder == holding.holder and peer.dismissed for peer in changes.peers):
+        if any(peer.holder == holding.holder and peer.leave_requested for peer in changes.members):
             self._ask(None)
 
     def lost(self, _holding: Holding, reason: str, until_s: float, /) -> None:

@@ -78,7 +78,7 @@ class Ground:
     @property
     def pauses(self) -> Backoff:
         """Between attempts to reach a store that is in trouble."""
-        return Backoff(base_s=self.timing.renew_s / 8, most_s=self.timing.renew_s)
+        return Backoff(base_s=self.timing.renew_s / 8, max_s=self.timing.renew_s)
 
 
 class Hears(Protocol):
@@ -252,7 +252,7 @@ class Holding:
         self, lease: Lease, last_words: Callable[[], Awaitable[None]] | None
     ) -> None:
         failures, limit_s = 0, self._ground.leave_s
-        ladder = Backoff(base_s=limit_s / 32, most_s=limit_s / 4)
+        ladder = Backoff(base_s=limit_s / 32, max_s=limit_s / 4)
         while True:
             try:
                 if last_words is not None:

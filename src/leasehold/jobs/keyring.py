@@ -107,11 +107,11 @@ class Tenancy:
             mine = held.get(resource.key)
             if mine is not None and resource.epoch >= mine.epoch:  # else it was not ours yet
                 self._judge(holding, resource, sent_s)
-        if any(peer.holder == holding.holder and peer.dismissed for peer in changes.peers):
+        if any(peer.holder == holding.holder and peer.leave_requested for peer in changes.members):
             self._ask("", 0, None)
         if self.keys.owed:
             self._on_owed()
-        if changes.resources or changes.peers or changes.ended:
+        if changes.resources or changes.members or changes.ended:
             self.news.set()
             self.news = anyio.Event()
 

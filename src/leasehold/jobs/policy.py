@@ -48,7 +48,7 @@ class Policy:
         for what in ("max_age", "jitter", "timeout", "retry_pause"):
             given = getattr(self, what)
             if given is not None:
-                seconds_of(given, what=what, least_s=0.0, most_s=_YEAR_S)
+                seconds_of(given, what=what, min_s=0.0, max_s=_YEAR_S)
         most = 100
         retries: object = self.retries
         if not isinstance(retries, int) or not 0 <= retries <= most:
@@ -58,4 +58,4 @@ class Policy:
     def pauses(self) -> Backoff:
         """Between the attempts."""
         base_s = self.retry_pause.total_seconds()
-        return Backoff(base_s=base_s, most_s=max(base_s, 60.0))
+        return Backoff(base_s=base_s, max_s=max(base_s, 60.0))

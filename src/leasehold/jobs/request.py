@@ -73,7 +73,7 @@ class Request:
         """Block until it is held, or ``wait`` is over, or ``cancel`` was called: None.
 
         Raises:
-            StoreUnavailable, StoreUnusable, UnknownStore: the store can not be asked.
+            StoreUnavailable, StoreUnusable, InvalidUrl: the store can not be asked.
             UsageError: an occurrence is wanted of a job that has positions of its own.
         """
         wait_s = None if wait is None else wait.total_seconds()

@@ -247,7 +247,7 @@ def try_reserve(
 
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be asked.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be asked.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
     wish = Wish.of(
@@ -287,7 +287,7 @@ def reserve(
     Raises:
         JobHeld: ``wait`` is over and somebody else has it; the message says who.
         JobDone: the run of the occurrence is over.
-        InvalidName, InvalidDuration, UnknownStore, StoreUnavailable, StoreUnusable, UsageError: as
+        InvalidName, InvalidDuration, InvalidUrl, StoreUnavailable, StoreUnusable, UsageError: as
             there.
     """
     answer = try_reserve(
@@ -423,7 +423,7 @@ async def try_reserve_async(
 
     Raises:
         InvalidName, InvalidDuration: with what is wrong and what to write.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be asked.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be asked.
         UsageError: the occurrence has no time zone, or the job has positions of its own.
     """
     wish = Wish.of(
@@ -474,7 +474,7 @@ async def reserve_async(
     Raises:
         JobHeld: ``wait`` is over and somebody else has it; the message says who.
         JobDone: the run of the occurrence is over.
-        InvalidName, InvalidDuration, UnknownStore, StoreUnavailable, StoreUnusable, UsageError: as
+        InvalidName, InvalidDuration, InvalidUrl, StoreUnavailable, StoreUnusable, UsageError: as
             there.
     """
     answer = await try_reserve_async(

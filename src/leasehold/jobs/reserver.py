@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.jobs")
 
 _TRIES = 10
-_PAUSES = Backoff(base_s=2.0, most_s=60.0)
+_PAUSES = Backoff(base_s=2.0, max_s=60.0)
 _DISPOSAL_S = 30.0
 _KEYS = 4096
 
@@ -95,7 +95,7 @@ class Reserver:
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong and what to write.
-            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be asked.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be asked.
         """
         self._given, self._lease = store, lease
         timing_of(lease)

@@ -34,7 +34,7 @@ def timing_of(lease: timedelta) -> LeaseTiming:
     """
     # The lease itself is looked at first: its parts would be called by names nobody gave.
     LeaseTiming.of(lease=lease)
-    return LeaseTiming.of(lease=lease, renew_every=lease * _RENEW, call_limit=lease * _CALL)
+    return LeaseTiming.of(lease=lease, renew_interval=lease * _RENEW, call_timeout=lease * _CALL)
 
 
 def grace_s(timing: LeaseTiming) -> float:

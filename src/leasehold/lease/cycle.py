@@ -247,7 +247,7 @@ class Cycle:
         self._info = MemberInfo(
             host=host_name(), pid=os.getpid(), weight=options.weight, most=options.most
         )
-        self._ladder = Backoff(base_s=options.timing.renew_s / 8, most_s=options.timing.renew_s)
+        self._ladder = Backoff(base_s=options.timing.renew_s / 8, max_s=options.timing.renew_s)
         self._wake = anyio.Event()
         self._watch_again = anyio.Event()
         self._holdings = Holdings(keeper)
@@ -448,18 +448,18 @@ class Cycle:
 
     def _published(self, lease: Lease) -> MemberInfo | None:
         """What the others know of this member, as far as it knows."""
-        peer = self._view.peers.get(lease.holder)
+        peer = self._view.members.get(lease.holder)
         return peer.info if peer else None
 
     def _has_heirs(self, lease: Lease) -> bool:
-        takers = (h for h, peer in self._view.peers.items() if not peer.info.draining)
+        takers = (h for h, peer in self._view.members.items() if not peer.info.draining)
         return not self._holdings.empty and any(holder != lease.holder for holder in takers)
 
     def _uncap_if_short(self, lease: Lease) -> None:
         """What is stuck here had to go elsewhere; if there is no room for it, it is better here."""
         if self._info.most == self.options.most:
             return
-        members = {holder: peer.info for holder, peer in self._view.peers.items()}
+        members = {holder: peer.info for holder, peer in self._view.members.items()}
         members[lease.holder] = self._info
         room = [info.most for info in members.values() if not info.draining]
         owned = balance.Snapshot(members=members, resources=self._view.resources).keys_by_owner()
@@ -470,7 +470,7 @@ class Cycle:
 
     def _take_in(self, lease: Lease, changes: Changes, sent_s: float) -> bool:
         different = self._view.apply(changes)
-        if any(peer.holder == lease.holder and peer.dismissed for peer in changes.peers):
+        if any(peer.holder == lease.holder and peer.leave_requested for peer in changes.members):
             self._info = replace(self._info, draining=True)
         for term in changes.ended:
             leaving = self._holdings.leaving.get(term.key)
@@ -503,7 +503,7 @@ class Cycle:
             self._drain(resource.key, to=resource.asked_by)
 
     def _plan(self, lease: Lease) -> Plan:
-        members = {holder: peer.info for holder, peer in self._view.peers.items()}
+        members = {holder: peer.info for holder, peer in self._view.members.items()}
         snapshot = balance.Snapshot(
             members={**members, lease.holder: self._info}, resources=self._without_passed_on()
         )
@@ -573,7 +573,7 @@ class Cycle:
 
     def _drain(self, key: str, *, to: str | None, until_s: float | None = None) -> None:
         if until_s is None:
-            until_s = self._clock.boottime_s() + self.options.drain_limit.total_seconds()
+            until_s = self._clock.boottime_s() + self.options.drain_timeout.total_seconds()
         self._holdings.drain(key, to=to, until_s=until_s)
         self._watch_again.set()
 

@@ -91,7 +91,7 @@ class GroupState:
         return MappingProxyType(self._resources)
 
     @property
-    def peers(self) -> Mapping[str, MemberRecord]:
+    def members(self) -> Mapping[str, MemberRecord]:
         """The members that are alive, by holder."""
         return MappingProxyType(self._peers)
 
@@ -103,7 +103,7 @@ class GroupState:
         different = False
         for resource in changes.resources:
             different |= self.learn(resource)
-        for peer in changes.peers:
+        for peer in changes.members:
             known = self._peers.get(peer.holder)
             if not peer.alive:
                 different |= self._peers.pop(peer.holder, None) is not None

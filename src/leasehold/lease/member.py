@@ -68,7 +68,7 @@ class Member(Cycle):
         owners = Counter(each.holder or each.handed_to for each in self._view.resources.values())
         heirs = [
             holder
-            for holder, peer in self._view.peers.items()
+            for holder, peer in self._view.members.items()
             if holder != self.holder
             and not peer.info.draining
             and (peer.info.most is None or owners[holder] < peer.info.most)

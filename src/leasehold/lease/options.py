@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 
 from leasehold.core.balance import Strategy
-from leasehold.core.lease_timing import MOST_LEASE_S, LeaseTiming
+from leasehold.core.lease_timing import MAX_LEASE_S, LeaseTiming
 from leasehold.errors import InvalidName, InvalidOptions
 from leasehold.lease.group_state import LARGEST_MOST, LARGEST_WEIGHT, is_number, is_whole
 from leasehold.names import check_group, check_name, seconds_of
@@ -17,8 +17,8 @@ from leasehold.names import check_group, check_name, seconds_of
 class MemberOptions:
     """How a member behaves; checked when it is made.
 
-    ``weight`` scales its share of the keys, ``most`` caps it. ``hand_over_limit`` is how long a
-    key is kept for the one it was handed to (three leases by default); ``drain_limit`` how long
+    ``weight`` scales its share of the keys, ``most`` caps it. ``hand_over_timeout`` is how long a
+    key is kept for the one it was handed to (three leases by default); ``drain_timeout`` how long
     the work on a key may take to stop in good order before it is stopped by force.
 
     Raises:
@@ -31,8 +31,8 @@ class MemberOptions:
     timing: LeaseTiming = field(default_factory=LeaseTiming)
     weight: float = 1.0
     most: int | None = None
-    hand_over_limit: timedelta | None = None
-    drain_limit: timedelta = timedelta(seconds=30)
+    hand_over_timeout: timedelta | None = None
+    drain_timeout: timedelta = timedelta(seconds=30)
 
     def __post_init__(self) -> None:
         """Refuse what can not work."""
@@ -47,18 +47,19 @@ class MemberOptions:
         check_share(weight=self.weight, most=self.most)
         if self.kept_s < 2 * self.timing.renew_s:
             raise InvalidOptions(
-                f"hand_over_limit >= 2 x renew_every does not hold ({self.kept_s:g} s is less than "
+                "hand_over_timeout >= 2 x renew_interval does not hold "
+                f"({self.kept_s:g} s is less than "
                 f"{2 * self.timing.renew_s:g} s): the receiver looks only once per renewal"
             )
-        seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+        seconds_of(self.drain_timeout, what="drain_timeout", min_s=0.0, max_s=MAX_LEASE_S)
 
     @property
     def kept_s(self) -> float:
         """How long a key is kept for the one it was handed to."""
-        if self.hand_over_limit is None:
+        if self.hand_over_timeout is None:
             return _LEASES_TO_KEEP * self.timing.lease_s
         return seconds_of(
-            self.hand_over_limit, what="hand_over_limit", least_s=0.0, most_s=MOST_LEASE_S
+            self.hand_over_timeout, what="hand_over_timeout", min_s=0.0, max_s=MAX_LEASE_S
         )
 
 
@@ -91,7 +92,7 @@ def check_timing(timing: object) -> None:
     timing.check()
 
 
-def check_share(*, weight: object, most: object, most_name: str = "most") -> None:
+def check_share(*, weight: object, most: object, max_name: str = "most") -> None:
     """Refuse a weight or a limit that the others of the group could not count with.
 
     Raises:
@@ -107,11 +108,9 @@ def check_share(*, weight: object, most: object, most_name: str = "most") -> Non
         return
     if not is_whole(most):
         raise InvalidOptions(
-            f"{most_name} must be a whole number, not {most!r}: use None for no limit"
+            f"{max_name} must be a whole number, not {most!r}: use None for no limit"
         )
     if most < 0:
-        raise InvalidOptions(f"{most_name} >= 0 does not hold ({most}): use None for no limit")
+        raise InvalidOptions(f"{max_name} >= 0 does not hold ({most}): use None for no limit")
     if most > LARGEST_MOST:
-        raise InvalidOptions(
-            f"{most_name} <= {LARGEST_MOST:,} does not hold: use None for no limit"
-        )
+        raise InvalidOptions(f"{max_name} <= {LARGEST_MOST:,} does not hold: use None for no limit")

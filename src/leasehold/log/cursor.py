@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LARGE_BYTES: Final = 256 << 10  # smaller frames take longer to find than to compare
 RUN_BYTES: Final = 4 << 20
 SPAN_BYTES: Final = 64 << 20
-_MOST_FRAMES: Final = SPAN_BYTES // LARGE_BYTES
+_MAX_FRAMES: Final = SPAN_BYTES // LARGE_BYTES
 
 
 class ChecksumPrefetch:
@@ -125,7 +125,7 @@ class _FrameSpan:
     def compare(self) -> None:
         """Note which frames have their checksum."""
         try:
-            for header in islice(Segment(self._view).frames(self._start), _MOST_FRAMES):
+            for header in islice(Segment(self._view).frames(self._start), _MAX_FRAMES):
                 if header.position >= self._end or self.is_left:
                     return
                 if header.position >= self.middle and header.kind is FrameKind.EVENTS:

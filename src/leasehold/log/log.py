@@ -113,7 +113,7 @@ class Log:
         The volumes are remembered: later calls need not name them.
 
         Raises:
-            UnknownStore: the URL names no database that can keep a log.
+            InvalidUrl: the URL names no database that can keep a log.
             StoreUnavailable: there is no answer.
             StoreUnusable: it can not serve, or there is no place for the socket.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
@@ -155,8 +155,8 @@ class Log:
         segment_bytes: int = 64 << 20,
         segment_age: timedelta = timedelta(hours=1),
         replication: int = 0,
-        retain_age: timedelta | None = None,
-        retain_bytes: int = 0,
+        retention: timedelta | None = None,
+        retention_bytes: int = 0,
     ) -> StreamInfo:
         """Make a stream. Again with the same settings is harmless.
 
@@ -169,8 +169,8 @@ class Log:
             segment_bytes=segment_bytes,
             segment_age_s=_age_s(segment_age, "segment_age"),
             replication=replication,
-            retain_age_s=_age_s(retain_age, "retain_age"),
-            retain_bytes=retain_bytes,
+            retain_age_s=_age_s(retention, "retention"),
+            retention_bytes=retention_bytes,
         )
         return self._catalog.create(stream, settings)
 
@@ -275,7 +275,7 @@ class Log:
         Raises:
             UnknownStream: there is none; the message names those there are.
             UsageError: it has no such partition.
-            Stolen: a reader with a higher epoch has the partition for this group.
+            ReaderDisplaced: a reader with a higher epoch has the partition for this group.
         """
         return PartitionReader(
             self._catalog.get(stream),
@@ -315,8 +315,8 @@ class Log:
         if older_than is not None:
             settings = replace(settings, retain_age_s=_age_s(older_than, "older_than"))
         if keep_bytes is not None:
-            settings = replace(settings, retain_bytes=keep_bytes)
-        if not settings.retain_age_s and not settings.retain_bytes:
+            settings = replace(settings, retention_bytes=keep_bytes)
+        if not settings.retain_age_s and not settings.retention_bytes:
             raise UsageError(
                 f"{stream} keeps everything: say what may go with an age (--older-than 7d) or a "
                 "size (--keep-size 10GB); 0 is no limit"
@@ -436,4 +436,4 @@ class Log:
 def _age_s(age: timedelta | None, what: str) -> float:
     if age is None:
         return 0.0
-    return seconds_of(age, what=what, least_s=0.0, most_s=_LONGEST_AGE_S)
+    return seconds_of(age, what=what, min_s=0.0, max_s=_LONGEST_AGE_S)

@@ -19,14 +19,15 @@ class LogOptions:
     """How a log is opened.
 
     Attributes:
-        files: the settings of the files below it. Their ``attempt_limit`` is shorter than usual: a
+        files: the settings of the files below it. Their ``recovery_timeout`` is shorter than usual:
+            a
             segment is recovered quickly, and one who dies over it must not hold producers up.
         run_monitor: whether this process also recovers files that others left behind.
         socket_directory: where the socket lies on which other producers of this machine find us;
             by default the user's runtime directory, or else the one for temporary files.
     """
 
-    files: FileOptions = field(default_factory=lambda: FileOptions(attempt_limit=_ATTEMPT_LIMIT))
+    files: FileOptions = field(default_factory=lambda: FileOptions(recovery_timeout=_ATTEMPT_LIMIT))
     run_monitor: bool = True
     socket_directory: str = ""
 
@@ -39,11 +40,12 @@ class ProducerOptions:
         linger: how long a small batch waits for more events.
         batch_events: a batch of so many events does not wait.
         batch_bytes: the same for bytes; what is bigger is stored in parts of this size.
-        most_waiting_bytes: when what waits to be stored takes so much memory, ``send`` blocks.
-        send_limit: how long it blocks at most; then ``BufferFull``.
-        deliver_limit: how long a batch is tried; then its future fails. Longer than the files'
-            ``attempt_limit``, or one that dies while it takes a partition over makes batches fail.
-        answer_limit: after this time without a sign the owner of a partition counts as dead.
+        max_pending_bytes: when what waits to be stored takes so much memory, ``send`` blocks.
+        send_timeout: how long it blocks at most; then ``BufferFull``.
+        deliver_timeout: how long a batch is tried; then its future fails. Longer than the files'
+            ``recovery_timeout``, or one that dies while it takes a partition over makes batches
+            fail.
+        owner_timeout: after this time without a sign the owner of a partition counts as dead.
         durable: acknowledge what survives a power cut (sync), not only a kill (flush).
         producer_id: 16 bytes, to send everything again that a former producer sent, from its first
             event on, by the same calls; other events would be taken for the old ones and left out.
@@ -57,36 +59,37 @@ class ProducerOptions:
     linger: timedelta = timedelta(milliseconds=5)
     batch_events: int = 1000
     batch_bytes: int = 1 << 20
-    most_waiting_bytes: int = 64 << 20
-    send_limit: timedelta = timedelta(seconds=30)
-    deliver_limit: timedelta = timedelta(seconds=60)
-    answer_limit: timedelta = timedelta(seconds=5)
+    max_pending_bytes: int = 64 << 20
+    send_timeout: timedelta = timedelta(seconds=30)
+    deliver_timeout: timedelta = timedelta(seconds=60)
+    owner_timeout: timedelta = timedelta(seconds=5)
     durable: bool = True
     producer_id: bytes = b""
 
     def __post_init__(self) -> None:
         """Refuse what could not work, naming the relation that is broken."""
-        seconds_of(self.linger, what="linger", least_s=0.0, most_s=60.0)
-        for what in ("send_limit", "deliver_limit", "answer_limit"):
-            seconds_of(getattr(self, what), what=what, least_s=0.01, most_s=_LONGEST_S)
+        seconds_of(self.linger, what="linger", min_s=0.0, max_s=60.0)
+        for what in ("send_timeout", "deliver_timeout", "owner_timeout"):
+            seconds_of(getattr(self, what), what=what, min_s=0.01, max_s=_LONGEST_S)
         if self.batch_events < 1 or self.batch_bytes < 1:
             raise InvalidOptions(
                 f"batch_events and batch_bytes are {self.batch_events} and {self.batch_bytes} and "
                 "must be 1 or more: no batch could ever be sent"
             )
-        if self.most_waiting_bytes < self.batch_bytes:
+        if self.max_pending_bytes < self.batch_bytes:
             raise InvalidOptions(
-                "batch_bytes <= most_waiting_bytes does not hold "
-                f"({self.batch_bytes} > {self.most_waiting_bytes}): no batch would ever be full"
+                "batch_bytes <= max_pending_bytes does not hold "
+                f"({self.batch_bytes} > {self.max_pending_bytes}): no batch would ever be full"
             )
-        if self.deliver_limit < self.answer_limit:
+        if self.deliver_timeout < self.owner_timeout:
             raise InvalidOptions(
-                "answer_limit <= deliver_limit does not hold "
-                f"({self.answer_limit} > {self.deliver_limit}): a dead owner would stay for ever"
+                "owner_timeout <= deliver_timeout does not hold "
+                f"({self.owner_timeout} > {self.deliver_timeout}): a dead owner would stay for ever"
             )
-        if self.linger > self.deliver_limit:
+        if self.linger > self.deliver_timeout:
             raise InvalidOptions(
-                f"linger <= deliver_limit does not hold ({self.linger} > {self.deliver_limit}): "
+                "linger <= deliver_timeout does not hold "
+                f"({self.linger} > {self.deliver_timeout}): "
                 "batches would fail while they wait for more events"
             )
         if self.producer_id and len(self.producer_id) != _PRODUCER_ID_BYTES:

@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 _HEAD = struct.Struct("<8sIQ")
 _MAGIC = b"LHPARCL1"
-_MOST_WORDS_BYTES = 1 << 20
-_MOST_LOAD_BYTES = 1 << 31
+_MAX_WORDS_BYTES = 1 << 20
+_MAX_LOAD_BYTES = 1 << 31
 _GROWTH_BYTES = 1 << 20
 _BEATS_S = (0.01, 60.0)
 _PRODUCER_ID_BYTES = 16
-_MOST_NUMBERS = 1 << 63
+_MAX_NUMBERS = 1 << 63
 
 
 class InvalidOwnerMessage(Exception):
@@ -132,7 +132,7 @@ def _stamp(producer: Any, sequence: Any, count: int) -> ProducerStamp:
         raise InvalidOwnerMessage(
             f"a producer's id has {_PRODUCER_ID_BYTES} bytes, not {len(stamp.producer)}"
         )
-    if not 0 <= stamp.sequence < _MOST_NUMBERS - count:
+    if not 0 <= stamp.sequence < _MAX_NUMBERS - count:
         raise InvalidOwnerMessage(
             f"a producer's number lies between 0 and 2^63, not at {stamp.sequence}"
         )
@@ -143,8 +143,8 @@ def _beat_s(value: Any) -> float:
     beat_s = float(value)
     if not math.isfinite(beat_s):
         raise InvalidOwnerMessage(f"a sign of life every {beat_s} s can not be given")
-    least_s, most_s = _BEATS_S
-    return min(max(beat_s, least_s), most_s)
+    min_s, max_s = _BEATS_S
+    return min(max(beat_s, min_s), max_s)
 
 
 def send_reply(line: socket.socket, reply: OwnerReply) -> None:
@@ -182,7 +182,7 @@ def _receive(line: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
     if not head:
         return None
     magic, words_bytes, load_bytes = _HEAD.unpack(head)
-    if magic != _MAGIC or words_bytes > _MOST_WORDS_BYTES or load_bytes > _MOST_LOAD_BYTES:
+    if magic != _MAGIC or words_bytes > _MAX_WORDS_BYTES or load_bytes > _MAX_LOAD_BYTES:
         raise InvalidOwnerMessage("the head of a message is not ours")
     text, load = _exactly(line, words_bytes), _exactly(line, load_bytes)
     if len(text) != words_bytes or len(load) != load_bytes:
@@ -220,10 +220,10 @@ BEATS = 4  # so many signs of life are due in the time after which an owner coun
 class OwnerClient:
     """One line to one owner at a time. For one thread."""
 
-    def __init__(self, *, clock: Clock, answer_limit_s: float) -> None:
+    def __init__(self, *, clock: Clock, owner_timeout_s: float) -> None:
         """Connect to nobody yet."""
         self._clock = clock
-        self.answer_limit_s = answer_limit_s
+        self.owner_timeout_s = owner_timeout_s
         self._address = ""
         self._line: socket.socket | None = None
 
@@ -232,7 +232,7 @@ class OwnerClient:
 
         Raises:
             NobodyThere: nobody listens there.
-            Silent: no sign came for ``answer_limit``.
+            Silent: no sign came for ``owner_timeout``.
             Moved: it is not the owner, or the line broke.
             StoreUnavailable: it is alive and at work, and ``until_s`` has come.
             StoreUnusable: the socket belongs to another user.
@@ -245,7 +245,7 @@ class OwnerClient:
         except BlockingIOError as error:
             self.close()
             raise OwnerSilent(
-                f"the owner at {to} gave no sign for {self.answer_limit_s:g} s"
+                f"the owner at {to} gave no sign for {self.owner_timeout_s:g} s"
             ) from error
         except (OSError, InvalidOwnerMessage) as error:
             self.close()
@@ -282,8 +282,8 @@ class OwnerClient:
         path = address.removeprefix(SCHEME)
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Limits in the kernel: they also hold for a connection that is not accepted.
-        seconds = int(self.answer_limit_s)
-        limit = _TIMEVAL.pack(seconds, int((self.answer_limit_s - seconds) * 1_000_000))
+        seconds = int(self.owner_timeout_s)
+        limit = _TIMEVAL.pack(seconds, int((self.owner_timeout_s - seconds) * 1_000_000))
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:

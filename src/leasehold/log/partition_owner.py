@@ -216,7 +216,7 @@ def begin(
     path = segment_path(partition.stream, partition.number, base)
     try:
         writer = files.create(
-            path, replication=settings.replication or None, block_size=settings.block_size
+            path, replication=settings.replication or None, block_bytes=settings.block_bytes
         )
     except (FileExists, FileHeld, RecoveryInProgress) as error:
         raise OwnerMoved(f"{path} was created by somebody else: {error}") from error

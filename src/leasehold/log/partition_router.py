@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.log")
 
-_PAUSES = Backoff(base_s=0.01, most_s=0.5)
+_PAUSES = Backoff(base_s=0.01, max_s=0.5)
 _PASSES_BY = (
     OwnerMoved,
     OwnerGone,
@@ -154,7 +154,7 @@ class PartitionRouter:
                 raise StoreUnavailable("the volumes did not answer in time")
             return answer.result()
         assert known is not None  # noqa: S101 - one of the two is there
-        beat_s = courier.answer_limit_s / BEATS
+        beat_s = courier.owner_timeout_s / BEATS
         request = OwnerRequest(
             partition=self.partition, parcels=parcels, durable=durable, beat_s=beat_s
         )
@@ -238,7 +238,7 @@ class PartitionRouter:
         """Remove what the stream no longer keeps of this partition; if not now, then next time."""
         try:
             stream = self._stream()
-            if stream.settings.retain_age_s or stream.settings.retain_bytes:
+            if stream.settings.retain_age_s or stream.settings.retention_bytes:
                 trim(
                     stream,
                     files=self._around.files,

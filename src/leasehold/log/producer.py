@@ -64,16 +64,16 @@ class Producer:
         self._options = options or ProducerOptions()
         self._id = self._options.producer_id or bytes.fromhex(new_token())
         # What is stored beside small events may take more room than they do.
-        self._most_bytes = min(
+        self._max_bytes = min(
             self._options.batch_bytes, stream.settings.segment_bytes // 4, MAX_BODY_BYTES // 8
         )
-        self._most_event_bytes = min(
+        self._max_event_bytes = min(
             stream.settings.segment_bytes, MAX_BODY_BYTES - _FRAME_ROOM_BYTES
         )
         self._home = ProcessCheck("the producer")
         self._seat_of = seat_of
         self._clock = clock
-        self._gate = ByteLimit(self._options.most_waiting_bytes, clock=clock)
+        self._gate = ByteLimit(self._options.max_pending_bytes, clock=clock)
         # The same for the same producer: what it sends again goes the way it went before.
         self._turns = count(crc32c(self._id) % stream.partitions)
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Producer:
 
         Raises:
             UsageError: it can not be sent, or the producer is closed.
-            BufferFull: too much has been waiting for ``send_limit``.
+            BufferFull: too much has been waiting for ``send_timeout``.
             UnknownStream: the stream was deleted.
         """
         self._home.check()
@@ -135,7 +135,7 @@ class Producer:
     def flush(self, timeout: timedelta | None = None) -> bool:
         """Wait for all that was sent before: True if all of it was stored or failed in time.
 
-        Which of the two, the futures tell. Without ``timeout`` that takes ``deliver_limit`` at
+        Which of the two, the futures tell. Without ``timeout`` that takes ``deliver_timeout`` at
         most.
 
         Raises:
@@ -144,7 +144,7 @@ class Producer:
         self._home.check()
         until = None
         if timeout is not None:
-            limit_s = seconds_of(timeout, what="timeout", least_s=0.0, most_s=_LONGEST_WAIT_S)
+            limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
             until = self._clock.boottime_s() + limit_s
         with self._lock:
             lanes = tuple(self._lanes.values())
@@ -191,7 +191,7 @@ class Producer:
             sending.future.set_result(())
             return sending.future
         sizes = [size for parts in ways.values() for _, size in parts]
-        limit_s = self._options.send_limit.total_seconds()
+        limit_s = self._options.send_timeout.total_seconds()
         self._gate.enter(sum(sizes), parts=len(sizes), limit_s=limit_s, hurry=self._hurry)
         for lane, parts in zip(lanes, ways.values(), strict=True):
             lane.put(parts, sending)
@@ -201,7 +201,7 @@ class Producer:
         """The partition of a single event."""
         key = key if event.key is None else event.key
         by_key = None if key is None else partition_of(key, stream.partitions)
-        if len(event.body) + len(key or "") > self._most_event_bytes:
+        if len(event.body) + len(key or "") > self._max_event_bytes:
             raise self._too_big(len(event.body) + len(key or ""))
         if partition is not None:
             return stream.checked(partition)
@@ -225,16 +225,16 @@ class Producer:
         return split_by_key(batch, partitions, keyless=keyless)
 
     def _cut(self, batch: pa.RecordBatch) -> Sequence[tuple[pa.RecordBatch, int]]:
-        parts = tuple(cut(batch, self._most_bytes))
+        parts = tuple(cut(batch, self._max_bytes))
         biggest = max(size for _, size in parts)
-        if biggest > self._most_event_bytes:
+        if biggest > self._max_event_bytes:
             raise self._too_big(biggest)
         return parts
 
     def _too_big(self, size: int) -> UsageError:
         return UsageError(
             f"an event has {size} bytes, and one of {self.stream.name!r} may have "
-            f"{self._most_event_bytes} (a segment has {self.stream.settings.segment_bytes}): send "
+            f"{self._max_event_bytes} (a segment has {self.stream.settings.segment_bytes}): send "
             "smaller events, or use a stream with bigger segments"
         )
 
@@ -250,7 +250,7 @@ class Producer:
                     self._seat_of(number),
                     self._options,
                     producer_id=self._id,
-                    most_bytes=self._most_bytes,
+                    max_bytes=self._max_bytes,
                     gate=self._gate,
                     clock=self._clock,
                 )

@@ -209,8 +209,8 @@ def _sound(opened: MappedSegment, ask: Callable[[Segment], T]) -> T:
             opened.repair(damage)
 
 
-_MOST_EVENTS = 10_000
-_MOST_BYTES = 16 << 20
+_MAX_EVENTS = 10_000
+_MAX_BYTES = 16 << 20
 _LONGEST_WAIT_S = 366 * 24 * 3600.0
 
 
@@ -238,7 +238,7 @@ class PartitionReader:
         Raises:
             UsageError: the stream has no such partition.
             BeyondEnd: ``start`` lies beyond the end of the partition.
-            Stolen: a reader of the group has a higher epoch.
+            ReaderDisplaced: a reader of the group has a higher epoch.
             Trimmed: retention has removed the event at ``start``.
         """
         partition = stream.checked(partition)
@@ -305,17 +305,17 @@ class PartitionReader:
     def read(
         self,
         *,
-        most_events: int = _MOST_EVENTS,
-        most_bytes: int = _MOST_BYTES,
+        max_events: int = _MAX_EVENTS,
+        max_bytes: int = _MAX_BYTES,
         fresh: bool = False,
     ) -> EventBatch | None:
         """The next events that are there now, one frame at most; None if there is nothing new.
 
-        ``most_bytes`` is kept on average; at least one event is returned. ``fresh`` asks the
+        ``max_bytes`` is kept on average; at least one event is returned. ``fresh`` asks the
         journal before it says None, which is else done now and then.
 
         Raises:
-            Stolen: another reader of the group has claimed the partition.
+            ReaderDisplaced: another reader of the group has claimed the partition.
             Trimmed: retention has removed the next event.
             DataDamaged: it is damaged on all volumes, or missing.
             VolumeUnusable: no volume that has it answers.
@@ -331,9 +331,9 @@ class PartitionReader:
             batch = self._shown[1]
             first = self._cursor.sequence - header.base_sequence
             count = header.count - first
-            if count > most_events or header.length > most_bytes:
-                by_bytes = max(most_bytes * header.count // header.length, 1)
-                count = min(count, max(most_events, 1), by_bytes)
+            if count > max_events or header.length > max_bytes:
+                by_bytes = max(max_bytes * header.count // header.length, 1)
+                count = min(count, max(max_events, 1), by_bytes)
             self._ask()
             self._cursor.passed(header, self._cursor.sequence + count)
             if first + count == header.count:
@@ -346,11 +346,11 @@ class PartitionReader:
         False also when the reader is closed meanwhile.
 
         Raises:
-            Stolen: another reader of the group has claimed the partition.
+            ReaderDisplaced: another reader of the group has claimed the partition.
             Trimmed: retention has removed the next event.
             UnknownStream: the stream was deleted.
         """
-        limit_s = seconds_of(timeout, what="timeout", least_s=0.0, most_s=_LONGEST_WAIT_S)
+        limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
         until = self._clock.boottime_s() + limit_s
         with self._lock:
             self._check_open()
@@ -378,7 +378,7 @@ class PartitionReader:
         A follower ends when nothing came for ``timeout``, or when the reader is closed.
 
         Raises:
-            Stolen: another reader of the group has claimed the partition.
+            ReaderDisplaced: another reader of the group has claimed the partition.
             Trimmed: retention has removed the next event.
             DataDamaged: an event is damaged on all volumes, or missing.
         """
@@ -394,7 +394,7 @@ class PartitionReader:
         """The events with this key from the position on that are there now. Nothing is moved.
 
         Raises:
-            Stolen: another reader of the group has claimed the partition.
+            ReaderDisplaced: another reader of the group has claimed the partition.
             Trimmed: retention has removed the events at the position.
             DataDamaged: an event is damaged on all volumes.
             UnknownStream: the stream was deleted.

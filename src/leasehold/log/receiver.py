@@ -81,7 +81,7 @@ class LogReceiver:
         """What it reads with; not to be moved by others."""
         return self._reader
 
-    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+    async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``.
 
         Raises:
@@ -90,7 +90,7 @@ class LogReceiver:
         while True:
             self._check_open()
             fresh = self._bell.still()
-            batch = await self._looked(partial(self._look, most_events, most_bytes, fresh=fresh))
+            batch = await self._looked(partial(self._look, max_events, max_bytes, fresh=fresh))
             if batch is not None:
                 self._pause_s = 0.0
                 self._position = batch.last_sequence + 1
@@ -131,16 +131,16 @@ class LogReceiver:
             if self._looking.done():
                 self._looking = None
 
-    def _look(self, most_events: int, most_bytes: int, *, fresh: bool) -> EventBatch | None:
+    def _look(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
         """In a thread: read what is there, else see to it that somebody tells."""
         reader = self._reader
         if reader.position != self._position:  # nobody got what was read last
             reader.seek(Start.sequence(self._position))
-        batch = reader.read(most_events=most_events, most_bytes=most_bytes, fresh=fresh)
+        batch = reader.read(max_events=max_events, max_bytes=max_bytes, fresh=fresh)
         while batch is None and self._watcher.aim(
             self._bell, reader.watched(), elsewhere=reader.written_elsewhere
         ):
-            batch = reader.read(most_events=most_events, most_bytes=most_bytes)
+            batch = reader.read(max_events=max_events, max_bytes=max_bytes)
         return batch
 
     def _pause(self) -> float:

@@ -95,7 +95,7 @@ def trim(
         VolumeUnusable: the same, since no volume that has it answers.
     """
     now_us = (clock.utc_now() - _EPOCH_BEGAN) // _MICROSECOND
-    marks = {} if past_checkpoints else _least_marks(catalog.positions(stream.name))
+    marks = {} if past_checkpoints else _min_marks(catalog.positions(stream.name))
     parts = []
     for number in range(stream.partitions) if partitions is None else partitions:
         shelf = SegmentList(files, partition_directory(stream.name, number))
@@ -130,7 +130,7 @@ def _planned(number: int, wanted: _TrimCandidates, mark: tuple[int, str] | None)
     )
 
 
-def _least_marks(positions: Iterable[tuple[int, str, int]]) -> dict[int, tuple[int, str]]:
+def _min_marks(positions: Iterable[tuple[int, str, int]]) -> dict[int, tuple[int, str]]:
     """For each partition the checkpoint that lies farthest back, and whose it is."""
     least: dict[int, tuple[int, str]] = {}
     for partition, group, sequence in positions:
@@ -162,7 +162,7 @@ class _TrimCandidates:
     def _counted(self) -> int:
         size = sum(self._bytes(place, status) for place, status in self.segments)
         for count, (place, status) in enumerate(self.segments[:-1]):
-            too_big = 0 < self._settings.retain_bytes < size
+            too_big = 0 < self._settings.retention_bytes < size
             if status.state is not FileState.CLOSED or not (too_big or self._too_old(place)):
                 return count
             if count == len(self.segments) - 2 and self._is_empty(self.segments[-1][0]):

@@ -64,7 +64,7 @@ class SegmentWatcher:
                     weakref.finalize(self, self._kernel.close)  # again is harmless
                 self._numbers.append(self._kernel.add_watch(path, _EVENTS))
 
-    def sleep(self, most_s: float) -> bool:
+    def sleep(self, max_s: float) -> bool:
         """Return when a file has changed, at ``wake``, or when it is time to look anyway.
 
         Says whether the kernel or ``wake`` ended the sleep.
@@ -75,7 +75,7 @@ class SegmentWatcher:
         poll.register(self._bell, select.POLLIN)
         if self._kernel is not None:
             poll.register(self._kernel.fd, select.POLLIN)
-        woken = bool(poll.poll(max(min(self._pause_s, most_s), 0.0) * 1000))
+        woken = bool(poll.poll(max(min(self._pause_s, max_s), 0.0) * 1000))
         if woken:
             self._pause_s = 0.0
             self._hear()

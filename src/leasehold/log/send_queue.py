@@ -77,9 +77,9 @@ class ByteLimit:
     Each part counts with what it takes in memory, which is more than an event of a few bytes.
     """
 
-    def __init__(self, most_bytes: int, *, clock: Clock) -> None:
+    def __init__(self, max_bytes: int, *, clock: Clock) -> None:
         """Empty."""
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._clock = clock
         self._changed = threading.Condition()
         self._inside_bytes = 0
@@ -107,7 +107,7 @@ class ByteLimit:
                 left_s = until - self._clock.boottime_s()
                 if left_s <= 0:
                     raise BufferFull(
-                        f"{self._inside_bytes} bytes wait to be stored, {self._most_bytes} may, "
+                        f"{self._inside_bytes} bytes wait to be stored, {self._max_bytes} may, "
                         f"and there was no room for {size} more in {limit_s:g} s: send slower, or "
                         "look why the partition's owner does not store"
                     )
@@ -121,18 +121,18 @@ class ByteLimit:
             self._changed.notify_all()
 
     def _has_room(self, size: int) -> bool:
-        return not self._inside_bytes or self._inside_bytes + size <= self._most_bytes
+        return not self._inside_bytes or self._inside_bytes + size <= self._max_bytes
 
 
-def cut(batch: pa.RecordBatch, most_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batch in slices of about ``most_bytes``, each with its size; one event is not cut."""
+def cut(batch: pa.RecordBatch, max_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The batch in slices of about ``max_bytes``, each with its size; one event is not cut."""
     size = int(batch.nbytes)
-    if size <= most_bytes or batch.num_rows == 1:
+    if size <= max_bytes or batch.num_rows == 1:
         yield batch, size
         return
     half = batch.num_rows // 2
-    yield from cut(batch.slice(0, half), most_bytes)
-    yield from cut(batch.slice(half), most_bytes)
+    yield from cut(batch.slice(0, half), max_bytes)
+    yield from cut(batch.slice(half), max_bytes)
 
 
 log = logging.getLogger("leasehold.log")
@@ -200,7 +200,7 @@ class PartitionGrowth:
                 self._stream = found
 
 
-_MOST_PARCELS = 32  # delivered at once; the owner remembers twice as many of each producer
+_MAX_PARCELS = 32  # delivered at once; the owner remembers twice as many of each producer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,20 +223,20 @@ class SendQueue:
         options: ProducerOptions,
         *,
         producer_id: bytes,
-        most_bytes: int,
+        max_bytes: int,
         gate: ByteLimit,
         clock: Clock,
     ) -> None:
-        """Start the thread. ``most_bytes`` go into one batch, or one bigger event."""
+        """Start the thread. ``max_bytes`` go into one batch, or one bigger event."""
         self._seat = seat
         self._options = options
         self._producer_id = producer_id
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._gate = gate
         self._clock = clock
         self._linger_s = options.linger.total_seconds()
         self._courier = OwnerClient(
-            clock=clock, answer_limit_s=options.answer_limit.total_seconds()
+            clock=clock, owner_timeout_s=options.owner_timeout.total_seconds()
         )
         self._changed = threading.Condition()
         self._items: deque[QueuedEvents] = deque()
@@ -356,10 +356,10 @@ class SendQueue:
 
         More events than need be waited for are welcome: big frames are cheaper to read.
         """
-        for _ in range(_MOST_PARCELS):
+        for _ in range(_MAX_PARCELS):
             items: list[QueuedEvents] = []
             events = size = 0
-            while self._items and (not items or size + self._items[0].size <= self._most_bytes):
+            while self._items and (not items or size + self._items[0].size <= self._max_bytes):
                 items.append(self._items.popleft())
                 events += items[-1].count
                 size += items[-1].size
@@ -370,7 +370,7 @@ class SendQueue:
             yield items
 
     def _deliver(self, batches: Sequence[Sequence[QueuedEvents]]) -> None:
-        until_s = batches[0][0].put_at + self._options.deliver_limit.total_seconds()
+        until_s = batches[0][0].put_at + self._options.deliver_timeout.total_seconds()
         try:
             answer = self._seat.deliver(
                 self._numbered(batches),

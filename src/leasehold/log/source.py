@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_EVENTS = 1 << 20
-_MOST_BYTES = 1 << 30
+_MAX_EVENTS = 1 << 20
+_MAX_BYTES = 1 << 30
 _THREADS = 64  # they begin when they are needed; each is had only for as long as a look takes
 
 
@@ -77,7 +77,7 @@ class LogSource:
 
         Raises:
             UnknownStream: it has no such stream; the message names those there are.
-            UnknownStore, StoreUnavailable, StoreUnusable: see ``Log.open``.
+            InvalidUrl, StoreUnavailable, StoreUnusable: see ``Log.open``.
             UsageError: there is no log.
         """
         log = Log.open(url, name=name, options=LogOptions(run_monitor=False))
@@ -298,7 +298,7 @@ class LogRanges:
         ) as reader:
             while (left := end - reader.position) > 0:
                 batch = reader.read(
-                    most_events=min(left, _MOST_EVENTS), most_bytes=_MOST_BYTES, fresh=True
+                    max_events=min(left, _MAX_EVENTS), max_bytes=_MAX_BYTES, fresh=True
                 )
                 if batch is None:
                     raise BeyondEnd(

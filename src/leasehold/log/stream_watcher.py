@@ -76,9 +76,9 @@ class Wakeup:
         self._rung.clear()
         return fresh
 
-    async def wait(self, most_s: float) -> None:
+    async def wait(self, max_s: float) -> None:
         """Return when it was rung since ``still``, or when the time is over."""
-        timer = self._loop.call_later(most_s, self._rung.set)
+        timer = self._loop.call_later(max_s, self._rung.set)
         try:
             await self._rung.wait()
         finally:

@@ -87,9 +87,9 @@ class LogCounters:
         return self._numbers
 
 
-MOST_PARTITIONS = 10_000
-_LEAST_SEGMENT_BYTES = 4096
-_MOST_SEGMENT_BYTES = 1 << 34
+MAX_PARTITIONS = 10_000
+_MIN_SEGMENT_BYTES = 4096
+_MAX_SEGMENT_BYTES = 1 << 34
 _ROOM_BYTES = 4 << 20  # for the frames that are no events: producers, index, end
 _PAGE = 1000
 _SEGMENT = re.compile(r"/(\d{20})\.seg")
@@ -106,7 +106,8 @@ class StreamSettings:
         segment_age_s: the same, so many seconds after its first event.
         replication: on how many volumes a segment lies; 0: as the files room decides.
         retain_age_s: segments whose last event is older may be removed; 0: never.
-        retain_bytes: the oldest segments of a partition beyond this size may be removed; 0: never.
+        retention_bytes: the oldest segments of a partition beyond this size may be removed; 0:
+        never.
 
     Raises:
         InvalidOptions: a number is out of its range, which the message names.
@@ -117,17 +118,17 @@ class StreamSettings:
     segment_age_s: float = 3600.0
     replication: int = 0
     retain_age_s: float = 0.0
-    retain_bytes: int = 0
+    retention_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse numbers that could not work."""
         ranges = {
-            "partitions": (1, MOST_PARTITIONS),
-            "segment_bytes": (_LEAST_SEGMENT_BYTES, _MOST_SEGMENT_BYTES),
+            "partitions": (1, MAX_PARTITIONS),
+            "segment_bytes": (_MIN_SEGMENT_BYTES, _MAX_SEGMENT_BYTES),
             "segment_age_s": (0.1, 1e9),
             "replication": (0, 16),
             "retain_age_s": (0, 1e10),
-            "retain_bytes": (0, 1 << 60),
+            "retention_bytes": (0, 1 << 60),
         }
         for what, (least, most) in ranges.items():
             value = getattr(self, what)
@@ -137,7 +138,7 @@ class StreamSettings:
                 )
 
     @property
-    def block_size(self) -> int:
+    def block_bytes(self) -> int:
         """Big enough that no segment has a second block."""
         return 2 * self.segment_bytes + _ROOM_BYTES
 
@@ -256,7 +257,7 @@ class Catalog:
         """Open the catalog in the database that ``url`` names.
 
         Raises:
-            UnknownStore: the URL names no database that can keep a log.
+            InvalidUrl: the URL names no database that can keep a log.
             StoreUnavailable: there is no answer.
             StoreUnusable: it can not serve.
         """
@@ -360,7 +361,7 @@ class Catalog:
         """Let this reader read, and nobody with a lower epoch. With an equal one the newer wins.
 
         Raises:
-            Stolen: a reader with a higher epoch has the partition.
+            ReaderDisplaced: a reader with a higher epoch has the partition.
         """
 
         def step(tx: Tx) -> tuple[int, str] | None:
@@ -389,7 +390,7 @@ class Catalog:
         """Return if this reader may still read. One without an epoch may while nobody has one.
 
         Raises:
-            Stolen: another reader has claimed the partition.
+            ReaderDisplaced: another reader has claimed the partition.
         """
         row: tuple[int, str] | None = self._database.read(
             lambda tx: tx.one("reader_get", stream=stream, part=partition, grp=group)

@@ -27,7 +27,7 @@ refused.
 
 **Hand-over.** The member says *drain*; the pump takes nothing more in, lets the call that is under
 way end, calls ``on_partition_close``, has the position stored, and says *drained*; only then does
-the member stop believing and pass the key on. After ``drain_limit`` it does so by force.
+the member stop believing and pass the key on. After ``drain_timeout`` it does so by force.
 
 =====================  =======================================================================
 module                 holds

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint, Ownership, Position
     from leasehold.processor.events import EventBus
 
-_PAUSES = Backoff(base_s=0.05, most_s=1.0)
+_PAUSES = Backoff(base_s=0.05, max_s=1.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,9 +202,9 @@ class CheckpointWriter:
 
     # ----------------------------------------------------------------- parts
 
-    async def _until_due(self, least_s: float) -> None:
-        if least_s:
-            await self._clock.sleep(least_s)
+    async def _until_due(self, min_s: float) -> None:
+        if min_s:
+            await self._clock.sleep(min_s)
         while True:
             changed = self._changed
             with self._lock:

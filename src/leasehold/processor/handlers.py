@@ -279,7 +279,7 @@ class Handlers:
             expired = True
         if expired:
             raise HandlerTimeout(
-                f"the handler took longer than handler_limit ({self.limit_s:g} s) and was "
+                f"the handler took longer than handler_timeout ({self.limit_s:g} s) and was "
                 "cancelled: make it faster, or allow it more time"
             )
 

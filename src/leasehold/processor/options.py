@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from leasehold.core.balance import Strategy
 from leasehold.core.checkpoint_policy import CheckpointPolicy
-from leasehold.core.lease_timing import MOST_LEASE_S, LeaseTiming
+from leasehold.core.lease_timing import MAX_LEASE_S, LeaseTiming
 from leasehold.core.poison_policy import PoisonAction, PoisonPolicy
 from leasehold.core.stall_rule import StallRule
 from leasehold.errors import InvalidOptions
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Enum)
 
 _LONGEST_S = 7 * 24 * 3600.0
-_LEAST_GOODBYE_S = 1.0
-_MAY_BE_NONE = frozenset(("handler_limit", "give_up_after"))
+_MIN_GOODBYE_S = 1.0
+_MAY_BE_NONE = frozenset(("handler_timeout", "give_up_after"))
 _SECOND = timedelta(seconds=1)
 _LARGEST = 100_000_000 << 10
 _EXAMPLES = {
@@ -58,11 +58,11 @@ class ProcessorOptions:
     ``start``: where a partition without a checkpoint begins; ``starts``: the same for single
     partitions. ``batch_events`` and ``batch_bytes`` bound one call of ``on_batch``;
     ``prefetch_events`` and ``prefetch_bytes`` what waits for it, in each partition.
-    ``handler_limit``: how long one call of a handler may take. ``stall_after``: how long a
+    ``handler_timeout``: how long one call of a handler may take. ``stall_after``: how long a
     partition may stand still while there is work, until that is reported; ``give_up_after``: until
-    it is given to another host. ``drain_limit``: how long it may take to stop in good order.
-    ``most_partitions`` caps what this host takes, ``weight`` scales its share.
-    ``partitions_every``: how often to look for new partitions.
+    it is given to another host. ``drain_timeout``: how long it may take to stop in good order.
+    ``max_partitions`` caps what this host takes, ``weight`` scales its share.
+    ``discovery_interval``: how often to look for new partitions.
 
     Raises:
         InvalidOptions, InvalidDuration: with what is wrong and what to write.
@@ -81,16 +81,16 @@ class ProcessorOptions:
     )
     poison: PoisonPolicy = field(default_factory=PoisonPolicy.retry)
     dead_letters: DeadLetters | None = None
-    handler_limit: timedelta | None = None
+    handler_timeout: timedelta | None = None
     stall_after: timedelta = timedelta(minutes=1)
     give_up_after: timedelta | None = timedelta(minutes=10)
-    drain_limit: timedelta = timedelta(seconds=30)
-    hand_over_limit: timedelta | None = None
-    most_partitions: int | None = None
+    drain_timeout: timedelta = timedelta(seconds=30)
+    hand_over_timeout: timedelta | None = None
+    max_partitions: int | None = None
     weight: float = 1.0
     on_trimmed: OnTrimmed = OnTrimmed.EARLIEST
     load: LoadMeasure = LoadMeasure.EVENTS
-    partitions_every: timedelta = timedelta(seconds=30)
+    discovery_interval: timedelta = timedelta(seconds=30)
 
     @classmethod
     def event_hubs(cls) -> Self:
@@ -131,7 +131,7 @@ class ProcessorOptions:
             object.__setattr__(self, name, _one_of(kind, getattr(self, name), name))
         self._check_starts()
         check_timing(self.timing)
-        check_share(weight=self.weight, most=self.most_partitions, most_name="most_partitions")
+        check_share(weight=self.weight, most=self.max_partitions, max_name="max_partitions")
         for name, policy in (("checkpoint", CheckpointPolicy), ("poison", PoisonPolicy)):
             if not isinstance(getattr(self, name), policy):
                 raise InvalidOptions(
@@ -177,15 +177,15 @@ class ProcessorOptions:
             strategy=self.strategy,
             timing=self.timing,
             weight=self.weight,
-            most=self.most_partitions,
-            hand_over_limit=self.hand_over_limit,
-            drain_limit=self.drain_limit,
+            most=self.max_partitions,
+            hand_over_timeout=self.hand_over_timeout,
+            drain_timeout=self.drain_timeout,
         )
 
     @property
-    def handler_limit_s(self) -> float | None:
+    def handler_timeout_s(self) -> float | None:
         """The limit of one call of a handler, in seconds."""
-        return None if self.handler_limit is None else self.handler_limit.total_seconds()
+        return None if self.handler_timeout is None else self.handler_timeout.total_seconds()
 
     @property
     def stall(self) -> StallRule:
@@ -199,23 +199,23 @@ class ProcessorOptions:
     @property
     def goodbye_s(self) -> float:
         """How long an end by force may take for what can not be cancelled, in seconds."""
-        return max(self.drain_limit.total_seconds(), _LEAST_GOODBYE_S)
+        return max(self.drain_timeout.total_seconds(), _MIN_GOODBYE_S)
 
     def start_of(self, partition: str) -> Start:
         """Where a partition without a checkpoint begins."""
         return self.starts.get(partition, self.start)
 
     def _check_times(self) -> None:
-        for name in ("handler_limit", "stall_after", "give_up_after", "partitions_every"):
+        for name in ("handler_timeout", "stall_after", "give_up_after", "discovery_interval"):
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
-                seconds_of(value, what=name, least_s=0.01, most_s=_LONGEST_S)
+                seconds_of(value, what=name, min_s=0.01, max_s=_LONGEST_S)
         if self.give_up_after is not None and self.give_up_after < self.stall_after:
             raise InvalidOptions(
                 f"give_up_after >= stall_after does not hold ({self.give_up_after} is less than "
                 f"{self.stall_after}): a stall is reported first; use None to only report it"
             )
-        seconds_of(self.drain_limit, what="drain_limit", least_s=0.0, most_s=MOST_LEASE_S)
+        seconds_of(self.drain_timeout, what="drain_timeout", min_s=0.0, max_s=MAX_LEASE_S)
         self.member(group="partition/check/check", name="check")
 
 

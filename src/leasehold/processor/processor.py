@@ -114,7 +114,7 @@ class EventProcessor:
             on_partition_open=pull.opened if pull else on_partition_open,
             on_partition_close=pull.closed if pull else on_partition_close,
             on_drain=pull.drains if pull else None,
-            limit_s=self.options.handler_limit_s,
+            limit_s=self.options.handler_timeout_s,
         )
         self._bridge: LoopThread | None = None
         self._lease_side: LeaseThread | None = None
@@ -198,7 +198,7 @@ class EventProcessor:
     async def stop(self) -> None:
         """Leave in good order: drain, checkpoint, hand over, end the lease. Again is harmless.
 
-        Takes at most ``drain_limit`` and a few calls to the store. While it is being started, the
+        Takes at most ``drain_timeout`` and a few calls to the store. While it is being started, the
         start is waited for.
 
         Raises:

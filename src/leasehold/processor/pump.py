@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from leasehold.processor.events import HookEvent
     from leasehold.processor.pump_manager import PumpManager
 
-_MOST_COPIED_BYTES = 256 << 10
+_MAX_COPIED_BYTES = 256 << 10
 
 
 class PrefetchBuffer:
@@ -92,10 +92,10 @@ class PrefetchBuffer:
     more.
     """
 
-    def __init__(self, *, most_events: int, most_bytes: int, batch_events: int = 1) -> None:
+    def __init__(self, *, max_events: int, max_bytes: int, batch_events: int = 1) -> None:
         """Empty. Small batches that wait are handed out together, up to ``batch_events``."""
-        self._most_events = most_events
-        self._most_bytes = most_bytes
+        self._max_events = max_events
+        self._max_bytes = max_bytes
         self._batch_events = batch_events
         self._batches: deque[tuple[EventBatch, int]] = deque()
         self._events = 0
@@ -109,7 +109,7 @@ class PrefetchBuffer:
 
     async def room(self) -> None:
         """Return when there is room for another batch."""
-        while self._events >= self._most_events or self._bytes >= self._most_bytes:
+        while self._events >= self._max_events or self._bytes >= self._max_bytes:
             await self._changed.wait()
 
     def put(self, batch: EventBatch) -> None:
@@ -149,7 +149,7 @@ class PrefetchBuffer:
             batch, size = self._batches[0]
             fits = (
                 events + len(batch) <= self._batch_events
-                and total_bytes + size <= _MOST_COPIED_BYTES
+                and total_bytes + size <= _MAX_COPIED_BYTES
             )
             if taken and not fits:
                 break
@@ -178,7 +178,7 @@ async def open_receiver(
     Raises:
         PositionLost: there is no such place, and nobody said where to go on. Nothing else is taken
             for that: its advice is to move a checkpoint.
-        Stolen: the group has a receiver with a higher epoch.
+        ReaderDisplaced: the group has a receiver with a higher epoch.
     """
     partition, epoch, name = tenure.partition, tenure.ownership.epoch, tenure.ownership.holder
     try:
@@ -381,7 +381,7 @@ class PumpProgress:
         )
 
 
-_PAUSES = Backoff(base_s=0.1, most_s=15.0)
+_PAUSES = Backoff(base_s=0.1, max_s=15.0)
 
 
 class Pump(PumpProgress):
@@ -536,8 +536,8 @@ class Pump(PumpProgress):
 
     async def _pump(self, receiver: Receiver) -> None:
         self._intake = PrefetchBuffer(
-            most_events=self._options.prefetch_events,
-            most_bytes=self._options.prefetch_bytes,
+            max_events=self._options.prefetch_events,
+            max_bytes=self._options.prefetch_bytes,
             batch_events=self._options.batch_events,
         )
         errors: list[Exception] = []
@@ -596,8 +596,8 @@ class Pump(PumpProgress):
                 await intake.room()
                 intake.put(
                     await receiver.receive(
-                        most_events=self._options.batch_events,
-                        most_bytes=self._options.batch_bytes,
+                        max_events=self._options.batch_events,
+                        max_bytes=self._options.batch_bytes,
                     )
                 )
         except Exception as error:  # noqa: BLE001

@@ -324,7 +324,7 @@ class PumpManager:
 
     async def _discover_again(self) -> None:
         while True:
-            await self.clock.sleep(self.options.partitions_every.total_seconds())
+            await self.clock.sleep(self.options.discovery_interval.total_seconds())
             try:
                 await self.discover()
             except Exception as error:  # noqa: BLE001
@@ -333,7 +333,7 @@ class PumpManager:
     # ---------------------------------------------------------- watchdog
 
     async def _watch(self) -> None:
-        every_s = min(max(self.options.stall.look_every_s, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+        every_s = min(max(self.options.stall.check_interval_s, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
         while True:
             await self.clock.sleep(every_s)
             self._forget_ended_calls()
@@ -345,7 +345,9 @@ class PumpManager:
     async def _look(self) -> None:
         rule, now_s = self.options.stall, self.clock.boottime_s()
         moving = [pump for pump in self.pumps if pump.state in _MOVING]
-        quiet = [p for p in moving if not p.work_waits and p.still_s(now_s) >= rule.look_every_s]
+        quiet = [
+            p for p in moving if not p.work_waits and p.still_s(now_s) >= rule.check_interval_s
+        ]
         asked = self.pumps if self.options.load is LoadMeasure.LAG else quiet
         if asked:
             ends = await self.source.ends([pump.tenure.partition for pump in asked])
@@ -394,7 +396,7 @@ class PumpManager:
         still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.limit_s
         why = f"no progress for {still_s:.1f} s ({pump.state.value})"
         if pump.vigil.late and limit_s is not None:
-            why = f"a handler is over handler_limit ({limit_s:g} s) and can not be stopped"
+            why = f"a handler is over handler_timeout ({limit_s:g} s) and can not be stopped"
         words = f"{why}: {what}" if what else why
         log.warning("partition %s: %s", pump.tenure.partition, words)
         self.board.tell(

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.delta.table_log import read_delta
     from leasehold.spark.sinks.foreach import ForeachSink, noop_sink
     from leasehold.spark.sinks.log import LogSink
-    from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files, read_committed
+    from leasehold.spark.sinks.parquet.sink import ParquetSink, committed_files, read_parquet
     from leasehold.spark.sinks.port import (
         Batch,
         BatchPart,
@@ -100,8 +100,8 @@ __all__ = [
     "Written",
     "committed_files",
     "noop_sink",
-    "read_committed",
     "read_delta",
+    "read_parquet",
     "register",
     "session",
     "standby",
@@ -129,7 +129,7 @@ _HOMES = {
     "Written": "leasehold.spark.sinks.port",
     "committed_files": "leasehold.spark.sinks.parquet.sink",
     "noop_sink": "leasehold.spark.sinks.foreach",
-    "read_committed": "leasehold.spark.sinks.parquet.sink",
+    "read_parquet": "leasehold.spark.sinks.parquet.sink",
     "read_delta": "leasehold.spark.sinks.delta.table_log",
     "register": "leasehold.spark.source",
     "session": "leasehold.spark.sessions",

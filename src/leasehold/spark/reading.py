@@ -64,11 +64,11 @@ def wrong_use_in(error: Exception) -> UsageError | None:
     return None
 
 
-LEAST_ROWS = 1 << 10  # fewer cost Spark more for each row
-LEAST_BYTES = 1 << 20  # and so does each batch, which counts where the rows are small
-MOST_ROWS = 40_000
+MIN_ROWS = 1 << 10  # fewer cost Spark more for each row
+MIN_BYTES = 1 << 20  # and so does each batch, which counts where the rows are small
+MAX_ROWS = 40_000
 _MANY_ROWS = 65_536  # more at once bring nothing, however small they are
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 _settled = 0  # the process that settle() was called in
 
 
@@ -127,9 +127,9 @@ def events(
     ranges: Iterable[Range],
     columns: Sequence[str] | pa.Schema,
     *,
-    least_rows: int = LEAST_ROWS,
-    least_bytes: int = LEAST_BYTES,
-    most_rows: int = MOST_ROWS,
+    min_rows: int = MIN_ROWS,
+    min_bytes: int = MIN_BYTES,
+    max_rows: int = MAX_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """The events of the ranges. ``columns``: names, or the Arrow schema with these names.
 
@@ -142,8 +142,8 @@ def events(
     settle()
     schema = columns if isinstance(columns, pa.Schema) else arrow_of(cut(columns))
     cut(schema.names)
-    pieces = _pieces(source, store, ranges, schema, most_rows=most_rows)
-    return _joined(pieces, least_rows=least_rows, least_bytes=least_bytes)
+    pieces = _pieces(source, store, ranges, schema, max_rows=max_rows)
+    return _joined(pieces, min_rows=min_rows, min_bytes=min_bytes)
 
 
 def settle() -> None:
@@ -164,7 +164,7 @@ def settle() -> None:
 
 
 def _pieces(
-    source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, most_rows: int
+    source: str, store: str, ranges: Iterable[Range], schema: pa.Schema, *, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """The events as they lie in the log, cut to the columns, none with too many rows."""
     places = tuple(_PLACES.get(name) for name in schema.names)
@@ -174,7 +174,7 @@ def _pieces(
             found = opened(source, store)
             for batch in found.read(each.partition, each.start, each.end, bodies=bodies):
                 whole = _columns(batch, places, schema)
-                rows = _most_rows(whole, most_rows)
+                rows = _max_rows(whole, max_rows)
                 for first in range(0, whole.num_rows, rows):
                     yield whole if rows >= whole.num_rows else whole.slice(first, rows)
         except LeaseholdError as error:
@@ -184,12 +184,12 @@ def _pieces(
             raise
 
 
-def _most_rows(batch: pa.RecordBatch, most_rows: int) -> int:
-    """How many of its rows go at once, so that about ``MOST_BYTES`` do."""
+def _max_rows(batch: pa.RecordBatch, max_rows: int) -> int:
+    """How many of its rows go at once, so that about ``MAX_BYTES`` do."""
     size = _size(batch)
-    if size <= MOST_BYTES:
-        return most_rows
-    return max(min(most_rows, int(MOST_BYTES * batch.num_rows // size)), 1)
+    if size <= MAX_BYTES:
+        return max_rows
+    return max(min(max_rows, int(MAX_BYTES * batch.num_rows // size)), 1)
 
 
 def _size(batch: pa.RecordBatch) -> int:
@@ -199,7 +199,7 @@ def _size(batch: pa.RecordBatch) -> int:
     asked only where a cut frame could be taken for what it is not.
     """
     size = int(batch.get_total_buffer_size())
-    exact = batch.num_rows < LEAST_ROWS or size > MOST_BYTES
+    exact = batch.num_rows < MIN_ROWS or size > MAX_BYTES
     return int(batch.nbytes) if exact else size
 
 
@@ -235,7 +235,7 @@ def _repeated(partition: str, size: int) -> pa.Array:
 
 
 def _joined(
-    pieces: Iterator[pa.RecordBatch], *, least_rows: int, least_bytes: int
+    pieces: Iterator[pa.RecordBatch], *, min_rows: int, min_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     """The same, where small ones that follow each other are copied into one."""
     waiting: list[pa.RecordBatch] = []
@@ -244,8 +244,8 @@ def _joined(
         waiting.append(piece)
         rows += piece.num_rows
         size += _size(piece)
-        enough = rows >= least_rows and (size >= least_bytes or rows >= _MANY_ROWS)
-        if enough or size >= MOST_BYTES:
+        enough = rows >= min_rows and (size >= min_bytes or rows >= _MANY_ROWS)
+        if enough or size >= MAX_BYTES:
             yield _one(waiting)
             waiting, rows, size = [], 0, 0
     if waiting:

@@ -52,7 +52,7 @@ async def open_store(url: str, *, clock: Clock | None = None) -> AsyncIterator[S
     """Open the store that ``url`` names, made or brought up to date where needed.
 
     Raises:
-        UnknownStore: the URL names no store; the message says what to write instead.
+        InvalidUrl: the URL names no store; the message says what to write instead.
         StoreUnavailable: there is no answer.
         StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
     """
@@ -64,7 +64,7 @@ async def open_store(url: str, *, clock: Clock | None = None) -> AsyncIterator[S
 
 
 def open_transactions(
-    url: str, *, clock: Clock | None = None, most_connections: int = 8
+    url: str, *, clock: Clock | None = None, max_connections: int = 8
 ) -> Transactions:
     """Transactions in the store's own database: a caller's statements and its checkpoint as one.
 
@@ -72,7 +72,7 @@ def open_transactions(
 
     Raises:
         UsageError: this store can not do it; the message says what to do instead.
-        UnknownStore: the URL names no store; the message says what to write instead.
+        InvalidUrl: the URL names no store; the message says what to write instead.
     """
     scheme = _scheme(url)
     if scheme not in _TRANSACTIONS:
@@ -82,7 +82,7 @@ def open_transactions(
             "and the position with your data, as docs/exactly-once.md shows"
         )
     made: Transactions = _loaded(_TRANSACTIONS[scheme], scheme).Transactions.of(
-        url, clock=clock or SystemClock(), most_connections=most_connections
+        url, clock=clock or SystemClock(), max_connections=max_connections
     )
     return made
 

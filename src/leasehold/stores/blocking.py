@@ -125,7 +125,7 @@ def open_blocking(
     has a write lock of its own, and ``clock`` is the store's clock there.
 
     Raises:
-        UnknownStore: the URL names no such database; the message says what to write instead.
+        InvalidUrl: the URL names no such database; the message says what to write instead.
         StoreUnavailable: there is no answer.
         StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
     """

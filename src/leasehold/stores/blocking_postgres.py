@@ -39,7 +39,7 @@ _PATIENCE_S = 5.0
 # Shorter than the patience: those that wait for the lock are to see the end of a stopped holder.
 _IDLE_LIMIT_S = 3.0
 _ENDED_WHILE_IDLE = "25P03"
-_MOST_CONNECTIONS = 4
+_MAX_CONNECTIONS = 4
 _PREPARE_AFTER = 2
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -112,7 +112,7 @@ class BlockingPostgres:
         self._queries = {name: translated(text) for name, text in queries.items()}
         self._guard = guard
         self._idle: list[Connection] = []
-        self._room = threading.Semaphore(_MOST_CONNECTIONS)
+        self._room = threading.Semaphore(_MAX_CONNECTIONS)
         self._pid = os.getpid()
         # How long a call waits is real time, whatever clock the leases go by.
         self._stopwatch = SystemClock().boottime_s
@@ -182,7 +182,7 @@ class BlockingPostgres:
         self._check_usable()
         if not self._room.acquire(timeout=_PATIENCE_S):
             raise StoreUnavailable(
-                f"other calls of this process kept all {_MOST_CONNECTIONS} connections to "
+                f"other calls of this process kept all {_MAX_CONNECTIONS} connections to "
                 f"{self._address.where} busy for {_PATIENCE_S:g} s"
             )
         try:

@@ -124,15 +124,15 @@ class MemoryStore:
         """See ``Store``."""
         return self._step(lambda r, now, _wall: r.annotate(notes, now))
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
-        return self._step(lambda r, now, wall: r.suggest(key, epoch, to, now, wall))
+        return self._step(lambda r, now, wall: r.request_hand_over(key, epoch, to, now, wall))
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
-        return self._step(lambda r, now, wall: r.dismiss(holder, now, wall))
+        return self._step(lambda r, now, wall: r.request_leave(holder, now, wall))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``."""
@@ -151,9 +151,9 @@ class MemoryStore:
         """See ``Store``."""
         return self._step(lambda r, now, _wall: r.resources(group, now))
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
-        return self._step(lambda r, now, _wall: r.peers(group, now))
+        return self._step(lambda r, now, _wall: r.members(group, now))
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
@@ -177,7 +177,7 @@ async def open_url(url: str, clock: Clock) -> MemoryStore:
     """A new, empty store: two calls give two stores.
 
     Raises:
-        UnknownStore: the URL says more than ``memory://``: there are no stores with names.
+        InvalidUrl: the URL says more than ``memory://``: there are no stores with names.
     """
     if url.lower() != "memory://":
         raise InvalidUrl(f"{url!r}: a store in memory has no name; write memory://")

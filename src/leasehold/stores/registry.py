@@ -243,7 +243,7 @@ class Ledger:
         return Changes(
             version=self._version,
             resources=tuple(resources),
-            peers=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
+            members=tuple(peer_of(row, now) for row in newer(group.members.values(), since)),
             ended=tuple(term for _, term in mine.ended_terms),
             next_end_s=self._next_end_s(mine, group, now),
         )
@@ -480,22 +480,22 @@ class Registry(Ledger):
 
     # ----------------------------------------------------------- operators
 
-    def suggest(self, key: str, epoch: int, to: str, now: float, wall: datetime) -> bool:
-        """See ``Store.suggest``."""
+    def request_hand_over(self, key: str, epoch: int, to: str, now: float, wall: datetime) -> bool:
+        """See ``Store.request_hand_over``."""
         receiver = self._living(to, now, wall)
         if receiver is None or receiver.lease.group != group_of(key):
             return False
-        if receiver.info.draining or receiver.dismissed:
+        if receiver.info.draining or receiver.leave_requested:
             return False
         return self._put_question(key, epoch, to, now, wall)
 
-    def dismiss(self, holder: str, now: float, wall: datetime) -> bool:
-        """See ``Store.dismiss``."""
+    def request_leave(self, holder: str, now: float, wall: datetime) -> bool:
+        """See ``Store.request_leave``."""
         row = self._living(holder, now, wall)
         if row is None or not row.lease.group:
             return False
-        if not row.dismissed:
-            row.dismissed = True
+        if not row.leave_requested:
+            row.leave_requested = True
             self._touch_member(row)
         return True
 
@@ -539,8 +539,8 @@ class Registry(Ledger):
         rows = self._group(group).resources
         return {key: self._shown(rows[key], now) for key in sorted(rows) if not rows[key].forgotten}
 
-    def peers(self, group: str, now: float) -> Mapping[str, MemberRecord]:
-        """See ``Store.peers``."""
+    def members(self, group: str, now: float) -> Mapping[str, MemberRecord]:
+        """See ``Store.members``."""
         rows = self._group(group).members
         return {
             holder: peer_of(rows[holder], now)

@@ -23,7 +23,7 @@ class LeaseRow:
     ends_at: float
     version: int
     ended: EndReason | None = None
-    dismissed: bool = False
+    leave_requested: bool = False
     # Own terms that ended, with their version; forgotten once the holder has heard of them.
     ended_terms: list[tuple[int, Term]] = field(default_factory=list)
     owned: dict[str, ResourceRow] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def peer_of(row: LeaseRow, now: float) -> MemberRecord:
         version=row.version,
         remaining_s=max(0.0, row.ends_at - now),
         duration_s=row.lease.duration_s,
-        dismissed=row.dismissed,
+        leave_requested=row.leave_requested,
     )
 
 

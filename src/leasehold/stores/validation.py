@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
 from leasehold.errors import InvalidName, LeaseLost, UnknownResource, UsageError
 from leasehold.model import EndReason, Lease, Note, Position
 from leasehold.names import check_group, check_key, check_name, seconds_of
@@ -32,7 +32,7 @@ def purge_after_s(group: str) -> float:
     lost its own lease and starts again from nothing, so nobody can miss the end. Nobody watches
     a lease without a group.
     """
-    return MOST_LEASE_S + _HOUR_S if group else _HOUR_S
+    return MAX_LEASE_S + _HOUR_S if group else _HOUR_S
 
 
 def checked_keys(keys: Sequence[str]) -> list[str]:
@@ -57,12 +57,12 @@ def checked_lease(*, holder: str, token: str, group: str, duration: timedelta) -
     check_name(token, what="token")
     if group:
         check_group(group)
-    duration_s = seconds_of(duration, what="lease", least_s=LEAST_LEASE_S, most_s=MOST_LEASE_S)
+    duration_s = seconds_of(duration, what="lease", min_s=MIN_LEASE_S, max_s=MAX_LEASE_S)
     return Lease(holder=holder, token=token, group=group, duration_s=duration_s)
 
 
 def check_suggestion(key: str, *, epoch: object, to: str) -> None:
-    """Say nothing if ``Store.suggest`` can be asked this.
+    """Say nothing if ``Store.request_hand_over`` can be asked this.
 
     Raises:
         InvalidName: the key is no key, or the receiver has no proper name.
@@ -140,7 +140,7 @@ def same_place(one: Position | None, other: Position | None) -> bool:
 
 def limit_s(limit: timedelta, *, what: str) -> float:
     """A waiting time in seconds: zero up to the longest lease."""
-    return seconds_of(limit, what=what, least_s=0.0, most_s=MOST_LEASE_S)
+    return seconds_of(limit, what=what, min_s=0.0, max_s=MAX_LEASE_S)
 
 
 def lost_lease(holder: str, reason: str) -> LeaseLost:

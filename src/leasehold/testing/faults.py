@@ -29,11 +29,11 @@ CHANGING = (
     "break_",
     "checkpoint",
     "annotate",
-    "suggest",
-    "dismiss",
+    "request_hand_over",
+    "request_leave",
     "reset",
 )
-READING = ("groups", "checkpoints", "resources", "peers", "history", "fenced_writes")
+READING = ("groups", "checkpoints", "resources", "members", "history", "fenced_writes")
 
 
 class Lost(Enum):

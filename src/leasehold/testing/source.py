@@ -142,9 +142,9 @@ class MemoryReceiver:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._bell.set)
 
-    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+    async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``."""
-        del most_bytes
+        del max_bytes
         while True:
             self._bell.clear()
             if self.failure is not None:
@@ -156,7 +156,7 @@ class MemoryReceiver:
             if self.position < first:
                 raise Trimmed(f"event {self.position} is gone", earliest=first)
             if self.position < len(self._source.events[self._partition]) and not self.stuck:
-                stop = self.position + most_events
+                stop = self.position + max_events
                 batch = self._source.batch(self._partition, self.position, stop)
                 self.position += len(batch)
                 return batch

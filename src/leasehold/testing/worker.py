@@ -59,7 +59,7 @@ class Race:
     seed: int
     losses: float = 0.0
     counter: str = ""
-    most_tries: int = 20_000
+    max_tries: int = 20_000
     lease_s: float = 600.0
 
 
@@ -90,7 +90,7 @@ class Racer:
         """Race to the end; the record."""
         lease = await self._until_answered(self._grant)
         done = 0
-        for _ in range(self._race.most_tries):
+        for _ in range(self._race.max_tries):
             wanted, force = await self._look(lease)
             if self._race.counter and done == self._race.rounds:
                 return self.history
@@ -106,7 +106,7 @@ class Racer:
                 await self._mark(ownership)
             await self._release(ownership)
             done += 1
-        raise RuntimeError(f"{self._race.holder} got nowhere in {self._race.most_tries} tries")
+        raise RuntimeError(f"{self._race.holder} got nowhere in {self._race.max_tries} tries")
 
     async def _grant(self) -> Lease:
         return await self._store.grant(
@@ -199,7 +199,7 @@ class Racer:
         return ownership
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        for _ in range(self._race.most_tries):
+        for _ in range(self._race.max_tries):
             try:
                 return await ask()
             except StoreUnavailable:

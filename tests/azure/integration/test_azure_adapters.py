@@ -157,7 +157,7 @@ def test_an_ownership_is_had_kept_and_released_as_their_client_does_it() -> None
         (freed,) = await store.claim_ownership([{**kept, "owner_id": ""}])
         assert freed["owner_id"] == ""
         assert (await listed(store))["0"]["owner_id"] == ""
-        assert await scene.store.peers(KEYS.keys_group) == {}  # nobody waits for its lease to end
+        assert await scene.store.members(KEYS.keys_group) == {}  # nobody waits for its lease to end
 
     play(story)
 

@@ -38,7 +38,7 @@ def test_a_store_that_was_closed_grants_nothing_to_a_client_that_still_asks() ->
             late = {**KEYS.ids(), "partition_id": "0", "sequence_number": 5, "offset": "500"}
             with pytest.raises(UsageError, match="closed"):
                 await store.update_checkpoint(late)
-            assert await ours.peers(KEYS.keys_group) == {}
+            assert await ours.members(KEYS.keys_group) == {}
 
     asyncio.run(story())
 
@@ -60,7 +60,7 @@ def test_all_leases_are_ended_even_if_one_of_them_can_not_be(
             monkeypatch.setattr(ours, "revoke", failing)
             with pytest.raises(StoreUnavailable):
                 await store.close()
-            assert len(await ours.peers(KEYS.keys_group)) == 1
+            assert len(await ours.members(KEYS.keys_group)) == 1
 
     asyncio.run(story())
 

@@ -211,7 +211,7 @@ async def test_a_lease_that_was_ended_can_not_be_renewed_behind_the_books_back()
         blob = LeaseLocation(GROUP).holder_blob("dying")
         assert (await store.resources(GROUP))[keys(1)[0]].state is State.EXPIRED
         changes = await store.renew(watcher)
-        assert [each.alive for each in changes.peers if each.holder == "dying"] == [False]
+        assert [each.alive for each in changes.members if each.holder == "dying"] == [False]
         late = store._container.lease(blob, "renew", NEVER, lease_id=lease_id(dying.token))
         assert late.status == 404
         with pytest.raises(LeaseLost):
@@ -236,7 +236,7 @@ async def test_who_renewed_just_before_it_was_to_be_ended_lives_on() -> None:
 
         with patch.object(store._container, "list", look):
             await store.renew(watcher)
-        assert set(await store.peers(GROUP)) == {"dying", "watcher"}
+        assert set(await store.members(GROUP)) == {"dying", "watcher"}
         assert not await store.checkpoint(
             [CheckpointWrite(ownership=mine, position=Position(sequence_number=1))]
         )

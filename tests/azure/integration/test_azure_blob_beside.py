@@ -79,7 +79,7 @@ async def test_prefixes_are_stores_of_their_own(url: str) -> None:
         assert await two.groups() == []
         assert one.url.endswith("/one?tls=0")
         lease = await granted(two)
-        assert await one.peers(GROUP) == {}
+        assert await one.members(GROUP) == {}
         await two.revoke(lease)
 
 

@@ -208,11 +208,11 @@ async def test_a_listing_of_many_pages_is_read_whole(url: str) -> None:
         names = [f"höst {number} / 100% & <more>" for number in range(5)]
         with patch.object(store.wire, "ask", _changed(store, maxresults="2")):
             leases = [await granted(store, name) for name in names]
-            assert set(await store.peers(GROUP)) == set(names)
+            assert set(await store.members(GROUP)) == set(names)
             (mine,) = await owned(store, leases[-1], 1)
             for lease in leases:
-                peers = (await store.renew(lease)).peers
-                assert {each.holder for each in peers if each.alive} == set(names)
+                members = (await store.renew(lease)).members
+                assert {each.holder for each in members if each.alive} == set(names)
             assert (await store.resources(GROUP))[mine.key].state is State.LEASED
             assert await store.groups() == [GROUP]
 
@@ -241,5 +241,5 @@ async def test_books_without_metadata_are_passed_over_by_searches(url: str) -> N
         assert found is not None
         store._container.put(book, found.body, etag=found.etag, metadata={}, given_up=NEVER)
         assert await store.groups() == ["job"]
-        assert not await store.dismiss("host")
+        assert not await store.request_leave("host")
         assert set(await store.resources(GROUP)) == set(keys(1))

@@ -57,10 +57,10 @@ async def use(store: AzureBlobStore) -> None:
     await store.renew(lease)
     stored = await store.checkpoints(GROUP)
     assert [stored[key].position.sequence_number for key in keys(2)] == [4, 4]
-    assert set(await store.peers(GROUP)) == {lease.holder}
+    assert set(await store.members(GROUP)) == {lease.holder}
     await store.release(taken)
     await store.revoke(lease)
-    assert await store.peers(GROUP) == {}
+    assert await store.members(GROUP) == {}
 
 
 def told(error: BaseException) -> str:

@@ -458,7 +458,7 @@ async def test_many_that_die_at_once_are_ended_by_one_renewal_with_their_positio
         world.pass_time(16)
         with sent() as lines:
             changes = await other.renew(watcher)
-        assert sum(not each.alive for each in changes.peers) == hosts
+        assert sum(not each.alive for each in changes.members) == hosts
         assert len(lines) <= 5 + 4 * hosts  # a fence, a look, a seal and a removal for each
         assert set((await reached(other)).values()) == {4}
         assert not slips(other)

@@ -48,5 +48,5 @@ async def test_one_that_looks_tells_all_the_others_by_the_book() -> None:
         told: list[list[str]] = []
         for lease, version in zip(leases, versions, strict=False):
             changes = await store.renew(lease, since=version)
-            told.append([each.holder for each in changes.peers if not each.alive])
+            told.append([each.holder for each in changes.members if not each.alive])
         assert told == [[dying.holder]] * 4

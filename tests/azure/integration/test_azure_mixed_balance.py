@@ -365,7 +365,7 @@ def test_a_receiver_that_was_displaced_does_not_displace_back_until_its_host_mus
     async def main() -> None:
         source = MemorySource(HUB)
         ours, theirs = SharedSource(source, clock=LoopClock()), source
-        start, most = Start.earliest(), {"most_events": 1, "most_bytes": 1}
+        start, most = Start.earliest(), {"max_events": 1, "max_bytes": 1}
 
         async def attach(epoch: int) -> Receiver:
             return await ours.receiver("0", group="g", epoch=epoch, start=start, name="ours")

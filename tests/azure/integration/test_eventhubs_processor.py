@@ -89,7 +89,7 @@ def test_a_host_whose_partition_is_read_with_a_higher_epoch_is_displaced(tmp_pat
                 )
                 await made.watch.sees(ReceiverDisplaced)
                 await filled(hub, 5, partitions=1)
-                assert (await thief.receive(most_events=99, most_bytes=1 << 20)).first_sequence == 0
+                assert (await thief.receive(max_events=99, max_bytes=1 << 20)).first_sequence == 0
                 await thief.close()  # the owner by the leases comes back
                 await made.seen.count(15)
                 assert made.seen.numbers() == list(range(15))
@@ -226,7 +226,7 @@ def test_a_hub_with_tls_is_read_if_its_certificate_is_trusted(tmp_path: Path) ->
             how: Any = {"group": "g", "epoch": 1, "start": Start.earliest(), "name": "a"}
             async with EventHubsSource(address_of(hub, ca=trusted)) as source:
                 receiver = await source.receiver("0", **how)
-                batch = await receiver.receive(most_events=9, most_bytes=1 << 20)
+                batch = await receiver.receive(max_events=9, max_bytes=1 << 20)
                 assert next(iter(batch)).body == b"secret"
             async with EventHubsSource(address_of(hub)) as source:
                 with pytest.raises(StoreUnusable, match="not to be trusted"):

@@ -273,7 +273,7 @@ def test_a_receive_that_was_cancelled_has_not_moved(tmp_path: Path) -> None:
             async with source_of(hub) as source:
                 receiver = await source.receiver("0", start=Start.earliest(), **SEND)
                 for _ in range(5):
-                    waiting = asyncio.create_task(receiver.receive(most_events=9, most_bytes=99))
+                    waiting = asyncio.create_task(receiver.receive(max_events=9, max_bytes=99))
                     await asyncio.sleep(0)
                     waiting.cancel()
                     with pytest.raises(asyncio.CancelledError):
@@ -300,12 +300,12 @@ def test_a_higher_epoch_takes_the_partition_and_a_lower_one_is_refused(tmp_path:
                     await taken(old, 1)
                 assert told.value.epoch == 4
                 with pytest.raises(ReaderDisplaced):
-                    await old.receive(most_events=1, most_bytes=1)
+                    await old.receive(max_events=1, max_bytes=1)
                 with pytest.raises(ReaderDisplaced):
                     await mine.receiver("0", epoch=4, name="old", **how)
                 again = await mine.receiver("0", epoch=5, name="same", **how)
                 with pytest.raises(ReaderDisplaced):
-                    await new.receive(most_events=1, most_bytes=1)
+                    await new.receive(max_events=1, max_bytes=1)
                 assert len(await taken(again, 3)) == 3
 
         in_loop(test)
@@ -413,7 +413,7 @@ def test_heartbeats_and_tokens_go_on_while_nothing_happens(
 ) -> None:
     """The server gives up on a client that is silent for twice as long as this."""
     monkeypatch.setattr("leasehold.azure.eventhubs.connection_manager._SHORTEST_LIFE_S", 0.3)
-    with running_hub(tmp_path, idle_limit=timedelta(seconds=1)) as hub:
+    with running_hub(tmp_path, idle_timeout=timedelta(seconds=1)) as hub:
 
         async def test() -> None:
             async with source_of(hub) as source:

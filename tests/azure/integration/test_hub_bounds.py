@@ -86,7 +86,7 @@ def test_a_delivery_that_can_not_be_stored_is_rejected_and_leaves_nothing(hub: R
 
 
 def test_frames_that_are_not_whole_count_among_what_all_may_hold(tmp_path: Path) -> None:
-    most = {"most_message_bytes": MIB, "most_unsettled_bytes": MIB, "most_held_bytes": MIB}
+    most = {"max_message_bytes": MIB, "max_unsettled_bytes": MIB, "max_held_bytes": MIB}
     half = struct.pack(">IBBH", MIB, 2, 0, 0) + bytes(600_000)
     with (
         running_hub(tmp_path, **most) as hub,
@@ -144,7 +144,7 @@ def test_an_error_nobody_thought_of_rejects_one_delivery(
 
 
 def test_deliveries_that_are_not_whole_keep_nobody_waiting(tmp_path: Path) -> None:
-    few = {"most_message_bytes": MIB, "most_unsettled_bytes": MIB, "most_held_bytes": 2 * MIB}
+    few = {"max_message_bytes": MIB, "max_unsettled_bytes": MIB, "max_held_bytes": 2 * MIB}
     part = bytes(600_000)
     with running_hub(tmp_path, **few) as hub, RawClient(hub.port) as good:
         bad = [RawClient(hub.port) for _ in range(4)]
@@ -201,7 +201,7 @@ def test_credit_goes_on_from_the_count_that_a_sender_begins_with(hub: RunningHub
 def test_who_asks_faster_than_the_log_answers_is_not_read_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {"most_message_bytes": 1 << 17, "most_unsettled_bytes": 1 << 17}
+    few = {"max_message_bytes": 1 << 17, "max_unsettled_bytes": 1 << 17}
     with running_hub(tmp_path, **few) as hub, RawClient(hub.port) as client:
         client.open().put_token()
         client.node("$management")
@@ -229,7 +229,7 @@ def test_who_asks_faster_than_the_log_answers_is_not_read_from(
 def test_a_client_that_attaches_without_end_is_hung_up_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.azure.endpoint.connection._MOST_TASKS", 50)
+    monkeypatch.setattr("leasehold.azure.endpoint.connection._MAX_TASKS", 50)
     with running_hub(tmp_path) as hub, RawClient(hub.port) as client:
         client.open().put_token()
         attach = Attach(name="again", handle=9, role=False, target=Target(address="hub"))
@@ -373,7 +373,7 @@ def test_who_connects_without_a_word_of_tls_is_counted_and_hung_up_on(tmp_path: 
     trusting = ssl.create_default_context(cafile=str(cert))
     soon = timedelta(seconds=1)
     with (
-        running_hub(tmp_path, tls=context, most_connections=2, handshake_limit=soon) as hub,
+        running_hub(tmp_path, tls=context, max_connections=2, handshake_timeout=soon) as hub,
         ExitStack() as stack,
     ):
         silent = [stack.enter_context(RawClient(hub.port)) for _ in range(2)]

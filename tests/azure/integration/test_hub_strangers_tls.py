@@ -17,7 +17,7 @@ from leasehold.azure.amqp.frames import SASL_HEADER
 from leasehold.azure.amqp.performatives import SaslMechanisms
 
 EACH = 20  # strangers of each kind
-LIMIT_S = 30.0  # what `handshake_limit` is, unless one says so
+LIMIT_S = 30.0  # what `handshake_timeout` is, unless one says so
 KIB = 1 << 10
 Arrival = Callable[[int, ssl.SSLContext], RawClient]
 
@@ -132,7 +132,7 @@ def test_those_who_came_half_way_count_among_all(tmp_path: Path) -> None:
     context, cert = tls_of(tmp_path)
     trusting = ssl.create_default_context(cafile=str(cert))
     with (
-        running_hub(tmp_path, tls=context, most_connections=len(KINDS)) as running,
+        running_hub(tmp_path, tls=context, max_connections=len(KINDS)) as running,
         ExitStack() as stack,
     ):
         for kind in KINDS:

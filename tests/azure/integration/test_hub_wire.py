@@ -175,7 +175,7 @@ def test_a_stranger_may_keep_nothing_big(hub: RunningHub) -> None:
 
 
 def test_too_big_a_message_ends_the_link_and_not_the_connection(tmp_path: Path) -> None:
-    with running_hub(tmp_path, most_message_bytes=10_000) as hub, RawClient(hub.port) as client:
+    with running_hub(tmp_path, max_message_bytes=10_000) as hub, RawClient(hub.port) as client:
         client.open().put_token()
         sender = client.attach("hub", receives=False)
         assert sender.max_message_size == 10_000
@@ -235,7 +235,7 @@ def test_partitions_and_hubs_that_are_not_there_are_refused(hub: RunningHub) -> 
 
 
 def test_handles_and_sessions_have_an_end(tmp_path: Path) -> None:
-    with running_hub(tmp_path, most_links=4, most_sessions=2) as hub:
+    with running_hub(tmp_path, max_links=4, max_sessions=2) as hub:
         with RawClient(hub.port) as client:
             client.open().put_token()
             for _ in range(2):
@@ -252,7 +252,7 @@ def test_handles_and_sessions_have_an_end(tmp_path: Path) -> None:
 
 
 def test_connections_beyond_the_limit_are_hung_up_on(tmp_path: Path) -> None:
-    with running_hub(tmp_path, most_connections=3) as hub, ExitStack() as stack:
+    with running_hub(tmp_path, max_connections=3) as hub, ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(RawClient(hub.port)).open()
         with RawClient(hub.port) as late:
@@ -263,7 +263,7 @@ def test_connections_beyond_the_limit_are_hung_up_on(tmp_path: Path) -> None:
 
 def test_whoever_brings_no_token_in_time_is_sent_away(tmp_path: Path) -> None:
     with (
-        running_hub(tmp_path, handshake_limit=timedelta(milliseconds=200)) as hub,
+        running_hub(tmp_path, handshake_timeout=timedelta(milliseconds=200)) as hub,
         RawClient(hub.port) as client,
         RawClient(hub.port) as silent,
     ):
@@ -278,7 +278,7 @@ def test_whoever_brings_no_token_in_time_is_sent_away(tmp_path: Path) -> None:
 def test_a_silent_client_is_closed_and_one_that_beats_is_not(tmp_path: Path) -> None:
     limit_s = 2 * 100.0
     with (
-        running_hub(tmp_path, idle_limit=timedelta(seconds=100)) as hub,
+        running_hub(tmp_path, idle_timeout=timedelta(seconds=100)) as hub,
         RawClient(hub.port) as silent,
         RawClient(hub.port) as beating,
     ):
@@ -419,7 +419,7 @@ def test_the_words_of_a_request_that_is_no_message_are_a_rejection(hub: RunningH
 
 
 def test_what_all_have_on_its_way_together_is_bounded_and_goes_on(tmp_path: Path) -> None:
-    few = {"most_message_bytes": 8192, "most_unsettled_bytes": 8192, "most_held_bytes": 8192}
+    few = {"max_message_bytes": 8192, "max_unsettled_bytes": 8192, "max_held_bytes": 8192}
     with (
         running_hub(tmp_path, **few) as hub,
         RawClient(hub.port) as one,

@@ -206,4 +206,4 @@ def test_connections_leave_the_log_files_to_open(
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: told.append(limits))
     _allow_files(3024)
     assert told == ([] if then is None else [then])
-    assert ("--most-connections 1024" in capsys.readouterr().err) == (hard == 2048)
+    assert ("--max-connections 1024" in capsys.readouterr().err) == (hard == 2048)

@@ -90,7 +90,7 @@ def _lived() -> GroupDocument:
     book.release([mine[5]], {}, NOW, WALL)
     book.forget([keys[5]], NOW, WALL)
     book.reset({}, NOW, WALL)
-    book.dismiss("h1", NOW, WALL)
+    book.request_leave("h1", NOW, WALL)
     book.revoke(leases[2], NOW, WALL)
     book.goes_abroad("h1", "x/y")
     book.hear("h1", "x/y", {"x/y/1": 4}, [(3, book.history(keys[5], 1)[0])])
@@ -106,7 +106,7 @@ def test_a_book_is_read_as_it_was_written() -> None:
     for each in (book, again):
         each.judge_alive(NOW, {"h3"})
     assert again.resources("p/g", NOW) == book.resources("p/g", NOW)
-    assert again.peers("p/g", NOW) == book.peers("p/g", NOW)
+    assert again.members("p/g", NOW) == book.members("p/g", NOW)
     assert again.checkpoints("p/g") == book.checkpoints("p/g")
     assert again.fenced == book.fenced == 1
     me = Lease(holder="h1", token="t1", group="p/g", duration_s=30.0)

@@ -47,8 +47,8 @@ LEASE_S = 15.0
 # The part of a lease that a host does not believe in: its clock may run slow.
 MARGIN = 0.1
 STEPS = 2000
-MOST_BESIDE, SELDOM = 2, 0.1
-AT_ONCE = Backoff(base_s=1e-6, most_s=1e-6)
+MAX_BESIDE, SELDOM = 2, 0.1
+AT_ONCE = Backoff(base_s=1e-6, max_s=1e-6)
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Host:
     def step_beside(self) -> None:
         """Begin a checkpoint beside all other calls, or let one go on."""
         mine = [each for key, each in self.owned.items() if self.believes(key)]
-        if mine and len(self.beside) < MOST_BESIDE and self.rng.random() < SELDOM:
+        if mine and len(self.beside) < MAX_BESIDE and self.rng.random() < SELDOM:
             position = Position(sequence_number=self.store.wire.service.written)
             mark = CheckpointWrite(ownership=self.rng.choice(mine), position=position)
             call = started(lambda given_up: self.store.keeping.checkpoint([mark], given_up))

@@ -252,7 +252,7 @@ def test_bytes_that_are_no_frames_end_the_connection_and_nothing_else(
 
 def test_credit_is_topped_up_when_half_of_it_is_used() -> None:
     def test() -> None:
-        line = Line(most_events=100)
+        line = Line(max_events=100)
         assert line.flows == [(0, 100)]
         message = [
             b"".join(transfers(Message(annotations=notes_of(n), data=(b"x",)).encode(), n))
@@ -275,7 +275,7 @@ def _event(number: int, size: int) -> bytes:
 
 def test_few_events_are_asked_for_until_it_is_known_how_big_they_are() -> None:
     def test() -> None:
-        line = Line(most_events=1000, most_bytes=300_000)
+        line = Line(max_events=1000, max_bytes=300_000)
         assert line.flows == [(0, 4)]  # as many as fit if each has 64 KiB
         line.connection.data_received(_event(0, 10_000))
         assert line.flows[1:] == [(1, 28)]  # as many as fit, if they are like the first
@@ -290,7 +290,7 @@ def test_few_events_are_asked_for_until_it_is_known_how_big_they_are() -> None:
 
 def test_events_that_become_bigger_take_the_credit_back_until_there_is_room() -> None:
     def test() -> None:
-        line = Line(most_events=1000, most_bytes=100_000)
+        line = Line(max_events=1000, max_bytes=100_000)
         line.connection.data_received(_event(0, 10))
         assert line.flows[-1][1] > 500
         for number in range(1, 13):
@@ -321,7 +321,7 @@ def test_deliveries_that_are_not_settled_are_accepted() -> None:
 
 def test_an_arrow_batch_is_taken_as_it_is_and_in_parts() -> None:
     def test() -> None:
-        line = Line(most_events=50)
+        line = Line(max_events=50)
         source = Line()
         data = b"".join(
             part

@@ -84,7 +84,7 @@ def test_events_and_arrow_batches_are_taken_in_the_order_they_came() -> None:
 
 
 def test_a_message_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leasehold.azure.eventhubs.event_link.MOST_DELIVERY_BYTES", 100_000)
+    monkeypatch.setattr("leasehold.azure.eventhubs.event_link.MAX_DELIVERY_BYTES", 100_000)
 
     def test() -> None:
         line = Line()
@@ -111,7 +111,7 @@ def test_a_time_that_no_calendar_has_is_damage() -> None:
 
 def test_a_server_that_does_not_keep_to_its_credit_is_left() -> None:
     def test() -> None:
-        line = Line(most_events=10)
+        line = Line(max_events=10)
         for number in range(30):
             message = Message(annotations=notes_of(number), data=(b"x",)).encode()
             line.connection.data_received(b"".join(transfers(message, number)))

@@ -118,8 +118,8 @@ def test_a_batch_over_several_that_are_known_is_known() -> None:
 def test_only_the_last_are_known_and_all_producers_have_one_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_KEPT", 20)
-    monkeypatch.setattr(module, "_MOST_KEPT_OF_ALL", 100)
+    monkeypatch.setattr(module, "_MAX_KEPT", 20)
+    monkeypatch.setattr(module, "_MAX_KEPT_OF_ALL", 100)
     retries = Retries()
     for first in range(0, 100, 10):
         _sent(retries, first, first + 9).set_result(None)

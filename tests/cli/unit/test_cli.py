@@ -23,7 +23,7 @@ from leasehold.errors import (
 NUMBERS = {
     "cycles",
     "moves",
-    "least_moves",
+    "min_moves",
     "spread",
     "calls_per_host_cycle",
     "unowned_s",

@@ -225,7 +225,7 @@ def test_ls_goes_over_its_pages(
 
 
 def test_show_tells_blocks_and_history(leasehold: CommandLine, files: Namespace) -> None:
-    with files.create("/a", block_size=4096) as writer:
+    with files.create("/a", block_bytes=4096) as writer:
         writer.write(b"x" * 5000)
         writer.flush()
         table = leasehold("files", "show", "/a")

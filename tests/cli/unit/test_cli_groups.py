@@ -251,7 +251,7 @@ def test_drain_shows_its_plan_and_does_nothing_without_execute(
     said = "nothing was done; with --execute: 2 partitions become free, and it leaves"
     assert said in done.err
     assert "nobody else is there" in done.err
-    assert not scene.run(lambda store: store.peers(scene.name))["a"].dismissed
+    assert not scene.run(lambda store: store.members(scene.name))["a"].leave_requested
 
 
 def test_without_members_nobody_is_named(leasehold: CommandLine, scene: Scene) -> None:
@@ -266,7 +266,7 @@ def test_drain_asks_the_member_and_need_not_wait(leasehold: CommandLine, scene: 
     scene.join("b")
     done = leasehold("members", "drain", "a", "--execute", "--no-wait")
     assert done.code == 0, done.err
-    assert scene.run(lambda store: store.peers(scene.name))["a"].dismissed
+    assert scene.run(lambda store: store.members(scene.name))["a"].leave_requested
     assert "dismissed" in leasehold("members", "ls", "orders", "billing").out
 
 
@@ -287,10 +287,12 @@ def test_drain_waits_until_the_member_has_left(leasehold: CommandLine, scene: Sc
         async def renew() -> None:
             lease = Lease(holder="a", token="t-a", group=scene.name, duration_s=600.0)
             async with open_store(scene.url) as store:
-                dismissed = False
-                while not dismissed:
+                leave_requested = False
+                while not leave_requested:
                     await anyio.sleep(0.02)
-                    dismissed = any(each.dismissed for each in (await store.renew(lease)).peers)
+                    leave_requested = any(
+                        each.leave_requested for each in (await store.renew(lease)).members
+                    )
                 await store.revoke(lease)
 
         anyio.run(renew)

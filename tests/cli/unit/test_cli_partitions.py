@@ -49,7 +49,7 @@ def test_leases_show_owner_epoch_and_what_is_under_way(
     scene.join("b")
 
     async def steps(store: Store) -> None:
-        await store.suggest(scene.key(0), epoch=1, to="b")
+        await store.request_hand_over(scene.key(0), epoch=1, to="b")
         await store.hand_over([HandOver(ownership=owned[1], to="b")], limit=timedelta(minutes=1))
         await store.break_(scene.key(2), epoch=1, after=timedelta(minutes=5))
 
@@ -296,10 +296,10 @@ def test_a_move_that_went_another_way_exits_with_4(
     scene.join("c")
     from leasehold.stores.sqlite import SqliteStore
 
-    suggest = SqliteStore.suggest
+    request_hand_over = SqliteStore.request_hand_over
 
     async def and_then_stolen(self: SqliteStore, key: str, *, epoch: int, to: str) -> bool:
-        stands = await suggest(self, key, epoch=epoch, to=to)
+        stands = await request_hand_over(self, key, epoch=epoch, to=to)
         thief = await self.grant(
             holder="c",
             token="t-c",
@@ -310,7 +310,7 @@ def test_a_move_that_went_another_way_exits_with_4(
         assert await self.claim(thief, [KeyClaim(key=key, seen_epoch=epoch)], force=True)
         return stands
 
-    monkeypatch.setattr(SqliteStore, "suggest", and_then_stolen)
+    monkeypatch.setattr(SqliteStore, "request_hand_over", and_then_stolen)
     done = leasehold("partitions", "move", *ORDERS, "0", "--to", "b", "--execute")
     assert done.code == 4
     assert "partition 0 went another way: now c has it in epoch 2" in done.err

@@ -14,7 +14,7 @@ from tests.core.unit.test_group_model import DEAD, Group, group, groups, key
 from tests.core.unit.test_quota import shares
 
 from leasehold import Strategy
-from leasehold.core.balance import Snapshot, least_moves, plan, spread
+from leasehold.core.balance import Snapshot, min_moves, plan, spread
 from leasehold.core.balance.even import plan_even
 from leasehold.core.balance.quota import QuotaMember
 from leasehold.model import MemberInfo, State
@@ -109,7 +109,7 @@ def test_who_is_over_its_limit_gets_nothing_more(world: Group, seed: int) -> Non
 @given(world=groups(weights=WEIGHTS, limits=LIMITS, over_limit=True), seed=seeds)
 def test_it_takes_the_fewest_moves_and_never_force(world: Group, seed: int) -> None:
     start = world.snapshot()
-    fewest = least_moves(start)
+    fewest = min_moves(start)
     end = two_cycles(world, seed).snapshot()
     assert world.moves == fewest
     assert world.steals == 0

@@ -144,7 +144,7 @@ def groups(
     limits: Sequence[int | None] = (None,),
     draining: bool = True,
     over_limit: bool = False,
-    most_keys: int = 16,
+    max_keys: int = 16,
 ) -> Group:
     """A group in any state: keys free, held, kept for somebody, held by or kept for the dead."""
     names = NAMES[: draw(st.integers(1, len(NAMES)))]
@@ -159,7 +159,7 @@ def groups(
     whose = st.sampled_from([None, DEAD, *names])
     room = {name: info.most for name, info in members.items()}
     resources = {}
-    for n in range(draw(st.integers(0, most_keys))):
+    for n in range(draw(st.integers(0, max_keys))):
         owner, kept = draw(whose), draw(st.booleans())
         left = room.get(owner or "")
         if left is not None and not over_limit:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leasehold.core.backoff import Backoff
 
-LADDER = Backoff(base_s=1.0, most_s=20.0)
+LADDER = Backoff(base_s=1.0, max_s=20.0)
 failures = st.integers(1, 10_000)
 
 
@@ -29,7 +29,7 @@ def test_the_step_doubles_up_to_the_bound_and_the_draw_lies_in_its_upper_half(
 def test_no_pause_is_longer_than_the_bound_or_nothing_at_all(
     failed: int, seed: int, base: float, most: float
 ) -> None:
-    pause = Backoff(base_s=base, most_s=most).pause_s(failed, Random(seed))
+    pause = Backoff(base_s=base, max_s=most).pause_s(failed, Random(seed))
     assert 0 < pause <= most
 
 

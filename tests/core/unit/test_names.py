@@ -215,7 +215,7 @@ def test_a_holder_needs_a_name(name: str) -> None:
 def test_a_duration_is_in_its_range_or_refused_with_it(value: float) -> None:
     duration = timedelta(seconds=value)
     if 15 <= duration.total_seconds() <= 60:
-        assert seconds_of(duration, what="lease", least_s=15, most_s=60) == pytest.approx(value)
+        assert seconds_of(duration, what="lease", min_s=15, max_s=60) == pytest.approx(value)
     else:
         with pytest.raises(InvalidDuration, match=r"^lease is .* between 15 s and 60 s$"):
-            seconds_of(duration, what="lease", least_s=15, most_s=60)
+            seconds_of(duration, what="lease", min_s=15, max_s=60)

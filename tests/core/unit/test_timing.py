@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from leasehold import LeaseTiming
-from leasehold.core.lease_timing import CLOCK_RATE_ERROR, LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import CLOCK_RATE_ERROR, MAX_LEASE_S, MIN_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidOptions
 
 GOOD = LeaseTiming()
@@ -24,7 +24,7 @@ def seconds(value: float) -> timedelta:
 
 
 def test_the_window_counts_from_sending_and_ends_a_margin_early() -> None:
-    timing = LeaseTiming.of(lease=seconds(10), margin=seconds(2), call_limit=seconds(1))
+    timing = LeaseTiming.of(lease=seconds(10), margin=seconds(2), call_timeout=seconds(1))
     assert timing.trusted_until(100.0) == pytest.approx(108.0)
 
 
@@ -37,7 +37,7 @@ def test_who_sends_later_may_believe_longer_by_just_that(sent: float, later: flo
 @st.composite
 def valid_timings(draw: st.DrawFn) -> LeaseTiming:
     """All times that ``check`` lets pass, the narrowest margins included."""
-    lease = draw(st.floats(LEAST_LEASE_S, MOST_LEASE_S))
+    lease = draw(st.floats(MIN_LEASE_S, MAX_LEASE_S))
     part = st.floats(0.0, 1.0)
     timing = LeaseTiming(
         lease_s=lease,
@@ -84,16 +84,16 @@ def test_the_defaults_keep_every_relation() -> None:
 @pytest.mark.parametrize(
     ("broken", "relation"),
     [
-        (replace(GOOD, renew_s=5.0, call_s=1.0), "renew_every < lease / 2"),
-        (replace(GOOD, renew_s=9.0, call_s=0.1), "renew_every < lease / 2"),
+        (replace(GOOD, renew_s=5.0, call_s=1.0), "renew_interval < lease / 2"),
+        (replace(GOOD, renew_s=9.0, call_s=0.1), "renew_interval < lease / 2"),
         (replace(GOOD, margin_s=0.49), "margin >= 5% of lease"),
         (replace(GOOD, margin_s=0.0), "margin >= 5% of lease"),
-        (replace(GOOD, call_s=3.01), "renew_every + 2 x call_limit <= lease - margin"),
-        (replace(GOOD, margin_s=1.01), "renew_every + 2 x call_limit <= lease - margin"),
+        (replace(GOOD, call_s=3.01), "renew_interval + 2 x call_timeout <= lease - margin"),
+        (replace(GOOD, margin_s=1.01), "renew_interval + 2 x call_timeout <= lease - margin"),
         (replace(GOOD, lease_s=float("inf")), "margin >= 5% of lease"),
-        (replace(GOOD, lease_s=-1.0), "lease, renew_every, call_limit > 0"),
-        (replace(GOOD, renew_s=float("nan")), "renew_every < lease / 2"),
-        (replace(GOOD, call_s=float("nan")), "renew_every + 2 x call_limit <= lease - margin"),
+        (replace(GOOD, lease_s=-1.0), "lease, renew_interval, call_timeout > 0"),
+        (replace(GOOD, renew_s=float("nan")), "renew_interval < lease / 2"),
+        (replace(GOOD, call_s=float("nan")), "renew_interval + 2 x call_timeout <= lease - margin"),
     ],
 )
 def test_a_broken_relation_is_refused_by_its_name(broken: LeaseTiming, relation: str) -> None:
@@ -115,7 +115,7 @@ def test_times_below_zero_are_refused(part: str) -> None:
         replace(GOOD, **{part: -1.0}).check()
 
 
-@given(lease=st.floats(LEAST_LEASE_S, MOST_LEASE_S))
+@given(lease=st.floats(MIN_LEASE_S, MAX_LEASE_S))
 def test_what_is_not_given_is_derived_so_that_it_fits(lease: float) -> None:
     timing = LeaseTiming.of(lease=seconds(lease))
     assert timing.lease_s == pytest.approx(lease, abs=1e-6)
@@ -126,15 +126,15 @@ def test_what_is_not_given_is_derived_so_that_it_fits(lease: float) -> None:
 
 
 @pytest.mark.spec("L6")
-@pytest.mark.parametrize("lease", [-1.0, 0.0, 0.049, MOST_LEASE_S + 1])
+@pytest.mark.parametrize("lease", [-1.0, 0.0, 0.049, MAX_LEASE_S + 1])
 def test_a_lease_out_of_range_is_refused_with_the_range(lease: float) -> None:
     with pytest.raises(InvalidDuration, match=r"^lease is .* between 0\.05 s and 604800 s$"):
         LeaseTiming.of(lease=seconds(lease))
 
 
 @pytest.mark.spec("L6")
-@pytest.mark.parametrize("name", ["renew_every", "margin", "call_limit"])
-@pytest.mark.parametrize("value", [-1.0, 0.0, MOST_LEASE_S + 1])
+@pytest.mark.parametrize("name", ["renew_interval", "margin", "call_timeout"])
+@pytest.mark.parametrize("value", [-1.0, 0.0, MAX_LEASE_S + 1])
 def test_a_part_out_of_range_is_refused_with_its_name_and_the_range(
     name: str, value: float
 ) -> None:
@@ -143,11 +143,11 @@ def test_a_part_out_of_range_is_refused_with_its_name_and_the_range(
 
 
 @pytest.mark.spec("L6")
-@pytest.mark.parametrize("lease", [LEAST_LEASE_S, 15.0, 60.0, MOST_LEASE_S])
+@pytest.mark.parametrize("lease", [MIN_LEASE_S, 15.0, 60.0, MAX_LEASE_S])
 def test_the_ends_of_the_range_are_in_it(lease: float) -> None:
     assert LeaseTiming.of(lease=seconds(lease)).lease_s == lease
 
 
 def test_of_refuses_what_check_refuses() -> None:
-    with pytest.raises(InvalidOptions, match="renew_every < lease / 2"):
-        LeaseTiming.of(lease=seconds(10), renew_every=seconds(6))
+    with pytest.raises(InvalidOptions, match="renew_interval < lease / 2"):
+        LeaseTiming.of(lease=seconds(10), renew_interval=seconds(6))

@@ -16,7 +16,7 @@ from tests.support.processors import AT_ONCE, SECOND, Scene, options, scene
 from leasehold.core.backoff import Backoff
 from leasehold.errors import UsageError
 from leasehold.events import Event
-from leasehold.events.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
+from leasehold.events.dead_letters import MAX_REASON_BYTES, MAX_TRACEBACK_BYTES
 from leasehold.log import Log, LogDeadLetters, LogOptions, Producer
 from leasehold.log.producer import Sent
 from leasehold.processor import PartitionState, ProcessorOptions
@@ -80,8 +80,8 @@ async def test_an_error_with_a_huge_message_is_cut_and_the_event_is_put_aside(lo
     (letter,) = letters(log)
     assert letter.body == b"0-1"
     assert letter.properties["leasehold-reason"].startswith("ValueError: mmm")
-    assert len(letter.properties["leasehold-reason"].encode()) <= MOST_REASON_BYTES
-    assert len(letter.properties["leasehold-traceback"].encode()) <= MOST_TRACEBACK_BYTES
+    assert len(letter.properties["leasehold-reason"].encode()) <= MAX_REASON_BYTES
+    assert len(letter.properties["leasehold-traceback"].encode()) <= MAX_TRACEBACK_BYTES
 
 
 @pytest.mark.spec("B6")
@@ -161,7 +161,8 @@ async def test_a_stop_does_not_wait_for_a_dead_letter_that_is_not_stored_in_time
     try:
         async with scene(events=3) as s:
             host = s.make(
-                on_event=Picky(s, ValueError("bad")), setting=burying(log, drain_limit=SECOND / 10)
+                on_event=Picky(s, ValueError("bad")),
+                setting=burying(log, drain_timeout=SECOND / 10),
             )
             await host.start()
             await begun.wait()
@@ -193,7 +194,7 @@ async def test_a_fault_on_the_way_does_not_bring_back_what_was_handled_before_it
                 raise ValueError("once")
             s.seen.note(context, event)
 
-        poison = PoisonPolicy.retry(pauses=Broken(base_s=0.001, most_s=0.001))
+        poison = PoisonPolicy.retry(pauses=Broken(base_s=0.001, max_s=0.001))
         await s.host(on_event=on_event, setting=options(poison=poison))
         await s.watch.sees(PumpRestarted)
         await s.seen.count(4)

@@ -13,7 +13,7 @@ import pytest
 from leasehold.clock import SystemClock
 from leasehold.errors import StoreUnavailable, UnknownStream, UsageError
 from leasehold.events import DeadLetter, Event
-from leasehold.events.dead_letters import MOST_REASON_BYTES, MOST_TRACEBACK_BYTES
+from leasehold.events.dead_letters import MAX_REASON_BYTES, MAX_TRACEBACK_BYTES
 from leasehold.log import stream_watcher as watch_module
 from leasehold.log.stream_watcher import Changes, StreamWatcher, Wakeup, WakeupOrigin
 from leasehold.runtime.tracebacks import reason_of, traceback_of
@@ -234,12 +234,12 @@ def test_a_dead_letter_says_where_it_came_from_and_why() -> None:
 
 @pytest.mark.parametrize("sign", ["x", "ä", "…", "🙂"])
 def test_of_a_long_traceback_the_end_is_kept(sign: str) -> None:
-    text = sign * MOST_TRACEBACK_BYTES + "\nValueError: no price\n"
+    text = sign * MAX_TRACEBACK_BYTES + "\nValueError: no price\n"
 
     kept = letter(traceback=text).properties()["leasehold-traceback"]
 
-    assert len(kept.encode()) <= MOST_TRACEBACK_BYTES
-    assert len(kept.encode()) > MOST_TRACEBACK_BYTES - 8
+    assert len(kept.encode()) <= MAX_TRACEBACK_BYTES
+    assert len(kept.encode()) > MAX_TRACEBACK_BYTES - 8
     assert kept.startswith("… (cut)\n")
     assert kept.endswith("\nValueError: no price\n")
 
@@ -251,7 +251,7 @@ def test_of_a_long_reason_the_beginning_is_kept(sign: str) -> None:
     kept = found.properties()["leasehold-reason"]
     short = found.short_properties()["leasehold-reason"]
 
-    assert MOST_REASON_BYTES - 4 < len(kept.encode()) <= MOST_REASON_BYTES
+    assert MAX_REASON_BYTES - 4 < len(kept.encode()) <= MAX_REASON_BYTES
     assert len(short.encode()) < len(kept.encode())
     for each in (kept, short):
         assert each.startswith(f"ValueError: {sign}")

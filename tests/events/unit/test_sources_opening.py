@@ -14,7 +14,7 @@ import pytest
 
 from leasehold.errors import BeyondEnd, InvalidUrl, PositionLost, UnknownStream, UsageError
 from leasehold.events import DeadLetter, DeadLetters, Event, Start, open_source
-from leasehold.events.dead_letters import MOST_TRACEBACK_BYTES
+from leasehold.events.dead_letters import MAX_TRACEBACK_BYTES
 from leasehold.log import Log, LogDeadLetters, LogOptions, LogSource
 from leasehold.processor import OnTrimmed
 from leasehold.processor.pump import open_receiver
@@ -87,7 +87,7 @@ def test_dead_letters_are_stored_with_their_event(log: Log) -> None:
             epoch=3,
             attempts=number,
             reason="ValueError: no price \udcff",
-            traceback="x" * 2 * MOST_TRACEBACK_BYTES,
+            traceback="x" * 2 * MAX_TRACEBACK_BYTES,
             failed_at=AT,
         )
         for number in range(3)
@@ -165,7 +165,7 @@ def test_of_many_letters_only_the_one_that_is_too_big_is_shortened(log: Log) -> 
             epoch=3,
             attempts=1,
             reason="ValueError: no price",
-            traceback="x" * MOST_TRACEBACK_BYTES,
+            traceback="x" * MAX_TRACEBACK_BYTES,
             failed_at=AT,
         )
         for number, body in enumerate(bodies)

@@ -116,10 +116,10 @@ def test_a_volume_below_a_directory_that_is_missing_is_refused_by_name(
 def test_create_append_and_the_next_block_keep_to_least_replicas(
     one: World, looked_at_just_now: bool
 ) -> None:
-    options = replace(OPTIONS, least_replicas=2)
+    options = replace(OPTIONS, min_replicas=2)
     files = one.open(volumes=one.roots[:2], options=options)
     files.create("/old").close()
-    rolling = files.create("/rolling", block_size=4096)
+    rolling = files.create("/rolling", block_bytes=4096)
     rolling.write(b"x" * 4000)
     rolling.sync()
     if not looked_at_just_now:
@@ -136,7 +136,7 @@ def test_create_append_and_the_next_block_keep_to_least_replicas(
 
 
 def test_creates_that_fail_on_a_volume_give_their_descriptors_back(one: World) -> None:
-    files = one.open(options=replace(OPTIONS, least_replicas=3))
+    files = one.open(options=replace(OPTIONS, min_replicas=3))
     files.create("/good").close()  # the volumes are trusted from now on, and time stands still
     one.disk.fail(one.roots[1])
     before = _open_below(one.roots)
@@ -218,7 +218,7 @@ def test_the_writer_of_a_file_that_was_replaced_is_refused_at_its_next_flush(
 def test_a_delete_reaches_the_writer_also_behind_much_that_waits_to_be_removed(
     one: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.files.monitor._MOST_PER_PASS", 2)
+    monkeypatch.setattr("leasehold.files.monitor._MAX_PER_PASS", 2)
     files, other = one.open(), one.open("other")
     writer = files.create("/a")
     writer.write(b"old")
@@ -304,7 +304,7 @@ def test_an_interrupt_while_the_next_block_is_begun_leaves_a_file_that_can_be_cl
             raise KeyboardInterrupt
 
     files = one.open(hook=hook)
-    writer = files.create("/a", block_size=4096)
+    writer = files.create("/a", block_bytes=4096)
     armed.append("now")
     with pytest.raises(KeyboardInterrupt):
         writer.write(b"x" * 5000)
@@ -333,7 +333,7 @@ def test_the_renewer_closes_one_interrupted_file_after_the_other_and_lives(one: 
                 raise KeyboardInterrupt
             super().write_at(fd, data, offset, what=what)
 
-    often = replace(OPTIONS, look_every=timedelta(milliseconds=10))
+    often = replace(OPTIONS, check_interval=timedelta(milliseconds=10))
     files = one.open(disk=Interrupting(one.disk), hook=hook, options=often)
     for path in ("/a", "/b", "/c"):
         writer = files.create(path)

@@ -30,9 +30,9 @@ PATIENCE_S = 120.0
 @pytest.mark.parametrize(
     "wish",
     [
-        {"block_size": -5},
-        {"block_size": "x"},
-        {"block_size": 1.5},
+        {"block_bytes": -5},
+        {"block_bytes": "x"},
+        {"block_bytes": 1.5},
         {"replication": 0},
         {"replication": 99},
     ],

@@ -44,8 +44,8 @@ SOFT_S, HARD_S = 60.0, 1200.0
 OPTIONS = FileOptions(
     soft_limit=timedelta(seconds=SOFT_S),
     hard_limit=timedelta(seconds=HARD_S),
-    look_every=timedelta(seconds=SOFT_S / 2),  # of real time: never in a test
-    block_size=4096,
+    check_interval=timedelta(seconds=SOFT_S / 2),  # of real time: never in a test
+    block_bytes=4096,
 )
 PATHS = ["/a", "/dir/b"]
 WRITERS = range(2)

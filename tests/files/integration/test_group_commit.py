@@ -148,7 +148,7 @@ def test_a_transaction_that_fails_is_run_step_by_step(world: World) -> None:
             "/bad",
             ANN,
             replication=2**70,
-            block_size=1,
+            block_bytes=1,
             overwrite=False,
             volumes=("v1",),
             request="r",
@@ -323,19 +323,19 @@ import sys
 from leasehold.errors import FileExists, FileHeld
 from leasehold.files.journal import Journal
 from leasehold.files.journal import journal as journal_module
-from leasehold.files.model import Holder, Limits, Sealed
+from leasehold.files.model import FileHolder, FileLeaseLimits, SealedBlock
 url, name = sys.argv[1:]
-journal = Journal.open(url, limits=Limits())
-me = Holder(id=name, token=name, host="h", pid=1)
+journal = Journal.open(url, limits=FileLeaseLimits())
+me = FileHolder(id=name, token=name, host="h", pid=1)
 won = 0
 for number in range(30):
     try:
-        opened = journal.create(f"/{number}", me, replication=1, block_size=1, overwrite=False,
+        opened = journal.create(f"/{number}", me, replication=1, block_bytes=1, overwrite=False,
                                 volumes=("v",), request=name)
     except (FileExists, FileHeld):
         continue
     journal.renew(me)
-    sealed = Sealed(block_id=opened.block.id, length=1, checksum=0, volumes=("v",))
+    sealed = SealedBlock(block_id=opened.block.id, length=1, checksum=0, volumes=("v",))
     journal.complete(opened.ticket, sealed)
     won += 1
 print(won)

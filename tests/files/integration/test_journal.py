@@ -92,7 +92,7 @@ def create(
         path,
         holder,
         replication=2,
-        block_size=100,
+        block_bytes=100,
         overwrite=overwrite,
         volumes=("v1", "v2"),
         request=request or f"{holder.id} {path}",
@@ -226,7 +226,7 @@ def test_append_goes_on_in_a_new_block_under_a_new_epoch(journal: Journal) -> No
     again = journal.append("/f", BOB, volumes=("v3", "v1"), request="r")
     assert again.ticket.epoch > first.ticket.epoch
     assert (again.block.index, again.block.start) == (1, 10)
-    assert (again.block.volumes, again.block_size, again.replication) == (("v1", "v3"), 100, 2)
+    assert (again.block.volumes, again.block_bytes, again.replication) == (("v1", "v3"), 100, 2)
     assert journal.append("/f", BOB, volumes=("v3", "v1"), request="r") == again
     journal.complete(again.ticket, seal(again, 5, volumes=("v1",)))
     status, blocks = journal.view("/f")

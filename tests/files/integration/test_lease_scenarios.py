@@ -45,7 +45,7 @@ def _before(monkeypatch: pytest.MonkeyPatch, files: Namespace, act: Callable[[],
 @pytest.mark.scenario("S17")
 def test_slow_writers_while_a_volume_is_away_leave_prefixes_without_gaps(one: World) -> None:
     files, others = one.open("slow"), one.open("heir")
-    writers = [files.create(f"/slow/{number}", block_size=4096) for number in range(10)]
+    writers = [files.create(f"/slow/{number}", block_bytes=4096) for number in range(10)]
     line = b"".join(b"%07d\n" % number for number in range(1500))
     acknowledged = [0] * len(writers)
     for turn in range(12):
@@ -111,7 +111,7 @@ def test_closing_the_client_releases_what_it_has_closed(one: World) -> None:
 @pytest.mark.scenario("S23")
 def test_two_files_are_written_in_turns(one: World) -> None:
     files = one.open()
-    with files.create("/a", block_size=4096) as first, files.create("/b") as second:
+    with files.create("/a", block_bytes=4096) as first, files.create("/b") as second:
         for number in range(200):
             first.write(b"a%04d|" % number * 5)
             second.write(b"b%04d|" % number * 5)

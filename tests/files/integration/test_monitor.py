@@ -137,7 +137,7 @@ def test_a_hundred_expired_holders_in_a_few_bounded_passes(one: World) -> None:
             f"/{number:03}",
             replace(files._holder, id=f"client-{number:03}", token=f"token-{number:03}"),
             replication=3,
-            block_size=4096,
+            block_bytes=4096,
             overwrite=False,
             volumes=volumes,
             request="died",
@@ -342,7 +342,7 @@ def test_the_thread_looks_by_itself_and_survives_trouble_with_the_store(one: Wor
     files = one.open()
     _left(files, "/a")
     one.pass_s(HARD_S + 1)
-    options = replace(OPTIONS, monitor_every=timedelta(milliseconds=10))
+    options = replace(OPTIONS, monitor_interval=timedelta(milliseconds=10))
     watcher = one.open("watcher", options=options)
     journal = watcher._around.journal
     due, recovered, troubles = journal.due, threading.Event(), [1, 2, 3]

@@ -81,7 +81,7 @@ def test_what_was_flushed_is_seen_and_what_was_not_is_not(both: World) -> None:
 def test_a_file_of_many_blocks_reads_as_one(one: World) -> None:
     files = one.open()
     data = bytes(range(256)) * 160  # ten blocks of 4096
-    with files.create("/big", block_size=4096) as writer:
+    with files.create("/big", block_bytes=4096) as writer:
         for at in range(0, len(data), 1000):
             writer.write(data[at : at + 1000])
         assert writer.length == len(data)
@@ -101,7 +101,7 @@ def test_a_file_of_many_blocks_reads_as_one(one: World) -> None:
 def test_one_big_write_crosses_the_ends_of_blocks(one: World) -> None:
     files = one.open()
     data = bytes(1000) + b"x" * (3 << 20)
-    with files.create("/big", block_size=1 << 20) as writer:
+    with files.create("/big", block_bytes=1 << 20) as writer:
         writer.write(data)
     assert content(files, "/big") == data
     assert [block.length for block in blocks(files, "/big")] == [1 << 20] * 3 + [1000]
@@ -151,7 +151,7 @@ def test_an_error_in_the_block_is_heard_and_the_file_is_closed(one: World) -> No
 def test_several_threads_write_to_one_file_and_nothing_is_torn(one: World) -> None:
     files = one.open()
     line = 97
-    with files.create("/log", block_size=8192) as writer:
+    with files.create("/log", block_bytes=8192) as writer:
 
         def work(letter: bytes) -> None:
             for _ in range(40):
@@ -439,7 +439,7 @@ def test_more_replicas_than_volumes_are_refused(one: World) -> None:
 
 
 def test_blocks_take_turns_on_the_volumes(one: World) -> None:
-    files = one.open(options=FileOptions(replication=2, look_every=OPTIONS.look_every / 60))
+    files = one.open(options=FileOptions(replication=2, check_interval=OPTIONS.check_interval / 60))
     used = set()
     for number in range(6):
         with files.create(f"/{number}") as writer:

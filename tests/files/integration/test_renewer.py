@@ -16,7 +16,7 @@ from tests.support.namespaces import AT_ONCE, HARD_S, OPTIONS, SOFT_S, World, co
 from leasehold.errors import FileHeld, LeaseLost, StoreUnavailable
 from leasehold.files import Namespace
 
-OFTEN = replace(OPTIONS, look_every=timedelta(milliseconds=10))
+OFTEN = replace(OPTIONS, check_interval=timedelta(milliseconds=10))
 
 
 @contextmanager
@@ -237,7 +237,7 @@ def test_a_close_fails_cleanly_while_the_store_is_away_and_is_done_later(one: Wo
 
 def test_a_store_that_fails_between_two_blocks_loses_nothing_acknowledged(one: World) -> None:
     files, others = one.open(), one.open("other")
-    writer = files.create("/a", block_size=4096)
+    writer = files.create("/a", block_bytes=4096)
     writer.write(b"a" * 4000)
     assert writer.flush() == 4000
     with _locked(one, files), pytest.raises(StoreUnavailable):

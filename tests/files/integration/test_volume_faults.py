@@ -191,7 +191,7 @@ def test_a_limit_of_the_kernel_is_met_by_real_files_and_nothing_acknowledged_is_
 
 def test_the_volumes_of_the_next_block_fail_and_the_lengths_stay_right(one: World) -> None:
     files = one.open()
-    writer = files.create("/a", block_size=4096)
+    writer = files.create("/a", block_bytes=4096)
     writer.write(b"a" * 4000)
     create = one.disk.create
 
@@ -212,7 +212,7 @@ def test_the_volumes_of_the_next_block_fail_and_the_lengths_stay_right(one: Worl
 
 
 def test_fewer_volumes_than_asked_for_stop_the_writer(one: World) -> None:
-    files = one.open(options=replace(OPTIONS, least_replicas=2, replication=3))
+    files = one.open(options=replace(OPTIONS, min_replicas=2, replication=3))
     writer = files.create("/a")
     writer.write(b"kept")
     writer.flush()

@@ -16,10 +16,10 @@ GOOD = FileOptions()
 DURATIONS = (
     "soft_limit",
     "hard_limit",
-    "look_every",
-    "monitor_every",
+    "check_interval",
+    "monitor_interval",
     "monitor_budget",
-    "attempt_limit",
+    "recovery_timeout",
 )
 
 
@@ -30,15 +30,18 @@ def _with(what: str, value: object) -> FileOptions:
 
 def test_nothing_has_to_be_said() -> None:
     assert GOOD.limits == FileLeaseLimits(soft_s=60.0, hard_s=1200.0, attempt_s=90.0)
-    assert (GOOD.look_every, GOOD.monitor_every) == (timedelta(seconds=1), timedelta(seconds=2))
-    assert (GOOD.replication, GOOD.least_replicas, GOOD.block_size) == (None, 1, 128 << 20)
+    assert (GOOD.check_interval, GOOD.monitor_interval) == (
+        timedelta(seconds=1),
+        timedelta(seconds=2),
+    )
+    assert (GOOD.replication, GOOD.min_replicas, GOOD.block_bytes) == (None, 1, 128 << 20)
 
 
 def test_the_journal_judges_by_the_times_that_were_set() -> None:
     options = FileOptions(
         soft_limit=timedelta(seconds=5),
         hard_limit=timedelta(minutes=1),
-        attempt_limit=timedelta(seconds=7),
+        recovery_timeout=timedelta(seconds=7),
     )
     assert options.limits == FileLeaseLimits(soft_s=5.0, hard_s=60.0, attempt_s=7.0)
 
@@ -72,10 +75,12 @@ def test_the_two_limits_may_be_equal() -> None:
 
 def test_a_look_that_would_come_after_the_soft_limit_is_refused() -> None:
     with pytest.raises(
-        InvalidOptions, match=r"^look_every <= soft_limit / 2 does not hold .*: a renewal would"
+        InvalidOptions, match=r"^check_interval <= soft_limit / 2 does not hold .*: a renewal would"
     ):
-        replace(GOOD, look_every=timedelta(seconds=31))
-    assert replace(GOOD, look_every=timedelta(seconds=30)).look_every == timedelta(seconds=30)
+        replace(GOOD, check_interval=timedelta(seconds=31))
+    assert replace(GOOD, check_interval=timedelta(seconds=30)).check_interval == timedelta(
+        seconds=30
+    )
 
 
 @pytest.mark.parametrize("replication", [-1, 0, 17])
@@ -91,12 +96,12 @@ def test_a_block_that_could_never_be_written_is_refused(
     replication: int | None, least: int
 ) -> None:
     with pytest.raises(
-        InvalidOptions, match=r"^1 <= least_replicas <= replication does not hold .*: no block"
+        InvalidOptions, match=r"^1 <= min_replicas <= replication does not hold .*: no block"
     ):
-        FileOptions(replication=replication, least_replicas=least)
+        FileOptions(replication=replication, min_replicas=least)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 4095, (1 << 40) + 1])
 def test_a_block_size_out_of_its_range_is_refused(size: int) -> None:
-    with pytest.raises(InvalidOptions, match=rf"^block_size is {size} and must lie between 4096"):
-        replace(GOOD, block_size=size)
+    with pytest.raises(InvalidOptions, match=rf"^block_bytes is {size} and must lie between 4096"):
+        replace(GOOD, block_bytes=size)

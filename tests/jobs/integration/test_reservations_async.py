@@ -121,7 +121,7 @@ def test_who_is_called_off_while_it_waits_or_works_leaves_nothing_behind(url: st
         left_s, found = dict[str, float](), set[str]()
         async with asyncio.timeout(100):
             while len(found) < members:
-                for holder, peer in (await store.peers(GROUP)).items():
+                for holder, peer in (await store.members(GROUP)).items():
                     if peer.remaining_s > left_s.get(holder, peer.remaining_s):
                         found.add(holder)
                     left_s[holder] = peer.remaining_s
@@ -138,7 +138,7 @@ def test_who_is_called_off_while_it_waits_or_works_leaves_nothing_behind(url: st
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            assert not await store.peers(GROUP)
+            assert not await store.members(GROUP)
         assert not never.is_set()
         assert [run.outcome for run in await log(url)] == [Outcome.KILLED]
 

@@ -67,7 +67,7 @@ def log(url: str, name: str) -> list[RunEntry]:
 def members(url: str) -> list[MemberRecord]:
     async def read() -> list[MemberRecord]:
         async with open_store(url) as store:
-            return list((await store.peers(GROUP)).values())
+            return list((await store.members(GROUP)).values())
 
     return anyio.run(read)
 

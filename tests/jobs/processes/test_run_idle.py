@@ -59,7 +59,7 @@ def test_a_pause_that_comes_while_it_waits_costs_no_run(
     wait: dict[str, Any] = {"if_held": IfHeld.WAIT, **AT_MOST_ONCE}
     with reserve(JOB, store=url):
         patient = Threaded(plan=plan(url, "touch", str(ran), wait=None, **wait), bell=bell)
-        until(lambda: len(with_store(url, lambda store: store.peers("job"))) == 2)
+        until(lambda: len(with_store(url, lambda store: store.members("job"))) == 2)
         with_store(url, lambda store: pause(store, JOB, by="ann", clock=CLOCK))
     assert patient.end().reason is ExitReason.PAUSED
     for _ in range(2):

@@ -242,7 +242,7 @@ def left_of_leases(url: str) -> Iterator[Callable[[], float]]:
     ):
 
         def left_s() -> float:
-            found = portal.call(store.peers, "job").values()
+            found = portal.call(store.members, "job").values()
             return max((each.remaining_s for each in found), default=0.0)
 
         yield left_s

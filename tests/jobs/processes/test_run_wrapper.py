@@ -395,17 +395,17 @@ def test_an_operator_gives_it_to_a_standby_and_sends_one_home(
 
     async def suggested(store: Store) -> None:
         me = log_of_holder(await store.resources("job"))
-        (other,) = set(await store.peers("job")) - {me}
-        assert await store.suggest(job_key(JOB), epoch=1, to=other)
+        (other,) = set(await store.members("job")) - {me}
+        assert await store.request_hand_over(job_key(JOB), epoch=1, to=other)
 
     with_store(url, suggested)
     assert [token for token, _ in written(book, 2)] == ["1", "2"]
     until(lambda: any("waiting" in words for words in first.said))
 
-    async def dismissed(store: Store) -> None:
-        assert await store.dismiss(log_of_holder(await store.resources("job")) or "")
+    async def leave_requested(store: Store) -> None:
+        assert await store.request_leave(log_of_holder(await store.resources("job")) or "")
 
-    with_store(url, dismissed)
+    with_store(url, leave_requested)
     assert (second.end().code, second.end().reason) == (0, ExitReason.HANDED_OVER)
     assert [token for token, _ in written(book, 3)] == ["1", "2", "3"]
     assert [each.outcome for each in log_of(url)[1:]] == [Outcome.HANDED_OVER] * 2

@@ -62,11 +62,11 @@ def test_what_a_worker_has_begun_is_run_by_another_and_written_once(
 
 
 def known(place: Place) -> int:
-    async def peers() -> int:
+    async def members() -> int:
         async with open_store(place.url) as store:
-            return len(await store.peers("job"))
+            return len(await store.members("job"))
 
-    return anyio.run(peers)
+    return anyio.run(members)
 
 
 def begun_by(place: Place, worker: subprocess.Popen[bytes]) -> list[int]:

@@ -138,11 +138,11 @@ def test_a_key_that_is_broken_is_lost_alone_and_said_once() -> None:
 def test_an_operator_can_ask_for_a_key_and_for_the_whole_holder_to_leave() -> None:
     async def story(scene: Scene) -> None:
         async with scene.ring(A, B) as ring, scene.ring() as other:
-            assert await scene.store.suggest(A, epoch=1, to=other.holder)
+            assert await scene.store.request_hand_over(A, epoch=1, to=other.holder)
             await asyncio.sleep(LEASE_S)
             assert ring.asked == [(A, other.holder)]
             assert ring.valid(A)  # it is asked, not taken
-            assert await scene.store.dismiss(ring.holder)
+            assert await scene.store.request_leave(ring.holder)
             await asyncio.sleep(LEASE_S)
             assert ring.asked == [(A, other.holder), ("", None)]
 
@@ -156,7 +156,7 @@ def test_the_same_question_is_heard_again_of_the_next_reservation(between_s: flo
             for epoch in (1, 2, 3):
                 # Before, or after, a renewal has shown that nobody asks for the new one.
                 await asyncio.sleep(between_s)
-                assert await scene.store.suggest(A, epoch=epoch, to=other.holder)
+                assert await scene.store.request_hand_over(A, epoch=epoch, to=other.holder)
                 await asyncio.sleep(LEASE_S)
                 assert ring.asked == [(A, other.holder)] * epoch
                 await ring.release({A: ""})
@@ -223,7 +223,7 @@ def test_leaving_releases_all_at_once_and_renews_nothing_any_more() -> None:
             scene.store.calls.clear()
             await asyncio.sleep(10 * LEASE_S)
             assert not scene.store.calls
-            assert not await scene.store.peers(GROUP)
+            assert not await scene.store.members(GROUP)
 
     play(story)
 

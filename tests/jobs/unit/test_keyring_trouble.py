@@ -94,7 +94,7 @@ def test_another_lost_answer_costs_nothing(call: str) -> None:
             assert (await ring.take({key: ""}))[key].epoch == 1
             await asyncio.sleep(10 * LEASE_S)
             assert ring.valid(key)
-            assert len(await scene.store.peers(GROUP)) == 1
+            assert len(await scene.store.members(GROUP)) == 1
 
     play(story)
 

@@ -225,7 +225,7 @@ def test_a_lost_answer_while_taking_is_asked_again_and_takes_nothing_twice(call:
         job, _ = scene.claimant()
         assert await job.take(wait_s=None) is None
         assert job.ownerships[job_key("nightly")].epoch == 1
-        assert len(await scene.store.peers(GROUP)) == 1
+        assert len(await scene.store.members(GROUP)) == 1
 
     play(story)
 
@@ -236,7 +236,7 @@ def test_a_lost_answer_to_the_release_is_asked_again() -> None:
         scene.store.deaf = frozenset({"revoke"})
         job.release()
         await job.leave()
-        assert not await scene.store.peers(GROUP)
+        assert not await scene.store.members(GROUP)
 
     play(story)
 
@@ -379,7 +379,7 @@ def test_an_operator_can_ask_for_it_and_it_is_kept_for_whom_it_is_meant() -> Non
         waiting = [asyncio.create_task(each.take(wait_s=None)) for each in (one, two)]
         await asyncio.sleep(1)
         heir = two.holder
-        assert await scene.store.suggest(job_key("nightly"), epoch=1, to=heir)
+        assert await scene.store.request_hand_over(job_key("nightly"), epoch=1, to=heir)
         await asyncio.sleep(3)
         assert heard.of("asked") == [heir]
         assert job.valid  # it is asked, not taken
@@ -389,7 +389,7 @@ def test_an_operator_can_ask_for_it_and_it_is_kept_for_whom_it_is_meant() -> Non
         assert await waiting[1] is None
         assert not waiting[0].done()
         waiting[0].cancel()
-        assert await scene.store.dismiss(heir)
+        assert await scene.store.request_leave(heir)
         keeping = asyncio.create_task(two.keep())
         await asyncio.sleep(3)
         assert two.valid

@@ -44,7 +44,7 @@ def test_what_was_given_without_our_hearing_is_given_back_and_was_no_run(call: s
         with pytest.raises(StoreUnavailable):
             await job.take(wait_s=0)
         await job.leave()
-        assert not await scene.store.peers(GROUP)
+        assert not await scene.store.members(GROUP)
         for key in (KEY, job_key("weekly")):
             assert [each.outcome for each in await log(scene, key)] == [Outcome.NOTHING]
         following, _ = await scene.held("nightly", "weekly", occurrence=TWO)
@@ -67,7 +67,7 @@ def test_an_occurrence_that_is_done_is_had_by_nobody_again_and_leaves_one_entry(
         assert f"at 2026-03-01 02:00:00 UTC is done by {job.holder}" in str(answer)
         await late.leave()
         assert await outcomes(scene) == [outcome]
-        assert not await scene.store.peers(GROUP)
+        assert not await scene.store.members(GROUP)
         early, _ = scene.claimant(occurrence=TWO - timedelta(seconds=1))
         assert isinstance(await early.take(wait_s=0), Done)
         following, _ = await scene.held(occurrence=THREE)

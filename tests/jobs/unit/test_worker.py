@@ -50,13 +50,13 @@ def test_each_worker_runs_the_first_job_it_can_reserve_and_stands_by_for_the_oth
     async def story(world: World) -> None:
         jobs = [world.job(name, takes_s=FOR_EVER_S) for name in ("a", "b", "c")]
         for _ in range(3):
-            world.start(jobs, most_at_once=1)
+            world.start(jobs, max_concurrent=1)
             await asyncio.sleep(5)
         assert [node.worker.held() for node in world.nodes] == [["a"], ["b"], ["c"]]
         before_s = world.now_s
         await world.stop(world.nodes.pop(0))
         assert not {"a"} & {name for node in world.nodes for name in node.worker.held()}
-        world.start(jobs, most_at_once=1)
+        world.start(jobs, max_concurrent=1)
         await asyncio.sleep(1.0)
         assert world.nodes[-1].worker.held() == ["a"]
         began = [each.began_s for each in world.book if each.name == "a"]
@@ -372,7 +372,7 @@ def test_an_occurrence_that_nobody_runs_is_late(caplog: pytest.LogCaptureFixture
         world.start([jobs[1]])
         await asyncio.sleep(2)
         await world.stop(world.nodes.pop())
-        world.start(jobs, most_at_once=1)
+        world.start(jobs, max_concurrent=1)
         await asyncio.sleep(1000)
 
     with caplog.at_level(logging.WARNING):
@@ -469,8 +469,8 @@ def test_an_operator_can_send_a_worker_away() -> None:
             world.start(jobs)
             await asyncio.sleep(3)
         leaving = world.nodes.pop(0)
-        (holder,) = [each for each in await leaving.store.peers("job") if "host1" in each]
-        assert await leaving.store.dismiss(holder)
+        (holder,) = [each for each in await leaving.store.members("job") if "host1" in each]
+        assert await leaving.store.request_leave(holder)
         await asyncio.wait_for(leaving.task, 30)
         await asyncio.sleep(2)
         assert world.book[-1].host == "host2"
@@ -485,8 +485,8 @@ def test_an_operator_can_have_a_service_moved_to_another_worker() -> None:
             world.start(jobs)
             await asyncio.sleep(3)
         store = world.nodes[0].store
-        (other,) = [each for each in await store.peers("job") if "host2" in each]
-        assert await store.suggest(job_key("svc"), epoch=1, to=other)
+        (other,) = [each for each in await store.members("job") if "host2" in each]
+        assert await store.request_hand_over(job_key("svc"), epoch=1, to=other)
         await asyncio.sleep(6)
         assert [each.host for each in world.book] == ["host1", "host2"]
         assert [node.worker.held() for node in world.nodes] == [[], ["svc"]]

@@ -120,5 +120,5 @@ def test_a_worker_needs_jobs_of_different_names() -> None:
         checked([nothing])  # type: ignore[list-item]
     with pytest.raises(InvalidName):
         job("")
-    with pytest.raises(InvalidOptions, match="most_at_once"):
-        Worker([one], store="memory://", most_at_once=0)
+    with pytest.raises(InvalidOptions, match="max_concurrent"):
+        Worker([one], store="memory://", max_concurrent=0)

@@ -21,9 +21,9 @@ KEY = job_key("svc")
 async def moved(world: World, host: str) -> None:
     """Ask for the service to be had by that node, and give it time."""
     store = world.nodes[0].store
-    (heir,) = [each for each in await store.peers("job") if each.startswith(host)]
+    (heir,) = [each for each in await store.members("job") if each.startswith(host)]
     epoch = (await store.resources("job"))[KEY].epoch
-    assert await store.suggest(KEY, epoch=epoch, to=heir)
+    assert await store.request_hand_over(KEY, epoch=epoch, to=heir)
     await asyncio.sleep(8)
 
 

@@ -383,7 +383,7 @@ def test_a_run_elsewhere_that_comes_to_its_end_is_the_run_at_the_start() -> None
 def test_schedules_begin_together_however_few_jobs_may_run_at_once() -> None:
     async def story(world: World) -> None:
         made = [world.job(f"job{number}", every="1h") for number in range(20)]
-        node = world.start(made, most_at_once=1)
+        node = world.start(made, max_concurrent=1)
         await asyncio.sleep(10)
         assert len(await node.store.checkpoints("job")) == 20
         assert node.store.calls["checkpoint"] == 1

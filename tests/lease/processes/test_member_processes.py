@@ -174,6 +174,6 @@ async def test_sigterm_hands_everything_over_and_ends_the_lease(url: str, start:
     assert words[-1] == {"event": "left"}
     assert await _shares(url) == [6]
     async with open_store(url) as store:
-        assert len(await store.peers(GROUP)) == 1
+        assert len(await store.members(GROUP)) == 1
         ends = {(await store.history(key))[1].reason for key in KEYS}
     assert ends == {EndReason.HANDED_OVER}

@@ -11,7 +11,7 @@ from tests.support.replaced import Replacement, replaced
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.fault_run import run_day
 
-MOST_SEEDS = 150
+MAX_SEEDS = 150
 SAFETY = r"believes in|two owners|worked on by two|told twice"
 # A bug must be found for what it is, not by some accident that it causes.
 FOUND_AS = {
@@ -37,9 +37,9 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.spec("B9")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_it_is_caught(mutant: Mutant) -> None:
-    seeds = sorted(range(MOST_SEEDS), key=lambda seed: seed != BAD_DAYS.get(mutant.name))
+    seeds = sorted(range(MAX_SEEDS), key=lambda seed: seed != BAD_DAYS.get(mutant.name))
     caught = next(filter(None, (_broken(mutant, seed) for seed in seeds)), None)
-    assert caught, f"{mutant.name} ({mutant.source}) lived through {MOST_SEEDS} days"
+    assert caught, f"{mutant.name} ({mutant.source}) lived through {MAX_SEEDS} days"
     assert caught.startswith("seed ")
     assert re.search(FOUND_AS.get(mutant.name, SAFETY), caught), caught
 

@@ -19,7 +19,7 @@ def _measured(scenario: Scenario, strategy: Strategy = Strategy.EVEN, *, seed: i
 def test_even_keeps_its_promises(scenario: Scenario, seed: int) -> None:
     numbers = _measured(scenario, seed=seed)
     assert numbers.cycles <= 2
-    assert numbers.moves == numbers.least_moves
+    assert numbers.moves == numbers.min_moves
     assert numbers.spread <= 1
     assert numbers.calls_per_host_cycle == 1.0
     assert numbers.double_s == 0.0

@@ -89,7 +89,7 @@ def test_without_the_store_it_holds_on_until_its_trust_ends_and_not_longer() -> 
         await world.pass_time(4.0)
         assert member.held() == []
         # The store would still honour the lease: belief has ended before.
-        assert member.holder is None or world.registry.peers(world.group, world.now_s())
+        assert member.holder is None or world.registry.members(world.group, world.now_s())
 
     play(story)
 
@@ -200,7 +200,7 @@ def test_work_that_does_not_stop_in_time_is_stopped_by_force() -> None:
         keeper = Stubborn()
         host, member = await joined(world)
         member._holdings._keeper = keeper
-        member.options = replace(member.options, drain_limit=timedelta(seconds=4))
+        member.options = replace(member.options, drain_timeout=timedelta(seconds=4))
         world.drain(host)
         await world.pass_time(20.0)
         assert keeper.closed_because == ["drain limit"] * PARTITIONS
@@ -228,7 +228,7 @@ def test_measured_loads_reach_the_others_with_the_next_renewal() -> None:
         one.report_loads({one.held()[0].key: 7.5})
         await world.pass_time(2 * CYCLE_S)
         assert one.holder is not None
-        assert list(two.view.peers[one.holder].info.loads.values()) == [7.5]
+        assert list(two.view.members[one.holder].info.loads.values()) == [7.5]
 
     play(story, strategy=Strategy.BY_LOAD)
 
@@ -246,7 +246,7 @@ def test_leaving_after_the_loop_was_cancelled_frees_everything_at_once() -> None
         await member.leave()
         resources = world.registry.resources(world.group, world.now_s()).values()
         assert {resource.holder for resource in resources} == {None}
-        assert world.registry.peers(world.group, world.now_s()) == {}
+        assert world.registry.members(world.group, world.now_s()) == {}
 
     play(story)
 
@@ -397,7 +397,7 @@ def test_a_late_copy_of_an_older_renewal_does_not_undo_what_was_said_since() -> 
         now, wall = world.server.now(), world.server.wall()
         world.registry.renew(_lease_of(host), 0, old, now, wall)
         await world.pass_time(2 * CYCLE_S)
-        info = world.registry.peers(world.group, world.now_s())[_lease_of(host).holder].info
+        info = world.registry.members(world.group, world.now_s())[_lease_of(host).holder].info
         assert dict(info.loads) == {world.keys[0]: 5.0}
 
     play(story)

@@ -23,13 +23,13 @@ SLOW = FaultRates(latency_s=0.5)
 # Renewals as rare as they may be: the others' leases have the least left when one looks.
 RARE = LeaseTiming.of(
     lease=timedelta(seconds=10),
-    renew_every=timedelta(seconds=4.9),
-    call_limit=timedelta(seconds=2),
+    renew_interval=timedelta(seconds=4.9),
+    call_timeout=timedelta(seconds=2),
 )
 LEASE_S, CYCLE_S, MINUTE_S = 10.0, 3.0, 60.0
 # The grace and its chance are 2 % of the lease each; what is left is for the calls.
 LATEST_S = LEASE_S * 1.04 + 0.1
-MOST_LOOKS = 4
+MAX_LOOKS = 4
 
 
 class Silent(CheckedRegistry):
@@ -182,7 +182,7 @@ def test_a_healthy_group_makes_no_call_more_than_before(
 @pytest.mark.spec("B9")
 def test_an_end_that_never_comes_makes_nobody_spin() -> None:
     (alone,) = calls_in_a_minute(1, NeverOver)
-    assert MINUTE_S / CYCLE_S < alone["renew"] <= MOST_LOOKS * (MINUTE_S / CYCLE_S + 1)
+    assert MINUTE_S / CYCLE_S < alone["renew"] <= MAX_LOOKS * (MINUTE_S / CYCLE_S + 1)
 
 
 @pytest.mark.spec("B9")
@@ -199,7 +199,7 @@ def test_a_member_with_a_very_short_lease_makes_nobody_spin() -> None:
             await world.pass_time(0.2)
             world.registry.renew(hasty, 0, None, world.now_s(), world.server.wall())
         for member, known in zip(members, before, strict=True):
-            assert member.calls["renew"] - known <= MOST_LOOKS * (MINUTE_S / CYCLE_S + 1)
+            assert member.calls["renew"] - known <= MAX_LOOKS * (MINUTE_S / CYCLE_S + 1)
 
     play(story)
 
@@ -240,7 +240,7 @@ def test_the_older_strategies_are_told_as_well(strategy: Strategy) -> None:
         world.crash(dead)
         await world.pass_time(LATEST_S)
         assert other.member is not None
-        assert holder not in other.member.view.peers
+        assert holder not in other.member.view.members
 
     for seed in range(10):
         play(story, seed=seed, strategy=strategy)

@@ -64,25 +64,29 @@ def test_what_is_no_timing_and_no_text_is_refused_in_words() -> None:
 
 
 def test_times_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(InvalidOptions, match="renew_every < lease / 2"):
+    with pytest.raises(InvalidOptions, match="renew_interval < lease / 2"):
         replace(GOOD, timing=LeaseTiming(renew_s=6.0))
 
 
 def test_a_key_must_be_kept_until_its_receiver_has_looked_twice() -> None:
     kept = timedelta(seconds=2 * GOOD.timing.renew_s)
-    assert replace(GOOD, hand_over_limit=kept).hand_over_limit == kept
-    with pytest.raises(InvalidOptions, match=r"^hand_over_limit >= 2 x renew_every does not hold"):
-        replace(GOOD, hand_over_limit=kept - timedelta(milliseconds=1))
+    assert replace(GOOD, hand_over_timeout=kept).hand_over_timeout == kept
+    with pytest.raises(
+        InvalidOptions, match=r"^hand_over_timeout >= 2 x renew_interval does not hold"
+    ):
+        replace(GOOD, hand_over_timeout=kept - timedelta(milliseconds=1))
 
 
 @pytest.mark.spec("L6")
 @pytest.mark.parametrize("limit", [timedelta(seconds=-1), timedelta(days=8)])
 def test_a_limit_out_of_range_is_refused_with_its_name_and_the_range(limit: timedelta) -> None:
-    with pytest.raises(InvalidDuration, match=r"^drain_limit is .* between 0 s and 604800 s$"):
-        replace(GOOD, drain_limit=limit)
-    with pytest.raises(InvalidDuration, match=r"^hand_over_limit is .* between 0 s and 604800 s$"):
-        replace(GOOD, hand_over_limit=limit)
+    with pytest.raises(InvalidDuration, match=r"^drain_timeout is .* between 0 s and 604800 s$"):
+        replace(GOOD, drain_timeout=limit)
+    with pytest.raises(
+        InvalidDuration, match=r"^hand_over_timeout is .* between 0 s and 604800 s$"
+    ):
+        replace(GOOD, hand_over_timeout=limit)
 
 
 def test_work_may_be_stopped_without_any_delay() -> None:
-    assert not replace(GOOD, drain_limit=timedelta(0)).drain_limit
+    assert not replace(GOOD, drain_timeout=timedelta(0)).drain_timeout

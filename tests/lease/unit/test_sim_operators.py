@@ -43,7 +43,7 @@ def test_a_suggestion_moves_a_key_to_the_member_it_names() -> None:
         giver, taker = (first, second) if seen.holder == first.member.holder else (second, first)
         assert taker.member is not None
         assert taker.member.holder is not None
-        assert await operator.suggest(key, epoch=seen.epoch, to=taker.member.holder)
+        assert await operator.request_hand_over(key, epoch=seen.epoch, to=taker.member.holder)
         await world.pass_time(10.0)
         assert taker.member.holds(key) is not None
         assert giver.member is not None
@@ -66,8 +66,8 @@ def test_a_dismissal_and_a_reset_arrive() -> None:
         assert await operator.reset({free: Position(sequence_number=4)}) == {}
         assert await operator.reset({world.keys[0]: None}) == {world.keys[0]: holder}
         assert [term.reason for term in await operator.history(free)] == [EndReason.RESET]
-        assert await operator.dismiss(holder)
-        assert not await operator.dismiss("nobody")
+        assert await operator.request_leave(holder)
+        assert not await operator.request_leave("nobody")
 
     _play(story)
 
@@ -76,9 +76,9 @@ def test_bad_input_is_refused_before_it_is_sent() -> None:
     async def story(world: World) -> None:
         operator = SimStore(world.server, world.start())
         with pytest.raises(UsageError):
-            await operator.suggest(world.keys[0], epoch=-1, to="x")
+            await operator.request_hand_over(world.keys[0], epoch=-1, to="x")
         with pytest.raises(InvalidName):
-            await operator.dismiss("")
+            await operator.request_leave("")
         with pytest.raises(UsageError):
             await operator.reset({world.keys[0]: 7})  # type: ignore[dict-item]
 

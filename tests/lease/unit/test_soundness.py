@@ -32,7 +32,7 @@ anything = st.one_of(
 
 
 def told(*infos: MemberInfo) -> GroupState:
-    peers = tuple(
+    members = tuple(
         MemberRecord(holder=f"m{n}", group="g", info=info, alive=True, version=n + 1)
         for n, info in enumerate(infos)
     )
@@ -43,7 +43,7 @@ def told(*infos: MemberInfo) -> GroupState:
     )
     free = Resource(key=KEYS[-1], epoch=0, state=State.AVAILABLE, version=50)
     view = GroupState()
-    view.apply(Changes(version=99, peers=peers, resources=(*resources, free)))
+    view.apply(Changes(version=99, members=members, resources=(*resources, free)))
     return view
 
 
@@ -59,7 +59,7 @@ def test_no_word_of_a_member_can_make_a_plan_fail(
 ) -> None:
     odd = MemberInfo(weight=weight, most=most, draining=draining, loads=loads)
     view = told(MemberInfo(loads={KEYS[0]: 1.0}), odd, MemberInfo(most=4))
-    members = {holder: peer.info for holder, peer in view.peers.items()}
+    members = {holder: peer.info for holder, peer in view.members.items()}
     snapshot = Snapshot(members=members, resources=view.resources)
     for me in members:
         plan(strategy, snapshot, me, random.Random(1))
@@ -122,7 +122,7 @@ def test_a_load_that_is_no_measurement_counts_as_not_measured() -> None:
 def test_what_is_sound_is_left_as_it_is() -> None:
     info = MemberInfo(host="h", pid=7, weight=2.5, most=3, draining=True, loads={"g/0": 1.5})
     assert sound(info) is info
-    assert told(info).peers["m0"].info is info
+    assert told(info).members["m0"].info is info
 
 
 ODD_ROWS: list[dict[str, Any]] = [

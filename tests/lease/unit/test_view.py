@@ -32,12 +32,12 @@ def told(*changes: Changes) -> GroupState:
     return view
 
 
-FIRST = Changes(version=3, resources=(resource("g/0", 2),), peers=(peer("a", 1), peer("b", 3)))
+FIRST = Changes(version=3, resources=(resource("g/0", 2),), members=(peer("a", 1), peer("b", 3)))
 
 
 def test_a_new_view_knows_nothing_and_asks_for_everything() -> None:
     view = GroupState()
-    assert (view.version, dict(view.resources), dict(view.peers)) == (0, {}, {})
+    assert (view.version, dict(view.resources), dict(view.members)) == (0, {}, {})
 
 
 def test_what_is_told_is_known() -> None:
@@ -45,7 +45,7 @@ def test_what_is_told_is_known() -> None:
     assert view.apply(FIRST)
     assert view.version == 3
     assert view.resources["g/0"].version == 2
-    assert set(view.peers) == {"a", "b"}
+    assert set(view.members) == {"a", "b"}
 
 
 def test_a_repeated_answer_makes_no_difference() -> None:
@@ -72,18 +72,18 @@ def test_a_late_answer_does_not_hide_a_newer_one() -> None:
 
 def test_a_late_word_about_a_member_does_not_hide_a_newer_one() -> None:
     leaving = replace(peer("a", 7), info=MemberInfo(draining=True))
-    view = told(Changes(version=7, peers=(leaving,)), Changes(version=7, peers=(peer("a", 1),)))
-    assert view.peers["a"].info.draining
+    view = told(Changes(version=7, members=(leaving,)), Changes(version=7, members=(peer("a", 1),)))
+    assert view.members["a"].info.draining
 
 
 def test_a_lost_answer_is_made_up_for_by_the_next_that_asks_from_the_same_version() -> None:
     view = told(FIRST)
     lost = Changes(version=5, resources=(resource("g/0", 5, holder="a", epoch=1),))
-    repeats = replace(lost, version=6, peers=(peer("c", 6),))
+    repeats = replace(lost, version=6, members=(peer("c", 6),))
     assert view.version == 3
     assert view.apply(repeats)
     assert view.resources["g/0"].holder == "a"
-    assert set(view.peers) == {"a", "b", "c"}
+    assert set(view.members) == {"a", "b", "c"}
 
 
 def test_a_forgotten_key_is_gone_and_may_be_declared_again() -> None:
@@ -102,10 +102,10 @@ def test_a_key_that_was_forgotten_before_it_was_known_makes_no_difference() -> N
 
 
 def test_a_dead_member_is_gone() -> None:
-    dead = Changes(version=6, peers=(peer("a", 6, alive=False),))
+    dead = Changes(version=6, members=(peer("a", 6, alive=False),))
     view = told(FIRST)
     assert view.apply(dead)
-    assert set(view.peers) == {"b"}
+    assert set(view.members) == {"b"}
     assert not view.apply(dead)
 
 
@@ -116,8 +116,8 @@ def test_a_late_answer_does_not_bring_a_forgotten_key_back() -> None:
 
 
 def test_a_late_answer_does_not_bring_a_dead_member_back() -> None:
-    view = told(Changes(version=6, peers=(peer("a", 6, alive=False),)), FIRST)
-    assert "a" not in view.peers
+    view = told(Changes(version=6, members=(peer("a", 6, alive=False),)), FIRST)
+    assert "a" not in view.members
 
 
 def test_learning_one_key_leaves_the_version_so_that_nothing_is_skipped() -> None:
@@ -133,7 +133,7 @@ def test_nobody_can_write_into_what_is_known() -> None:
     with pytest.raises(TypeError):
         view.resources["g/1"] = resource("g/1", 1)
     with pytest.raises(TypeError):
-        del view.peers["a"]
+        del view.members["a"]
 
 
 keys = st.sampled_from(["g/0", "g/1", "g/2"])

@@ -38,7 +38,7 @@ def test_a_stream_is_found_as_it_was_created(catalog: Catalog) -> None:
         segment_age_s=1.5,
         replication=2,
         retain_age_s=60.0,
-        retain_bytes=1 << 33,
+        retention_bytes=1 << 33,
     )
     made = catalog.create("orders", settings)
     assert made.settings == settings

@@ -132,7 +132,7 @@ def test_a_source_sees_the_new_partitions_and_reads_them(log: Log) -> None:
             receiver = await source.receiver(
                 "11", group="g", epoch=1, start=Start.earliest(), name="host1"
             )
-            task = asyncio.create_task(receiver.receive(most_events=1, most_bytes=1000))
+            task = asyncio.create_task(receiver.receive(max_events=1, max_bytes=1000))
             with log.producer("orders", QUICK) as producer:
                 producer.send(Event(body=b"x"), partition=11).result(SOON_S)
                 assert [event.body for event in await task] == [b"x"]

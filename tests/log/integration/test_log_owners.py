@@ -398,7 +398,7 @@ def test_the_log_lives_in_postgresql_too(tmp_path: Path) -> None:
             owner.send([Event(body=b"a"), Event(body=b"b")]).result(SOON_S)
             other.send(Event(body=b"c")).result(SOON_S)
             log.close()
-            quickly = ProducerOptions(deliver_limit=timedelta(seconds=SOON_S))
+            quickly = ProducerOptions(deliver_timeout=timedelta(seconds=SOON_S))
             with second.producer("orders", quickly) as third:
                 third.send(Event(body=b"d")).result(SOON_S)
         assert bodies(second) == ["a", "b", "c", "d"]

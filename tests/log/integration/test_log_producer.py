@@ -151,7 +151,7 @@ def test_a_full_batch_does_not_linger(log: Log) -> None:
 
 
 def test_what_is_bigger_than_a_batch_is_stored_in_parts_with_one_receipt(log: Log) -> None:
-    options = ProducerOptions(batch_bytes=10_000, most_waiting_bytes=10_000)
+    options = ProducerOptions(batch_bytes=10_000, max_pending_bytes=10_000)
     with log.producer("one", options) as producer:
         told = producer.send(numbered(1000, size=100)).result(SOON_S)
     assert told == (Receipt(partition=0, first_sequence=0, count=1000),)
@@ -192,7 +192,7 @@ def test_a_segment_is_one_block_however_much_waits(log: Log) -> None:
 
 def test_back_pressure_blocks_and_then_says_so(log: Log, disk: HeldDisk) -> None:
     options = ProducerOptions(
-        batch_bytes=4000, most_waiting_bytes=22_000, send_limit=timedelta(seconds=0.05)
+        batch_bytes=4000, max_pending_bytes=22_000, send_timeout=timedelta(seconds=0.05)
     )
     with log.producer("one", options) as producer:
         producer.send(numbered(1)[0]).result(SOON_S)
@@ -210,7 +210,7 @@ def test_back_pressure_blocks_and_then_says_so(log: Log, disk: HeldDisk) -> None
 
 
 def test_a_send_that_waits_for_room_goes_on_when_there_is_some(log: Log, disk: HeldDisk) -> None:
-    options = ProducerOptions(batch_bytes=1000, most_waiting_bytes=1000)
+    options = ProducerOptions(batch_bytes=1000, max_pending_bytes=1000)
     with log.producer("one", options) as producer:
         producer.send(numbered(1)[0]).result(SOON_S)
         disk.free.clear()
@@ -231,7 +231,7 @@ def test_a_future_fails_after_the_deliver_limit_and_the_next_one_goes_on(
     log: Log, disk: HeldDisk
 ) -> None:
     options = ProducerOptions(
-        deliver_limit=timedelta(seconds=0.1), answer_limit=timedelta(seconds=0.1)
+        deliver_timeout=timedelta(seconds=0.1), owner_timeout=timedelta(seconds=0.1)
     )
     with log.producer("one", options) as producer:
         producer.send(Event(body=b"0")).result(SOON_S)

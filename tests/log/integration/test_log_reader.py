@@ -114,7 +114,7 @@ def test_a_closed_segment_without_events_does_not_stop_a_reader(place: Place, ho
     first.many(2)
     first.roll()
     path = segment_path("orders", 0, 2)
-    with place.files.create(path, block_size=1 << 20):
+    with place.files.create(path, block_bytes=1 << 20):
         pass
     reader, searched = place.reader(), place.reader(Start.latest())
     assert all_of(reader) == [0, 1]
@@ -142,7 +142,7 @@ def test_an_open_segment_of_somebody_who_was_too_late_does_not_hide_that_events_
         owner.roll()
     for status in place.files.list("/")[:2]:
         place.files.delete(status.path)
-    place.files.create(segment_path("orders", 0, 2), block_size=1 << 20)
+    place.files.create(segment_path("orders", 0, 2), block_bytes=1 << 20)
 
     for start in (Start.earliest(), Start.sequence(3)):
         with pytest.raises(Trimmed) as told:
@@ -155,7 +155,7 @@ def test_read_returns_as_many_as_were_asked_for_without_copying(place: Place) ->
     reader = place.reader()
 
     parts = []
-    while batch := reader.read(most_events=4):
+    while batch := reader.read(max_events=4):
         parts.append(batch)
     body = parts[0].arrow.column("body").buffers()[2]
 
@@ -168,8 +168,8 @@ def test_read_keeps_to_its_bytes_but_returns_at_least_one_event(place: Place) ->
     place.owner().many(10, size=1000)
     reader = place.reader()
 
-    assert len(reader.read(most_bytes=5000) or ()) == 4
-    assert len(reader.read(most_bytes=1) or ()) == 1
+    assert len(reader.read(max_bytes=5000) or ()) == 4
+    assert len(reader.read(max_bytes=1) or ()) == 1
 
 
 def test_batches_outlive_their_segment_and_their_reader(place: Place) -> None:

@@ -29,9 +29,9 @@ Opener = Callable[..., Place]
 def open_place(tmp_path: Path) -> Iterator[Opener]:
     made: list[Place] = []
 
-    def opened(*, retain_age_s: float = 0.0, retain_bytes: int = 0) -> Place:
+    def opened(*, retain_age_s: float = 0.0, retention_bytes: int = 0) -> Place:
         settings = StreamSettings(
-            partitions=1, retain_age_s=retain_age_s, retain_bytes=retain_bytes
+            partitions=1, retain_age_s=retain_age_s, retention_bytes=retention_bytes
         )
         made.append(opened_place(tmp_path, settings=settings))
         return made[-1]
@@ -125,7 +125,7 @@ def test_segments_whose_last_event_is_too_old_are_removed_from_the_oldest_on(
 
 
 def test_the_oldest_segments_beyond_the_size_are_removed(open_place: Opener) -> None:
-    place = open_place(retain_bytes=30_000)
+    place = open_place(retention_bytes=30_000)
     filled(place, 4, 3, 2, 1, size=1000)
     sizes = [status.length for status in segments(place.files, "orders", 0)]
 
@@ -147,7 +147,7 @@ def test_a_plan_alone_removes_nothing(open_place: Opener) -> None:
 
 
 def test_the_newest_segment_stays_however_old_it_is(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S, retain_bytes=1)
+    place = open_place(retain_age_s=DAY_S, retention_bytes=1)
     owner = filled(place, 9, 8)
     owner.now_us = days_old(7)
     owner.roll()
@@ -159,7 +159,7 @@ def test_the_newest_segment_stays_however_old_it_is(open_place: Opener) -> None:
 
 def test_the_last_events_stay_while_the_newest_segment_is_empty(open_place: Opener) -> None:
     # The owner of an empty segment may die: the next one deletes it, and counts on from before.
-    place = open_place(retain_age_s=DAY_S, retain_bytes=1)
+    place = open_place(retain_age_s=DAY_S, retention_bytes=1)
     owner = filled(place, 9, 8)
     owner.now_us = days_old(7)
     owner.roll()
@@ -287,7 +287,7 @@ def first_of(reader: PartitionReader) -> EventBatch:
 
 def test_a_stream_with_limits_is_trimmed_when_a_segment_is_rolled(tmp_path: Path) -> None:
     with Log.open(f"sqlite:///{tmp_path}/log.db", volumes=[tmp_path / "v"]) as log:
-        log.create("small", partitions=1, segment_bytes=64 << 10, retain_bytes=150 << 10)
+        log.create("small", partitions=1, segment_bytes=64 << 10, retention_bytes=150 << 10)
         with log.producer("small") as producer:
             for _ in range(12):
                 producer.send(Event(body=bytes(40 << 10))).result()

@@ -75,7 +75,7 @@ async def next_of(receiver: Receiver, count: int) -> list[bytes]:
     found: list[bytes] = []
     with anyio.fail_after(SOON_S):
         while len(found) < count:
-            batch = await receiver.receive(most_events=count - len(found), most_bytes=1 << 20)
+            batch = await receiver.receive(max_events=count - len(found), max_bytes=1 << 20)
             found += (event.body for event in batch)
     return found
 

@@ -23,7 +23,7 @@ from leasehold.log.receiver import LogReceiver
 pytestmark = pytest.mark.anyio
 
 SOON_S = 120
-MOST = {"most_events": 100, "most_bytes": 1 << 20}
+MAX = {"max_events": 100, "max_bytes": 1 << 20}
 
 
 @pytest.fixture
@@ -74,10 +74,10 @@ def store(producer: Producer, *numbers: int) -> None:
     producer.send(events, partition=0).result(SOON_S)
 
 
-async def next_of(receiver: LogReceiver, *, most_events: int = 100) -> list[int]:
+async def next_of(receiver: LogReceiver, *, max_events: int = 100) -> list[int]:
     """The numbers in the next batch; what was lost fails the test, instead of holding it up."""
     with anyio.fail_after(SOON_S):
-        return numbers_in(await receiver.receive(most_events=most_events, most_bytes=1 << 20))
+        return numbers_in(await receiver.receive(max_events=max_events, max_bytes=1 << 20))
 
 
 def numbers_in(batch: EventBatch) -> list[int]:
@@ -111,14 +111,14 @@ async def test_a_receive_that_is_cancelled_while_a_thread_reads_loses_nothing(
     store(producer, *range(10))
     receiver = await opened(source)
     halt = Halt(monkeypatch, after=after)
-    task = asyncio.create_task(receiver.receive(**MOST))
+    task = asyncio.create_task(receiver.receive(**MAX))
     assert await asyncio.to_thread(halt.reached.wait, SOON_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert receiver.position == 0
 
-    again = asyncio.create_task(next_of(receiver, most_events=4))
+    again = asyncio.create_task(next_of(receiver, max_events=4))
     await asyncio.sleep(0)
     halt.go.set()
 
@@ -134,7 +134,7 @@ async def test_what_was_read_for_a_cancelled_receive_is_not_given_to_one_who_los
     old = await opened(source, epoch=1)
     halt = Halt(monkeypatch, after=True)
     with anyio.move_on_after(0) as scope:
-        await old.receive(**MOST)
+        await old.receive(**MAX)
     assert scope.cancelled_caught
     assert await asyncio.to_thread(halt.reached.wait, SOON_S)
 
@@ -180,7 +180,7 @@ async def test_cancelling_at_every_turn_of_the_event_loop_loses_nothing(
     for turns in range(60):
         store(producer, sent)
         sent += 1
-        task = asyncio.create_task(receiver.receive(**MOST))
+        task = asyncio.create_task(receiver.receive(**MAX))
         for turn in range(turns):  # some of them leave time to the threads
             await asyncio.sleep(0.0005 if turn % 8 == 7 else 0)
         task.cancel()
@@ -208,7 +208,7 @@ async def test_a_time_limit_again_and_again_loses_nothing(
     with anyio.fail_after(SOON_S):
         while len(found) < 100:
             with anyio.move_on_after(0.002):
-                found += numbers_in(await receiver.receive(**MOST))
+                found += numbers_in(await receiver.receive(**MAX))
     await sending
 
     assert found == list(range(100))
@@ -220,8 +220,8 @@ async def test_closing_wakes_one_that_waits(
 ) -> None:
     store(producer, 0)
     receivers = [await opened(source, number) for number in (0, 1)]
-    await receivers[0].receive(**MOST)
-    tasks = [asyncio.create_task(each.receive(**MOST)) for each in receivers]
+    await receivers[0].receive(**MAX)
+    tasks = [asyncio.create_task(each.receive(**MAX)) for each in receivers]
     for receiver in receivers:
         await asleep(receiver)
 
@@ -237,7 +237,7 @@ async def test_closing_wakes_one_that_waits(
         with pytest.raises(UsageError, match="closed"):
             await task
     with pytest.raises(UsageError, match="closed"):
-        await receivers[0].receive(**MOST)
+        await receivers[0].receive(**MAX)
     if whole:
         with pytest.raises(UsageError, match="closed"):
             await opened(source)
@@ -250,7 +250,7 @@ async def test_closing_while_a_thread_reads_is_told_as_closing(
 ) -> None:
     receiver = await opened(source)
     halt = Halt(monkeypatch, after=False)
-    task = asyncio.create_task(receiver.receive(**MOST))
+    task = asyncio.create_task(receiver.receive(**MAX))
     assert await asyncio.to_thread(halt.reached.wait, SOON_S)
     closing = asyncio.create_task(receiver.close())
     await asyncio.sleep(0)
@@ -267,7 +267,7 @@ async def test_a_log_that_is_closed_first_wakes_who_waits(tmp_path: Path) -> Non
     log.create("orders", partitions=1)
     async with LogSource(log, "orders") as source:
         receiver = await opened(source)
-        task = asyncio.create_task(receiver.receive(**MOST))
+        task = asyncio.create_task(receiver.receive(**MAX))
         await asleep(receiver)
         log.close()
         with anyio.fail_after(SOON_S), pytest.raises(UsageError, match="closed"):
@@ -277,14 +277,14 @@ async def test_a_log_that_is_closed_first_wakes_who_waits(tmp_path: Path) -> Non
 async def test_nothing_is_left_of_a_source_that_was_closed(log: Log, producer: Producer) -> None:
     store(producer, 0)
     async with LogSource(log, "orders") as first:  # what is made once for the process is made now
-        await (await opened(first)).receive(**MOST)
+        await (await opened(first)).receive(**MAX)
     threads = {each.name for each in threading.enumerate()}
     things = kernel_things()
 
     source = LogSource(log, "orders")
     receivers = [await opened(source, number) for number in range(20)]
-    await receivers[0].receive(**MOST)
-    tasks = [asyncio.create_task(each.receive(**MOST)) for each in receivers]
+    await receivers[0].receive(**MAX)
+    tasks = [asyncio.create_task(each.receive(**MAX)) for each in receivers]
     for receiver in receivers:
         await asleep(receiver)
     opening = asyncio.create_task(opened(source, 30))
@@ -308,8 +308,8 @@ async def test_256_partitions_with_nothing_to_read_cost_a_few_questions(
         each.result(SOON_S)
     receivers = await asyncio.gather(*(opened(source, number) for number in range(256)))
     for receiver in receivers[::16]:
-        await receiver.receive(**MOST)
-    tasks = [asyncio.create_task(each.receive(**MOST)) for each in receivers]
+        await receiver.receive(**MAX)
+    tasks = [asyncio.create_task(each.receive(**MAX)) for each in receivers]
     for receiver in receivers:
         await asleep(receiver)
     loop = asyncio.get_running_loop()

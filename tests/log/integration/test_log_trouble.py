@@ -31,7 +31,7 @@ from leasehold.events import Event
 from leasehold.log import Log, LogOptions
 
 url, path = sys.argv[1:]
-options = LogOptions(files=FileOptions(attempt_limit=timedelta(seconds=0.5)))
+options = LogOptions(files=FileOptions(recovery_timeout=timedelta(seconds=0.5)))
 owner, other = Log.open(url, options=options), Log.open(url, options=options)
 owner.producer("one").send(Event(body=b"a")).result()
 recovery.fence = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
@@ -98,8 +98,8 @@ def test_small_events_that_wait_count_with_what_they_take(log: Log) -> None:
     options = ProducerOptions(
         linger=timedelta(seconds=20),
         batch_bytes=1000,
-        most_waiting_bytes=100_000,
-        send_limit=timedelta(seconds=0.05),
+        max_pending_bytes=100_000,
+        send_timeout=timedelta(seconds=0.05),
     )
     with log.producer("one", options) as producer:
         for _ in range(40):
@@ -111,7 +111,7 @@ def test_small_events_that_wait_count_with_what_they_take(log: Log) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_lane_that_ends_makes_room_for_others(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ProducerOptions(batch_bytes=5000, most_waiting_bytes=5000)
+    options = ProducerOptions(batch_bytes=5000, max_pending_bytes=5000)
     with log.producer("orders", options) as producer:
         with monkeypatch.context() as patch:
             patch.setattr(

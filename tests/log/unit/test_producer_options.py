@@ -16,7 +16,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     assert options.linger == timedelta(milliseconds=5)
     assert options.batch_events == 1000
     assert options.batch_bytes == 1 << 20
-    assert options.most_waiting_bytes == 64 << 20
+    assert options.max_pending_bytes == 64 << 20
     assert options.durable
 
 
@@ -25,18 +25,18 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
     [
         ({"batch_events": 0}, "batch_events"),
         ({"batch_bytes": 0}, "batch_bytes"),
-        ({"batch_bytes": 100, "most_waiting_bytes": 99}, "batch_bytes <= most_waiting_bytes"),
+        ({"batch_bytes": 100, "max_pending_bytes": 99}, "batch_bytes <= max_pending_bytes"),
         (
-            {"deliver_limit": timedelta(seconds=1), "answer_limit": timedelta(seconds=2)},
-            "answer_limit <= deliver_limit",
+            {"deliver_timeout": timedelta(seconds=1), "owner_timeout": timedelta(seconds=2)},
+            "owner_timeout <= deliver_timeout",
         ),
         (
             {
                 "linger": timedelta(seconds=3),
-                "deliver_limit": timedelta(seconds=2),
-                "answer_limit": timedelta(seconds=1),
+                "deliver_timeout": timedelta(seconds=2),
+                "owner_timeout": timedelta(seconds=1),
             },
-            "linger <= deliver_limit",
+            "linger <= deliver_timeout",
         ),
         ({"producer_id": b"short"}, "must have 16"),
         ({"producer_id": bytes(16)}, "all zero"),
@@ -49,7 +49,7 @@ def test_settings_that_contradict_each_other_are_refused(
         ProducerOptions(**settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("what", ["linger", "send_limit", "deliver_limit", "answer_limit"])
+@pytest.mark.parametrize("what", ["linger", "send_timeout", "deliver_timeout", "owner_timeout"])
 def test_a_duration_out_of_its_range_is_refused_by_name(what: str) -> None:
     with pytest.raises(InvalidDuration, match=what):
         ProducerOptions(**{what: timedelta(seconds=-1)})  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_a_duration_out_of_its_range_is_refused_by_name(what: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"partitions": 0}, {"segment_bytes": 1}, {"segment_age_s": 0}, {"retain_bytes": -1}],
+    [{"partitions": 0}, {"segment_bytes": 1}, {"segment_age_s": 0}, {"retention_bytes": -1}],
 )
 def test_a_stream_refuses_numbers_out_of_their_range(settings: dict[str, int]) -> None:
     with pytest.raises(InvalidOptions, match=next(iter(settings))):
@@ -66,7 +66,7 @@ def test_a_stream_refuses_numbers_out_of_their_range(settings: dict[str, int]) -
 
 def test_a_block_has_room_for_a_whole_segment() -> None:
     settings = StreamSettings(segment_bytes=1 << 20)
-    assert settings.block_size >= 2 * settings.segment_bytes
+    assert settings.block_bytes >= 2 * settings.segment_bytes
 
 
 def receipt(first: int, count: int, *, duplicate: bool = False) -> Receipt:
@@ -96,4 +96,4 @@ def test_receipts_that_follow_each_other_become_one() -> None:
 
 
 def test_by_default_a_dead_recoverer_does_not_outlast_the_deliver_limit() -> None:
-    assert LogOptions().files.attempt_limit * 2 < ProducerOptions().deliver_limit
+    assert LogOptions().files.recovery_timeout * 2 < ProducerOptions().deliver_timeout

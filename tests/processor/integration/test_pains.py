@@ -228,7 +228,7 @@ async def test_pain_09_a_handler_that_hangs_does_not_hold_its_partition_for_ever
 
     async with scene(events=4) as s:
         poison = PoisonPolicy.skip(retries=0)
-        await s.host(on_event=on_event, setting=options(handler_limit=SOON, poison=poison))
+        await s.host(on_event=on_event, setting=options(handler_timeout=SOON, poison=poison))
         await s.seen.count(3)
         assert s.seen.numbers() == [0, 2, 3]
 
@@ -416,7 +416,7 @@ async def test_pain_19_a_partition_that_is_not_asked_for_more_pauses_and_stays_o
 async def test_pain_20_partitions_that_are_added_are_found_while_it_runs() -> None:
     """azure-event-hubs-spark PR #544; the SDKs of Python, Java, Go and Rust read them once."""
     async with scene(partitions=1, events=1) as s:
-        await s.owns(setting=options(partitions_every=SOON / 2))
+        await s.owns(setting=options(discovery_interval=SOON / 2))
         s.source.grow(3)
         s.fill(1)
         await s.seen.count(4)
@@ -453,5 +453,5 @@ async def test_pain_21_there_is_one_receiver_for_each_partition_whatever_happens
 
 def test_pain_01_again_times_that_can_only_flap_are_refused() -> None:
     """python#28338: an expiry that one slow renewal uses up."""
-    with pytest.raises(InvalidOptions, match="renew_every"):
+    with pytest.raises(InvalidOptions, match="renew_interval"):
         options(timing=options().timing.__class__(lease_s=1.0, renew_s=0.9))

@@ -141,7 +141,7 @@ async def test_more_hosts_than_partitions_leave_standbys_that_take_over_at_once(
 @pytest.mark.spec("P12", "P13")
 async def test_a_host_takes_no_more_than_it_is_allowed_to() -> None:
     async with scene(partitions=4) as s:
-        small = await s.host("small", setting=options(most_partitions=1))
+        small = await s.host("small", setting=options(max_partitions=1))
         big = await s.host("big")
         await s.watch.until(lambda: (len(small.held()), len(big.held())) == (1, 3))
 
@@ -251,7 +251,7 @@ async def test_a_drain_that_takes_too_long_ends_by_force() -> None:
             cancelled.append(context.partition)
 
     async with scene(events=2) as s:
-        a = s.make("a", on_batch=hangs, setting=options(drain_limit=timedelta(seconds=0.3)))
+        a = s.make("a", on_batch=hangs, setting=options(drain_timeout=timedelta(seconds=0.3)))
         await a.start()
         await s.watch.sees(PartitionOpened)
         await a.stop()
@@ -331,7 +331,7 @@ async def test_the_pull_style_hands_out_partitions_and_batches_in_order() -> Non
 @pytest.mark.spec("P14", "B3")
 async def test_a_batch_that_nobody_took_does_not_hold_up_the_stop_and_comes_again() -> None:
     async with scene(partitions=2, events=3) as s:
-        host = s.make(on_batch=None, setting=options(drain_limit=timedelta(seconds=30)))
+        host = s.make(on_batch=None, setting=options(drain_timeout=timedelta(seconds=30)))
         await host.start()
         async for client in host.partitions():
             async for batch in client:
@@ -413,7 +413,7 @@ async def test_a_host_that_an_operator_dismisses_drains_and_ends_by_itself() -> 
         await s.watch.until(lambda: len(b.held()) == 1)
         await s.seen.count(8)
         assert a.holder
-        assert await s.store.dismiss(a.holder)  # type: ignore[union-attr]
+        assert await s.store.request_leave(a.holder)  # type: ignore[union-attr]
         async with asyncio.timeout(PATIENCE_S):
             await a.wait()
         await s.watch.until(lambda: len(b.held()) == 2)
@@ -431,13 +431,13 @@ async def test_the_pull_style_ends_when_an_operator_dismisses_the_host() -> None
         async with host, asyncio.timeout(PATIENCE_S):
             async for client in host.partitions():
                 async for _ in client:
-                    assert await s.store.dismiss(client.context.holder)  # type: ignore[union-attr]
+                    assert await s.store.request_leave(client.context.holder)  # type: ignore[union-attr]
             assert await s.checkpoints() == {"0": 0}
 
 
 @pytest.mark.spec("P1")
 async def test_partitions_that_are_added_while_it_runs_are_found_and_shared() -> None:
-    every = options(partitions_every=timedelta(seconds=0.1))
+    every = options(discovery_interval=timedelta(seconds=0.1))
     async with scene(partitions=1, events=1) as s:
         a = await s.owns("a", setting=every)
         b = await s.host("b", setting=every)

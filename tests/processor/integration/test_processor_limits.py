@@ -45,12 +45,12 @@ async def test_an_async_handler_over_its_limit_is_cancelled_and_treated_by_polic
         s.seen.note(context, event)
 
     async with scene(events=3) as s:
-        await s.host(on_event=on_event, setting=options(poison=SKIP, handler_limit=SOON / 4))
+        await s.host(on_event=on_event, setting=options(poison=SKIP, handler_timeout=SOON / 4))
         await s.seen.count(2)
         assert s.seen.numbers() == [0, 2]
         (poisoned,) = s.watch.of(Poisoned)
         assert isinstance(poisoned.error, HandlerTimeout)
-        assert "handler_limit" in str(poisoned.error)
+        assert "handler_timeout" in str(poisoned.error)
 
 
 async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_limit() -> None:
@@ -60,7 +60,7 @@ async def test_a_timeout_of_the_handlers_own_is_not_taken_for_the_limit() -> Non
 
     async with scene(events=1) as s:
         limit = timedelta(seconds=30)
-        await s.host(on_event=on_event, setting=options(poison=SKIP, handler_limit=limit))
+        await s.host(on_event=on_event, setting=options(poison=SKIP, handler_timeout=limit))
         poisoned = await s.watch.sees(Poisoned)
         assert type(poisoned.error) is TimeoutError
 
@@ -79,7 +79,7 @@ async def test_a_handler_in_a_thread_over_its_limit_loses_its_partition_to_anoth
         s.seen.ring()
 
     async with scene() as s:
-        setting = options(handler_limit=SOON)
+        setting = options(handler_timeout=SOON)
         await s.owns("a", on_event=stuck, setting=setting)
         b = await s.host("b", setting=setting)
         await s.watch.until(lambda: b.holder is not None)
@@ -113,7 +113,7 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
         running -= 1
 
     async with scene(events=3) as s:
-        setting = options(handler_limit=SOON, stall_after=SOON, give_up_after=SOON * 2)
+        setting = options(handler_timeout=SOON, stall_after=SOON, give_up_after=SOON * 2)
         a = await s.host("a", on_event=stuck, setting=setting)
         await s.watch.until(
             lambda: any("kept, since no other host" in each for each in caplog.messages)
@@ -124,7 +124,7 @@ async def test_a_host_alone_waits_for_its_stuck_thread_until_somebody_can_take_o
         await s.host("b", setting=setting)
         await s.watch.sees(Stalled, given_up=True)
         await s.seen.count(3)
-        said = [each for each in caplog.messages if "over handler_limit" in each]
+        said = [each for each in caplog.messages if "over handler_timeout" in each]
         assert [each.rpartition(": ")[2].split()[0] for each in said] == ["kept,", "passed"]
         go_on.set()
         assert s.seen.numbers(host="b") == [0, 1, 2]
@@ -139,7 +139,7 @@ async def test_when_the_stuck_thread_has_ended_the_host_takes_its_share_again() 
         go_on.wait(PATIENCE_S)
 
     async with scene(partitions=2, events=1) as s:
-        setting = options(handler_limit=SOON, stall_after=SOON, give_up_after=SOON * 2)
+        setting = options(handler_timeout=SOON, stall_after=SOON, give_up_after=SOON * 2)
         a = await s.host("a", on_event=stuck, setting=setting)
         b = await s.host("b", setting=setting)
         await s.watch.until(lambda: (len(a.held()), len(b.held())) == (0, 2))
@@ -157,7 +157,7 @@ async def test_after_a_loss_a_thread_begins_with_no_other_event() -> None:
         go_on.wait(PATIENCE_S)
 
     async with scene(events=5) as s:
-        async with s.make("a", on_event=slow, setting=options(drain_limit=SOON)) as a:
+        async with s.make("a", on_event=slow, setting=options(drain_timeout=SOON)) as a:
             await s.watch.sees(PartitionOpened)
             await s.watch.until(lambda: a.status()[0].state is PartitionState.HANDLING)
         await s.watch.sees(HandlerAbandoned)
@@ -225,7 +225,7 @@ async def test_a_goodbye_that_hangs_does_not_hold_up_the_stop_for_ever(handler_h
             await asyncio.Event().wait()
 
     async with scene(events=1) as s:
-        setting = options(drain_limit=SOON)
+        setting = options(drain_timeout=SOON)
         host = s.make(on_event=on_event, on_partition_close=on_close, setting=setting)
         await host.start()
         await s.seen.count(1)
@@ -262,7 +262,7 @@ async def test_a_receiver_that_never_comes_is_asked_for_again() -> None:
 async def test_a_receiver_that_never_comes_does_not_hold_up_a_drain() -> None:
     source = SlowToOpen(never=1)
     async with scene(source=source, events=2) as s:
-        a = s.make("a", setting=options(drain_limit=timedelta(minutes=10)))
+        a = s.make("a", setting=options(drain_timeout=timedelta(minutes=10)))
         await a.start()
         await source.asked.wait()
         await a.stop()

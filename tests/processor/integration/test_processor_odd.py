@@ -209,7 +209,7 @@ async def test_what_a_plain_handler_lets_out_is_a_failure_and_nothing_more(
         s.seen.note(context, event)
 
     async with scene(events=1) as s:
-        await s.host(on_event=on_event, setting=options(handler_limit=timedelta(seconds=30)))
+        await s.host(on_event=on_event, setting=options(handler_timeout=timedelta(seconds=30)))
         failed = await s.watch.sees(HandlerFailed)
         assert kind.__name__ in str(failed.error)
         await s.seen.count(1)
@@ -339,7 +339,7 @@ async def test_a_receiver_that_does_not_close_does_not_hold_up_the_stop() -> Non
             return made
 
     async with scene(source=Clinging("orders"), events=1) as s:
-        async with s.make(setting=options(drain_limit=SOON)):
+        async with s.make(setting=options(drain_timeout=SOON)):
             await s.seen.count(1)
         assert s.watch.of(PartitionClosed)
 
@@ -356,7 +356,7 @@ async def test_a_host_whose_loop_does_not_turn_gives_its_partitions_up() -> None
         go_on.wait(PATIENCE_S)  # that is the fault
 
     async with scene() as s:
-        setting = options(stall_after=SOON, give_up_after=SOON, drain_limit=SOON)
+        setting = options(stall_after=SOON, give_up_after=SOON, drain_timeout=SOON)
         stuck = s.make("stuck", on_batch=blocks, setting=setting)
 
         def live() -> None:
@@ -419,7 +419,7 @@ async def test_a_store_that_is_away_makes_no_event_a_poison() -> None:
 @pytest.mark.spec("P14")
 async def test_in_the_pull_style_the_context_is_at_the_batch_in_hand() -> None:
     async with scene(events=3) as s:
-        setting = options(batch_events=2, checkpoint=CheckpointPolicy.manual(), drain_limit=SOON)
+        setting = options(batch_events=2, checkpoint=CheckpointPolicy.manual(), drain_timeout=SOON)
         puller = await s.host(on_batch=None, setting=setting)
         async for client in puller.partitions():
             batch = await anext(client)

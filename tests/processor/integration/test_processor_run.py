@@ -32,8 +32,8 @@ PROGRAM = """
 import json, sys
 from datetime import timedelta
 from leasehold.clock import SystemClock
-from leasehold.core.lease_timing import Timing
-from leasehold.processor import EventProcessor, Options
+from leasehold.core.lease_timing import LeaseTiming
+from leasehold.processor import EventProcessor, ProcessorOptions
 from leasehold.testing.source import MemorySource
 
 def say(**what):
@@ -59,13 +59,13 @@ async def on_batch(context, batch):
         await asyncio.Event().wait()
 
 def hook(event):
-    if stuck and type(event).__name__ == "PartitionDrains":
+    if stuck and type(event).__name__ == "PartitionDraining":
         clock.ahead_s = 1.0  # a second signal counts from here on
-    if type(event).__name__ in ("CheckpointWritten", "PartitionDrains"):
+    if type(event).__name__ in ("CheckpointWritten", "PartitionDraining"):
         say(event=type(event).__name__, partition=event.partition)
 
-options = Options(timing=Timing.of(lease=timedelta(seconds=60), renew_every=timedelta(seconds=0.3)))
-processor = EventProcessor(
+options = ProcessorOptions(timing=LeaseTiming.of(lease=timedelta(seconds=60),
+renew_interval=timedelta(seconds=0.3))) processor = EventProcessor(
     source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook], clock=clock
 )
 processor.run()
@@ -130,7 +130,7 @@ def test_run_leaves_in_good_order_when_it_is_told_to(
         async with open_store(url) as store:
             resources = (await store.resources("partition/orders/billing")).values()
             assert {each.holder for each in resources} == {None}
-            assert not await store.peers("partition/orders/billing")
+            assert not await store.members("partition/orders/billing")
             found = (await store.checkpoints("partition/orders/billing")).values()
             assert [each.position.sequence_number for each in found] == [1, 1, 1]
 
@@ -154,7 +154,7 @@ def test_a_second_signal_leaves_at_once(begin: Callable[[str], Program]) -> None
     program = begin("stuck")
     program.until("stuck", 1)
     program.signal(signal.SIGTERM)
-    program.until("PartitionDrains", 1)
+    program.until("PartitionDraining", 1)
     program.signal(signal.SIGTERM)
     assert program.end() == 128 + signal.SIGTERM
 

@@ -423,7 +423,7 @@ async def test_an_error_outside_any_partition_names_the_stream_and_has_no_trace(
             return await super().partitions()
 
     async with scene(source=Away("orders", partitions=1)) as s:
-        await s.host(setting=options(partitions_every=timedelta(seconds=0.1)))
+        await s.host(setting=options(discovery_interval=timedelta(seconds=0.1)))
         await s.errors.count(1)
     record = next(each for each in caplog.records if "the hub is away" in each.getMessage())
     assert record.getMessage().startswith(f"orders for {s.group}: ")

@@ -138,7 +138,7 @@ def test_poison_goes_to_the_dead_letters(
 
 @pytest.mark.spec("B6")
 def test_a_handler_that_never_ends_does_not_keep_it(running: Callable[..., Running]) -> None:
-    host = running("my_handlers:hang", "--drain-limit", "100ms", "--lease", "2s")
+    host = running("my_handlers:hang", "--drain-timeout", "100ms", "--lease", "2s")
     assert host.process.stdout is not None
     assert [host.process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
     code, _ = host.end(signal.SIGTERM)
@@ -167,9 +167,9 @@ def test_an_operator_has_it_leave_and_the_other_host_goes_on(
     one.until("opened partition")
     two = running("my_handlers:handle", "--lease", "2s", "--name", "two", "--weight", "1.5")
     two.until("opened partition")
-    peers = leasehold("members", "ls", "orders", "billing", "-ojsonl").jsonl
-    assert {each["holder"][:3]: each["weight"] for each in peers} == {"one": 1.0, "two": 1.5}
-    first = next(each["holder"] for each in peers if each["holder"].startswith("one-"))
+    members = leasehold("members", "ls", "orders", "billing", "-ojsonl").jsonl
+    assert {each["holder"][:3]: each["weight"] for each in members} == {"one": 1.0, "two": 1.5}
+    first = next(each["holder"] for each in members if each["holder"].startswith("one-"))
     done = leasehold("members", "drain", first, "--execute", "--timeout", "30s")
     assert done.code == 0, done.err
     assert one.process.wait(timeout=PATIENCE_S) == 0

@@ -29,7 +29,7 @@ async def blocked(intake: PrefetchBuffer) -> asyncio.Task[None]:
 
 
 async def test_batches_come_out_in_order_and_are_counted() -> None:
-    intake = PrefetchBuffer(most_events=100, most_bytes=1 << 20)
+    intake = PrefetchBuffer(max_events=100, max_bytes=1 << 20)
     intake.put(batch(0, 3))
     intake.put(batch(3, 5))
     assert len(intake) == 5
@@ -43,7 +43,7 @@ async def test_batches_come_out_in_order_and_are_counted() -> None:
 
 @pytest.mark.spec("P12")
 async def test_there_is_no_room_from_the_limit_of_events_on_until_one_is_taken() -> None:
-    intake = PrefetchBuffer(most_events=3, most_bytes=1 << 20)
+    intake = PrefetchBuffer(max_events=3, max_bytes=1 << 20)
     await intake.room()
     intake.put(batch(0, 3))
     waiting = await blocked(intake)
@@ -52,7 +52,7 @@ async def test_there_is_no_room_from_the_limit_of_events_on_until_one_is_taken()
 
 
 async def test_there_is_no_room_from_the_limit_of_bytes_on_until_one_is_taken() -> None:
-    intake = PrefetchBuffer(most_events=1000, most_bytes=1)
+    intake = PrefetchBuffer(max_events=1000, max_bytes=1)
     intake.put(batch(0, 1))
     waiting = await blocked(intake)
     await intake.get()
@@ -60,7 +60,7 @@ async def test_there_is_no_room_from_the_limit_of_bytes_on_until_one_is_taken() 
 
 
 async def test_whoever_waits_for_events_gets_those_that_come() -> None:
-    intake = PrefetchBuffer(most_events=10, most_bytes=1 << 20)
+    intake = PrefetchBuffer(max_events=10, max_bytes=1 << 20)
     waiting = asyncio.create_task(intake.get())
     await asyncio.sleep(0)
     intake.put(batch(0, 1))
@@ -70,7 +70,7 @@ async def test_whoever_waits_for_events_gets_those_that_come() -> None:
 
 
 async def test_after_close_nothing_is_handed_out_and_what_waited_is_forgotten() -> None:
-    intake = PrefetchBuffer(most_events=10, most_bytes=1 << 20)
+    intake = PrefetchBuffer(max_events=10, max_bytes=1 << 20)
     intake.put(batch(0, 2))
     intake.close()
     assert await intake.get() is None
@@ -78,7 +78,7 @@ async def test_after_close_nothing_is_handed_out_and_what_waited_is_forgotten() 
 
 
 async def test_close_ends_the_wait_for_events_and_for_room() -> None:
-    intake = PrefetchBuffer(most_events=1, most_bytes=1 << 20)
+    intake = PrefetchBuffer(max_events=1, max_bytes=1 << 20)
     getting = asyncio.create_task(intake.get())
     await asyncio.sleep(0)
     intake.close()
@@ -87,7 +87,7 @@ async def test_close_ends_the_wait_for_events_and_for_room() -> None:
 
 
 async def test_small_batches_that_wait_are_handed_out_together_and_large_ones_as_they_are() -> None:
-    intake = PrefetchBuffer(most_events=1_000_000, most_bytes=1 << 30, batch_events=10)
+    intake = PrefetchBuffer(max_events=1_000_000, max_bytes=1 << 30, batch_events=10)
     for number in range(12):
         intake.put(batch(number, number + 1))
     first, second = await intake.get(), await intake.get()
@@ -97,7 +97,7 @@ async def test_small_batches_that_wait_are_handed_out_together_and_large_ones_as
     assert [event.sequence_number for event in second] == [10, 11]
     assert (len(intake), intake._bytes) == (0, 0)
     large = batch(12, 9_012)
-    intake = PrefetchBuffer(most_events=1_000_000, most_bytes=1 << 30, batch_events=100_000)
+    intake = PrefetchBuffer(max_events=1_000_000, max_bytes=1 << 30, batch_events=100_000)
     intake.put(large)
     intake.put(batch(9_012, 9_013))
     assert await intake.get() is large

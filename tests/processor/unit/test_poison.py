@@ -9,7 +9,7 @@ from leasehold.core.poison_policy import PoisonAction
 from leasehold.errors import InvalidOptions
 from leasehold.spark import PoisonPolicy
 
-PAUSES = Backoff(base_s=1.0, most_s=2.0)
+PAUSES = Backoff(base_s=1.0, max_s=2.0)
 
 
 @pytest.mark.spec("B6")
@@ -52,7 +52,7 @@ def test_the_pauses_are_the_ones_that_were_given(policy: PoisonPolicy) -> None:
 def test_pauses_grow_up_to_a_minute_unless_told_otherwise() -> None:
     pauses = PoisonPolicy.retry().pauses
     assert pauses.base_s < 1.0
-    assert pauses.most_s == 60.0
+    assert pauses.max_s == 60.0
 
 
 def test_a_negative_number_of_retries_is_refused() -> None:

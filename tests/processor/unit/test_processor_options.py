@@ -69,12 +69,12 @@ def test_a_partition_may_have_a_start_of_its_own() -> None:
         ({"load": "weight"}, "load can not be 'weight': .*events, bytes, lag"),
         ({"strategy": "fair"}, "strategy can not be 'fair': .*by_load"),
         ({"starts": {3: Start.latest()}}, 'write starts={"3"'),
-        ({"most_partitions": -1}, "most_partitions >= 0"),
+        ({"max_partitions": -1}, "max_partitions >= 0"),
         ({"weight": 0.0}, "0 < weight"),
         ({"stall_after": 10 * SECOND, "give_up_after": SECOND}, "give_up_after >= stall_after"),
         ({"poison": PoisonPolicy.dead_letter()}, "needs dead_letters"),
-        ({"hand_over_limit": SECOND}, "hand_over_limit >= 2 x renew_every"),
-        ({"timing": LeaseTiming(lease_s=10, renew_s=6)}, "renew_every < lease / 2"),
+        ({"hand_over_timeout": SECOND}, "hand_over_timeout >= 2 x renew_interval"),
+        ({"timing": LeaseTiming(lease_s=10, renew_s=6)}, "renew_interval < lease / 2"),
     ],
 )
 def test_what_can_not_work_is_refused_with_the_relation_that_is_broken(
@@ -92,9 +92,9 @@ def test_what_can_not_work_is_refused_with_the_relation_that_is_broken(
         ({"batch_bytes": True}, "batch_bytes must be a whole number, not True"),
         ({"prefetch_events": float("nan")}, "prefetch_events must be a whole number"),
         ({"prefetch_bytes": "8"}, "prefetch_bytes must be a whole number"),
-        ({"most_partitions": 1.5}, "most_partitions must be a whole number, not 1.5: use None"),
-        ({"most_partitions": True}, "most_partitions must be a whole number"),
-        ({"most_partitions": 10**400}, "most_partitions <= 1,000,000,000"),
+        ({"max_partitions": 1.5}, "max_partitions must be a whole number, not 1.5: use None"),
+        ({"max_partitions": True}, "max_partitions must be a whole number"),
+        ({"max_partitions": 10**400}, "max_partitions <= 1,000,000,000"),
         ({"weight": "2"}, "weight must be a number, not '2'"),
         ({"weight": True}, "weight must be a number"),
         ({"start": "latest"}, r'start must be a Start, not .*: write Start.parse\("latest"\)'),
@@ -116,14 +116,15 @@ def test_what_is_of_another_kind_is_refused_with_what_to_write(
         ProcessorOptions(**wrong)
 
 
-@pytest.mark.parametrize("name", ["stall_after", "partitions_every", "drain_limit"])
+@pytest.mark.parametrize("name", ["stall_after", "discovery_interval", "drain_timeout"])
 def test_a_time_that_must_be_given_is_no_none(name: str) -> None:
     with pytest.raises(InvalidDuration, match=name):
         ProcessorOptions(**{name: None})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "name", ["handler_limit", "stall_after", "give_up_after", "partitions_every", "drain_limit"]
+    "name",
+    ["handler_timeout", "stall_after", "give_up_after", "discovery_interval", "drain_timeout"],
 )
 def test_a_time_outside_its_range_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidDuration, match=name):
@@ -139,9 +140,9 @@ def test_names_are_taken_for_what_they_name() -> None:
 
 @pytest.mark.spec("P13")
 def test_the_settings_of_the_member_are_the_same() -> None:
-    options = ProcessorOptions(weight=2.0, most_partitions=3, drain_limit=7 * SECOND)
+    options = ProcessorOptions(weight=2.0, max_partitions=3, drain_timeout=7 * SECOND)
     member = options.member(group="partition/orders/billing", name="web")
-    assert (member.weight, member.most, member.drain_limit) == (2.0, 3, 7 * SECOND)
+    assert (member.weight, member.most, member.drain_timeout) == (2.0, 3, 7 * SECOND)
     assert member.timing == options.timing
 
 

@@ -36,4 +36,4 @@ def test_without_a_limit_it_is_only_reported() -> None:
 
 
 def test_it_is_looked_at_several_times_before_the_limit() -> None:
-    assert RULE.look_every_s <= RULE.stall_after_s / 2
+    assert RULE.check_interval_s <= RULE.stall_after_s / 2

@@ -147,7 +147,7 @@ def test_the_greedy_peer_never_shares_the_remainder(
 ) -> None:
     with peer_group(partitions, seed=seed) as peer:
         peer.join(owners)
-        assert peer.cycles_until(peer.even, most_cycles=150) is None
+        assert peer.cycles_until(peer.even, max_cycles=150) is None
         assert peer.counts() == end
 
 
@@ -156,14 +156,14 @@ def test_a_late_joiner_gains_one_partition_per_cycle_at_the_peer() -> None:
         peer.join()
         peer.cycles(2)
         peer.join()
-        assert peer.cycles_until(peer.even, most_cycles=150) == 16
+        assert peer.cycles_until(peer.even, max_cycles=150) == 16
         assert peer.store.moves == 16
 
 
 def test_the_peer_writes_all_that_it_owns_in_every_cycle() -> None:
     with peer_group(12) as peer:
         peer.join(3)
-        peer.settle(most_cycles=50)
+        peer.settle(max_cycles=50)
         before = peer.store.calls
         peer.cycles()
         assert peer.store.calls - before == 3 * (1 + 4)
@@ -172,9 +172,9 @@ def test_the_peer_writes_all_that_it_owns_in_every_cycle() -> None:
 def test_the_peer_waits_for_the_expiry_of_the_dead() -> None:
     with peer_group(12) as peer:
         peer.join(3)
-        peer.settle(most_cycles=50)
+        peer.settle(max_cycles=50)
         expires_in_s = peer.crash_one()
-        seconds = peer.seconds_until(peer.all_owned, most_cycles=50)
+        seconds = peer.seconds_until(peer.all_owned, max_cycles=50)
         assert 150 <= expires_in_s <= 180
         assert seconds is not None
         assert 0 < seconds - expires_in_s <= 30
@@ -230,11 +230,11 @@ def test_what_the_server_writes_can_be_read(written: bytes, read: object) -> Non
 
 
 def test_scaling_out_takes_two_cycles_and_the_fewest_moves() -> None:
-    found = scale_out(hosts=4, partitions=14, seed=0, most_cycles=10)
+    found = scale_out(hosts=4, partitions=14, seed=0, max_cycles=10)
     assert found.cycles is not None
     assert found.cycles <= 2
     assert found.spread == 1
-    assert found.moves == found.least_moves == 10
+    assert found.moves == found.min_moves == 10
 
 
 def test_the_same_lots_give_the_same_group_to_plan() -> None:

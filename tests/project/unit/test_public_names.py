@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import leasehold
-import leasehold.azure.endpoint
+import leasehold.azure
 import leasehold.events
 import leasehold.files
 import leasehold.insight
@@ -19,7 +19,7 @@ import leasehold.spark
 MODULES = [
     leasehold,
     leasehold.files,
-    leasehold.azure.endpoint,
+    leasehold.azure,
     leasehold.insight,
     leasehold.jobs,
     leasehold.log,

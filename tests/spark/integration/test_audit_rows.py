@@ -220,7 +220,7 @@ def test_a_batch_that_is_not_published_yet_is_waited_for(store: str) -> None:
 def test_a_stream_whose_first_events_retention_has_removed_is_no_proof(tmp_path: Path) -> None:
     url, dice = f"sqlite:///{tmp_path}/store.db", random.Random(1)
     with Log.open(url, volumes=[tmp_path / "volume"]) as log:
-        log.create(STREAM, partitions=1, segment_bytes=4096, retain_bytes=4096)
+        log.create(STREAM, partitions=1, segment_bytes=4096, retention_bytes=4096)
         with log.producer(STREAM) as producer:
             for _ in range(8):
                 producer.send(Event(body=dice.randbytes(3000)), partition=0).result()

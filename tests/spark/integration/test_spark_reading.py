@@ -75,9 +75,9 @@ def test_small_frames_are_joined_and_large_ones_sent_in_parts(stream: Stream) ->
             stream.url,
             ranges,
             ["partition", "sequence_number"],
-            least_rows=64,
-            least_bytes=0,
-            most_rows=80,
+            min_rows=64,
+            min_bytes=0,
+            max_rows=80,
         )
     )
 
@@ -104,7 +104,7 @@ def test_a_large_frame_is_not_copied(stream: Stream) -> None:
 def test_large_events_are_bounded_by_their_bytes(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(reading, "MAX_BYTES", 1 << 10)
     stream.send(0, numbered(0, 200))
 
     batches = list(events(STREAM, stream.url, whole(("0", 0, 200)), ["body"]))
@@ -117,7 +117,7 @@ def test_short_cuts_of_large_frames_are_joined_by_what_they_are_and_not_by_their
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Arrow tells the bytes of the whole frame much faster than those of a part of it.
-    monkeypatch.setattr(reading, "MOST_BYTES", 32 << 10)
+    monkeypatch.setattr(reading, "MAX_BYTES", 32 << 10)
     stream.send(0, numbered(0, 2000), numbered(2000, 2000))
     ranges = whole(*(("0", first, first + 10) for first in range(0, 4000, 400)))
 

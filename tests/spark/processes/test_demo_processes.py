@@ -94,7 +94,7 @@ def test_a_brake_holds_one_batch_at_one_moment_and_lets_it_go() -> None:
         brake.wait_at(WaitPoint.STAGED, rows=5, tell=waits.set)
         passed.set()
 
-    brake.ask(WaitPoint.STAGED, least_rows=5)
+    brake.ask(WaitPoint.STAGED, min_rows=5)
     thread = threading.Thread(target=batch)
     thread.start()
     assert waits.wait(PATIENCE_S)

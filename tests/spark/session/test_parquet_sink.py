@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from tests.support.sink_contract import GROUP, batch_of, known
 
 from leasehold.errors import SinkUnfit, UsageError
-from leasehold.spark import ParquetSink, read_committed
+from leasehold.spark import ParquetSink, read_parquet
 
 ALL_TYPES = """
     id, cast(id as int) as whole, id / 3 as part, cast(id / 3 as decimal(12, 4)) as price,
@@ -58,17 +58,17 @@ def test_only_what_is_committed_is_read_and_it_is_as_it_was(
     sink.open(spark)
     sink.fence(GROUP, {"0": 1})
     with pytest.raises(UsageError, match="nothing was committed"):
-        read_committed(spark, path)
+        read_parquet(spark, path)
     empty = batch_of(("0", 0, 1, 1))
     assert sink.commit(sink.stage(_frame(spark, 0, 0), empty), empty).files == 0
-    nothing = read_committed(spark, path)
+    nothing = read_parquet(spark, path)
     assert nothing.columns == _frame(spark, 0, 0).columns
     assert nothing.count() == 0
     batch = batch_of(("0", 1, 2, 1))
     written = sink.commit(sink.stage(_frame(spark, 0, 7), batch), batch)
     assert (written.rows, written.files >= 4) == (7, True)
     sink.stage(_frame(spark, 7, 9), batch_of(("0", 2, 3, 1)))  # never committed
-    found = read_committed(spark, path)
+    found = read_parquet(spark, path)
     assert _rows(found) == _rows(_frame(spark, 0, 7))
     assert found.schema.simpleString() == _frame(spark, 0, 0).schema.simpleString()
     assert known(sink).position == 2

@@ -174,7 +174,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_sink_that_is_away(
 
     sink.before_commit = away
     waits, errors = threading.Event(), list[Exception]()
-    line = pipeline(spark, url, sink, when(Waiting, waits), drain_limit=timedelta(seconds=1))
+    line = pipeline(spark, url, sink, when(Waiting, waits), drain_timeout=timedelta(seconds=1))
 
     def run() -> None:
         try:
@@ -273,7 +273,7 @@ def test_a_driver_that_waits_for_another_ones_checkpoint_gets_it_later(
     committed = threading.Event()
     with in_background(pipeline(spark, url, sink, when(BatchCommitted, committed))):
         assert committed.wait(60)
-        pipeline(spark, url, sink, most_partitions=1).run(until_caught_up=True)
+        pipeline(spark, url, sink, max_partitions=1).run(until_caught_up=True)
     assert failed
     assert _checkpoints(url) == {"0": 49, "1": 49}
 

@@ -25,7 +25,7 @@ from leasehold.spark import Batch, Pipeline, PipelineOptions, PoisonPolicy, Sink
 from leasehold.spark.pipeline.events import BatchCommitted, Waiting
 from leasehold.stores import open_store
 
-AT_ONCE = Backoff(base_s=0.0, most_s=0.0)
+AT_ONCE = Backoff(base_s=0.0, max_s=0.0)
 
 
 def fails_at_42(events: DataFrame) -> DataFrame:

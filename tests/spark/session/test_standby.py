@@ -181,8 +181,8 @@ def test_an_operator_can_send_a_driver_home(scene: Scene) -> None:
         scene.standby(scene.query(lambda *_: None, once=False), lease=timedelta(seconds=12))
     ):
         scene.until(StandbyState.BATCH)
-        (holder,) = scene.ask(lambda store: store.peers("job"))
-        assert scene.ask(lambda store: store.dismiss(holder))
+        (holder,) = scene.ask(lambda store: store.members("job"))
+        assert scene.ask(lambda store: store.request_leave(holder))
         scene.until(StandbyState.STOPPED)
     assert scene.told()[-2:] == [StandbyState.ASKED, StandbyState.STOPPED]
     assert not scene.spark.streams.active
@@ -257,8 +257,8 @@ def test_a_stop_does_not_wait_for_a_function_that_hangs(scene: Scene, by_an_oper
         with running(driver) as thread:
             assert begun.wait(60)
             if by_an_operator:
-                (holder,) = scene.ask(lambda store: store.peers("job"))
-                assert scene.ask(lambda store: store.dismiss(holder))
+                (holder,) = scene.ask(lambda store: store.members("job"))
+                assert scene.ask(lambda store: store.request_leave(holder))
             else:
                 driver.stop()
             thread.join(60)

@@ -110,7 +110,7 @@ def test_what_makes_no_sense_is_refused_with_what_to_do(spark: SparkSession, url
         save(frame, url, stageing="/tmp")
     with pytest.raises(PySparkException, match="no store is named"):
         frame.write.format("leasehold").mode("append").save(STREAM)
-    with pytest.raises(PySparkException, match="UnknownStore"):
+    with pytest.raises(PySparkException, match="InvalidUrl"):
         save(frame, "nothing:///x")
     assert bodies(url) == []
 

@@ -12,7 +12,7 @@ from tests.support import audits as a
 from leasehold.errors import UsageError
 from leasehold.model import EndReason
 from leasehold.spark.audit import Audit, Check, Finding, Verdict, claims
-from leasehold.spark.audit.claims import MOST_KEPT, ClaimFindings, check_of
+from leasehold.spark.audit.claims import MAX_KEPT, ClaimFindings, check_of
 from leasehold.spark.audit.report import Lag, Level, ownership, page, worst
 from leasehold.spark.audit.rows import target
 
@@ -52,9 +52,9 @@ def test_an_audit_of_nothing_proves_nothing() -> None:
 
 
 def test_what_was_found_counts_though_only_the_first_are_kept() -> None:
-    seen = {("terms-apart", Level.FAULT): ClaimFindings(count=500, first=(FAULT,) * MOST_KEPT)}
+    seen = {("terms-apart", Level.FAULT): ClaimFindings(count=500, first=(FAULT,) * MAX_KEPT)}
     made = check_of(claims.TERMS_APART, 900, seen)
-    assert (made.faults, len(made.findings), made.verdict) == (500, MOST_KEPT, Verdict.REFUTED)
+    assert (made.faults, len(made.findings), made.verdict) == (500, MAX_KEPT, Verdict.REFUTED)
     assert check_of(claims.EPOCHS_RISE, 900, seen).verdict is Verdict.PROVED
     unseen = check_of(claims.EPOCHS_RISE, 900, {}, ["the dog ate it"])
     assert (unseen.verdict, unseen.findings[0].what) == (Verdict.UNKNOWN, "the dog ate it")

@@ -92,7 +92,7 @@ def test_a_file_that_is_large_enough_is_followed_by_another(
 def test_only_so_many_files_are_open_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_of_delta, "_MOST_OPEN", 2)
+    monkeypatch.setattr(files_of_delta, "_MAX_OPEN", 2)
     rows = pa.record_batch({"k": [1, 2, 3, 1], "n": [0, 1, 2, 3]})
     files, _ = answers([writer(tmp_path, "k").written("part", iter([rows]))])
     assert sorted(each.cut for each in files) == [(("k", "1"),), (("k", "2"),), (("k", "3"),)]

@@ -39,7 +39,7 @@ from leasehold.spark.pipeline.staging import Staging, Work
 from leasehold.spark.ranges import Range
 from leasehold.testing.clock import ManualClock
 
-AT_ONCE = Backoff(base_s=0.0, most_s=0.0)
+AT_ONCE = Backoff(base_s=0.0, max_s=0.0)
 FRAME = object.__new__(DataFrame)
 EMPTY = object.__new__(DataFrame)
 

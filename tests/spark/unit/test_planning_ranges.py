@@ -56,7 +56,7 @@ def test_a_batch_is_bounded_fair_and_leaves_no_room_unused(
 ) -> None:
     positions = {name: start for name, (start, _) in found.items()}
     ends = {name: start + lag for name, (start, lag) in found.items()}
-    ranges = next_ranges(positions, ends, most_events=most)
+    ranges = next_ranges(positions, ends, max_events=most)
     given_to = {each.partition: len(each) for each in ranges}
     assert all(each.start == positions[each.partition] for each in ranges)
     assert all(given_to.values())
@@ -68,7 +68,7 @@ def test_a_batch_is_bounded_fair_and_leaves_no_room_unused(
 
 
 def test_a_partition_that_has_gone_back_is_left_alone() -> None:
-    assert next_ranges({"0": 10}, {"0": 5}, most_events=100) == ()
+    assert next_ranges({"0": 10}, {"0": 5}, max_events=100) == ()
 
 
 @given(RANGES)

@@ -26,7 +26,7 @@ def test_without_more_words_everything_is_read() -> None:
     assert (options.start, options.end) == (Start.earliest(), Start.latest())
     assert options.tasks >= 1
     assert not options.json
-    assert options.most_events is None
+    assert options.max_events is None
 
 
 def test_each_option_is_read() -> None:
@@ -49,15 +49,15 @@ def test_each_option_is_read() -> None:
     assert options.start_of("3") == Start.latest()
     assert options.start_of("1") == Start.parse("2026-01-01T00:00:00Z")
     assert options.end == Start.sequence(90)
-    assert (options.tasks, options.most_events) == (7, 1000)
+    assert (options.tasks, options.max_events) == (7, 1000)
     assert options.json == "n int"
     assert options.null_malformed
     assert options.skip_trimmed
 
 
 def test_names_may_be_written_in_any_case() -> None:
-    assert parse(said(MAXEVENTSPERTRIGGER="9")).most_events == 9
-    assert parse(said(maxeventspertrigger="9")).most_events == 9
+    assert parse(said(MAXEVENTSPERTRIGGER="9")).max_events == 9
+    assert parse(said(maxeventspertrigger="9")).max_events == 9
 
 
 def test_exact_ranges_are_read() -> None:

@@ -120,10 +120,10 @@ async def act(store: Store, step: Step, seen: dict[str, Resource], known: dict[i
         "annotate": lambda: store.annotate(
             [Note(ownership=o, text=f"{text}{n}") for n, o in enumerate(owned)]
         ),
-        "suggest": lambda: store.suggest(
+        "suggest": lambda: store.request_hand_over(
             keys[0], epoch=max(0, wanted[0].seen_epoch), to=f"h{step.other}"
         ),
-        "dismiss": lambda: store.dismiss(f"h{step.other}"),
+        "dismiss": lambda: store.request_leave(f"h{step.other}"),
         "reset": lambda: store.reset(dict.fromkeys(keys, None if step.odd else at)),
     }
     return await calls[step.call]()
@@ -139,7 +139,7 @@ def _owned(seen: Resource | None, key: str, me: Lease, step: Step) -> Ownership:
 
 
 async def look(store: Store) -> Any:
-    reads = (store.resources, store.peers, store.checkpoints, store.fenced_writes)
+    reads = (store.resources, store.members, store.checkpoints, store.fenced_writes)
     found: list[Any] = [await read(group) for group in GROUPS for read in reads]
     return [*found, await store.groups(), *[await store.history(key) for key in KEYS]]
 

@@ -113,12 +113,12 @@ async def test_a_sqlite_file_of_the_last_version_is_taken_on(tmp_path: Path) -> 
         connection.commit()
     store = await SqliteStore.open(path, clock=clock, boot_id="boot-1")
     lease = Lease(holder="a", token="secret-a", group=GROUP, duration_s=300.0)
-    (peer,) = (await store.renew(lease)).peers
-    assert (peer.alive, peer.dismissed, peer.duration_s) == (True, False, 300.0)
-    assert await store.dismiss("a")
+    (peer,) = (await store.renew(lease)).members
+    assert (peer.alive, peer.leave_requested, peer.duration_s) == (True, False, 300.0)
+    assert await store.request_leave("a")
     await store.close()
     async with _sqlite(path) as anew:
-        assert (await anew.peers(GROUP))["a"].dismissed
+        assert (await anew.members(GROUP))["a"].leave_requested
 
 
 @asynccontextmanager
@@ -145,9 +145,9 @@ async def test_an_older_program_goes_on_beside_a_newer_one() -> None:
             before = await _peers_of_old(older)
             async with open_store(url) as store:
                 await _member(store, "new")
-                assert await store.dismiss("old")
-                peers = await store.peers(GROUP)
-                assert {name: each.dismissed for name, each in peers.items()} == {
+                assert await store.request_leave("old")
+                members = await store.members(GROUP)
+                assert {name: each.leave_requested for name, each in members.items()} == {
                     "old": True,
                     "new": False,
                 }
@@ -174,9 +174,9 @@ async def _peers_of_old(
     cursor = await older.execute(
         "select peers from leasehold.renew_1('old', 'secret-old', 0, null)"
     )
-    ((peers,),) = await cursor.fetchall()
-    assert isinstance(peers, list)
-    return peers
+    ((members,),) = await cursor.fetchall()
+    assert isinstance(members, list)
+    return members
 
 
 @pytest.mark.server

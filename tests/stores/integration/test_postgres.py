@@ -281,7 +281,7 @@ async def test_a_quiet_renewal_writes_one_row_and_waits_for_nobody(
         await other.execute("select 1 from leasehold.resource for update")
         assert (await store.renew(lease, since=version)).version == version
         assert await store.checkpoint([mark(first, 1)]) == {}
-        assert len(await store.peers(GROUP)) == 2
+        assert len(await store.members(GROUP)) == 2
     changed = _row_versions(url) ^ before
     assert {row[:2] for row in changed} == {("lease", "a"), ("checkpoint", first.key)}
 
@@ -352,7 +352,7 @@ async def test_a_lease_ends_by_the_servers_own_clock_and_not_before(store: Postg
     clock, lasts = SystemClock(), timedelta(seconds=0.5)
     begun_s = clock.boottime_s()
     await store.grant(holder="a", token="t", group=GROUP, duration=lasts, info=MemberInfo())
-    while await store.peers(GROUP):  # noqa: ASYNC110 - the server tells nobody
+    while await store.members(GROUP):  # noqa: ASYNC110 - the server tells nobody
         await anyio.sleep(0.01)
     assert clock.boottime_s() - begun_s >= lasts.total_seconds()
 
@@ -383,5 +383,5 @@ async def test_an_answer_is_durable_whatever_the_default(url: str, store: Postgr
 async def test_tokens_stay_where_they_are(store: PostgresStore) -> None:
     lease, _ = await owner(store)
     other = await member(store, "b")
-    answers = [await store.renew(other), await store.resources(GROUP), await store.peers(GROUP)]
+    answers = [await store.renew(other), await store.resources(GROUP), await store.members(GROUP)]
     assert lease.token not in repr(answers)

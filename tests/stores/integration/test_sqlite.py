@@ -90,7 +90,7 @@ import os, sys, anyio, json, resource
 from datetime import timedelta
 from pathlib import Path
 from leasehold.clock import SystemClock
-from leasehold.model import MemberInfo, Wanted
+from leasehold.model import MemberInfo, KeyClaim
 from leasehold.stores.sqlite import SqliteStore
 
 def say(word): print(word, flush=True)
@@ -293,7 +293,7 @@ async def test_after_a_restart_of_the_machine_all_leases_have_ended(path: Path) 
         known = (await store.renew(b)).version
     clock = ManualClock()
     async with opened(path, clock, boot_id="boot-2") as store:
-        assert await store.peers(GROUP) == {}
+        assert await store.members(GROUP) == {}
         seen = await store.resources(GROUP)
         assert {each.state for each in seen.values()} == {State.AVAILABLE}
         assert {each.handed_to for each in seen.values()} == {None}
@@ -306,7 +306,7 @@ async def test_after_a_restart_of_the_machine_all_leases_have_ended(path: Path) 
         wanted = [KeyClaim(key=key, seen_epoch=1) for key in keys(2)]
         assert {each.epoch for each in await store.claim(c, wanted)} == {2}
         changes = await store.renew(c, since=known)
-        assert {(peer.holder, peer.alive) for peer in changes.peers} == {
+        assert {(peer.holder, peer.alive) for peer in changes.members} == {
             ("a", False),
             ("b", False),
             ("c", True),

@@ -129,7 +129,7 @@ async def test_what_was_written_is_there_after_opening_again(path: Path) -> None
         mark = CheckpointWrite(ownership=own, position=Position(sequence_number=2**62, offset="é"))
         assert await store.checkpoint([mark]) == {}
     async with opened(path) as store:
-        assert (await store.peers(GROUP))["a"].info == info
+        assert (await store.members(GROUP))["a"].info == info
         assert (await store.checkpoints(GROUP))[own.key].position == mark.position
         assert (await store.resources(GROUP))[own.key].holder == "a"
         assert (await store.renew(lease, info=info)).version, "the lease is still good"
@@ -262,7 +262,7 @@ async def cost_of_a_quiet_renewal(path: Path, count: int, *, guest: bool) -> tup
         raw(store).set_progress_handler(count_one, 1)
         changes = await store.renew(lease, since=known)
         raw(store).set_progress_handler(None, 1)
-        assert (changes.version, changes.resources, changes.peers) == (known, (), ())
+        assert (changes.version, changes.resources, changes.members) == (known, (), ())
         return raw(store).total_changes - rows, instructions
 
 

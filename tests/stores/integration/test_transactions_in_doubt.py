@@ -186,7 +186,7 @@ async def test_a_connection_whose_commit_was_cancelled_is_not_lent_again(
             ((pid,),) = await execute("select pg_backend_pid()")
             pids.append(pid)
 
-    async with opened(url, most_connections=1) as transactions:
+    async with opened(url, max_connections=1) as transactions:
         task = asyncio.create_task(apply(transactions, 5, WAITS_FOR_STANDBY))
         await until(url, IN_COMMIT)
         task.cancel()

@@ -298,7 +298,7 @@ async def test_there_are_never_more_connections_than_allowed(
 ) -> None:
     _, owned = await owner(store)
     before = len(sessions(url))
-    async with opened(url, most_connections=1, room=timedelta(seconds=0.05)) as transactions:
+    async with opened(url, max_connections=1, room=timedelta(seconds=0.05)) as transactions:
         async with begin(transactions, owned[0], 5) as execute:
             with pytest.raises(StoreUnavailable, match="kept all 1 connections"):
                 await run(begin(transactions, owned[1], 5))
@@ -392,7 +392,7 @@ async def test_what_is_no_store_is_refused() -> None:
     with pytest.raises(InvalidUrl, match="names no store"):
         open_transactions("redis://me:hunter2@host")
     with pytest.raises(UsageError, match="1 or more"):
-        open_transactions("postgresql://host/db", most_connections=0)
+        open_transactions("postgresql://host/db", max_connections=0)
 
 
 @pytest.mark.spec("C4")

@@ -55,8 +55,8 @@ OF_SERVICE = frozenset(
         *("x-opt-enqueued-time", "x-opt-sequence-number-epoch"),
     )
 )
-_MOST_REMEMBERED = 4096  # characters: a thousand of the biggest would fill the memory
-_MOST_CACHED_BYTES = 1 << 10
+_MAX_REMEMBERED = 4096  # characters: a thousand of the biggest would fill the memory
+_MAX_CACHED_BYTES = 1 << 10
 
 
 def bodies_of(found: Sequence[Found]) -> list[Found]:
@@ -217,7 +217,7 @@ def kept_in(properties: tuple[tuple[str, str], ...]) -> KeptSections:
 
     What nobody could have sent, but is in the log, is left out: it is no reason to stop reading.
     """
-    if sum(len(name) + len(value) for name, value in properties) > _MOST_REMEMBERED:
+    if sum(len(name) + len(value) for name, value in properties) > _MAX_REMEMBERED:
         return _kept(properties)
     return _remembered(properties)
 
@@ -271,7 +271,7 @@ def pairs_between(properties: bytes | None, application: bytes | None) -> Pairs 
         AmqpFault: one is damaged.
     """
     size = len(properties or b"") + len(application or b"")
-    make = _cached if size <= _MOST_CACHED_BYTES else _between
+    make = _cached if size <= _MAX_CACHED_BYTES else _between
     return make(properties, application)
 
 

@@ -20,7 +20,7 @@ SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # a heartbeat
 HEAD_BYTES = 8
 _HEAD = struct.Struct(">IBBH")
-_LEAST_DOFF = 2
+_MIN_DOFF = 2
 _MAGIC = b"AMQP"
 
 
@@ -34,15 +34,15 @@ class Frame(NamedTuple):
 
 def frame(channel: int, body: bytes, kind: int = AMQP) -> bytes:
     """A frame on a channel."""
-    return _HEAD.pack(len(body) + HEAD_BYTES, _LEAST_DOFF, kind, channel) + body
+    return _HEAD.pack(len(body) + HEAD_BYTES, _MIN_DOFF, kind, channel) + body
 
 
 class FrameReader:
-    """Fed with bytes in pieces of any size. ``most_bytes`` may be changed between two frames."""
+    """Fed with bytes in pieces of any size. ``max_bytes`` may be changed between two frames."""
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         """Nothing has come yet."""
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self._rest = bytearray()
         self._needs = HEAD_BYTES
 
@@ -82,12 +82,12 @@ class FrameReader:
         self._keep(view[at:], HEAD_BYTES)
 
     def _check(self, size: int, doff: int) -> None:
-        if size > self.most_bytes:
+        if size > self.max_bytes:
             raise AmqpFault(
-                f"a frame of {size} bytes is too big: {self.most_bytes} is the most",
+                f"a frame of {size} bytes is too big: {self.max_bytes} is the most",
                 condition=FRAMING_ERROR,
             )
-        if size < HEAD_BYTES or doff < _LEAST_DOFF or 4 * doff > size:
+        if size < HEAD_BYTES or doff < _MIN_DOFF or 4 * doff > size:
             raise AmqpFault("the head of a frame is damaged", condition=FRAMING_ERROR)
 
     def _keep(self, rest: memoryview, needs: int) -> None:

@@ -129,13 +129,13 @@ def sections(data: View) -> Iterator[tuple[int, int, int, int]]:
         at = after
 
 
-def read_message(data: View, *, most_values: int | None = None) -> Message:
+def read_message(data: View, *, max_values: int | None = None) -> Message:
     """The message in these bytes, all of it.
 
     Raises:
-        AmqpFault: it is damaged, or has more than ``most_values`` values and sections.
+        AmqpFault: it is damaged, or has more than ``max_values`` values and sections.
     """
-    limit = None if most_values is None else Limit(most_values)
+    limit = None if max_values is None else Limit(max_values)
     found: dict[int, Any] = {}
     data_parts: list[bytes] = []
     sequences: list[Any] = []

@@ -244,18 +244,18 @@ _PERFORMATIVES: Mapping[int, type[Composite]] = {
 
 
 def parse(
-    body: View, *, most_bytes: int | None = None, most_values: int | None = None
+    body: View, *, max_bytes: int | None = None, max_values: int | None = None
 ) -> tuple[Composite, int]:
     """The performative that a frame's body begins with, and where its payload does.
 
-    One of more than ``most_bytes`` is not looked into, one of more than ``most_values`` no further.
+    One of more than ``max_bytes`` is not looked into, one of more than ``max_values`` no further.
 
     Raises:
         AmqpFault: there is none, or it is damaged or too big.
     """
-    if most_bytes is not None and skip(body, 0) > most_bytes:
+    if max_bytes is not None and skip(body, 0) > max_bytes:
         raise AmqpFault("a performative is too big", condition=FRAMING_ERROR)
-    value, at = decode(body, limit=None if most_values is None else Limit(most_values))
+    value, at = decode(body, limit=None if max_values is None else Limit(max_values))
     if not isinstance(value, Described):
         raise AmqpFault("a frame does not begin with a performative")
     found = _PERFORMATIVES.get(code_of(value.descriptor))

@@ -197,7 +197,7 @@ DEEPEST = 32
 _EXTRA_VALUES = 64  # elements of arrays may have no bytes of their own
 # Anybody can choose such values so that all have one hash: a map of many of them takes for ever.
 _SLOW_KEYS = (UUID, Described, Array)
-_MOST_SLOW_KEYS = 64
+_MAX_SLOW_KEYS = 64
 _SURROGATES = range(0xD800, 0xE000)
 
 
@@ -400,7 +400,7 @@ class _ValueReader:
             if count % 2:
                 raise AmqpFault("a map has a key without a value")
             keys = found[::2]
-            if sum(isinstance(key, _SLOW_KEYS) for key in keys) > _MOST_SLOW_KEYS:
+            if sum(isinstance(key, _SLOW_KEYS) for key in keys) > _MAX_SLOW_KEYS:
                 raise AmqpFault("a map has too many keys that are no text and no numbers")
             return dict(zip(keys, found[1::2], strict=True)), end
         return (Array(tuple(found)) if code in _ARRAYS else found), end

@@ -46,7 +46,7 @@ async def open_url(url: str, clock: Clock) -> AzureBlobStore:
     """Open the store that the URL names; ``address`` says how they are written.
 
     Raises:
-        UnknownStore: the URL can not be used, or there is no right.
+        InvalidUrl: the URL can not be used, or there is no right.
         StoreUnavailable: there is no answer.
         StoreUnusable: the service refuses us.
     """

@@ -64,7 +64,7 @@ class BlobAddress:
         """What the URL says, completed by the environment.
 
         Raises:
-            UnknownStore: it can not be read. The message does not quote it: it may hold a secret.
+            InvalidUrl: it can not be read. The message does not quote it: it may hold a secret.
         """
         try:
             parts = urlsplit(url)

@@ -128,7 +128,7 @@ class BlobLease:
         """
         more: dict[str, int] = {}
         if after is not None:
-            seconds = seconds_of(after, what="break period", least_s=0.0, most_s=LONGEST_S)
+            seconds = seconds_of(after, what="break period", min_s=0.0, max_s=LONGEST_S)
             more["lease_break_period"] = -int(-seconds // 1)
         answer = await self._lease("break", **more)
         if answer.status != ACCEPTED:
@@ -198,7 +198,7 @@ async def open_blobs(
     """Open the container that the URL names, as for the store; made if it is not there.
 
     Raises:
-        UnknownStore: the URL can not be used, or there is no right.
+        InvalidUrl: the URL can not be used, or there is no right.
         StoreUnavailable: there is no answer.
         StoreUnusable: the service refuses us.
     """

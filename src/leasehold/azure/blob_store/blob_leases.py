@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from leasehold.clock import Clock
     from leasehold.model import Changes, MemberInfo, Resource, Term
 
-_IN_A_TURN, _MOST_TURNS = 2, 3  # two look in each turn: one of them may be the dead one
+_IN_A_TURN, _MAX_TURNS = 2, 3  # two look in each turn: one of them may be the dead one
 _SLOTS = 3  # of a lease: members renew about so often
 _LONGEST = 0.95
-_MOST = 10_000
+_MAX = 10_000
 
 
 def turns(members: int) -> int:
     """In one of how many turns a member looks, in a group of so many."""
-    return max(1, min(members // _IN_A_TURN, _MOST_TURNS))
+    return max(1, min(members // _IN_A_TURN, _MAX_TURNS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class LookSchedule:
         if now is None or lease.holder not in leases_s:
             return
         shares = lease.group.startswith(f"{PARTITION}/")
-        if len(self._seen) >= _MOST:
+        if len(self._seen) >= _MAX:
             self._seen.clear()
         shortest_s = min(leases_s.values())
         self._seen[lease.group, lease.holder] = _LastLook(
@@ -113,7 +113,7 @@ def _slot(now: ServiceTime, shortest_s: float) -> int:
 
 _ROUNDS = 4
 _LOOKS = 3
-_MOST_SWEPT = 4
+_MAX_SWEPT = 4
 # A book of somebody alone that was not written for so long, and whose lease does not run, is old.
 _OLD_S = 2 * 3600.0
 
@@ -200,7 +200,7 @@ class BlobLeases:
         )
         if not home.group:
             over |= self._old_loners(given_up)
-        for name in sorted(over)[:_MOST_SWEPT]:
+        for name in sorted(over)[:_MAX_SWEPT]:
             self._shelf.container.delete(name, given_up)
 
     def _old_loners(self, given_up: threading.Event) -> set[str]:

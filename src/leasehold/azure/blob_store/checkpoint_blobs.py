@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint
 
 # The service keeps 8 KiB of metadata for a blob, names and all.
-_MOST_LETTERS = 7_500
+_MAX_LETTERS = 7_500
 _MARKS, _WRITE = "marks", "mark"
 
 
@@ -70,7 +70,7 @@ class CheckpointBlob:
 
 def fits(metadata: Mapping[str, str]) -> bool:
     """Whether the service can keep what ``CheckpointBlob.metadata`` made."""
-    return len(metadata[_MARKS]) <= _MOST_LETTERS
+    return len(metadata[_MARKS]) <= _MAX_LETTERS
 
 
 def slip_from(metadata: Mapping[str, str], group: str) -> CheckpointBlob:
@@ -102,8 +102,8 @@ _COURTESY_S = 2.0
 _YIELDING_S = 0.25
 # A slip that no book names, and that was not written for so long, was left behind.
 _OLD_S = 2 * 3600.0
-_MOST_SWEPT = 20
-_MOST_OWN = 1_000
+_MAX_SWEPT = 20
+_MAX_OWN = 1_000
 _AT_ONCE = 8
 
 
@@ -134,7 +134,7 @@ class CheckpointBlobs:
         with suppress(StoreUnavailable):
             etag = self._container.put(blob, b"", etag=None, metadata=told, given_up=given_up)
             if etag is not None:
-                if len(self._own) >= _MOST_OWN:
+                if len(self._own) >= _MAX_OWN:
                     self._own.clear()  # holders that died; the others go by the book once
                 self._own[home, holder] = OwnCheckpointBlob(name, etag, empty)
                 return name
@@ -285,7 +285,7 @@ class CheckpointBlobs:
         old = {blob.name for blob in listed.values() if blob.modified_s < before_s}
         if old:
             old -= {home.slip_blob(holder, name) for holder, name in named().items()}
-        for blob in sorted(old)[:_MOST_SWEPT]:
+        for blob in sorted(old)[:_MAX_SWEPT]:
             self._delete(blob, given_up)
 
     def _delete(self, blob: str, given_up: threading.Event) -> None:

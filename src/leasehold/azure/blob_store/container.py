@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNCHANGED, NOT_FOUND, CONFLICT, FAILED = 304, 404, 409, 412
-_MOST_PAGES = 100
+_MAX_PAGES = 100
 _LOCKED = frozenset(("leased", "breaking"))
 
 
@@ -169,7 +169,7 @@ class Container:
         query = {"restype": "container", "comp": "list", "include": "metadata"}
         query["prefix"] = self._prefix + path
         found: dict[str, ListedBlob] = {}
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             answer = self.wire.ask(
                 "GET", self._address.path(), query=query, again=True, given_up=given_up
             )

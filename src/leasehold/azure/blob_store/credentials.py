@@ -66,7 +66,7 @@ class AccountKey:
         """Sign for this account.
 
         Raises:
-            UnknownStore: the key is no key. It is not quoted.
+            InvalidUrl: the key is no key. It is not quoted.
         """
         self._account = account
         try:
@@ -172,7 +172,7 @@ def right_for(address: BlobAddress, clock: Clock) -> BlobCredential:
     """The right that the address has.
 
     Raises:
-        UnknownStore: there is no secret, and azure-identity is not installed, or the token would
+        InvalidUrl: there is no secret, and azure-identity is not installed, or the token would
             go unencrypted.
     """
     if address.sas:

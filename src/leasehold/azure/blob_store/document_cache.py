@@ -115,7 +115,7 @@ T = TypeVar("T")
 Concerns = Callable[[GroupDocument], set[str]]
 
 _TRIES = 60
-_LADDER = Backoff(base_s=0.01, most_s=0.5)
+_LADDER = Backoff(base_s=0.01, max_s=0.5)
 _SPARES = 1
 # Calls of one process take turns, so as not to be in each other's way, but nobody waits for long.
 _COURTESY_S = 0.5

@@ -137,7 +137,7 @@ def _lease_to(book: GroupDocument, row: LeaseRow) -> dict[str, Any]:
     }
     if row.ended is not None:
         told |= {"ended": row.ended.value, "at": row.ends_at}
-    if row.dismissed:
+    if row.leave_requested:
         told["dismissed"] = True
     if row.ended_terms:
         told["lost"] = [[version, term.key, _term_to(term)] for version, term in row.ended_terms]
@@ -163,7 +163,7 @@ def _lease_from(book: GroupDocument, told: dict[str, Any]) -> None:
         ends_at=told.get("at", 0.0),
         version=told["v"],
         ended=EndReason(told["ended"]) if "ended" in told else None,
-        dismissed=told.get("dismissed", False),
+        leave_requested=told.get("dismissed", False),
         ended_terms=[(v, _term_from(key, *term)) for v, key, term in told.get("lost", ())],
     )
     book.restore_lease(row, guest=told.get("guest", False))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Longer than any lease lasts, and long enough for whoever asks what became of a lease.
 _REMEMBERED_S = LONGEST_S + 3600.0
-_MOST_IDLE_GUESTS = 200
+_MAX_IDLE_GUESTS = 200
 
 
 class KeysElsewhere:
@@ -136,7 +136,7 @@ class GroupDocument(Registry):
         guests = self._group(self.home.group).guests
         idle = [row for row in guests.values() if not row.owned and row.lease.holder not in named]
         idle.sort(key=lambda row: row.version)
-        dropped = {row.lease.holder for row in idle[:-_MOST_IDLE_GUESTS]}
+        dropped = {row.lease.holder for row in idle[:-_MAX_IDLE_GUESTS]}
         kept = [
             row
             for holder, row in self._leases.items()

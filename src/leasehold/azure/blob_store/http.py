@@ -40,7 +40,7 @@ _LONGEST_HEAD_BYTES = 1 << 16
 _LONGEST_BODY_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 16
 _WITHOUT_BODY = frozenset((204, 304))
-_LEAST_FINAL = 200
+_MIN_FINAL = 200
 
 
 class BadResponse(OSError):
@@ -82,7 +82,7 @@ class HttpConnection:
         """
         self._socket.sendall(request)
         status, headers = self._head()
-        while status < _LEAST_FINAL:
+        while status < _MIN_FINAL:
             status, headers = self._head()
         keep = headers.get("connection", "").lower() != "close"
         if status in _WITHOUT_BODY:
@@ -170,9 +170,9 @@ _TLS_PORT, _PORT = 443, 80
 _LIMIT_S = 10.0
 _ANSWER_S = 4.0
 _TRIES = 4
-_LADDER = Backoff(base_s=0.1, most_s=1.0)
+_LADDER = Backoff(base_s=0.1, max_s=1.0)
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
-_LEAST_ERROR = 500
+_MIN_ERROR = 500
 _REFUSED = {
     400: "the service does not understand the request",
     401: "the service does not know who asks",
@@ -346,7 +346,7 @@ class HttpClient:
         return HttpConnection(self._address.host, port, tls=self._tls, answer_s=_ANSWER_S)
 
     def _checked(self, answer: HttpResponse, method: str) -> HttpResponse:
-        if answer.status in _REFUSED or answer.status >= _LEAST_ERROR:
+        if answer.status in _REFUSED or answer.status >= _MIN_ERROR:
             what = _REFUSED.get(answer.status, "the service can not do this")
             ended = ended_on(self._address.sas, self._clock.utc_now())
             advice = f"the SAS ended on {ended}: make a new one" if ended else _ADVICE

@@ -21,7 +21,7 @@ def lease_s(duration: timedelta) -> float:
     Raises:
         InvalidDuration: outside 15 to 60 seconds, or no whole number of them.
     """
-    seconds = seconds_of(duration, what="lease", least_s=-math.inf, most_s=math.inf)
+    seconds = seconds_of(duration, what="lease", min_s=-math.inf, max_s=math.inf)
     if not SHORTEST_S <= seconds <= LONGEST_S or not seconds.is_integer():
         raise InvalidDuration(
             f"a lease of {seconds:g} s can not be had from Azure Blob, whose own leases last whole "

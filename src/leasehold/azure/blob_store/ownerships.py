@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 # twice in each term, as jobs do, would only have to give it back.
 _SOON_S = 60.0
 _OFTEN = 2
-_MOST = 10_000
+_MAX = 10_000
 # Calls of one holder that go by the book take turns, but nobody waits for long.
 _COURTESY_S = 2.0
 _Term: TypeAlias = "tuple[str, int]"  # a key and an epoch
@@ -73,7 +73,7 @@ class CheckpointCalls:
             return self._by_the_book(home, bare, None, proven, given_up)
         if self._jot(home, only, bare, given_up):
             return {}
-        if len(self._turns) >= _MOST:
+        if len(self._turns) >= _MAX:
             self._turns.clear()
         turn = self._turns.setdefault((home, only), threading.Lock())
         at_once = turn.acquire(blocking=False)
@@ -160,11 +160,11 @@ class CheckpointCalls:
         self, home: LeaseLocation, holder: str, marks: Sequence[CheckpointWrite]
     ) -> bool:
         """Whether one of these terms has been written often of late; and note that it is now."""
-        if len(self._written_s) >= _MOST:
+        if len(self._written_s) >= _MAX:
             self._written_s.clear()
         now_s, often = self._clock.boottime_s(), False
         known = self._written_s.setdefault((home, holder), {})
-        if len(known) >= _MOST:
+        if len(known) >= _MAX:
             known.clear()
         for mark in marks:
             times = known.setdefault((mark.ownership.key, mark.ownership.epoch), [])
@@ -334,23 +334,23 @@ class OwnershipCalls:
 
     # ------------------------------------------------------------ operators
 
-    def suggest(self, key: str, epoch: int, to: str, given_up: threading.Event) -> bool:
-        """See ``Store.suggest``."""
+    def request_hand_over(self, key: str, epoch: int, to: str, given_up: threading.Event) -> bool:
+        """See ``Store.request_hand_over``."""
         return self._shelf.change(
             LeaseLocation(group_of(key)),
-            lambda turn: turn.book.suggest(key, epoch, to, turn.now, turn.wall),
+            lambda turn: turn.book.request_hand_over(key, epoch, to, turn.now, turn.wall),
             given_up,
             concerns=_owners([key], to),
         )
 
-    def dismiss(self, holder: str, given_up: threading.Event) -> bool:
-        """See ``Store.dismiss``."""
+    def request_leave(self, holder: str, given_up: threading.Event) -> bool:
+        """See ``Store.request_leave``."""
         home = self._found(holder, given_up)
         if home is None or not home.group:
             return False
         return self._shelf.change(
             home,
-            lambda turn: turn.book.dismiss(holder, turn.now, turn.wall),
+            lambda turn: turn.book.request_leave(holder, turn.now, turn.wall),
             given_up,
             concerns=lambda _: {holder},
         )

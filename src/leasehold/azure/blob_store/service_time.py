@@ -49,9 +49,9 @@ def moment(wire: HttpClient, clock: Clock) -> ServiceTime | None:
     if latest is None or now_s - latest.received_s > _OLD_S:
         return None
     # Our clock may run fast or slow while we count on.
-    least_s = (now_s - latest.received_s) * (1 - CLOCK_RATE_ERROR)
-    most_s = (now_s - latest.sent_s) * (1 + CLOCK_RATE_ERROR)
-    low_s, high_s = latest.date_s + least_s, latest.date_s + RESOLUTION_S + most_s
+    min_s = (now_s - latest.received_s) * (1 - CLOCK_RATE_ERROR)
+    max_s = (now_s - latest.sent_s) * (1 + CLOCK_RATE_ERROR)
+    low_s, high_s = latest.date_s + min_s, latest.date_s + RESOLUTION_S + max_s
     return ServiceTime(low_s=low_s, high_s=high_s)
 
 
@@ -60,7 +60,7 @@ def wall(low_s: float) -> datetime:
     return datetime.fromtimestamp(int(low_s), UTC)
 
 
-_MOST = 10_000
+_MAX = 10_000
 
 
 class LeaseProofs:
@@ -73,7 +73,7 @@ class LeaseProofs:
 
     def note(self, holder: str, token: str, *, sent_s: float, duration_s: float) -> None:
         """The service has said yes to a request that was sent at that moment."""
-        if len(self._until) >= _MOST:
+        if len(self._until) >= _MAX:
             self._until.clear()
         until_s = sent_s + duration_s * (1 - CLOCK_RATE_ERROR)
         self._until[holder] = (token_digest(token), until_s)

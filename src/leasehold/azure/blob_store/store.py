@@ -82,7 +82,7 @@ class AzureBlobStore:
         """Open the container, made if it is not there.
 
         Raises:
-            UnknownStore: there is no right, and no way to get one.
+            InvalidUrl: there is no right, and no way to get one.
             StoreUnavailable: there is no answer.
             StoreUnusable: we may not use it.
         """
@@ -173,15 +173,15 @@ class AzureBlobStore:
         """See ``Store``."""
         return await self._in_thread(partial(self._keeping.annotate, notes))
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
-        return await self._in_thread(partial(self._keeping.suggest, key, epoch, to))
+        return await self._in_thread(partial(self._keeping.request_hand_over, key, epoch, to))
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
-        return await self._in_thread(partial(self._keeping.dismiss, holder))
+        return await self._in_thread(partial(self._keeping.request_leave, holder))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``. Keys of several groups are changed group by group."""
@@ -207,9 +207,9 @@ class AzureBlobStore:
 
         return await self._read(group, shown, alive=True)
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``. How long a lease still runs is not known: at most its duration."""
-        return await self._read(group, lambda turn: turn.book.peers(group, turn.now), alive=True)
+        return await self._read(group, lambda turn: turn.book.members(group, turn.now), alive=True)
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""

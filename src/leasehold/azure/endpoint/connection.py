@@ -133,13 +133,13 @@ _STRANGER_FRAME_BYTES = 64 << 10
 _STRANGER_BYTES = 256 << 10
 # Of a performative: some of it may be kept for as long as its link.
 _STRANGER_CONTROL_BYTES = 4 << 10
-_MOST_CONTROL_BYTES = 16 << 10
-_MOST_CONTROL_VALUES = 1000
-_MOST_LINKS = 4096
-_MOST_TASKS = 2 * _MOST_LINKS
-_MOST_WORDS = 500  # of a reason: some repeat what the client has said
-_LEAST_FRAME_BYTES = 512
-_MOST_GRANTS = 256
+_MAX_CONTROL_BYTES = 16 << 10
+_MAX_CONTROL_VALUES = 1000
+_MAX_LINKS = 4096
+_MAX_TASKS = 2 * _MAX_LINKS
+_MAX_WORDS = 500  # of a reason: some repeat what the client has said
+_MIN_FRAME_BYTES = 512
+_MAX_GRANTS = 256
 _HIGH_WATER_BYTES = 1 << 20
 _SHORTEST_BEAT_S = 0.2
 _FAREWELL_S = 5.0
@@ -156,13 +156,13 @@ class ClientConnection(asyncio.Protocol):
         self.epochs: ReaderEpochs = server.epochs
         self.retries: Retries = server.retries
         self.clock: Clock = server.clock
-        self.peer_frame_bytes = _LEAST_FRAME_BYTES
+        self.peer_frame_bytes = _MIN_FRAME_BYTES
         self.writable = asyncio.Event()
         self.writable.set()
         self._transport: asyncio.Transport | None = None
         tls = self.options.tls
         self._encryption = None if tls is None else TlsLayer(tls)
-        self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.most_frame_bytes))
+        self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.max_frame_bytes))
         self._sessions: dict[int, EndpointSession] = {}
         self._ended: set[int] = set()
         self._grants: dict[str, Grant] = {}
@@ -259,7 +259,7 @@ class ClientConnection(asyncio.Protocol):
         Raises:
             AmqpFault: there is too much of it.
         """
-        if len(self._tasks) >= _MOST_TASKS:
+        if len(self._tasks) >= _MAX_TASKS:
             work.close()
             raise AmqpFault("too much was asked for at once", condition=TOO_MANY)
         task = self._server.spawn(work)
@@ -274,7 +274,7 @@ class ClientConnection(asyncio.Protocol):
             AmqpFault: there are too many.
         """
         self._links += change
-        if self._links > _MOST_LINKS:
+        if self._links > _MAX_LINKS:
             raise AmqpFault("there are too many links", condition=TOO_MANY)
 
     @property
@@ -294,7 +294,7 @@ class ClientConnection(asyncio.Protocol):
         """
         now = self.clock.utc_now()
         found = self.options.keys.grant(token, kind=kind, audience=audience, now=now)
-        if len(self._grants) >= _MOST_GRANTS and found.path not in self._grants:
+        if len(self._grants) >= _MAX_GRANTS and found.path not in self._grants:
             raise RequestRefused(
                 "amqp:resource-limit-exceeded", "Too many tokens on one connection."
             )
@@ -322,7 +322,7 @@ class ClientConnection(asyncio.Protocol):
         """
         self._partial_bytes += size
         has_room = self._server.gather(size)
-        if size > 0 and (not has_room or self._partial_bytes > self.options.most_unsettled_bytes):
+        if size > 0 and (not has_room or self._partial_bytes > self.options.max_unsettled_bytes):
             raise AmqpFault("too many deliveries are not whole", condition=TOO_MANY)
 
     def listen(self) -> None:
@@ -330,7 +330,7 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._is_closing:
             return
-        has_room = self._unsettled_bytes < self.options.most_unsettled_bytes
+        has_room = self._unsettled_bytes < self.options.max_unsettled_bytes
         is_reading = has_room and self._server.has_room and self.writable.is_set()
         if is_reading == self._is_reading:
             return
@@ -346,9 +346,9 @@ class ClientConnection(asyncio.Protocol):
         if self._is_closing or self._transport is None:
             return
         if why is not None:
-            log.info("a connection is closed: %s", why.description[:_MOST_WORDS])
+            log.info("a connection is closed: %s", why.description[:_MAX_WORDS])
         if self._is_open:
-            words = "" if why is None else why.description[:_MOST_WORDS]
+            words = "" if why is None else why.description[:_MAX_WORDS]
             error = None if why is None else Error(condition=why.condition, description=words)
             self.write(frame(0, Close(error=error).encode()))
         self._is_closing = True
@@ -374,14 +374,15 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        idle_s = 2 * self.options.idle_limit.total_seconds()
+        idle_s = 2 * self.options.idle_timeout.total_seconds()
         if self._stuck_since is not None and now - self._stuck_since > idle_s:
             transport.abort()  # it does not read: not even a word would get through
         elif self._is_closing:
             if now - self._closed_at > _FAREWELL_S:
                 transport.abort()
         elif (
-            not self._grants and now - self._began_at > self.options.handshake_limit.total_seconds()
+            not self._grants
+            and now - self._began_at > self.options.handshake_timeout.total_seconds()
         ):
             self.close(RequestRefused(UNAUTHORIZED, "No token came in time."))
         elif now - self._heard_at > idle_s and self._is_reading:
@@ -465,8 +466,8 @@ class ClientConnection(asyncio.Protocol):
         return (_ANONYMOUS,) if self.options.tls is None else (_ANONYMOUS, _PASSWORD)
 
     def _parsed(self, found: Frame) -> tuple[Composite, int]:
-        most = _MOST_CONTROL_BYTES if self._grants else _STRANGER_CONTROL_BYTES
-        return parse(found.body, most_bytes=most, most_values=_MOST_CONTROL_VALUES)
+        most = _MAX_CONTROL_BYTES if self._grants else _STRANGER_CONTROL_BYTES
+        return parse(found.body, max_bytes=most, max_values=_MAX_CONTROL_VALUES)
 
     def _on_frame(self, found: Frame) -> None:
         what, at = self._parsed(found)
@@ -483,7 +484,7 @@ class ClientConnection(asyncio.Protocol):
     def _in_session(self, what: Composite, channel: int, payload: memoryview) -> None:
         session = self._sessions.get(channel)
         if isinstance(what, Begin):
-            if session is not None or len(self._sessions) >= self.options.most_sessions:
+            if session is not None or len(self._sessions) >= self.options.max_sessions:
                 raise AmqpFault("the channel is in use, or there are too many sessions")
             self._sessions[channel] = EndpointSession(self, channel, what)
         elif session is None:
@@ -492,7 +493,7 @@ class ClientConnection(asyncio.Protocol):
                 raise AmqpFault(f"there is no session on the channel {channel}")
         elif isinstance(what, End):
             del self._sessions[channel]
-            if len(self._ended) < self.options.most_sessions:
+            if len(self._ended) < self.options.max_sessions:
                 self._ended.add(channel)
             session.over()
             self.write(frame(channel, End().encode()))
@@ -503,22 +504,22 @@ class ClientConnection(asyncio.Protocol):
         if self._is_open:
             raise AmqpFault("the connection is open already", condition="amqp:illegal-state")
         self._is_open = True
-        most = self.options.most_frame_bytes
-        self.peer_frame_bytes = max(min(asked.max_frame_size, most), _LEAST_FRAME_BYTES)
+        most = self.options.max_frame_bytes
+        self.peer_frame_bytes = max(min(asked.max_frame_size, most), _MIN_FRAME_BYTES)
         if asked.idle_time_out:
             self.spawn(self._beat(max(asked.idle_time_out / 2000, _SHORTEST_BEAT_S)))
         answer = Open(
             container_id=CONTAINER,
             hostname=asked.hostname,
             max_frame_size=most,
-            channel_max=self.options.most_sessions - 1,
-            idle_time_out=int(self.options.idle_limit.total_seconds() * 1000),
+            channel_max=self.options.max_sessions - 1,
+            idle_time_out=int(self.options.idle_timeout.total_seconds() * 1000),
         )
         self.write(frame(0, answer.encode()))
 
     def _granted(self, found: Grant) -> None:
         self._grants[found.path] = found
-        self._reader.most_bytes = self.options.most_frame_bytes
+        self._reader.max_bytes = self.options.max_frame_bytes
 
     def _expire(self, wall: datetime) -> None:
         over = [

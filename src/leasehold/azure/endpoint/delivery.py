@@ -70,7 +70,7 @@ class FrameTarget:
 
     channel: int
     handle: int
-    most_bytes: int
+    max_bytes: int
 
 
 def frames_of(
@@ -104,7 +104,7 @@ def frames_of(
 def _plain(batch: EventBatch, way: FrameTarget, first_id: int) -> tuple[list[bytes], int]:
     """Events that are bodies and nothing else; what many of them share is laid out once."""
     parts: list[bytes] = []
-    add, most = parts.append, way.most_bytes
+    add, most = parts.append, way.max_bytes
     frames = 0
     known_us, known_digits, layout = -1, -1, _layout(way, 1, 0)
     rows = zip(*_places(batch), _bodies(batch.arrow.column(4)), strict=True)
@@ -223,7 +223,7 @@ def _split(
             more=True,
             batchable=True,
         )
-        room = way.most_bytes - HEAD_BYTES - len(head.encode())
+        room = way.max_bytes - HEAD_BYTES - len(head.encode())
         more = len(view) - at > room
         performative = (head if more else _last(head)).encode()
         part = view[at : at + room]

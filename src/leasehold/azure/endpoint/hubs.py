@@ -73,17 +73,17 @@ class CoalescingReceiver(LogReceiver):
         loop = asyncio.get_running_loop()
         await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
 
-    def _look(self, most_events: int, most_bytes: int, *, fresh: bool) -> EventBatch | None:
+    def _look(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
         self._check()
         trouble, self._trouble = self._trouble, None
         if trouble is not None and self.reader.position == self._position:
             raise trouble
-        first = super()._look(most_events, most_bytes, fresh=fresh)
+        first = super()._look(max_events, max_bytes, fresh=fresh)
         if first is None:
             return None
         found, events, size = [first], len(first), int(first.arrow.nbytes)
-        while events < most_events and size < most_bytes:
-            more = self._after(most_events - events, most_bytes - size)
+        while events < max_events and size < max_bytes:
+            more = self._after(max_events - events, max_bytes - size)
             if more is None:
                 break
             found.append(more)
@@ -91,9 +91,9 @@ class CoalescingReceiver(LogReceiver):
             size += int(more.arrow.nbytes)
         return joined(found) if len(found) > 1 else first
 
-    def _after(self, most_events: int, most_bytes: int) -> EventBatch | None:
+    def _after(self, max_events: int, max_bytes: int) -> EventBatch | None:
         try:
-            return self.reader.read(most_events=most_events, most_bytes=most_bytes)
+            return self.reader.read(max_events=max_events, max_bytes=max_bytes)
         except LeaseholdError as error:
             self._trouble = error
             return None
@@ -104,7 +104,7 @@ T = TypeVar("T")
 _THREADS = 32  # they begin when they are needed; each is had only for as long as a look takes
 # Clients send batches that are whole: nothing is to be gathered. What waits is bounded by the
 # connections, far below this, so that sending never blocks.
-_SENDING = ProducerOptions(linger=timedelta(0), most_waiting_bytes=1 << 30)
+_SENDING = ProducerOptions(linger=timedelta(0), max_pending_bytes=1 << 30)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -252,7 +252,7 @@ class Hub:
             return -1, -1
         start = Start.sequence(part.next_sequence - 1)
         with self._log.reader(self.name, partition, start=start, ahead=False) as reader:
-            batch = reader.read(most_events=1, fresh=True)
+            batch = reader.read(max_events=1, fresh=True)
         return (
             (-1, -1) if batch is None else (batch.last_sequence, batch.arrow.column(1)[0].as_py())
         )

@@ -73,7 +73,7 @@ class EndpointLink:
                 source=asked.source or Source(),
                 target=asked.target or Target(),
                 initial_delivery_count=0,
-                max_message_size=self.session.options.most_message_bytes,
+                max_message_size=self.session.options.max_message_bytes,
                 offered_capabilities=capabilities or None,
                 properties=properties,
             )

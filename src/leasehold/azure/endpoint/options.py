@@ -13,9 +13,9 @@ from leasehold.names import seconds_of
 if TYPE_CHECKING:
     import ssl
 
-_LEAST_BYTES = 4096
-_MOST_BYTES = 512 << 20
-_SIZES = ("most_frame_bytes", "most_message_bytes", "most_unsettled_bytes", "most_held_bytes")
+_MIN_BYTES = 4096
+_MAX_BYTES = 512 << 20
+_SIZES = ("max_frame_bytes", "max_message_bytes", "max_unsettled_bytes", "max_held_bytes")
 _LONGEST_S = 3600.0
 
 
@@ -28,16 +28,16 @@ class HubOptions:
         port: 0 is any that is free.
         keys: who may use it; by default one new key.
         tls: how to encrypt; None is plain TCP, for one machine or a network one trusts.
-        most_connections: those beyond are hung up on at once.
-        most_sessions: of a connection.
-        most_links: of a session.
-        most_frame_bytes: of a frame, either way.
-        most_message_bytes: of a delivery: an event, or a batch of them.
-        most_unsettled_bytes: what one connection may have on its way into the log.
-        most_held_bytes: the same for all of them together; beyond that nobody is listened to.
-        handshake_limit: how long a connection may stay without a token that counts, from its
+        max_connections: those beyond are hung up on at once.
+        max_sessions: of a connection.
+        max_links: of a session.
+        max_frame_bytes: of a frame, either way.
+        max_message_bytes: of a delivery: an event, or a batch of them.
+        max_unsettled_bytes: what one connection may have on its way into the log.
+        max_held_bytes: the same for all of them together; beyond that nobody is listened to.
+        handshake_timeout: how long a connection may stay without a token that counts, from its
             first moment on: the time for TLS is part of it.
-        idle_limit: a connection that is silent twice as long is closed.
+        idle_timeout: a connection that is silent twice as long is closed.
 
     Raises:
         InvalidDuration: a duration lies outside its range.
@@ -48,31 +48,31 @@ class HubOptions:
     port: int = 5672
     keys: SasKeys = field(default_factory=lambda: SasKeys.parse(()))
     tls: ssl.SSLContext | None = None
-    most_connections: int = 2000
-    most_sessions: int = 1000
-    most_links: int = 256
-    most_frame_bytes: int = 1 << 20
-    most_message_bytes: int = 1 << 20
-    most_unsettled_bytes: int = 16 << 20
-    most_held_bytes: int = 256 << 20
-    handshake_limit: timedelta = timedelta(seconds=30)
-    idle_limit: timedelta = timedelta(seconds=120)
+    max_connections: int = 2000
+    max_sessions: int = 1000
+    max_links: int = 256
+    max_frame_bytes: int = 1 << 20
+    max_message_bytes: int = 1 << 20
+    max_unsettled_bytes: int = 16 << 20
+    max_held_bytes: int = 256 << 20
+    handshake_timeout: timedelta = timedelta(seconds=30)
+    idle_timeout: timedelta = timedelta(seconds=120)
 
     def __post_init__(self) -> None:
         """Refuse what could not work."""
-        for what in ("handshake_limit", "idle_limit"):
-            seconds_of(getattr(self, what), what=what, least_s=0.05, most_s=_LONGEST_S)
-        for what in ("most_connections", "most_sessions", "most_links"):
+        for what in ("handshake_timeout", "idle_timeout"):
+            seconds_of(getattr(self, what), what=what, min_s=0.05, max_s=_LONGEST_S)
+        for what in ("max_connections", "max_sessions", "max_links"):
             if not 1 <= getattr(self, what) <= 0xFFFF:  # noqa: PLR2004
                 raise InvalidOptions(f"{what} is {getattr(self, what)}: give 1 to 65535")
         for what in _SIZES:
-            if not _LEAST_BYTES <= getattr(self, what) <= _MOST_BYTES:
+            if not _MIN_BYTES <= getattr(self, what) <= _MAX_BYTES:
                 raise InvalidOptions(
-                    f"{what} is {getattr(self, what)}: give {_LEAST_BYTES} to {_MOST_BYTES}"
+                    f"{what} is {getattr(self, what)}: give {_MIN_BYTES} to {_MAX_BYTES}"
                 )
-        if not self.most_message_bytes <= self.most_unsettled_bytes <= self.most_held_bytes:
+        if not self.max_message_bytes <= self.max_unsettled_bytes <= self.max_held_bytes:
             raise InvalidOptions(
-                "most_message_bytes <= most_unsettled_bytes <= most_held_bytes does not hold "
-                f"({self.most_message_bytes}, {self.most_unsettled_bytes}, "
-                f"{self.most_held_bytes}): a big event could never be sent"
+                "max_message_bytes <= max_unsettled_bytes <= max_held_bytes does not hold "
+                f"({self.max_message_bytes}, {self.max_unsettled_bytes}, "
+                f"{self.max_held_bytes}): a big event could never be sent"
             )

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 EPOCH = "com.microsoft:epoch"
 METRICS = "com.microsoft:enable-receiver-runtime-metric"
 _WRAP = 0xFFFF_FFFF
-_MOST_CREDIT = 1 << 30  # counts are compared around the end of their circle
-_MOST_EVENTS = 2000
-_MOST_BYTES = 512 << 10
+_MAX_CREDIT = 1 << 30  # counts are compared around the end of their circle
+_MAX_EVENTS = 2000
+_MAX_BYTES = 512 << 10
 _DRAIN_S = 0.05
 _END_EVERY_S = 1.0
 
@@ -102,7 +102,7 @@ class ReaderLink(EndpointLink):
     def on_flow(self, flow: Flow) -> None:
         """Credit, by the client's count of what it has seen."""
         seen = flow.delivery_count or 0
-        self._credit_until = (seen + min(flow.link_credit or 0, _MOST_CREDIT)) & _WRAP
+        self._credit_until = (seen + min(flow.link_credit or 0, _MAX_CREDIT)) & _WRAP
         self._is_draining = flow.drain
         self.wake()
         if flow.drain and not self.credit:
@@ -144,7 +144,7 @@ class ReaderLink(EndpointLink):
         connection = self.session.connection
         while not self.is_over:
             self._woken.clear()
-            most = min(self.credit, self.session.room, _MOST_EVENTS)
+            most = min(self.credit, self.session.room, _MAX_EVENTS)
             if most and connection.writable.is_set():
                 return most
             if most:
@@ -156,7 +156,7 @@ class ReaderLink(EndpointLink):
     async def _received(self, hub: Hub, number: int, most: int) -> EventBatch | None:
         """The next events. None: there is nothing while the client drains, or the link is over."""
         assert self._receiver is not None  # noqa: S101 - begin has made it
-        reading = self._receiver.receive(most_events=most, most_bytes=_MOST_BYTES)
+        reading = self._receiver.receive(max_events=most, max_bytes=_MAX_BYTES)
         try:
             if not self._is_draining:
                 with CancelScope() as self._waiting:
@@ -187,7 +187,7 @@ class ReaderLink(EndpointLink):
         way = FrameTarget(
             channel=session.channel,
             handle=self.handle,
-            most_bytes=session.connection.peer_frame_bytes,
+            max_bytes=session.connection.peer_frame_bytes,
         )
         if self._is_arrow:
             number = session.take_ids(1)

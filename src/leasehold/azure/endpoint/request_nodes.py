@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from leasehold.azure.endpoint.session import EndpointSession
 
 _CREDIT = 100
-_MOST_ANSWERS = 200
-_MOST_WAITING_BYTES = 1 << 20
-_MOST_REQUEST_BYTES = 64 << 10
-_MOST_REQUEST_VALUES = 1000
+_MAX_ANSWERS = 200
+_MAX_WAITING_BYTES = 1 << 20
+_MAX_REQUEST_BYTES = 64 << 10
+_MAX_REQUEST_VALUES = 1000
 
 Reply = tuple["Mapping[str, object]", object]
 
@@ -90,7 +90,7 @@ class RequestLink(EndpointLink):
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
         """One request, or a part of it."""
-        if len(self._parts) + len(payload) > _MOST_REQUEST_BYTES:
+        if len(self._parts) + len(payload) > _MAX_REQUEST_BYTES:
             raise AmqpFault("a request is too big", condition=TOO_BIG)
         self._parts += payload
         self.session.connection.gather(len(payload))
@@ -102,7 +102,7 @@ class RequestLink(EndpointLink):
         if transfer.aborted:
             return
         try:
-            request = read_message(data, most_values=_MOST_REQUEST_VALUES)
+            request = read_message(data, max_values=_MAX_REQUEST_VALUES)
         except AmqpFault as fault:
             why = RequestRefused(fault.condition, fault.description)
             self._settle(transfer, Rejected(error=why.error))
@@ -156,7 +156,7 @@ class AnswerLink(EndpointLink):
 
     def put(self, message: bytes) -> None:
         """Send an answer, or keep it until there is credit."""
-        if len(self._waiting) >= _MOST_ANSWERS or self._waiting_bytes > _MOST_WAITING_BYTES:
+        if len(self._waiting) >= _MAX_ANSWERS or self._waiting_bytes > _MAX_WAITING_BYTES:
             self.refuse(RequestRefused(TOO_MANY, "The client asks without hearing the answers."))
             return
         self._waiting.append(message)
@@ -173,7 +173,7 @@ class AnswerLink(EndpointLink):
             way = FrameTarget(
                 channel=self.session.channel,
                 handle=self.handle,
-                most_bytes=self.session.connection.peer_frame_bytes,
+                max_bytes=self.session.connection.peer_frame_bytes,
             )
             message = self._waiting.popleft()
             self._waiting_bytes -= len(message)

@@ -33,11 +33,11 @@ CAPABILITY = "com.microsoft:idempotent-producer"
 EPOCH = "com.microsoft:producer-epoch"
 PRODUCER_ID = "com.microsoft:producer-id"
 SEQUENCE = "com.microsoft:producer-sequence-number"
-_MOST_PRODUCERS = 10_000
-_MOST_REFUSED = 1000  # of one producer: then it is forgotten
-_MOST_BATCHES = 64  # of one producer: nobody sends again what is older
-_MOST_KEPT = 4096  # checksums of one producer, beside those of its last batch
-_MOST_KEPT_OF_ALL = 4 << 20  # then the oldest producers are forgotten
+_MAX_PRODUCERS = 10_000
+_MAX_REFUSED = 1000  # of one producer: then it is forgotten
+_MAX_BATCHES = 64  # of one producer: nobody sends again what is older
+_MAX_KEPT = 4096  # checksums of one producer, beside those of its last batch
+_MAX_KEPT_OF_ALL = 4 << 20  # then the oldest producers are forgotten
 
 Identity = tuple[str, str, int, int]  # hub, when it was made, partition, producer
 
@@ -115,7 +115,7 @@ class _Known:
         self.last = mine.range[1] if replaced else max(self.last, mine.range[1])
         self.kept[mine.range] = mine.contents
         while len(self.kept) > 1 and (
-            len(self.kept) > _MOST_BATCHES or self.size - len(mine.contents) > _MOST_KEPT
+            len(self.kept) > _MAX_BATCHES or self.size - len(mine.contents) > _MAX_KEPT
         ):
             self.kept.popitem(last=False)
 
@@ -164,7 +164,7 @@ class Retries:
             known.waiting[place] = stored
             self._known[who] = known
             while len(self._known) > 1 and (
-                len(self._known) > _MOST_PRODUCERS or self._kept > _MOST_KEPT_OF_ALL
+                len(self._known) > _MAX_PRODUCERS or self._kept > _MAX_KEPT_OF_ALL
             ):
                 self._forget(next(iter(self._known)))
 
@@ -183,7 +183,7 @@ class Retries:
         gone = known.kept.pop(place, ())
         if self._known.get(who) is known:
             self._kept -= len(gone)
-            if len(known.refused) > _MOST_REFUSED:
+            if len(known.refused) > _MAX_REFUSED:
                 self._forget(who)
 
     def _forget(self, who: Identity) -> None:

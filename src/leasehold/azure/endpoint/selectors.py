@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import TypeVar
 
-MOST_READERS = 5
+MAX_READERS = 5
 
 Place = tuple[str, str, str]  # hub, group, partition
 
@@ -66,11 +66,11 @@ class ReaderEpochs:
                     "and so non-epoch receiver is not allowed. Either reconnect with a higher "
                     "epoch, or make sure all epoch receivers are closed or disconnected.",
                 )
-            if len(present) >= MOST_READERS:
+            if len(present) >= MAX_READERS:
                 raise RequestRefused(
                     TOO_MANY,
                     "Exceeded the maximum number of allowed receivers per partition in a consumer "
-                    f"group which is {MOST_READERS}",
+                    f"group which is {MAX_READERS}",
                 )
             self._readers.setdefault(place, []).append(reader)
             return
@@ -113,7 +113,7 @@ _TEXT = re.compile(
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST_MS = 253_402_300_799_000  # the end of the year 9999
-_MOST = 2**63 - 2
+_MAX = 2**63 - 2
 _SHOWN = 200
 
 
@@ -162,7 +162,7 @@ def _parsed(text: str) -> Selector:
     what, sign, value = match.groups()
     if value == "@latest" and what == "offset":
         return Selector(what="latest")
-    if _NUMBER.fullmatch(value) is None or abs(int(value)) > _MOST:
+    if _NUMBER.fullmatch(value) is None or abs(int(value)) > _MAX:
         raise _refused(text)
     number = int(value)
     if number < 0:

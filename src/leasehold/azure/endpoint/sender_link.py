@@ -184,7 +184,7 @@ log = logging.getLogger("leasehold.azure.endpoint")
 _CREDIT = 1000
 _DELIVERY_BYTES = 2048  # of memory, beside its own bytes
 _ID_DIGITS = 12  # of 4 bits each: JavaScript must be able to count so far
-_MOST_SEQUENCE = 2**31 - 1
+_MAX_SEQUENCE = 2**31 - 1
 
 
 class SenderLink(EndpointLink):
@@ -223,7 +223,7 @@ class SenderLink(EndpointLink):
         """A delivery, or a part of it."""
         if self._head is None:
             self._head = transfer
-        most, connection = self.session.options.most_message_bytes, self.session.connection
+        most, connection = self.session.options.max_message_bytes, self.session.connection
         if len(self._parts) + len(payload) > most:
             words = f"The received message exceeds the limit of {most} bytes on this link."
             self.refuse(RequestRefused(TOO_BIG, words))
@@ -273,7 +273,7 @@ class SenderLink(EndpointLink):
         return {
             Symbol(retries.PRODUCER_ID): Long(number),
             Symbol(retries.EPOCH): Short(epoch or 0),
-            Symbol(retries.SEQUENCE): Int(min(last, _MOST_SEQUENCE)),
+            Symbol(retries.SEQUENCE): Int(min(last, _MAX_SEQUENCE)),
         }
 
     def _take(self, head: Transfer, data: bytes) -> None:

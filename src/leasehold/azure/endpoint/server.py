@@ -147,7 +147,7 @@ class HubServer:
 
     def enter(self, connection: ClientConnection) -> bool:
         """Let one in, if there is room."""
-        if len(self._connections) >= self.options.most_connections:
+        if len(self._connections) >= self.options.max_connections:
             log.warning("a connection is refused: there are %d", len(self._connections))
             return False
         self._connections.add(connection)
@@ -162,7 +162,7 @@ class HubServer:
     @property
     def has_room(self) -> bool:
         """Whether more may be on its way into the log."""
-        return self._held_bytes < self.options.most_held_bytes
+        return self._held_bytes < self.options.max_held_bytes
 
     def hold(self, size: int) -> None:
         """So many bytes more are on their way into the log."""
@@ -179,7 +179,7 @@ class HubServer:
     def gather(self, size: int) -> bool:
         """So many bytes more, or less, of deliveries are not whole; say whether there is room."""
         self._partial_bytes += size
-        return self._partial_bytes <= self.options.most_held_bytes
+        return self._partial_bytes <= self.options.max_held_bytes
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Do something beside; the server does not end before it."""
@@ -200,7 +200,7 @@ class HubServer:
     async def _tick(self) -> None:
         """For all connections: beats of the heart, and the limits of their patience."""
         options = self.options
-        limits = (options.idle_limit.total_seconds(), options.handshake_limit.total_seconds())
+        limits = (options.idle_timeout.total_seconds(), options.handshake_timeout.total_seconds())
         pause_s = min(_LONGEST_TICK_S, min(limits) / 4)
         while True:
             await self.clock.sleep(pause_s)

@@ -68,7 +68,7 @@ class EndpointSession:
                 next_outgoing_id=self._next_outgoing,
                 incoming_window=_WINDOW,
                 outgoing_window=_OUTGOING,
-                handle_max=self.options.most_links - 1,
+                handle_max=self.options.max_links - 1,
             )
         )
 
@@ -173,9 +173,9 @@ class EndpointSession:
                 link.wake()
 
     def _on_attach(self, attach: Attach) -> None:
-        if attach.handle in self._links or attach.handle >= self.options.most_links:
+        if attach.handle in self._links or attach.handle >= self.options.max_links:
             raise AmqpFault(
-                f"the handle {attach.handle} is in use, or beyond the {self.options.most_links} "
+                f"the handle {attach.handle} is in use, or beyond the {self.options.max_links} "
                 "that there are",
                 condition="amqp:session:handle-in-use",
             )

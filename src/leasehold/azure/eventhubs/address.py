@@ -21,7 +21,7 @@ SCHEME = "eventhubs://"
 CONNECTION_VARIABLE = "EVENTHUB_CONNECTION_STRING"
 TLS_PORT = 5671
 PLAIN_PORT = 5672
-MOST_PREFETCH = 100_000
+MAX_PREFETCH = 100_000
 DEFAULT_PREFETCH = 1_000
 _AZURE = ".servicebus.windows.net"
 _OPTIONS = ("connection", "consumer_group", "arrow", "ca", "prefetch")
@@ -215,6 +215,6 @@ def _switch(text: str) -> bool:
 
 
 def _prefetch(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MOST_PREFETCH):
-        raise UsageError(f"prefetch is a number of events from 1 to {MOST_PREFETCH}, not {text!r}")
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_PREFETCH):
+        raise UsageError(f"prefetch is a number of events from 1 to {MAX_PREFETCH}, not {text!r}")
     return int(text)

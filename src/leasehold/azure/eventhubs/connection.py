@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from leasehold.azure.eventhubs.address import HubAddress
     from leasehold.clock import Clock
 
-MOST_FRAME_BYTES = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 IDLE_MS = 60_000  # after which the server should let itself be heard
 _ANONYMOUS = "ANONYMOUS"
 _MAGIC = b"AMQP"
 _AMQP_KIND = b"\x02\x00"
 _TRANSFER = b"\x00\x53\x14"
 _SHORT_LIST = 0xC0
-_LEAST_TRANSFER_BYTES = 25  # up to the end of the handle, however it is written
+_MIN_TRANSFER_BYTES = 25  # up to the end of the handle, however it is written
 _U32 = struct.Struct(">I").unpack_from
 _WORDS = "the connection was lost"
 
@@ -186,7 +186,7 @@ class HubConnection(asyncio.Protocol):
                 at += HEAD_BYTES
                 continue
             size, head = _U32(data, at)[0], 4 * data[at + 4]
-            if not HEAD_BYTES <= head <= size <= MOST_FRAME_BYTES:
+            if not HEAD_BYTES <= head <= size <= MAX_FRAME_BYTES:
                 raise AmqpFault(f"a frame of {size} bytes is damaged or too big")
             if end - at < size:
                 self._needs = size
@@ -208,7 +208,7 @@ class HubConnection(asyncio.Protocol):
                 self._touched.add(self._hot)
                 return after
         if (
-            end - at < _LEAST_TRANSFER_BYTES
+            end - at < _MIN_TRANSFER_BYTES
             or data[at + 4 : at + 6] != _AMQP_KIND
             or data[at + 8 : at + 11] != _TRANSFER
         ):
@@ -261,7 +261,7 @@ class HubConnection(asyncio.Protocol):
                 Open(
                     container_id=self._container,
                     hostname=self._address.host,
-                    max_frame_size=MOST_FRAME_BYTES,
+                    max_frame_size=MAX_FRAME_BYTES,
                     channel_max=255,
                     idle_time_out=IDLE_MS,
                     properties={"product": "leasehold"},

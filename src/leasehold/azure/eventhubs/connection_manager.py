@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 CBS, MANAGEMENT = "$cbs", "$management"
 _CREDIT = 1_000
-_MOST_ANSWER_BYTES = 4 << 20
+_MAX_ANSWER_BYTES = 4 << 20
 _CORRELATION = 5
 _OK = range(200, 300)
 _CODES = ("status-code", "statusCode")
@@ -116,7 +116,7 @@ class _Answers(HubLink):
     def __init__(self, session: HubSession, name: str, node: str) -> None:
         super().__init__(session, name)
         self.waiting: dict[str, asyncio.Future[Message]] = {}
-        self._gathering = PartialDelivery(most_bytes=_MOST_ANSWER_BYTES)
+        self._gathering = PartialDelivery(max_bytes=_MAX_ANSWER_BYTES)
         self._delivered = 0
         self._used = 0
         session.say(
@@ -226,7 +226,7 @@ log = logging.getLogger("leasehold.eventhubs")
 
 T = TypeVar("T")
 
-PAUSES = Backoff(base_s=0.1, most_s=5.0)
+PAUSES = Backoff(base_s=0.1, max_s=5.0)
 STEP_S = 30.0  # how long the server may take for one answer
 _GOODBYE_S = 1.0
 _LONGEST_LOOK_S = 15.0

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from leasehold.azure.amqp.performatives import Transfer
     from leasehold.azure.eventhubs.session import HubSession
 
-MOST_DELIVERY_BYTES = MAX_BODY_BYTES + (1 << 20)  # the service allows 20 MB, a log far more
-_MOST_SHAPES = 8
+MAX_DELIVERY_BYTES = MAX_BODY_BYTES + (1 << 20)  # the service allows 20 MB, a log far more
+_MAX_SHAPES = 8
 _SELECTOR = "apache.org:selector-filter:string"
 _EPOCH = "com.microsoft:epoch"
 _RECEIVER = "com.microsoft:receiver-name"
@@ -53,8 +53,8 @@ class LinkRequest:
     receiver: str
     epoch: int | None
     arrow: bool
-    most_events: int
-    most_bytes: int
+    max_events: int
+    max_bytes: int
 
 
 class EventLink(HubLink):
@@ -71,7 +71,7 @@ class EventLink(HubLink):
         self._delivered = 0
         self._credit = 0
         self._each_bytes: float | None = None
-        self._gathering = PartialDelivery(most_bytes=MOST_DELIVERY_BYTES)
+        self._gathering = PartialDelivery(max_bytes=MAX_DELIVERY_BYTES)
         self._readers: list[FrameDecoder] = []
         self._channel = b""
         self._handles: frozenset[bytes] = frozenset()
@@ -94,16 +94,16 @@ class EventLink(HubLink):
             self._bell.clear()
             await self._bell.wait()
 
-    def take(self, *, most_events: int, most_bytes: int) -> pa.RecordBatch | None:
+    def take(self, *, max_events: int, max_bytes: int) -> pa.RecordBatch | None:
         """What has come, at least one event if there is any; then the server may send more.
 
         Raises:
             AmqpFault: an event can not be read.
         """
         if self._batches:
-            found = self._take_batch(most_events, most_bytes)
+            found = self._take_batch(max_events, max_bytes)
         elif self._rows:
-            found = self._take_rows(most_events, most_bytes)
+            found = self._take_rows(max_events, max_bytes)
         else:
             return None
         self._top_up()
@@ -165,7 +165,7 @@ class EventLink(HubLink):
         """Remember what a frame looks like that came the slow way."""
         single = not transfer.more and not self._gathering.under_way
         if single and transfer.settled and not transfer.message_format:
-            shape = learn(whole) if len(self._readers) < _MOST_SHAPES else None
+            shape = learn(whole) if len(self._readers) < _MAX_SHAPES else None
             if shape is not None and all(shape is not each.shape for each in self._readers):
                 made = FrameDecoder(shape, channel=self._channel, handles=self._handles)
                 self._readers.insert(0, made)
@@ -189,10 +189,10 @@ class EventLink(HubLink):
     def settle(self) -> None:
         """All that came at once is in: wake who waits, and see to the credit."""
         self._bell.set()
-        if self._waiting_events > 2 * self._wanted.most_events:
+        if self._waiting_events > 2 * self._wanted.max_events:
             words = "the server has sent more events than it was allowed to"
             self._give_up(ServiceError(condition=TOO_MANY, description=words))
-        elif self.waiting_bytes > self._wanted.most_bytes:
+        elif self.waiting_bytes > self._wanted.max_bytes:
             if self._credit:
                 self._flow(0)  # what is on its way still comes
         else:
@@ -223,17 +223,17 @@ class EventLink(HubLink):
         # Bigger ones count at once, smaller ones by and by: the bound is on bytes.
         self._each_bytes = each if known is None else max(each, known + (each - known) * 0.25)
 
-    def _take_rows(self, most_events: int, most_bytes: int) -> pa.RecordBatch:
+    def _take_rows(self, max_events: int, max_bytes: int) -> pa.RecordBatch:
         rows = self._rows
-        if len(rows) <= most_events and self._waiting_bytes <= most_bytes:
+        if len(rows) <= max_events and self._waiting_bytes <= max_bytes:
             found = arrow_of(rows)
             self._rows = []
             self._waiting_events = self._waiting_bytes = 0
             return found
         count = total = 0
-        for row in rows[:most_events]:
+        for row in rows[:max_events]:
             total += size_of(row)
-            if count and total > most_bytes:
+            if count and total > max_bytes:
                 break
             count += 1
         found = arrow_of(rows[:count])
@@ -243,12 +243,12 @@ class EventLink(HubLink):
         self._waiting_bytes -= share
         return found
 
-    def _take_batch(self, most_events: int, most_bytes: int) -> pa.RecordBatch:
+    def _take_batch(self, max_events: int, max_bytes: int) -> pa.RecordBatch:
         batch = self._batches[0]
-        count = min(batch.num_rows, most_events)
+        count = min(batch.num_rows, max_events)
         size = batch.nbytes
-        if size > most_bytes:
-            count = max(min(count, most_bytes * batch.num_rows // size), 1)
+        if size > max_bytes:
+            count = max(min(count, max_bytes * batch.num_rows // size), 1)
         if count == batch.num_rows:
             self._batches.popleft()
         else:
@@ -264,11 +264,11 @@ class EventLink(HubLink):
             return
         wanted = self._wanted
         each_bytes = max(self._each_bytes or _FIRST_GUESS_BYTES, 1.0)
-        room = (wanted.most_bytes - self.waiting_bytes) / each_bytes
-        credit = min(wanted.most_events - self._waiting_events, int(room))
+        room = (wanted.max_bytes - self.waiting_bytes) / each_bytes
+        credit = min(wanted.max_events - self._waiting_events, int(room))
         if not self._waiting_events:
             credit = max(credit, 1)
-        if credit - self._credit >= max(min(wanted.most_events, int(room)) // 2, 1):
+        if credit - self._credit >= max(min(wanted.max_events, int(room)) // 2, 1):
             self._flow(credit)
 
     def _flow(self, credit: int) -> None:

@@ -205,7 +205,7 @@ def _sized(message: bytes, at: int, name: bytes) -> bytes:
 
 _U32 = struct.Struct(">I").unpack_from
 _HEAD_BYTES = 8
-_MOST_IDLE_MOULDS = 64
+_MAX_IDLE_MOULDS = 64
 _SIZE_CODES = {1: "B", 4: "I"}
 
 
@@ -281,7 +281,7 @@ class FrameDecoder:
         ):
             return at
         rows.append((number, enqueued, offset, data[start:stop], None, None))
-        if self._idle_moulds < _MOST_IDLE_MOULDS:
+        if self._idle_moulds < _MAX_IDLE_MOULDS:
             self._make_mould(data, at, found)
         return stop
 
@@ -325,7 +325,7 @@ class FrameDecoder:
             *map(found.span, ("tag", "number", "offset", "enqueued", "body_size")),
         ]
         if any(one[1] > other[0] for one, other in pairwise(spans)):
-            self._idle_moulds = _MOST_IDLE_MOULDS  # another order than the one below
+            self._idle_moulds = _MAX_IDLE_MOULDS  # another order than the one below
             return
         gaps = [(one[1], other[0]) for one, other in pairwise(spans)]
         self._fixed = tuple(data[begin:end] for begin, end in gaps)

@@ -56,7 +56,7 @@ class Reading:
     consumer_group: str
     epoch: int | None
     name: str
-    most_bytes: int
+    max_bytes: int
 
     @property
     def audience(self) -> str:
@@ -74,8 +74,8 @@ class Reading:
             receiver=self.name,
             epoch=self.epoch,
             arrow=address.arrow,
-            most_events=address.prefetch,
-            most_bytes=self.most_bytes,
+            max_events=address.prefetch,
+            max_bytes=self.max_bytes,
         )
 
     def asked(self, *, end: int | None = None) -> RequestContext:
@@ -144,7 +144,7 @@ class EventHubsReceiver:
         """
         link = await self._attached()
         if self._place.position is None:
-            self._pending = await self._next(most_events=self._reading.address.prefetch)
+            self._pending = await self._next(max_events=self._reading.address.prefetch)
             self._position = _first_since(self._pending, self._place.since_us)
             return
         # A server attaches also what it refuses, and says so next: before the answer to a question
@@ -153,7 +153,7 @@ class EventHubsReceiver:
         if link.refusal is not None:
             await self._lost(link.refusal)
 
-    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+    async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``.
 
         Raises:
@@ -161,8 +161,8 @@ class EventHubsReceiver:
             UsageError: it is closed, or was closed while it waited.
         """
         while True:
-            found = await self._next(most_events=most_events, most_bytes=most_bytes)
-            count = min(found.num_rows, most_events)
+            found = await self._next(max_events=max_events, max_bytes=max_bytes)
+            count = min(found.num_rows, max_events)
             batch = EventBatch(partition=self._reading.partition, arrow=found.slice(0, count))
             rest = found.slice(count) if count < found.num_rows else None
             first, last = batch.first_sequence, batch.last_sequence
@@ -187,7 +187,7 @@ class EventHubsReceiver:
 
     # ------------------------------------------------------------- parts
 
-    async def _next(self, *, most_events: int, most_bytes: int = 1 << 30) -> pa.RecordBatch:
+    async def _next(self, *, max_events: int, max_bytes: int = 1 << 30) -> pa.RecordBatch:
         """What has come and was not handed out yet; it stays pending until it is."""
         while True:
             self._check_open()
@@ -197,7 +197,7 @@ class EventHubsReceiver:
                 continue
             if self._pending is None:
                 try:
-                    self._pending = link.take(most_events=most_events, most_bytes=most_bytes)
+                    self._pending = link.take(max_events=max_events, max_bytes=max_bytes)
                 except AmqpFault as fault:
                     raise self._damaged(fault) from fault
             if self._pending is not None:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 WINDOW = 0x7FFF_FFFF
 _MASK = 0xFFFF_FFFF
-_MOST_HANDLES = 200  # of one session: some servers allow 255
+_MAX_HANDLES = 200  # of one session: some servers allow 255
 
 
 def answer() -> asyncio.Future[T]:
@@ -34,10 +34,10 @@ def answer() -> asyncio.Future[T]:
 class PartialDelivery:
     """The parts of a delivery, until it is whole."""
 
-    def __init__(self, *, most_bytes: int) -> None:
-        """Nothing is under way; a delivery has ``most_bytes`` at most."""
+    def __init__(self, *, max_bytes: int) -> None:
+        """Nothing is under way; a delivery has ``max_bytes`` at most."""
         self.size = 0
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._head: Transfer | None = None
 
@@ -57,12 +57,12 @@ class PartialDelivery:
         if payload:
             self._parts.append(payload)
         self._head = head
-        is_too_big = self.size > self._most_bytes
+        is_too_big = self.size > self._max_bytes
         if transfer.more and not transfer.aborted and not is_too_big:
             return None
         parts, self._parts, self._head, self.size = self._parts, [], None, 0
         if is_too_big:
-            raise AmqpFault(f"a message has more than {self._most_bytes} bytes")
+            raise AmqpFault(f"a message has more than {self._max_bytes} bytes")
         return None if transfer.aborted else (head, b"".join(parts))
 
 
@@ -137,7 +137,7 @@ class HubSession:
     @property
     def has_room(self) -> bool:
         """Whether another link fits in."""
-        return len(self._ours) < _MOST_HANDLES
+        return len(self._ours) < _MAX_HANDLES
 
     def take_handle(self, link: HubLink) -> int:
         """The lowest handle that is free, for this link."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GROUP = "$Default"
 _HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 _PATIENCE = timedelta(seconds=30)
 _LONGEST_S = 86_400.0
 
@@ -62,7 +62,7 @@ class EventHubsSource:
         *,
         credential: Credential | None = None,
         patience: timedelta = _PATIENCE,
-        prefetch_bytes: int = MOST_BYTES,
+        prefetch_bytes: int = MAX_BYTES,
         clock: Clock | None = None,
     ) -> None:
         """Connect to nothing yet.
@@ -78,7 +78,7 @@ class EventHubsSource:
             raise UsageError(f"prefetch_bytes is a number from 1 on, not {prefetch_bytes}")
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._patience_s = seconds_of(patience, what="patience", least_s=0.0, most_s=_LONGEST_S)
+        self._patience_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_LONGEST_S)
         self._prefetch_bytes = prefetch_bytes
         self.keeper = ConnectionManager(
             self.address,
@@ -155,7 +155,7 @@ class EventHubsSource:
         """A receiver without an epoch, which displaces nobody; at most five of a partition.
 
         Raises:
-            Stolen: the consumer group has a receiver with an epoch.
+            ReaderDisplaced: the consumer group has a receiver with an epoch.
             LeaseholdError: else as ``receiver``.
         """
         consumer_group = self.address.group_of(DEFAULT_GROUP)
@@ -195,7 +195,7 @@ class EventHubsSource:
                 consumer_group=consumer_group,
                 epoch=epoch,
                 name=name,
-                most_bytes=self._prefetch_bytes,
+                max_bytes=self._prefetch_bytes,
             ),
             place,
             keeper=self.keeper,
@@ -240,8 +240,8 @@ class EventHubsSource:
 
 T = TypeVar("T")
 
-_MOST_EVENTS = 1 << 16
-_MOST_BYTES = 32 << 20
+_MAX_EVENTS = 1 << 16
+_MAX_BYTES = 32 << 20
 _NAME = "leasehold-ranges"
 
 
@@ -319,9 +319,7 @@ class EventHubsRanges:
         receiver = self._call(self._source.reader(partition, start=begin, name=_NAME))
         try:
             while receiver.position < end:
-                batch = self._call(
-                    receiver.receive(most_events=_MOST_EVENTS, most_bytes=_MOST_BYTES)
-                )
+                batch = self._call(receiver.receive(max_events=_MAX_EVENTS, max_bytes=_MAX_BYTES))
                 if batch.last_sequence >= end:
                     batch = batch.slice(0, bisect_left(batch.arrow.column(0).to_pylist(), end))
                 if len(batch):

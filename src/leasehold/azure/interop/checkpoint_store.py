@@ -47,7 +47,7 @@ except ImportError as error:
 from leasehold.azure.interop.record_layout import ConsumerGroup, place_of, resume_at, stored_of
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
 from leasehold.core.balance import Snapshot, Strategy, plan
-from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
 from leasehold.lease.group_state import sound
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, Lease, MemberInfo, Refusal, State
 from leasehold.names import check_name, last_part, seconds_of
@@ -205,7 +205,7 @@ class ClientOwnerships:
 
     async def _give_up_surplus(self, client: _ClientLease, changes: Changes) -> None:
         snapshot = Snapshot(
-            members={peer.holder: sound(peer.info) for peer in changes.peers if peer.alive},
+            members={peer.holder: sound(peer.info) for peer in changes.members if peer.alive},
             resources={each.key: each for each in changes.resources if not each.forgotten},
         )
         if client.lease.holder not in snapshot.members:
@@ -392,7 +392,7 @@ class AsyncCheckpointStore(AsyncContract):
         """
         if stream:
             check_name(stream, what="stream")
-        seconds_of(lease, what="lease", least_s=LEAST_LEASE_S, most_s=MOST_LEASE_S)
+        seconds_of(lease, what="lease", min_s=MIN_LEASE_S, max_s=MAX_LEASE_S)
         self._store = store
         self._lease = lease
         self._stream = stream

@@ -52,7 +52,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from leasehold.azure.interop.reconciler import MOST_AT_ONCE, Reconciler
+from leasehold.azure.interop.reconciler import MAX_AT_ONCE, Reconciler
 from leasehold.azure.interop.record_layout import BEGINNING, ConsumerGroup
 from leasehold.azure.interop.records import (
     OwnershipRecords,
@@ -64,7 +64,7 @@ from leasehold.azure.interop.records import (
 )
 from leasehold.azure.interop.release_protocol import PendingReleases, ReleaseProtocol, must_be_ready
 from leasehold.clock import SystemClock, system_random
-from leasehold.core.lease_timing import MOST_LEASE_S
+from leasehold.core.lease_timing import MAX_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable, StoreUnusable, UsageError
 from leasehold.model import Checkpoint, CheckpointWrite
 from leasehold.names import check_name, group_of, last_part, seconds_of
@@ -180,13 +180,13 @@ class PassThrough:
         """See ``Store``."""
         return await (await self.inner()).annotate(notes)
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
-        return await (await self.inner()).suggest(key, epoch=epoch, to=to)
+        return await (await self.inner()).request_hand_over(key, epoch=epoch, to=to)
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
-        return await (await self.inner()).dismiss(holder)
+        return await (await self.inner()).request_leave(holder)
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``."""
@@ -204,9 +204,9 @@ class PassThrough:
         """See ``Store``."""
         return await (await self.inner()).resources(group)
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
-        return await (await self.inner()).peers(group)
+        return await (await self.inner()).members(group)
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
@@ -225,7 +225,7 @@ log = logging.getLogger("leasehold.azure")
 
 T = TypeVar("T")
 
-_LEAST_EXPIRY_S = 1.0
+_MIN_EXPIRY_S = 1.0
 # Six in each cycle of their clients, at the usual six cycles per expiry.
 _LOOKS_PER_EXPIRY = 36
 # Of a lease: how long theirs may take within one call. Two such waits and our own store's answer
@@ -276,9 +276,7 @@ class MixedStore(PassThrough):
         self._theirs = theirs
         self._namespace = namespace
         self._hub = hub
-        self._expiry_s = seconds_of(
-            expiry, what="expiry", least_s=_LEAST_EXPIRY_S, most_s=MOST_LEASE_S
-        )
+        self._expiry_s = seconds_of(expiry, what="expiry", min_s=_MIN_EXPIRY_S, max_s=MAX_LEASE_S)
         self._rng = rng or system_random()
         self._records: dict[str, OwnershipRecords] = {}
         self._borders: dict[str, Reconciler] = {}
@@ -415,7 +413,7 @@ class MixedStore(PassThrough):
         records, me = border.records, border.me
         if records.looked_s is None:
             await records.look()
-        asked = {last_part(each.key): each for each in wanted[:MOST_AT_ONCE]}
+        asked = {last_part(each.key): each for each in wanted[:MAX_AT_ONCE]}
         # Also where our name stands already: somebody may have taken it since. And who was given
         # one by a host that shares no store with it says so by writing it again.
         to_write = [each for each in asked if force or not records.client(each)]

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.azure")
 
 # Each is a request of its own to their storage, and all of them share the time of one call.
-MOST_AT_ONCE = 64
-_MOST_LIVES = 100
+MAX_AT_ONCE = 64
+_MAX_LIVES = 100
 _EXTENSIONS_PER_LEASE = 3
 _IN_FORCE = frozenset((State.LEASED, State.BREAKING))
 
@@ -201,10 +201,10 @@ class Reconciler:
     def _forget_gone(self) -> None:
         """Clients have a new name after each start: nothing is kept of those that are not here."""
         living = {self.records.named(each) for each in self.records.by_partition}
-        peers = {holder.partition("#")[0] for holder in self._view.peers}
+        members = {holder.partition("#")[0] for holder in self._view.members}
         for known in (self._due_s, self._lives, self._capped_s):
             for owner in [each for each in known if each not in living]:
-                if stand_in(owner) not in peers:
+                if stand_in(owner) not in members:
                     del known[owner]
         self._shy &= living
 
@@ -234,16 +234,16 @@ class Reconciler:
         """The lease of the stand-in for a client that lives, extended from time to time."""
         holder = stand_in(owner, self._lives.get(owner, 1))
         lease = self._lease_of(holder)
-        peer = self._view.peers.get(holder)
+        peer = self._view.members.get(holder)
         if peer is None or self._is_due(owner):
             lease = await self._granted(owner)
-        most = self._most_of(owner, count, peer.info.most if peer is not None else None)
+        most = self._max_of(owner, count, peer.info.most if peer is not None else None)
         wanted = MemberInfo(host="azure", most=most)
         if peer is not None and peer.info != wanted:
             await self._tell(lease, wanted)
         return lease
 
-    def _most_of(self, owner: str, count: int, most: int | None) -> int | None:
+    def _max_of(self, owner: str, count: int, most: int | None) -> int | None:
         """What it may be given, if it did not take what it could have: the others shall."""
         if most is not None and count > most:
             self._shy.discard(owner)
@@ -265,7 +265,7 @@ class Reconciler:
             LeaseLost: it has come back too often for one look.
         """
         first = self._lives.get(owner, 1)
-        for life in range(first, first + _MOST_LIVES):
+        for life in range(first, first + _MAX_LIVES):
             sent_s = self._clock.boottime_s()
             try:
                 granted = await self._grant(stand_in(owner, life))
@@ -275,8 +275,8 @@ class Reconciler:
             # Another host of ours may have begun it with a lease of another length.
             self._due_s[owner] = sent_s + granted.duration_s / _EXTENSIONS_PER_LEASE
             return granted
-        self._lives[owner] = first + _MOST_LIVES
-        raise LeaseLost(f"{owner} has come back {_MOST_LIVES} times", key=owner)
+        self._lives[owner] = first + _MAX_LIVES
+        raise LeaseLost(f"{owner} has come back {_MAX_LIVES} times", key=owner)
 
     async def _grant(self, holder: str) -> Lease:
         """A lease of the whole expiry, or one like ours where the store gives none so long.
@@ -310,7 +310,7 @@ class Reconciler:
         """Clients that own nothing get nothing, until they own something or are forgotten."""
         names = {stand_in(owner) for owner in owners}
         told = False
-        for holder, peer in list(self._view.peers.items()):
+        for holder, peer in list(self._view.members.items()):
             idle = is_stand_in(holder) and holder.partition("#")[0] not in names
             if idle and not peer.info.draining:
                 told |= await self._tell(
@@ -377,11 +377,11 @@ class Reconciler:
         left = unclaimed & self._unclaimed if self._alone else unclaimed
         owners |= dict.fromkeys([*left, *untaken], "")
         self._orphans, self._unclaimed = orphans, unclaimed
-        await self.records.write(dict(list(owners.items())[:MOST_AT_ONCE]))
+        await self.records.write(dict(list(owners.items())[:MAX_AT_ONCE]))
         return left_behind
 
     async def _clear_up(self, left_behind: set[str]) -> None:
-        some = sorted(left_behind)[:MOST_AT_ONCE]
+        some = sorted(left_behind)[:MAX_AT_ONCE]
         if some:
             await self._bring_up(some)
             await self.records.write(dict.fromkeys(some, ""))
@@ -398,12 +398,12 @@ class Reconciler:
                     await self.records.put(partition, known.position)
 
     def _is_gone(self, owner: str) -> bool:
-        return self.records.is_ours(owner) and host_of(owner) not in self._view.peers
+        return self.records.is_ours(owner) and host_of(owner) not in self._view.members
 
     # --------------------------------------------------------------- share
 
     async def _share(self) -> bool:
-        members = {holder: peer.info for holder, peer in self._view.peers.items()}
+        members = {holder: peer.info for holder, peer in self._view.members.items()}
         me = members.get(self._lease.holder)
         if me is None or me.draining:
             return False
@@ -416,8 +416,8 @@ class Reconciler:
                     mine.append(key)
                 elif is_stand_in(to) and self._arranges(members):
                     theirs[last_part(key)] = self.records.client_named(to)
-        await self.records.write(dict(list(theirs.items())[:MOST_AT_ONCE]))
-        return await self._take(self._takeable(mine)[:MOST_AT_ONCE])
+        await self.records.write(dict(list(theirs.items())[:MAX_AT_ONCE]))
+        return await self._take(self._takeable(mine)[:MAX_AT_ONCE])
 
     def _arranges(self, members: Iterable[str]) -> bool:
         """Whether it is this host that moves partitions between clients of theirs."""

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
-from leasehold.core.lease_timing import MOST_LEASE_S
+from leasehold.core.lease_timing import MAX_LEASE_S
 from leasehold.errors import ReaderDisplaced
 from leasehold.names import seconds_of
 
@@ -53,7 +53,7 @@ class SharedSource:
             InvalidDuration: the grace is no such time.
         """
         self._source = source
-        self._grace_s = seconds_of(grace, what="grace", least_s=0.0, most_s=MOST_LEASE_S)
+        self._grace_s = seconds_of(grace, what="grace", min_s=0.0, max_s=MAX_LEASE_S)
         self._clock = clock or SystemClock()
         self._lost: dict[tuple[str, str], tuple[int, float]] = {}
 
@@ -76,7 +76,7 @@ class SharedSource:
         """See ``EventSource``.
 
         Raises:
-            Stolen: a later receiver has the partition, and the grace is not over.
+            ReaderDisplaced: a later receiver has the partition, and the grace is not over.
         """
         lost_epoch, until_s = self._lost.get((group, partition), (-1, 0.0))
         if epoch <= lost_epoch and self._clock.boottime_s() >= until_s:
@@ -124,10 +124,10 @@ class _SharedReceiver:
         """See ``Receiver``."""
         return self._receiver.position
 
-    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+    async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``."""
         try:
-            return await self._receiver.receive(most_events=most_events, most_bytes=most_bytes)
+            return await self._receiver.receive(max_events=max_events, max_bytes=max_bytes)
         except ReaderDisplaced:
             self._stolen()
             raise

@@ -16,13 +16,13 @@ from leasehold.core.balance.classic import (
     plan_greedy,
     plan_one_steal,
 )
-from leasehold.core.balance.even import least_moves, plan_even, spread
+from leasehold.core.balance.even import min_moves, plan_even, spread
 from leasehold.core.balance.snapshot import Plan, Snapshot
 
 if TYPE_CHECKING:
     import random
 
-__all__ = ["Plan", "Snapshot", "Strategy", "least_moves", "plan", "spread"]
+__all__ = ["Plan", "Snapshot", "Strategy", "min_moves", "plan", "spread"]
 
 
 class Strategy(Enum):

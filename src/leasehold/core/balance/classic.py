@@ -34,12 +34,12 @@ Keys = dict[str | None, list[str]]
 
 def plan_balanced(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     """One free key by lot; if there is none, one steal by lot from those above their share."""
-    return _claim_or_steal(snapshot, me, rng, most_at_once=1)
+    return _claim_or_steal(snapshot, me, rng, max_concurrent=1)
 
 
 def plan_greedy(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     """All that is missing at once: free keys first, then steals."""
-    return _claim_or_steal(snapshot, me, rng, most_at_once=len(snapshot.resources))
+    return _claim_or_steal(snapshot, me, rng, max_concurrent=len(snapshot.resources))
 
 
 def plan_one_steal(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
@@ -69,11 +69,13 @@ def plan_biggest_owner(snapshot: Snapshot, me: str, rng: random.Random) -> Plan:
     return _plan(snapshot, me, keys, claim=claim, steal=steal)
 
 
-def _claim_or_steal(snapshot: Snapshot, me: str, rng: random.Random, *, most_at_once: int) -> Plan:
+def _claim_or_steal(
+    snapshot: Snapshot, me: str, rng: random.Random, *, max_concurrent: int
+) -> Plan:
     keys = snapshot.keys_by_owner()
-    missing = min(_missing(snapshot, keys, me), most_at_once)
+    missing = min(_missing(snapshot, keys, me), max_concurrent)
     claim = rng.sample(keys[None], min(missing, len(keys[None])))
-    if claim and most_at_once == 1:
+    if claim and max_concurrent == 1:
         return _plan(snapshot, me, keys, claim=claim)
     steal: list[str] = []
     counts = _robbable(snapshot, keys, me)

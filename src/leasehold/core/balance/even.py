@@ -90,7 +90,7 @@ def _missing_places(
     )
 
 
-def least_moves(snapshot: Snapshot) -> int:
+def min_moves(snapshot: Snapshot) -> int:
     """How many keys must change from one living owner to another, at the least."""
     keys = snapshot.keys_by_owner()
     target = _target_counts(snapshot, keys)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 WEEK = 7
 _SATURDAY, _SUNDAY = 6, 0
-_MOST_WEEKS = 5
-_MOST_BACK = 30
+_MAX_WEEKS = 5
+_MAX_BACK = 30
 _LEAP_YEAR = 2000
 # Sets of days are bits of an integer: that of day n is 1 << n.
 ALL_DATES = (1 << 32) - 2
@@ -125,7 +125,7 @@ def dates_of(text: str) -> Dates:
     """The field day of month.
 
     Raises:
-        BadSchedule: it can not be read.
+        InvalidSchedule: it can not be read.
     """
     bits = 0
     from_last: set[int] = set()
@@ -153,7 +153,7 @@ def weekdays_of(text: str) -> Weekdays:
     """The field day of week.
 
     Raises:
-        BadSchedule: it can not be read.
+        InvalidSchedule: it can not be read.
     """
     bits = 0
     nth: set[tuple[int, int]] = set()
@@ -172,7 +172,7 @@ def check_together(dates: str, weekdays: str) -> None:
     """Refuse lines that look as if Quartz had to read them.
 
     Raises:
-        BadSchedule: both fields are ``?``, or one is and the days of the week are numbers.
+        InvalidSchedule: both fields are ``?``, or one is and the days of the week are numbers.
     """
     if dates == weekdays == "?":
         raise wrong(DAY_OF_WEEK, weekdays, "is '?' as is the day of month", "write * for both")
@@ -210,13 +210,13 @@ def _back(part: str) -> int:
     back = part[2:]
     if part == "L":
         return 0
-    if part[1] == "-" and is_number(back) and 1 <= int(back) <= _MOST_BACK:
+    if part[1] == "-" and is_number(back) and 1 <= int(back) <= _MAX_BACK:
         return int(back)
     raise wrong(
         DAY_OF_MONTH,
         part,
         "is no day before the last",
-        f"write L, LW, or L-1 to L-{_MOST_BACK}",
+        f"write L, LW, or L-1 to L-{_MAX_BACK}",
     )
 
 
@@ -228,9 +228,9 @@ def _only_number(part: str, field: Field, such_as: str) -> int:
 
 def _nth(part: str) -> tuple[int, int]:
     day, _, n = part.partition("#")
-    if not is_number(n) or not 1 <= int(n) <= _MOST_WEEKS:
+    if not is_number(n) or not 1 <= int(n) <= _MAX_WEEKS:
         raise wrong(
-            DAY_OF_WEEK, part, "is no day of a month", f"write FRI#1 to FRI#{_MOST_WEEKS}, or FRIL"
+            DAY_OF_WEEK, part, "is no day of a month", f"write FRI#1 to FRI#{_MAX_WEEKS}, or FRIL"
         )
     return number_of(day, DAY_OF_WEEK) % WEEK, int(n)
 
@@ -284,7 +284,7 @@ def parts_of(text: str, field: Field) -> list[str]:
     """The parts of a list, in capitals.
 
     Raises:
-        BadSchedule: one of them is empty.
+        InvalidSchedule: one of them is empty.
     """
     parts = text.upper().split(",")
     if not all(parts):
@@ -296,7 +296,7 @@ def numbers_of(text: str, field: Field) -> tuple[int, ...]:
     """All numbers that the field matches, in order.
 
     Raises:
-        BadSchedule: it is not a list of numbers, names, ranges and steps.
+        InvalidSchedule: it is not a list of numbers, names, ranges and steps.
     """
     return tuple(
         sorted({number for part in parts_of(text, field) for number in span_of(part, field)})
@@ -309,7 +309,7 @@ def span_of(part: str, field: Field) -> range:
     A range that wraps goes on above the last number: 5-1 are 5, 6, 7 and 8.
 
     Raises:
-        BadSchedule: it is none of these.
+        InvalidSchedule: it is none of these.
     """
     body, slash, step = part.partition("/")
     begin, dash, end = body.partition("-")
@@ -329,7 +329,7 @@ def number_of(text: str, field: Field) -> int:
     """One number, or its name.
 
     Raises:
-        BadSchedule: it is neither, or outside the range of the field.
+        InvalidSchedule: it is neither, or outside the range of the field.
     """
     if text in field.names:
         return field.names.index(text) + field.least

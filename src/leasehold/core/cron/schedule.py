@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
-_MOST_TIMES = 6
+_MAX_TIMES = 6
 _HOURS = 24
 _SIXTY = 60
 _SHORTEST_RUN = 3
@@ -86,7 +86,7 @@ def explained(
     *, seconds: Sequence[int], minutes: Sequence[int], hours: Sequence[int], rule: DayRule
 ) -> str:
     """When the line is due, without its zone: ``at 02:00:00 every day``."""
-    if len(seconds) * len(minutes) * len(hours) <= _MOST_TIMES:
+    if len(seconds) * len(minutes) * len(hours) <= _MAX_TIMES:
         times = [
             f"{hour:02}:{minute:02}:{second:02}"
             for hour in hours
@@ -298,7 +298,7 @@ def line_of(text: str, fields: Sequence[str], *, tz: ZoneInfo) -> CronLine:
     """The line of six fields, the second first.
 
     Raises:
-        BadSchedule: a field can not be read, or there is no such day.
+        InvalidSchedule: a field can not be read, or there is no such day.
     """
     second, minute, hour, date, month, weekday = fields
     seconds, minutes = numbers_of(second, SECOND), numbers_of(minute, MINUTE)
@@ -366,7 +366,7 @@ def every_of(text: str, *, tz: ZoneInfo) -> Every:
     """``every 30s``, ``every 5m``, ``every 2h``, ``every 1d``.
 
     Raises:
-        BadSchedule: it is written in another way, or not 1 s to 366 d long.
+        InvalidSchedule: it is written in another way, or not 1 s to 366 d long.
     """
     match = _WORDS.fullmatch(text)
     if match is None:
@@ -444,7 +444,8 @@ def parse_schedule(
     Without a dialect the number of fields decides: five begin with the minute, six with the second.
 
     Raises:
-        BadSchedule: it can not be read, never happens, or there is no such time zone, or not the
+        InvalidSchedule: it can not be read, never happens, or there is no such time zone, or not
+            the
             same on all machines; the message names the field and says what to write.
     """
     if not isinstance(text, str):

@@ -79,8 +79,8 @@ def _naive(moment: object) -> UsageError:
 # that undo each other are not seen; no zone has had such since 1970.
 _BLOCK_BITS = 23
 _STEP_S = 1 << 19
-_MOST_BLOCKS = 4_096
-_MOST_ZONES = 1_024
+_MAX_BLOCKS = 4_096
+_MAX_ZONES = 1_024
 # Zones can not be asked about the last hours of year 9999 and the first of year 1.
 _ASKED_FROM_S = FIRST_S - 5 * 86_400
 _ASKED_TO_S = LAST_S + 5 * 86_400
@@ -135,7 +135,7 @@ class Zone:
 
     def _keep(self, number: int) -> list[Stretch]:
         block = list(self._block(number))
-        if len(self._blocks) >= _MOST_BLOCKS:
+        if len(self._blocks) >= _MAX_BLOCKS:
             self._blocks.clear()
         self._blocks[number] = block
         return block
@@ -194,12 +194,12 @@ class Zone:
         return _whole_s(offset or timedelta(0))
 
 
-@lru_cache(maxsize=_MOST_ZONES)
+@lru_cache(maxsize=_MAX_ZONES)
 def zone_of(tz: ZoneInfo, *, once: bool) -> Zone:
     """The zone in this reading: one for the whole process.
 
     Raises:
-        BadSchedule: its name does not mean the same zone on all machines.
+        InvalidSchedule: its name does not mean the same zone on all machines.
     """
     name = (tz.key or "").lower()
     if name in _LOCAL or name.startswith(_COPIES):
@@ -220,7 +220,7 @@ AFTER_ALL_S = LAST_S + 2 * DAY_S
 _FIRST_DAY = BEFORE_ALL_S // DAY_S
 _LAST_DAY = AFTER_ALL_S // DAY_S
 _THURSDAY = 4  # the first day of 1970
-_MOST_KEPT = 1_200
+_MAX_KEPT = 1_200
 
 
 class Days(Protocol):
@@ -322,7 +322,7 @@ class Monthly:
         if index + 1 in self._rule.months:
             length = monthrange(year, index + 1)[1]
             days = self._rule.of_month(length, (first_day + _THURSDAY) % WEEK)
-        if len(self._kept) >= _MOST_KEPT:
+        if len(self._kept) >= _MAX_KEPT:
             self._kept.clear()
         self._kept[month] = days
         return days

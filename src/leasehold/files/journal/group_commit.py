@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from leasehold.errors import LeaseholdError, StoreError, StoreUnavailable
-from leasehold.files.journal.unit_of_work import JournalUnitOfWork
+from leasehold.files.journal.unit_of_work import JournalWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,10 +83,10 @@ class Helper:
 
 
 T = TypeVar("T")
-Step = Callable[[JournalUnitOfWork], Any]
+Step = Callable[[JournalWork], Any]
 Hook = Callable[[str, str], None]
 
-MOST_TOGETHER = 256
+MAX_TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class JournalGroupCommit:
         *,
         limits: FileLeaseLimits,
         hook: Hook | None = None,
-        most: int = MOST_TOGETHER,
+        most: int = MAX_TOGETHER,
     ) -> None:
         """With ``most`` = 1 each step has a transaction of its own."""
         self._database = database
@@ -139,9 +139,7 @@ class JournalGroupCommit:
         self._helper: Helper | None = None
         self._helper_pid = 0
 
-    def run(
-        self, name: str, step: Callable[[JournalUnitOfWork], T], *, asks: Question = _NONE
-    ) -> T:
+    def run(self, name: str, step: Callable[[JournalWork], T], *, asks: Question = _NONE) -> T:
         """Run ``step``, alone or together with others, and return its answer.
 
         ``asks`` is what it will ask first, if that is known.
@@ -168,7 +166,7 @@ class JournalGroupCommit:
             self._helper.close()
             self._helper = None
 
-    def _run(self, name: str, step: Callable[[JournalUnitOfWork], T], asks: Question) -> T:
+    def _run(self, name: str, step: Callable[[JournalWork], T], asks: Question) -> T:
         call = _JournalCall(name, step, asks)
         with self._lock:
             self._queue.append(call)
@@ -248,7 +246,7 @@ class JournalGroupCommit:
     def _outcomes(
         self, tx: Tx, group: Sequence[_JournalCall]
     ) -> list[tuple[Any, LeaseholdError | None]]:
-        books = JournalUnitOfWork(tx, self._limits)
+        books = JournalWork(tx, self._limits)
         if len(group) > 1:
             asked = [call.asks for call in group]
             books.foresee(
@@ -272,7 +270,7 @@ def _rank(call: _JournalCall) -> int:
     return 0 if asks.path is not None else 1 if asks.file_id is not None else 2
 
 
-def _outcome(books: JournalUnitOfWork, step: Step) -> tuple[Any, LeaseholdError | None]:
+def _outcome(books: JournalWork, step: Step) -> tuple[Any, LeaseholdError | None]:
     try:
         return step(books), None
     except StoreError:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import steps
-from leasehold.files.journal.group_commit import MOST_TOGETHER, JournalGroupCommit, Question
+from leasehold.files.journal.group_commit import MAX_TOGETHER, JournalGroupCommit, Question
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
-from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalUnitOfWork, listed
+from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, listed
 from leasehold.files.model import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -79,14 +79,14 @@ class Journal:
         its commit. Without ``group_commit`` each step has a commit of its own.
 
         Raises:
-            UnknownStore: the URL names no store that can keep files.
+            InvalidUrl: the URL names no store that can keep files.
             StoreUnavailable: there is no answer.
             StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
         """
         database = open_blocking(
             url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
         )
-        most = MOST_TOGETHER if group_commit else 1
+        most = MAX_TOGETHER if group_commit else 1
         return cls(
             database, JournalGroupCommit(database, limits=limits, hook=hook, most=most), limits
         )
@@ -154,7 +154,7 @@ class Journal:
         holder: FileHolder,
         *,
         replication: int,
-        block_size: int,
+        block_bytes: int,
         overwrite: bool,
         volumes: tuple[str, ...],
         request: str,
@@ -176,7 +176,7 @@ class Journal:
             volumes=steps.check_volumes(volumes),
             request=request,
             replication=replication,
-            block_size=block_size,
+            block_bytes=block_bytes,
             overwrite=overwrite,
         )
         return self._group.run(
@@ -346,7 +346,7 @@ class Journal:
     def status_of(self, file_id: int) -> FileStatus | None:
         """The file of this id, wherever it lies; None if it is gone."""
 
-        def work(books: JournalUnitOfWork) -> FileStatus | None:
+        def work(books: JournalWork) -> FileStatus | None:
             row = books.tx.one("file", id=file_id)
             return None if row is None else FileRow(*row).status(books.now)
 
@@ -360,7 +360,7 @@ class Journal:
         """
         checked = check_path(path)
 
-        def work(books: JournalUnitOfWork) -> tuple[FileStatus, tuple[Block, ...]]:
+        def work(books: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
             row = steps.file_at(books, checked)
             return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
 
@@ -373,7 +373,7 @@ class Journal:
             UnknownFile: it was deleted.
         """
 
-        def work(books: JournalUnitOfWork) -> tuple[FileStatus, tuple[Block, ...]]:
+        def work(books: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
             row = books.tx.one("file", id=file_id)
             if row is None:
                 raise UnknownFile(f"file {file_id} was deleted")
@@ -387,7 +387,7 @@ class Journal:
         """The files below a directory in the order of their paths, from after ``after`` on."""
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalUnitOfWork) -> builtins.list[FileStatus]:
+        def work(books: JournalWork) -> builtins.list[FileStatus]:
             rows = books.tx.all("files_below", low=low, high=high, after=after, most=limit)
             return [FileRow(*row).status(books.now) for row in rows]
 
@@ -402,7 +402,7 @@ class Journal:
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalUnitOfWork) -> builtins.list[FileStatus]:
+        def work(books: JournalWork) -> builtins.list[FileStatus]:
             moment = datetime.fromisoformat(books.wall) - timedelta(seconds=older_than_s)
             rows = books.tx.all(
                 "files_open",
@@ -424,7 +424,7 @@ class Journal:
         """
         checked = check_path(path)
 
-        def work(books: JournalUnitOfWork) -> builtins.list[JournalEntry]:
+        def work(books: JournalWork) -> builtins.list[JournalEntry]:
             file_id = steps.file_at(books, checked).id
             return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
 
@@ -440,7 +440,7 @@ class Journal:
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalUnitOfWork) -> tuple[int, frozenset[str] | None]:
+        def work(books: JournalWork) -> tuple[int, frozenset[str] | None]:
             last = int((books.tx.one("last_line") or (0,))[0])
             if after is None or not last - KEPT_LINES <= after <= last:
                 return last, None
@@ -491,5 +491,5 @@ class Journal:
         if params:
             self._group.run("forget trash", lambda books: books.tx.many("trash_forget", params))
 
-    def _read(self, work: Callable[[JournalUnitOfWork], T]) -> T:
-        return self._database.read(lambda tx: work(JournalUnitOfWork(tx, self.limits)))
+    def _read(self, work: Callable[[JournalWork], T]) -> T:
+        return self._database.read(lambda tx: work(JournalWork(tx, self.limits)))

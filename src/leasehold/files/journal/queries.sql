@@ -195,7 +195,7 @@ INSERT INTO fs_file (
     opened_at, request
 )
 VALUES (
-    :id, :path, 'open', :epoch, :holder, 0, :replication, :block_size, :wall, :wall, :wall, :request
+    :id, :path, 'open', :epoch, :holder, 0, :replication, :block_bytes, :wall, :wall, :wall, :request
 );
 
 -- name: file_add_rows
@@ -206,7 +206,7 @@ INSERT INTO fs_file (
 SELECT
     json_extract(value, '$.id'), json_extract(value, '$.path'), 'open',
     json_extract(value, '$.epoch'), json_extract(value, '$.holder'), 0,
-    json_extract(value, '$.replication'), json_extract(value, '$.block_size'),
+    json_extract(value, '$.replication'), json_extract(value, '$.block_bytes'),
     json_extract(value, '$.wall'), json_extract(value, '$.wall'), json_extract(value, '$.wall'),
     json_extract(value, '$.request')
 FROM json_each(:rows);

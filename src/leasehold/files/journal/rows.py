@@ -42,7 +42,7 @@ class FileRow:
     holder: str
     length: int
     replication: int
-    block_size: int
+    block_bytes: int
     created_at: str
     modified_at: str
     opened_at: str
@@ -86,7 +86,7 @@ class FileRow:
             epoch=self.epoch,
             length=self.length,
             replication=self.replication,
-            block_size=self.block_size,
+            block_bytes=self.block_bytes,
             created_at=self.created_at,
             modified_at=self.modified_at,
             holder="" if closed else self.holder,
@@ -108,7 +108,7 @@ class FileRow:
             epoch=self.epoch,
             length=length,
             replication=self.replication,
-            block_size=self.block_size,
+            block_bytes=self.block_bytes,
             created_at=self.created_at,
             modified_at=modified_at,
         )

@@ -1,21 +1,15 @@
-"""Steps of a recovery: begin, commit, fail, and which files are due for one.
+"""What each step of the journal does, inside one transaction.
 
-To begin draws a new epoch, the recovery id, and shuts out whoever was there. Only the newest id can
-commit. The time of an attempt and the time of the next one are kept with the file, not with the
-one that tries: a file that fails does not hold up others, nor is it forgotten.
+In this order: files with their open blocks; holders and volumes (a renewal changes one row, whatever
+the number of files); paths (files are known by id, so writers are not disturbed); writers, each with
+a ticket; opening, with all checks before the first write; recovery.
 
-Parts of steps: a file with its open block in one look, and how blocks and replicas change.
+Refusals come in one order: the file is gone; it is closed, being recovered, or under another epoch.
+A step that finds itself done already gives the same answer.
 
-Steps on holders and volumes. A renewal changes one row, whatever the number of files.
-
-Steps on paths: what is there, rename, delete. Files are known by id, so writers go on.
-
-Steps of a writer, each shown a ticket: next block, drop volumes, complete.
-
-The refusals come in one order: the file is gone; it is closed, being recovered, or under another
-epoch. A step that finds itself done already gives the same answer.
-
-Steps that open a file: create and append. All is checked before anything is written.
+To begin a recovery draws a new epoch, the recovery id, and shuts out the former writer. Only the
+newest id can commit. The times of this attempt and the next one are stored with the file, so a file
+that fails neither delays others nor is forgotten.
 """
 
 from __future__ import annotations
@@ -40,7 +34,7 @@ from leasehold.files.model import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from leasehold.files.journal.unit_of_work import JournalUnitOfWork
+    from leasehold.files.journal.unit_of_work import JournalWork
     from leasehold.files.model import FileHolder, FileStatus, HolderStatus, SealedBlock
 
 
@@ -52,18 +46,18 @@ class HeldFile:
     block: Block | None
 
 
-def held_file(books: JournalUnitOfWork, file_id: int) -> HeldFile | None:
+def held_file(work: JournalWork, file_id: int) -> HeldFile | None:
     """The file of this id, in one question."""
-    rows = books.held(file_id)
+    rows = work.held(file_id)
     if not rows:
         return None
     found = blocks_of(row[FILE_COLUMNS:] for row in rows)
     return HeldFile(FileRow(*rows[0][:FILE_COLUMNS]), found[0] if found else None)
 
 
-def block_by_id(books: JournalUnitOfWork, block_id: int) -> Block | None:
+def block_by_id(work: JournalWork, block_id: int) -> Block | None:
     """The block of this id, open or complete."""
-    found = blocks_of(books.tx.all("block", id=block_id))
+    found = blocks_of(work.tx.all("block", id=block_id))
     return found[0] if found else None
 
 
@@ -120,7 +114,7 @@ def is_sealed_so(block: Block | None, sealed: SealedBlock, *, generation: int) -
 
 
 def begin_block(
-    books: JournalUnitOfWork,
+    work: JournalWork,
     *,
     file_id: int,
     index: int,
@@ -130,7 +124,7 @@ def begin_block(
 ) -> Block:
     """A new open block at the end of a file."""
     block = Block(
-        id=books.draw_block_id(),
+        id=work.draw_block_id(),
         file_id=file_id,
         index=index,
         generation=epoch,
@@ -140,15 +134,15 @@ def begin_block(
         checksum=0,
         volumes=volumes,
     )
-    books.later("block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start)
-    books.later("replicas_add", block_id=block.id, volumes=listed(volumes))
+    work.later("block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start)
+    work.later("replicas_add", block_id=block.id, volumes=listed(volumes))
     return block
 
 
-def seal(books: JournalUnitOfWork, block: Block, sealed: SealedBlock, *, generation: int) -> None:
+def seal(work: JournalWork, block: Block, sealed: SealedBlock, *, generation: int) -> None:
     """Complete the open block; volumes that do not have all of it lose their replica."""
-    keep_only(books, block, sealed.volumes)
-    books.later(
+    keep_only(work, block, sealed.volumes)
+    work.later(
         "block_seal",
         id=block.id,
         generation=generation,
@@ -157,29 +151,29 @@ def seal(books: JournalUnitOfWork, block: Block, sealed: SealedBlock, *, generat
     )
 
 
-def keep_only(books: JournalUnitOfWork, block: Block, keep: Collection[str]) -> None:
+def keep_only(work: JournalWork, block: Block, keep: Collection[str]) -> None:
     """Replicas on other volumes go to the trash."""
     if set(keep) == set(block.volumes):
         return
-    books.tx.run("replicas_trash", block_id=block.id, keep=listed(keep))
-    books.tx.run("replicas_drop", block_id=block.id, keep=listed(keep))
+    work.tx.run("replicas_trash", block_id=block.id, keep=listed(keep))
+    work.tx.run("replicas_drop", block_id=block.id, keep=listed(keep))
 
 
-def drop(books: JournalUnitOfWork, block: Block) -> None:
+def drop(work: JournalWork, block: Block) -> None:
     """Take a block out of its file, all its replicas to the trash."""
-    keep_only(books, block, ())
-    books.tx.run("block_drop", id=block.id)
+    keep_only(work, block, ())
+    work.tx.run("block_drop", id=block.id)
 
 
-def renew(books: JournalUnitOfWork, holder: FileHolder) -> None:
+def renew(work: JournalWork, holder: FileHolder) -> None:
     """Extend the lease. Late is good enough, as long as nobody has ended it.
 
     Raises:
         LeaseLost: the holder is not in the books any more, or its id is used by another.
     """
-    if books.tx.run("holder_renew", id=holder.id, token=holder.token, now=books.now):
+    if work.tx.run("holder_renew", id=holder.id, token=holder.token, now=work.now):
         return
-    found = books.tx.one("holder_token", id=holder.id)
+    found = work.tx.one("holder_token", id=holder.id)
     reason = "unknown" if found is None else "another token is in use"
     what = "has no lease" if found is None else "is used by another incarnation"
     raise LeaseLost(
@@ -190,43 +184,43 @@ def renew(books: JournalUnitOfWork, holder: FileHolder) -> None:
     )
 
 
-def leave(books: JournalUnitOfWork, holder: FileHolder) -> None:
+def leave(work: JournalWork, holder: FileHolder) -> None:
     """End the lease, unless it still covers an open file. Not to be there is no error."""
-    if books.tx.one("holder_token", id=holder.id) == (holder.token,):
-        books.drop_idle(holder.id)
+    if work.tx.one("holder_token", id=holder.id) == (holder.token,):
+        work.drop_idle(holder.id)
 
 
-def holders(books: JournalUnitOfWork, limit: int) -> list[HolderStatus]:
+def holders(work: JournalWork, limit: int) -> list[HolderStatus]:
     """All holders, the one that has been silent longest first."""
-    return [holder_of(row, books.now) for row in books.tx.all("holders", most=limit)]
+    return [holder_of(row, work.now) for row in work.tx.all("holders", most=limit)]
 
 
-def idle(books: JournalUnitOfWork, limit: int) -> list[str]:
+def idle(work: JournalWork, limit: int) -> list[str]:
     """Holders without files that are past the hard limit."""
-    before = books.now - books.limits.hard_s
-    return [each for (each,) in books.tx.all("holders_idle", before=before, most=limit)]
+    before = work.now - work.limits.hard_s
+    return [each for (each,) in work.tx.all("holders_idle", before=before, most=limit)]
 
 
-def drop_idle(books: JournalUnitOfWork, ids: Iterable[str]) -> None:
+def drop_idle(work: JournalWork, ids: Iterable[str]) -> None:
     """End the leases of those that are still so."""
-    before = books.now - books.limits.hard_s
-    books.tx.run("holders_drop_idle", ids=listed(ids), before=before)
+    before = work.now - work.limits.hard_s
+    work.tx.run("holders_drop_idle", ids=listed(ids), before=before)
 
 
-def namespace_id(books: JournalUnitOfWork, new_id: str) -> str:
+def namespace_id(work: JournalWork, new_id: str) -> str:
     """The id by which volumes know whose they are; given once and for all."""
-    books.tx.run("namespace_write", namespace=new_id)
-    return str((books.tx.one("namespace") or ("",))[0])
+    work.tx.run("namespace_write", namespace=new_id)
+    return str((work.tx.one("namespace") or ("",))[0])
 
 
-def register_volume(books: JournalUnitOfWork, volume_id: str, path: str) -> None:
+def register_volume(work: JournalWork, volume_id: str, path: str) -> None:
     """Note where a volume lies."""
-    books.tx.run("volume_write", id=volume_id, path=path, wall=books.wall)
+    work.tx.run("volume_write", id=volume_id, path=path, wall=work.wall)
 
 
-def volumes(books: JournalUnitOfWork) -> dict[str, str]:
+def volumes(work: JournalWork) -> dict[str, str]:
     """Where each volume lies, by its id."""
-    return dict(books.tx.all("volumes"))
+    return dict(work.tx.all("volumes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +244,9 @@ class PathEntry:
             raise rows.is_directory(self.path, self.below)
 
 
-def look(books: JournalUnitOfWork, path: str) -> PathEntry:
+def look(work: JournalWork, path: str) -> PathEntry:
     """What is at a path, in one question."""
-    found = [FileRow(*row) for row in books.look(path)]
+    found = [FileRow(*row) for row in work.look(path)]
     return PathEntry(
         path=path,
         row=next((row for row in found if row.path == path), None),
@@ -261,22 +255,22 @@ def look(books: JournalUnitOfWork, path: str) -> PathEntry:
     )
 
 
-def file_at(books: JournalUnitOfWork, path: str) -> FileRow:
+def file_at(work: JournalWork, path: str) -> FileRow:
     """The file at a path.
 
     Raises:
         UnknownFile: there is none.
     """
-    found = books.tx.one("file_at", path=path)
+    found = work.tx.one("file_at", path=path)
     if found is None:
         raise rows.unknown(path)
     return FileRow(*found)
 
 
-def remove_one(books: JournalUnitOfWork, row: FileRow, *, by: str) -> None:
+def remove_one(work: JournalWork, row: FileRow, *, by: str) -> None:
     """Delete one file, open or not; its blocks go to the trash."""
     low, high = model.only(row.path)
-    books.note(
+    work.note(
         "delete",
         file_id=row.id,
         path=row.path,
@@ -284,20 +278,20 @@ def remove_one(books: JournalUnitOfWork, row: FileRow, *, by: str) -> None:
         holder=row.holder,
         detail=f"overwritten by {by}" if by else "",
     )
-    _remove_range(books, low, high)
+    _remove_range(work, low, high)
     if not row.closed and row.holder != by:
-        books.drop_idle(row.holder)
+        work.drop_idle(row.holder)
 
 
-def delete(books: JournalUnitOfWork, path: str, *, recursive: bool) -> int:
+def delete(work: JournalWork, path: str, *, recursive: bool) -> int:
     """Delete a file or a directory; return how many files went. Nothing there: 0, as when repeated.
 
     Raises:
         FileExists: it is a directory, and ``recursive`` was not said.
     """
-    place = look(books, path)
+    place = look(work, path)
     if place.row is not None:
-        remove_one(books, place.row, by="")
+        remove_one(work, place.row, by="")
         return 1
     if place.below is None:
         return 0
@@ -306,13 +300,13 @@ def delete(books: JournalUnitOfWork, path: str, *, recursive: bool) -> int:
             f"{path} is a directory, {place.below} lies below it: say recursive to delete all of it"
         )
     low, high = model.below(path)
-    (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
-    books.note_range("delete", low=low, high=high, target="", cut=1, count=count)
-    _remove_range(books, low, high)
+    (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
+    work.note_range("delete", low=low, high=high, target="", cut=1, count=count)
+    _remove_range(work, low, high)
     return int(count)
 
 
-def rename(books: JournalUnitOfWork, source: str, target: str, *, overwrite: bool) -> int:
+def rename(work: JournalWork, source: str, target: str, *, overwrite: bool) -> int:
     """Give a file or a whole directory another path; return how many files moved.
 
     Raises:
@@ -322,9 +316,9 @@ def rename(books: JournalUnitOfWork, source: str, target: str, *, overwrite: boo
     """
     if target == source or target.startswith(f"{source}/"):
         raise UsageError(f"{source} can not be renamed to {target}, itself or a path below it")
-    origin, place = look(books, source), look(books, target)
+    origin, place = look(work, source), look(work, target)
     if origin.row is None and origin.below is None:
-        count = _renamed_before(books, place, source)
+        count = _renamed_before(work, place, source)
         if count:
             return count
         raise rows.unknown(source)
@@ -333,72 +327,72 @@ def rename(books: JournalUnitOfWork, source: str, target: str, *, overwrite: boo
     if place.row is not None and (not overwrite or origin.row is None):
         raise rows.exists(target)
     low, high = model.only(source) if origin.row is not None else model.below(source)
-    (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
+    (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
     cut = len(source) + 1
-    (longest,) = books.tx.one("files_longest", low=low, high=high) or ("",)
+    (longest,) = work.tx.one("files_longest", low=low, high=high) or ("",)
     model.check_path(target + str(longest)[len(source) :])
     detail = f"from {source}"
     if place.row is not None:
-        remove_one(books, place.row, by="a rename")
-    books.note_range(
+        remove_one(work, place.row, by="a rename")
+    work.note_range(
         "rename", low=low, high=high, target=target, cut=cut, count=count, detail=detail
     )
-    books.tx.run("files_rename", low=low, high=high, target=target, cut=cut)
+    work.tx.run("files_rename", low=low, high=high, target=target, cut=cut)
     return int(count)
 
 
-def _renamed_before(books: JournalUnitOfWork, place: PathEntry, source: str) -> int:
+def _renamed_before(work: JournalWork, place: PathEntry, source: str) -> int:
     """How many files this very rename has moved before, if it was the last thing that was done."""
     sample = place.row
     if sample is None and place.below is not None:
-        sample = file_at(books, place.below)
+        sample = file_at(work, place.below)
     if sample is None:
         return 0
-    books.flush_lines()
-    last = books.tx.one("history", file_id=sample.id, most=1)
+    work.flush_lines()
+    last = work.tx.one("history", file_id=sample.id, most=1)
     if last is None or last[2] != "rename" or last[7] != f"from {source}":
         return 0
     if place.row is not None:
         return 1
     low, high = model.below(place.path)
-    (count,) = books.tx.one("files_count", low=low, high=high) or (0,)
+    (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
     return int(count)
 
 
-def _remove_range(books: JournalUnitOfWork, low: str, high: str) -> None:
-    books.tx.run("replicas_trash_of_range", low=low, high=high)
-    books.tx.run("replicas_drop_of_range", low=low, high=high)
-    books.tx.run("blocks_drop_of_range", low=low, high=high)
-    books.tx.run("files_drop", low=low, high=high)
+def _remove_range(work: JournalWork, low: str, high: str) -> None:
+    work.tx.run("replicas_trash_of_range", low=low, high=high)
+    work.tx.run("replicas_drop_of_range", low=low, high=high)
+    work.tx.run("blocks_drop_of_range", low=low, high=high)
+    work.tx.run("files_drop", low=low, high=high)
 
 
-def check(books: JournalUnitOfWork, ticket: WriteTicket) -> None:
+def check(work: JournalWork, ticket: WriteTicket) -> None:
     """Return if the file is still the ticket's.
 
     Raises:
         UnknownFile: it was deleted.
         FencedWrite: it is closed, being recovered, or under another epoch.
     """
-    found = held_file(books, ticket.file_id)
+    found = held_file(work, ticket.file_id)
     refusal = rows.of_ticket(None if found is None else found.row, ticket)
     if refusal is not None:
-        books.count_refusal()
+        work.count_refusal()
         raise refusal
 
 
-def discard(books: JournalUnitOfWork, ticket: WriteTicket) -> None:
+def discard(work: JournalWork, ticket: WriteTicket) -> None:
     """Delete the file of the ticket, while it is the ticket's.
 
     Raises:
         UnknownFile: it was deleted already.
         FencedWrite: it is closed, being recovered, or under another epoch.
     """
-    held, _ = _mine(books, ticket)
-    remove_one(books, held.row, by="")
+    held, _ = _mine(work, ticket)
+    remove_one(work, held.row, by="")
 
 
 def next_block(
-    books: JournalUnitOfWork, ticket: WriteTicket, sealed: SealedBlock, *, volumes: tuple[str, ...]
+    work: JournalWork, ticket: WriteTicket, sealed: SealedBlock, *, volumes: tuple[str, ...]
 ) -> Block:
     """Seal the open block and begin the next one.
 
@@ -407,17 +401,17 @@ def next_block(
         FencedWrite: the file is closed, being recovered, or under another epoch.
         UsageError: the seal is not that of the open block.
     """
-    held, block = _mine(books, ticket)
+    held, block = _mine(work, ticket)
     if block.id != sealed.block_id:
-        before = block_by_id(books, sealed.block_id)
+        before = block_by_id(work, sealed.block_id)
         follows = before is not None and before.index + 1 == block.index
         if follows and is_sealed_so(before, sealed, generation=ticket.epoch):
             return block
     check_sealed(block, sealed)
-    seal(books, block, sealed, generation=ticket.epoch)
-    books.tx.run("file_grow", id=ticket.file_id, grown=sealed.length, wall=books.wall)
+    seal(work, block, sealed, generation=ticket.epoch)
+    work.tx.run("file_grow", id=ticket.file_id, grown=sealed.length, wall=work.wall)
     begun = begin_block(
-        books,
+        work,
         file_id=ticket.file_id,
         index=block.index + 1,
         epoch=ticket.epoch,
@@ -425,7 +419,7 @@ def next_block(
         volumes=volumes,
     )
     _note_write(
-        books,
+        work,
         "next block",
         held,
         f"block {block.id:#x} has {sealed.length} bytes; block {begun.id:#x} on "
@@ -435,7 +429,7 @@ def next_block(
 
 
 def drop_volumes(
-    books: JournalUnitOfWork, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]
+    work: JournalWork, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]
 ) -> None:
     """Leave the open block on these volumes alone.
 
@@ -444,19 +438,17 @@ def drop_volumes(
         FencedWrite: the file is closed, being recovered, or under another epoch.
         UsageError: it is not the open block, or is not on one of these volumes.
     """
-    held, block = _mine(books, ticket)
+    held, block = _mine(work, ticket)
     if block.id != block_id:
         raise UsageError(f"block {block_id:#x} is not the open one, which is {block.id}")
     check_keep(block, keep)
     dropped = sorted(set(block.volumes) - set(keep))
     if dropped:
-        keep_only(books, block, keep)
-        _note_write(books, "drop volumes", held, f"block {block.id:#x} lost {', '.join(dropped)}")
+        keep_only(work, block, keep)
+        _note_write(work, "drop volumes", held, f"block {block.id:#x} lost {', '.join(dropped)}")
 
 
-def complete(
-    books: JournalUnitOfWork, ticket: WriteTicket, sealed: SealedBlock | None
-) -> FileStatus:
+def complete(work: JournalWork, ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
     """Close the file. A tail of no bytes is dropped.
 
     Raises:
@@ -464,22 +456,22 @@ def complete(
         FencedWrite: the file is closed, being recovered, or under another epoch.
         UsageError: the seal is not that of the open block.
     """
-    found = held_file(books, ticket.file_id)
-    if found is not None and _completed_before(books, found, ticket, sealed):
-        return found.row.status(books.now)
-    held, block = _mine(books, ticket, found=found, looked=True)
+    found = held_file(work, ticket.file_id)
+    if found is not None and _completed_before(work, found, ticket, sealed):
+        return found.row.status(work.now)
+    held, block = _mine(work, ticket, found=found, looked=True)
     tail = sealed if sealed is not None and sealed.length else None
     if tail is not None and tail.block_id != block.id:
         # Its answer was lost: the block was sealed by a next_block, and nothing was written after.
-        before = block_by_id(books, tail.block_id)
+        before = block_by_id(work, tail.block_id)
         follows = before is not None and before.index + 1 == block.index
         if follows and is_sealed_so(before, tail, generation=ticket.epoch):
             tail = None
-    return close(books, held, block, tail, generation=ticket.epoch, step="close")
+    return close(work, held, block, tail, generation=ticket.epoch, step="close")
 
 
 def close(
-    books: JournalUnitOfWork,
+    work: JournalWork,
     held: HeldFile,
     block: Block | None,
     tail: SealedBlock | None,
@@ -491,23 +483,23 @@ def close(
     row = held.row
     if block is not None and tail is not None:
         check_sealed(block, tail)
-        seal(books, block, tail, generation=generation)
+        seal(work, block, tail, generation=generation)
     elif block is not None:
-        drop(books, block)
+        drop(work, block)
     grown = 0 if tail is None else tail.length
     recovered = row.recovered if step == "close" else generation
-    books.later("file_close", id=row.id, grown=grown, wall=books.wall, recovered=recovered)
-    books.drop_idle(row.holder)
+    work.later("file_close", id=row.id, grown=grown, wall=work.wall, recovered=recovered)
+    work.drop_idle(row.holder)
     length = row.length + grown
     words = f"{length} bytes"
     if block is not None and tail is None:
         words += f"; block {block.id:#x} dropped"
-    _note_write(books, step, held, words)
-    return row.closed_status(length=length, modified_at=books.wall)
+    _note_write(work, step, held, words)
+    return row.closed_status(length=length, modified_at=work.wall)
 
 
 def _completed_before(
-    books: JournalUnitOfWork, held: HeldFile, ticket: WriteTicket, sealed: SealedBlock | None
+    work: JournalWork, held: HeldFile, ticket: WriteTicket, sealed: SealedBlock | None
 ) -> bool:
     row = held.row
     ours = row.epoch == ticket.epoch and row.holder == ticket.holder.id
@@ -517,31 +509,31 @@ def _completed_before(
         return ours
     if row.recovered > ticket.epoch:
         return False
-    block = block_by_id(books, sealed.block_id)
+    block = block_by_id(work, sealed.block_id)
     return is_sealed_so(block, sealed, generation=ticket.epoch)
 
 
 def _mine(
-    books: JournalUnitOfWork,
+    work: JournalWork,
     ticket: WriteTicket,
     *,
     found: HeldFile | None = None,
     looked: bool = False,
 ) -> tuple[HeldFile, Block]:
     if not looked:
-        found = held_file(books, ticket.file_id)
+        found = held_file(work, ticket.file_id)
     refusal = rows.of_ticket(None if found is None else found.row, ticket)
     if refusal is not None:
-        books.count_refusal()
+        work.count_refusal()
         raise refusal
     if found is None or found.block is None:
         raise UsageError(f"{ticket.path} has no open block: recover it")
     return found, found.block
 
 
-def _note_write(books: JournalUnitOfWork, step: str, held: HeldFile, detail: str) -> None:
+def _note_write(work: JournalWork, step: str, held: HeldFile, detail: str) -> None:
     row = held.row
-    books.note(
+    work.note(
         step, file_id=row.id, path=row.path, epoch=row.epoch, holder=row.holder, detail=detail
     )
 
@@ -555,11 +547,11 @@ class OpenRequest:
     volumes: tuple[str, ...]
     request: str
     replication: int = 0
-    block_size: int = 0
+    block_bytes: int = 0
     overwrite: bool = False
 
 
-def create(books: JournalUnitOfWork, wish: OpenRequest) -> OpenedFile:
+def create(work: JournalWork, wish: OpenRequest) -> OpenedFile:
     """A new file, open, with its first block.
 
     Raises:
@@ -568,35 +560,35 @@ def create(books: JournalUnitOfWork, wish: OpenRequest) -> OpenedFile:
         RecoveryInProgress: the file is being recovered.
         LeaseLost: the holder's id is used by another.
     """
-    found = look(books, wish.path)
+    found = look(work, wish.path)
     found.check_free()
     row = found.row
     if row is not None:
         if _is_repetition(row, wish):
-            return _opened_before(books, row, wish)
+            return _opened_before(work, row, wish)
         if not wish.overwrite:
-            _check_closed(books, row, wish.holder)
+            _check_closed(work, row, wish.holder)
             raise rows.exists(wish.path)
-    books.enlist(wish.holder)
+    work.enlist(wish.holder)
     if row is not None:
-        remove_one(books, row, by=wish.holder.id)
-    file_id, epoch = books.draw_file_id(), books.draw_epoch()
-    books.add_file(
+        remove_one(work, row, by=wish.holder.id)
+    file_id, epoch = work.draw_file_id(), work.draw_epoch()
+    work.add_file(
         wish.path,
         id=file_id,
         epoch=epoch,
         holder=wish.holder.id,
         replication=wish.replication,
-        block_size=wish.block_size,
-        wall=books.wall,
+        block_bytes=wish.block_bytes,
+        wall=work.wall,
         request=wish.request,
     )
-    block = begin_block(books, file_id=file_id, index=0, epoch=epoch, start=0, volumes=wish.volumes)
-    _note_opened(books, "create", wish, block)
-    return _opened(wish, block, block_size=wish.block_size, replication=wish.replication)
+    block = begin_block(work, file_id=file_id, index=0, epoch=epoch, start=0, volumes=wish.volumes)
+    _note_opened(work, "create", wish, block)
+    return _opened(wish, block, block_bytes=wish.block_bytes, replication=wish.replication)
 
 
-def append(books: JournalUnitOfWork, wish: OpenRequest) -> OpenedFile:
+def append(work: JournalWork, wish: OpenRequest) -> OpenedFile:
     """A closed file, open again, with a new block at its end.
 
     Raises:
@@ -605,26 +597,26 @@ def append(books: JournalUnitOfWork, wish: OpenRequest) -> OpenedFile:
         RecoveryInProgress: the file is being recovered.
         LeaseLost: the holder's id is used by another.
     """
-    row = file_at(books, wish.path)
+    row = file_at(work, wish.path)
     if _is_repetition(row, wish):
-        return _opened_before(books, row, wish)
-    _check_closed(books, row, wish.holder)
-    books.enlist(wish.holder)
-    epoch = books.draw_epoch()
-    books.tx.run(
+        return _opened_before(work, row, wish)
+    _check_closed(work, row, wish.holder)
+    work.enlist(wish.holder)
+    epoch = work.draw_epoch()
+    work.tx.run(
         "file_open",
         id=row.id,
         epoch=epoch,
         holder=wish.holder.id,
-        wall=books.wall,
+        wall=work.wall,
         request=wish.request,
     )
-    (index,) = books.tx.one("next_index", file_id=row.id) or (0,)
+    (index,) = work.tx.one("next_index", file_id=row.id) or (0,)
     block = begin_block(
-        books, file_id=row.id, index=index, epoch=epoch, start=row.length, volumes=wish.volumes
+        work, file_id=row.id, index=index, epoch=epoch, start=row.length, volumes=wish.volumes
     )
-    _note_opened(books, "append", wish, block)
-    return _opened(wish, block, block_size=row.block_size, replication=row.replication)
+    _note_opened(work, "append", wish, block)
+    return _opened(wish, block, block_bytes=row.block_bytes, replication=row.replication)
 
 
 def _is_repetition(row: FileRow, wish: OpenRequest) -> bool:
@@ -632,29 +624,29 @@ def _is_repetition(row: FileRow, wish: OpenRequest) -> bool:
     return mine and row.state == "open" and row.request == wish.request != ""
 
 
-def _opened_before(books: JournalUnitOfWork, row: FileRow, wish: OpenRequest) -> OpenedFile:
-    held = held_file(books, row.id)
+def _opened_before(work: JournalWork, row: FileRow, wish: OpenRequest) -> OpenedFile:
+    held = held_file(work, row.id)
     if held is None or held.block is None:
         raise StoreUnusable(f"the open file {row.path} has no open block: recover it")
-    return _opened(wish, held.block, block_size=row.block_size, replication=row.replication)
+    return _opened(wish, held.block, block_bytes=row.block_bytes, replication=row.replication)
 
 
-def _check_closed(books: JournalUnitOfWork, row: FileRow, holder: FileHolder) -> None:
+def _check_closed(work: JournalWork, row: FileRow, holder: FileHolder) -> None:
     if row.recovering:
-        raise rows.recovering(row, retry_after_s=row.attempt_left_s(books.now))
+        raise rows.recovering(row, retry_after_s=row.attempt_left_s(work.now))
     if not row.closed:
-        raise rows.held(row, by=holder, now=books.now, limit_s=books.limits.soft_s)
+        raise rows.held(row, by=holder, now=work.now, limit_s=work.limits.soft_s)
 
 
-def _opened(wish: OpenRequest, block: Block, *, block_size: int, replication: int) -> OpenedFile:
+def _opened(wish: OpenRequest, block: Block, *, block_bytes: int, replication: int) -> OpenedFile:
     ticket = WriteTicket(
         file_id=block.file_id, path=wish.path, epoch=block.generation, holder=wish.holder
     )
-    return OpenedFile(ticket=ticket, block=block, block_size=block_size, replication=replication)
+    return OpenedFile(ticket=ticket, block=block, block_bytes=block_bytes, replication=replication)
 
 
-def _note_opened(books: JournalUnitOfWork, step: str, wish: OpenRequest, block: Block) -> None:
-    books.note(
+def _note_opened(work: JournalWork, step: str, wish: OpenRequest, block: Block) -> None:
+    work.note(
         step,
         file_id=block.file_id,
         path=wish.path,
@@ -665,7 +657,7 @@ def _note_opened(books: JournalUnitOfWork, step: str, wish: OpenRequest, block: 
 
 
 def begin_recovery(
-    books: JournalUnitOfWork,
+    work: JournalWork,
     path: str,
     holder: FileHolder,
     why: RefusalReason,
@@ -681,7 +673,7 @@ def begin_recovery(
         RecoveryInProgress: another attempt has time left, or the next is not due.
         LeaseLost: the recoverer's id is used by another.
     """
-    row = file_at(books, path)
+    row = file_at(work, path)
     if ticket is not None and row.id != ticket.file_id:
         raise rows.deleted(ticket)
     if row.closed:
@@ -690,15 +682,15 @@ def begin_recovery(
         row.holder != holder.id or (not row.recovering and row.epoch != ticket.epoch)
     ):
         raise rows.fenced(row, path=path, epoch=ticket.epoch)
-    _check_may_begin(books, row, holder, why)
-    held = held_file(books, row.id)
-    books.enlist(holder)
-    epoch = books.draw_epoch()
-    until_s = books.now + books.limits.attempt_s
-    books.tx.run("file_recovering", id=row.id, epoch=epoch, holder=holder.id, until_s=until_s)
+    _check_may_begin(work, row, holder, why)
+    held = held_file(work, row.id)
+    work.enlist(holder)
+    epoch = work.draw_epoch()
+    until_s = work.now + work.limits.attempt_s
+    work.tx.run("file_recovering", id=row.id, epoch=epoch, holder=holder.id, until_s=until_s)
     if row.holder != holder.id:
-        books.drop_idle(row.holder)
-    books.note(
+        work.drop_idle(row.holder)
+    work.note(
         "recovery begun",
         file_id=row.id,
         path=path,
@@ -717,26 +709,24 @@ def begin_recovery(
 
 
 def _check_may_begin(
-    books: JournalUnitOfWork, row: FileRow, holder: FileHolder, why: RefusalReason
+    work: JournalWork, row: FileRow, holder: FileHolder, why: RefusalReason
 ) -> None:
     if row.recovering:
-        left_s = row.attempt_left_s(books.now)
+        left_s = row.attempt_left_s(work.now)
         if left_s and row.holder != holder.id:
             raise rows.recovering(row, retry_after_s=left_s)
-        if why is RefusalReason.HARD and books.now < row.next_attempt_s:
-            raise rows.recovering(row, retry_after_s=row.next_attempt_s - books.now)
+        if why is RefusalReason.HARD and work.now < row.next_attempt_s:
+            raise rows.recovering(row, retry_after_s=row.next_attempt_s - work.now)
         return
     limit_s = {
-        RefusalReason.SOFT: books.limits.soft_s,
-        RefusalReason.HARD: books.limits.hard_s,
+        RefusalReason.SOFT: work.limits.soft_s,
+        RefusalReason.HARD: work.limits.hard_s,
     }.get(why)
-    if limit_s is not None and row.silent_s(books.now) <= limit_s:
-        raise rows.held(row, by=holder, now=books.now, limit_s=limit_s)
+    if limit_s is not None and row.silent_s(work.now) <= limit_s:
+        raise rows.held(row, by=holder, now=work.now, limit_s=limit_s)
 
 
-def commit(
-    books: JournalUnitOfWork, recovery: FileRecovery, sealed: SealedBlock | None
-) -> FileStatus:
+def commit(work: JournalWork, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
     """Close the file with the end that recovery found; without a seal the tail is dropped.
 
     Raises:
@@ -744,35 +734,33 @@ def commit(
         FencedWrite: another recovery has begun.
         UsageError: the seal is not that of the open block.
     """
-    held = _current(books, recovery)
+    held = _current(work, recovery)
     if held is None:
-        return _file(books, recovery).row.status(books.now)
+        return _file(work, recovery).row.status(work.now)
     tail = sealed if sealed is not None and sealed.length else None
     if tail is not None and held.block is None:
         raise UsageError(f"{recovery.path} has no open block that could be sealed")
     dropped = held.block is not None and tail is None
     step = "tail dropped" if dropped else "recovered"
-    return close(books, held, held.block, tail, generation=recovery.id, step=step)
+    return close(work, held, held.block, tail, generation=recovery.id, step=step)
 
 
-def fail(books: JournalUnitOfWork, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
+def fail(work: JournalWork, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
     """The attempt is over; the next is due after a pause.
 
     Raises:
         UnknownFile: the file was deleted meanwhile.
         FencedWrite: another recovery has begun.
     """
-    held = _current(books, recovery)
+    held = _current(work, recovery)
     if held is None:
         return
     row = held.row
-    over = row.attempt_until_s <= books.now < row.next_attempt_s
+    over = row.attempt_until_s <= work.now < row.next_attempt_s
     if over and row.trouble == trouble:
         return  # said before
-    books.tx.run(
-        "file_failed", id=row.id, now=books.now, next_s=books.now + pause_s, trouble=trouble
-    )
-    books.note(
+    work.tx.run("file_failed", id=row.id, now=work.now, next_s=work.now + pause_s, trouble=trouble)
+    work.note(
         "recovery failed",
         file_id=row.id,
         path=row.path,
@@ -782,32 +770,32 @@ def fail(books: JournalUnitOfWork, recovery: FileRecovery, *, trouble: str, paus
     )
 
 
-def due(books: JournalUnitOfWork, limit: int) -> list[str]:
+def due(work: JournalWork, limit: int) -> list[str]:
     """Paths to recover now: of holders past the hard limit, the oldest first, and failed ones.
 
     Of the two kinds neither can crowd out the other.
     """
-    before = books.now - books.limits.hard_s
-    held = [path for (path,) in books.tx.all("due_held", before=before, most=limit)]
-    again = [path for (path,) in books.tx.all("due_again", now=books.now, most=limit)]
+    before = work.now - work.limits.hard_s
+    held = [path for (path,) in work.tx.all("due_held", before=before, most=limit)]
+    again = [path for (path,) in work.tx.all("due_again", now=work.now, most=limit)]
     room = max(limit - len(again), (limit + 1) // 2)
     return [*held[:room], *again][:limit]
 
 
-def _file(books: JournalUnitOfWork, recovery: FileRecovery) -> HeldFile:
-    held = held_file(books, recovery.file_id)
+def _file(work: JournalWork, recovery: FileRecovery) -> HeldFile:
+    held = held_file(work, recovery.file_id)
     if held is None:
-        books.count_refusal()
+        work.count_refusal()
         raise rows.gone(recovery)
     return held
 
 
-def _current(books: JournalUnitOfWork, recovery: FileRecovery) -> HeldFile | None:
+def _current(work: JournalWork, recovery: FileRecovery) -> HeldFile | None:
     """The file, if this recovery is the newest; None if it was committed before."""
-    held = _file(books, recovery)
+    held = _file(work, recovery)
     if held.row.recovered == recovery.id:
         return None
     if not held.row.recovering or held.row.epoch != recovery.id:
-        books.count_refusal()
+        work.count_refusal()
         raise rows.fenced(held.row, path=recovery.path, epoch=recovery.id)
     return held

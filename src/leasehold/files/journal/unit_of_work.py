@@ -28,7 +28,7 @@ KEPT_LINES = 100_000
 _PRUNE_EVERY = 1000
 
 
-class JournalUnitOfWork:
+class JournalWork:
     """One transaction, as the steps see it."""
 
     def __init__(self, tx: Tx, limits: FileLeaseLimits) -> None:

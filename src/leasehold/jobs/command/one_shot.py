@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.jobs")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0  # when the store is in trouble
-_LEAST_READ_S, _MOST_READ_S = 2.0, 10.0  # for the orders: the store may have to be made
+_MIN_READ_S, _MAX_READ_S = 2.0, 10.0  # for the orders: the store may have to be made
 _PAUSED_LOOK_S = 2.0
 _NOTHING_RUN = "nothing was run"
 _NOT_THE_END = (ExitReason.LOST, ExitReason.HANDED_OVER, ExitReason.PAUSED)  # of a standby
@@ -173,7 +173,7 @@ class Wrapper:
         wait, lease_s = self._wait(), self._plan.limits.lease_s
         began_s = self._clock.boottime_s()
         until_s = began_s + (math.inf if wait is None else wait.total_seconds())
-        pauses = Backoff(base_s=min(_FIRST_PAUSE_S, lease_s / 8), most_s=_LONGEST_PAUSE_S)
+        pauses = Backoff(base_s=min(_FIRST_PAUSE_S, lease_s / 8), max_s=_LONGEST_PAUSE_S)
         failures = 0
         while True:
             left_s = max(0.0, until_s - self._clock.boottime_s())
@@ -289,7 +289,7 @@ class Wrapper:
             )
 
         async def bounded() -> ExitStatus | None:
-            limit_s = min(_MOST_READ_S, max(_LEAST_READ_S, self._wish.timing.call_s))
+            limit_s = min(_MAX_READ_S, max(_MIN_READ_S, self._wish.timing.call_s))
             try:
                 return await clock.bounded(read(), seconds=limit_s)
             except TimeoutError as error:

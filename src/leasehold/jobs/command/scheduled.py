@@ -83,7 +83,7 @@ class ScheduledWrapper:
             name=plan.job,
             grace=timedelta(0),  # each run has its own
             stop_within=timedelta(seconds=plan.limits.grace_s + _SPARE_S),
-            look_every=timedelta(seconds=2),
+            check_interval=timedelta(seconds=2),
             clock=clock,
             rng=rng,
         )

@@ -61,7 +61,7 @@ class FencedPath:
         self.path = Path(os.path.realpath(path))
         self._fence = self.path.with_name(f".{self.path.name}.fence")
         self._lock = self.path.with_name(f".{self.path.name}.lock")
-        self._patience_s = seconds_of(patience, what="patience", least_s=0.0, most_s=_LONGEST_S)
+        self._patience_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_LONGEST_S)
 
     @contextmanager
     def replace(self, token: int | HasEpoch) -> Iterator[BinaryIO]:

@@ -70,7 +70,7 @@ class FencedTable:
 
         Raises:
             InvalidName: the job is no name.
-            UnknownStore: the URL can not be read.
+            InvalidUrl: the URL can not be read.
             UsageError: it is neither a URL nor a connection that blocks.
         """
         given: object = database

@@ -96,7 +96,7 @@ def job(
     ``single`` are options of the policy, in place of those in ``policy``.
 
     Raises:
-        BadSchedule: the text can not be read, or names no moment.
+        InvalidSchedule: the text can not be read, or names no moment.
         InvalidName, InvalidDuration, InvalidOptions: with what is wrong and what to write.
         UsageError: what is decorated can not be a job.
     """

@@ -38,7 +38,7 @@ log = logging.getLogger("leasehold.jobs")
 _HELD = frozenset((State.LEASED, State.BREAKING))
 _RUN = frozenset((Outcome.OK, Outcome.FAILED, Outcome.KILLED))
 _TERMS = 20
-_MOST_ASKED = 100
+_MAX_ASKED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +46,13 @@ class SchedulerPace:
     """How a scheduler goes about it.
 
     Attributes:
-        most_at_once: it runs so many jobs at most; None: all that it can reserve.
+        max_concurrent: it runs so many jobs at most; None: all that it can reserve.
         look_s: how often it asks for orders of operators.
         spread_s: nodes do not all ask in the same moment, but within so much.
         late: a warning is given for an occurrence that nobody runs for so long.
     """
 
-    most_at_once: int | None = None
+    max_concurrent: int | None = None
     look_s: float = 5.0
     spread_s: float = 0.02
     late: timedelta = timedelta(seconds=60)
@@ -81,10 +81,10 @@ class Planner:
 
     # ------------------------------------------------------------ what is known
 
-    async def read_orders(self, most_old_s: float) -> None:
+    async def read_orders(self, max_old_s: float) -> None:
         """Read the orders, unless those that are known are younger than that."""
         now_s = self._clock.boottime_s()
-        if now_s - self.read_s >= most_old_s:
+        if now_s - self.read_s >= max_old_s:
             self.orders = await self.answered(orders_.standing(self._store))
             self.read_s = now_s
 
@@ -113,7 +113,7 @@ class Planner:
     ) -> dict[str, int]:
         """How often each occurrence was begun, this time included; the log knows."""
         found = {}
-        for plan in plans[:_MOST_ASKED]:
+        for plan in plans[:_MAX_ASKED]:
             tries = [
                 each.said.attempt
                 for each in await self._log(plan.key)

@@ -148,9 +148,9 @@ class _Launch:
 
 log = logging.getLogger("leasehold.jobs")
 
-_LEAST_STOP_S = 1.0
+_MIN_STOP_S = 1.0
 _PROGRESS_S = 1.0
-_PAUSES = Backoff(base_s=0.2, most_s=2.0)
+_PAUSES = Backoff(base_s=0.2, max_s=2.0)
 
 
 class RunningJobs:
@@ -253,7 +253,7 @@ class RunningJobs:
         if activity is None or activity.lost:
             return
         # Others may be let in when that is over. If they may be already, it only has to be quick.
-        left_s = self._keyring.remaining_s(key) or _LEAST_STOP_S
+        left_s = self._keyring.remaining_s(key) or _MIN_STOP_S
         activity.tell(reason, lost=True)
         if activity.running:
             self._tasks.start_soon(self._watch, activity, activity.run, left_s)

@@ -90,7 +90,7 @@ class Agenda:
 
 log = logging.getLogger("leasehold.jobs")
 
-TROUBLE = Backoff(base_s=2.0, most_s=15.0)
+TROUBLE = Backoff(base_s=2.0, max_s=15.0)
 _LONGEST_SLEEP_S = 1.0  # the wall clock may be set at any moment
 _JUMP_S = 1.0
 _TICK_S = 0.001
@@ -288,7 +288,7 @@ class Scheduler:
         self._crowded.update(plan.seat.number for plan in plans)
 
     def _room(self) -> int:
-        most = self._pace.most_at_once
+        most = self._pace.max_concurrent
         return len(self.seats) if most is None else most - len(self.runs.active)
 
     async def _reserve(self, plans: Sequence[ReservePlan], seen: Mapping[str, int]) -> None:

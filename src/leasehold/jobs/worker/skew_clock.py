@@ -27,21 +27,21 @@ _WORDS_EVERY_S = 600.0
 class SkewClock:
     """What time it is for schedules: by the wall clock, but never much later than in the store."""
 
-    def __init__(self, clock: Clock, *, most_early_s: float) -> None:
+    def __init__(self, clock: Clock, *, max_early_s: float) -> None:
         """Nothing is known of the store's clock yet: the wall clock is believed."""
         self._clock = clock
-        self._most_early_s = most_early_s
+        self._max_early_s = max_early_s
         self._ahead_s = 0.0
         self._drift_s = 0.0
         self._compared_s = -math.inf
         self._warned_s = -math.inf
 
     def now(self) -> datetime:
-        """The wall clock, or ``most_early_s`` after the store's, whichever shows less.
+        """The wall clock, or ``max_early_s`` after the store's, whichever shows less.
 
         A clock that is set meanwhile is seen through; what is older than two minutes is forgotten.
         """
-        excess_s = self._ahead() - self._most_early_s
+        excess_s = self._ahead() - self._max_early_s
         return self._clock.utc_now() - timedelta(seconds=max(0.0, excess_s))
 
     @property
@@ -63,7 +63,7 @@ class SkewClock:
                 "no occurrence is begun more than %.3g s before its time in the store",
                 wrong_s,
                 "ahead of" if ahead_s > 0 else "behind",
-                self._most_early_s,
+                self._max_early_s,
             )
 
     def _ahead(self) -> float:

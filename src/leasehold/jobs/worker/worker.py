@@ -48,8 +48,8 @@ log = logging.getLogger("leasehold.jobs")
 
 REPORT_S = 15.0
 _DAY_S = 86400.0
-_MOST_NAMED = 8
-_MOST_TRIES = 10
+_MAX_NAMED = 8
+_MAX_TRIES = 10
 _EARLY = 0.25  # of the lease: so much before its time an occurrence may be run
 
 
@@ -62,10 +62,10 @@ class Worker:
         *,
         store: str | Store,
         name: str | None = None,
-        most_at_once: int | None = None,
+        max_concurrent: int | None = None,
         grace: timedelta = timedelta(seconds=10),
         stop_within: timedelta = timedelta(seconds=5),
-        look_every: timedelta = timedelta(seconds=5),
+        check_interval: timedelta = timedelta(seconds=5),
         late: timedelta = timedelta(seconds=60),
         on_stuck: Callable[[str], None] | None = None,
         clock: Clock | None = None,
@@ -89,15 +89,15 @@ class Worker:
         """
         self.jobs = checked(jobs)
         self.abandoned: tuple[str, ...] = ()
-        if most_at_once is not None and most_at_once < 1:
-            raise InvalidOptions(f"most_at_once must be 1 or more, not {most_at_once}")
+        if max_concurrent is not None and max_concurrent < 1:
+            raise InvalidOptions(f"max_concurrent must be 1 or more, not {max_concurrent}")
         self.name = check_name(name or "worker", what="holder name")
         self._store = store
-        self._grace_s = seconds_of(grace, what="grace", least_s=0.0, most_s=_DAY_S)
-        self._stop_s = seconds_of(stop_within, what="stop_within", least_s=0.01, most_s=_DAY_S)
+        self._grace_s = seconds_of(grace, what="grace", min_s=0.0, max_s=_DAY_S)
+        self._stop_s = seconds_of(stop_within, what="stop_within", min_s=0.01, max_s=_DAY_S)
         self._pace = SchedulerPace(
-            most_at_once=most_at_once,
-            look_s=seconds_of(look_every, what="look_every", least_s=0.1, most_s=_DAY_S),
+            max_concurrent=max_concurrent,
+            look_s=seconds_of(check_interval, what="check_interval", min_s=0.1, max_s=_DAY_S),
             late=late,
         )
         self._on_stuck = on_stuck
@@ -132,8 +132,8 @@ class Worker:
     def status(self) -> str:
         """What it holds, in one line."""
         names = self.held()
-        shown = ", ".join(names[:_MOST_NAMED])
-        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        shown = ", ".join(names[:_MAX_NAMED])
+        more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
         rest = len(self.jobs) - len(names)
         holds = f"runs {shown}{more}" if names else "runs nothing now"
         return f"{holds}; stands by for {rest:,} of {len(self.jobs):,} jobs"
@@ -204,7 +204,7 @@ class Worker:
             clock=self._clock,
             rng=self._rng,
             pace=self._pace,
-            almanac=SkewClock(self._clock, most_early_s=lease.total_seconds() * _EARLY),
+            almanac=SkewClock(self._clock, max_early_s=lease.total_seconds() * _EARLY),
         )
         runs = self._runs = scheduler.runs = RunningJobs(
             keyring,
@@ -254,7 +254,7 @@ class Worker:
                 return await stack.enter_async_context(open_store(url, clock=self._clock))
             except StoreUnavailable as error:
                 failures += 1
-                if failures == _MOST_TRIES:
+                if failures == _MAX_TRIES:
                     raise
                 log.warning("the store can not be opened, failure %d: %s", failures, error)
                 pause_s = TROUBLE.pause_s(failures, self._rng)

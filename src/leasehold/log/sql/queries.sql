@@ -10,7 +10,7 @@ INSERT INTO log_stream (
     created_at
 )
 VALUES (
-    :stream, :partitions, :segment_bytes, :segment_age_s, :replication, :retain_age_s, :retain_bytes,
+    :stream, :partitions, :segment_bytes, :segment_age_s, :replication, :retain_age_s, :retention_bytes,
     :wall
 )
 ON CONFLICT (name) DO NOTHING;

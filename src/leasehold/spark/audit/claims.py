@@ -76,7 +76,7 @@ ALL = (
 )
 
 
-MOST_KEPT = 20
+MAX_KEPT = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def fetched(frames: Sequence[DataFrame]) -> Mapping[tuple[str, Level], ClaimFind
     )
     seen: dict[tuple[str, Level], list[Finding]] = {}
     totals: dict[tuple[str, Level], int] = {}
-    rows = ranked.where(F.col("rank") <= MOST_KEPT).collect()
+    rows = ranked.where(F.col("rank") <= MAX_KEPT).collect()
     for row in sorted(rows, key=lambda each: (each["check"], each["level"], each["rank"])):
         key = (row["check"], Level(row["level"]))
         totals[key] = row["total"]

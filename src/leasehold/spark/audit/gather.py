@@ -70,7 +70,7 @@ def audit(
 
     Raises:
         UnknownResource: there is no such group, no such stream, or no such sink.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be read.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be read.
         SinkUnfit, SinkChanged: the sink can not be opened.
     """
     name = partition_group(stream, group)
@@ -116,7 +116,7 @@ def refuse_unknown(*, store: str, stream: str, group: str, sink: Sink | None = N
 
     Raises:
         UnknownResource: there is no such group, no such stream, or no such sink.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be read.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be read.
     """
     _looked_up(store, stream, group, sink)
 

@@ -269,11 +269,11 @@ def _claims(audit: Audit, verdict: Verdict) -> str:
 
 
 WIDTH, LEFT, RIGHT, TOP, FOOT = 960, 64, 12, 10, 28
-_LANES_HEIGHT, _TALLEST, _LOWEST, _MOST_LABELS = 480.0, 26.0, 3.0, 40
+_LANES_HEIGHT, _TALLEST, _LOWEST, _MAX_LABELS = 480.0, 26.0, 3.0, 40
 _PLOT_HEIGHT, _BAR = 180.0, 26.0
 _TICKS = (0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 _TICK_GAP = 90
-_LEAST_SPAN_S = 0.001
+_MIN_SPAN_S = 0.001
 # Ends that were not in good order. The shape says which, for those who see no colours.
 _END_MARKS = {
     EndReason.EXPIRED: ("M-4-4L4 4M-4 4L4-4", "the lease ran out: killed, paused or cut off"),
@@ -293,7 +293,7 @@ class TimeSpan:
     @property
     def length_s(self) -> float:
         """Never 0, so that it can be divided by."""
-        return max((self.until - self.since).total_seconds(), _LEAST_SPAN_S)
+        return max((self.until - self.since).total_seconds(), _MIN_SPAN_S)
 
     def x(self, at: datetime) -> float:
         """Where a moment is, from left to right."""
@@ -346,7 +346,7 @@ def lanes(
                 f'<path class="mark" transform="translate({right:.1f} {y + lane / 2:.1f})" '
                 f'd="{path}">{title}</path>'
             )
-    if count <= _MOST_LABELS:
+    if count <= _MAX_LABELS:
         parts += [_label(each, TOP + (at + 0.5) * lane + 4) for each, at in row.items()]
     return _svg(height, [*parts, *marks, *_axis(span, TOP + height)], "Owners over time")
 

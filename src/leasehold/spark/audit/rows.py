@@ -589,10 +589,10 @@ def _delta_rows(spark: SparkSession, place: str) -> DataFrame | None:
 
 
 def _parquet_rows(spark: SparkSession, place: str, store: str) -> DataFrame | None:
-    from leasehold.spark.sinks.parquet.sink import read_committed  # noqa: PLC0415
+    from leasehold.spark.sinks.parquet.sink import read_parquet  # noqa: PLC0415
 
     try:
-        return read_committed(spark, place, store)
+        return read_parquet(spark, place, store)
     except UsageError:
         return None  # nothing was ever committed
 

@@ -76,7 +76,7 @@ GROUP = "delays"
 BY = ["carrier", "origin", "dest", "hour"]
 _FLIGHT = "n int, carrier string, origin string, dest string, hour int, dep_delay long"
 _SUMS = {"flights": "sum", "departed": "sum", "delay_min": "sum", "longest_min": "max"}
-_MOST_EXAMPLES = 5
+_MAX_EXAMPLES = 5
 _NO_FLIGHT = -1_000_000  # no delay is as small
 
 
@@ -166,7 +166,7 @@ def compare(flights: DataFrame, table: pa.Table) -> Comparison:
         unequal=len(unequal),
         delay_min=int(right["delay_min"].sum()),
         delay_found_min=int(is_["delay_min"].sum()),
-        examples=tuple(examples[:_MOST_EXAMPLES]),
+        examples=tuple(examples[:_MAX_EXAMPLES]),
     )
 
 

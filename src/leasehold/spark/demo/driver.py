@@ -44,13 +44,13 @@ class DriverBrake:
     def __init__(self) -> None:
         """Nothing waits."""
         self._wanted: WaitPoint | None = None
-        self._least_rows = 0
+        self._min_rows = 0
         self._go = threading.Event()
 
-    def ask(self, moment: WaitPoint, *, least_rows: int = 0) -> None:
+    def ask(self, moment: WaitPoint, *, min_rows: int = 0) -> None:
         """Let the next batch of so many rows that comes there wait."""
         self._go.clear()
-        self._least_rows = least_rows
+        self._min_rows = min_rows
         self._wanted = moment
 
     def go(self) -> None:
@@ -60,7 +60,7 @@ class DriverBrake:
 
     def wait_at(self, moment: WaitPoint, *, rows: int, tell: Callable[[], None]) -> None:
         """Return at once, or, if it was asked for, after ``go``; ``tell`` is called before."""
-        if self._wanted is moment and rows >= self._least_rows:
+        if self._wanted is moment and rows >= self._min_rows:
             self._wanted = None
             tell()
             self._go.wait()
@@ -179,8 +179,8 @@ def _listen(words: TextIO, brake: DriverBrake) -> None:
     """Do what the demo says; when it is gone, end with all that was started here."""
     for line in words:
         match line.split():
-            case ["halt", moment, least_rows]:
-                brake.ask(WaitPoint(moment), least_rows=int(least_rows))
+            case ["halt", moment, min_rows]:
+                brake.ask(WaitPoint(moment), min_rows=int(min_rows))
             case ["go"]:
                 brake.go()
     for pid in session_members(os.getsid(0)):

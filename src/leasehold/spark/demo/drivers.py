@@ -132,9 +132,9 @@ class Driver:
         """All that it said of this kind, in order."""
         return [each for each in list(self._said) if each.kind is kind]
 
-    def halt_at(self, moment: WaitPoint, *, least_rows: int) -> None:
+    def halt_at(self, moment: WaitPoint, *, min_rows: int) -> None:
         """Let its next batch of so many rows wait there. It says ``WAITS`` when it does."""
-        self._write(f"halt {moment} {least_rows}")
+        self._write(f"halt {moment} {min_rows}")
 
     def pause(self) -> int:
         """SIGSTOP for the driver, its Java and its workers; how many processes stand still.

@@ -140,7 +140,7 @@ _GOODBYE_S = 30.0
 # Shares of all flights. The sender waits at a gate until the fault that comes there is on its way.
 _KILL_AT, _FIRST_GATE = 0.30, 0.35
 _STOP_AT, _SECOND_GATE = 0.60, 0.65
-_LEAST_SHARE, _LEAST_PART = 0.003, 0.25
+_MIN_SHARE, _MIN_PART = 0.003, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ class Show:
 
     async def _halted(self, driver: Driver, moment: WaitPoint, gate: float) -> DriverReport:
         """Let the driver wait at a moment of its next batch, for which flights are let in."""
-        driver.halt_at(moment, least_rows=self._least_rows)
+        driver.halt_at(moment, min_rows=self._min_rows)
         self._open_gate(gate)
         await self._until(f"{driver.name} is {moment}", lambda _: bool(driver.said(LineKind.WAITS)))
         return driver.said(LineKind.WAITS)[-1]
@@ -394,11 +394,11 @@ class Show:
         return int(self._events.num_rows)
 
     @property
-    def _least_rows(self) -> int:
+    def _min_rows(self) -> int:
         """Of a batch that is worth a fault: not the first trickle after a gate."""
-        least = _LEAST_SHARE * self._total
+        least = _MIN_SHARE * self._total
         if self._options.per_s:  # half of what comes in an interval goes to each driver
-            least = min(least, _LEAST_PART * self._options.per_s * self._options.interval_s)
+            least = min(least, _MIN_PART * self._options.per_s * self._options.interval_s)
         return int(least)
 
     @property

@@ -50,7 +50,7 @@ class PublicationLedger:
         """Open the book in the database that ``url`` names.
 
         Raises:
-            UnknownStore: the URL names no database that can keep a log.
+            InvalidUrl: the URL names no database that can keep a log.
             StoreUnavailable: there is no answer.
             StoreUnusable: it can not serve.
         """

@@ -72,9 +72,9 @@ if TYPE_CHECKING:
     from leasehold.spark.sinks.port import SinkPosition
 
 _NUMBER_BITS = 32
-MOST_ROWS = 1 << _NUMBER_BITS
+MAX_ROWS = 1 << _NUMBER_BITS
 _AT_ONCE_BYTES = 8 << 20  # stored with one sync
-_MOST_PARCELS = 32  # the same for the number of frames
+_MAX_PARCELS = 32  # the same for the number of frames
 _THREADS = 16
 _DELIVER_LIMIT_S = 60.0
 _ANSWER_LIMIT_S = 5.0
@@ -165,7 +165,7 @@ class BatchSender:
 
     def _send(self, number: int, staged: Staged) -> None:
         seat = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
-        courier = OwnerClient(clock=self._clock, answer_limit_s=_ANSWER_LIMIT_S)
+        courier = OwnerClient(clock=self._clock, owner_timeout_s=_ANSWER_LIMIT_S)
         try:
             for parcels in self._parcels(self._rows_of(number, staged)):
                 self._go_on()
@@ -191,7 +191,7 @@ class BatchSender:
     def _parcels(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[ProducerBatch]]:
         at, size, parcels = self._record.number << _NUMBER_BITS, 0, list[ProducerBatch]()
         for batch in batches:
-            if parcels and (size + batch.nbytes > _AT_ONCE_BYTES or len(parcels) >= _MOST_PARCELS):
+            if parcels and (size + batch.nbytes > _AT_ONCE_BYTES or len(parcels) >= _MAX_PARCELS):
                 yield parcels
                 size, parcels = 0, []
             parcels.append(
@@ -261,7 +261,7 @@ class Publisher:
         Raises:
             UnknownStream: there is none; the message names those there are.
             UsageError: the store has no log.
-            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         clock = clock or SystemClock()
         with ExitStack() as undo:
@@ -505,9 +505,9 @@ def _unfit(files: Sequence[StagedFile]) -> LeaseholdError | None:
                 f"{file.path} was staged by an executor and is not to be seen by the driver: they "
                 "must share the directory; name one with the option staging"
             )
-    if (rows := sum(file.rows for file in files)) >= MOST_ROWS:
+    if (rows := sum(file.rows for file in files)) >= MAX_ROWS:
         return SinkUnfit(
-            f"a batch has {rows} rows, and may have {MOST_ROWS - 1}: write it in several batches"
+            f"a batch has {rows} rows, and may have {MAX_ROWS - 1}: write it in several batches"
         )
     return None
 

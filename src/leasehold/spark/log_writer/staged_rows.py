@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FRAME_BYTES = 1 << 20  # of this size frames read fastest
 _ROOM_BYTES = 1 << 20  # of a frame, for what is stored beside its events
-_MOST_GATHERED_BYTES = 64 << 20
+_MAX_GATHERED_BYTES = 64 << 20
 _PARTITION = "partition"
 
 
@@ -41,7 +41,7 @@ class StagingPlan:
     directory: str
     partitions: int
     frame_bytes: int
-    most_event_bytes: int
+    max_event_bytes: int
 
     @classmethod
     def of(cls, stream: StreamInfo, directory: str) -> StagingPlan:
@@ -52,7 +52,7 @@ class StagingPlan:
             directory=directory,
             partitions=stream.partitions,
             frame_bytes=min(_FRAME_BYTES, segment_bytes // 4),
-            most_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _ROOM_BYTES),
+            max_event_bytes=min(segment_bytes, MAX_BODY_BYTES - _ROOM_BYTES),
         )
 
 
@@ -166,10 +166,10 @@ def _put(
     writer: ipc.RecordBatchFileWriter, number: int, batch: pa.RecordBatch, plan: StagingPlan
 ) -> None:
     for part, size in cut(batch, plan.frame_bytes):
-        if size > plan.most_event_bytes:
+        if size > plan.max_event_bytes:
             raise SinkUnfit(
                 f"an event has {size} bytes, and one of {plan.stream!r} may have "
-                f"{plan.most_event_bytes}: send smaller events, or use a stream with bigger "
+                f"{plan.max_event_bytes}: send smaller events, or use a stream with bigger "
                 "segments"
             )
         writer.write_batch(part, custom_metadata={_PARTITION: str(number)})
@@ -193,7 +193,7 @@ class _Gathered:
             self.sizes[number] = self.sizes.get(number, 0) + part.nbytes
             if self.sizes[number] >= self.plan.frame_bytes:
                 yield number, self._taken(number)
-        if sum(self.sizes.values()) > _MOST_GATHERED_BYTES:
+        if sum(self.sizes.values()) > _MAX_GATHERED_BYTES:
             yield from self.rest()
 
     def rest(self) -> Iterator[tuple[int, pa.RecordBatch]]:

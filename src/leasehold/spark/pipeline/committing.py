@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.05, most_s=1.0)
-_LEAST_S = 1e-6
-_MOST_LOST = 3
+_PAUSES = Backoff(base_s=0.05, max_s=1.0)
+_MIN_S = 1e-6
+_MAX_LOST = 3
 _GOODBYE_S = 30.0
 
 
@@ -48,7 +48,7 @@ class Committing:
         """Nothing is committed yet."""
         self._around = around
         self._clock = around.clock
-        self._patience_s = min(around.options.drain_limit.total_seconds(), _GOODBYE_S)
+        self._patience_s = min(around.options.drain_timeout.total_seconds(), _GOODBYE_S)
         self._lost_in_a_row = 0
         self._unmarked: dict[str, tuple[Handle, int]] = {}
         self.last: BatchCommitted | None = None
@@ -79,7 +79,7 @@ class Committing:
             self._around.board.tell(
                 BatchAttemptFailed(**work.told(), attempt=self._lost_in_a_row, error=gone)
             )
-            if self._lost_in_a_row >= _MOST_LOST:
+            if self._lost_in_a_row >= _MAX_LOST:
                 name_batch(gone, work.batch)
                 raise
             log.warning("batch %s is staged again: %s", work.batch.label, gone)
@@ -152,7 +152,7 @@ class Committing:
 
     def _tell(self, work: Work, written: Written, began_s: float) -> None:
         now_s = self._clock.boottime_s()
-        batch_s = max(now_s - work.began_s, _LEAST_S)
+        batch_s = max(now_s - work.began_s, _MIN_S)
         rows = work.batch.rows
         self.last = BatchCommitted(
             **work.told(),
@@ -161,7 +161,7 @@ class Committing:
             stage_s=began_s - work.planned_s,
             commit_s=now_s - began_s,
             batch_s=batch_s,
-            in_per_s=rows / max(work.since_s, _LEAST_S) if work.since_s else 0.0,
+            in_per_s=rows / max(work.since_s, _MIN_S) if work.since_s else 0.0,
             done_per_s=rows / batch_s,
             lag_events=max(work.lag_events - rows, 0),
         )

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_IDLE = Backoff(base_s=0.01, most_s=0.25)
-_PAUSES = Backoff(base_s=0.1, most_s=5.0)
+_IDLE = Backoff(base_s=0.01, max_s=0.25)
+_PAUSES = Backoff(base_s=0.1, max_s=5.0)
 _LOOK_S = 0.5
 
 
@@ -202,7 +202,7 @@ class Engine:
             if off:  # trimmed, or made anew: opened again, which knows what to do
                 self._unsure.update({each: usable[each] for each in off})
                 return None
-            ranges = next_ranges(positions, found, most_events=self._options.batch_events)
+            ranges = next_ranges(positions, found, max_events=self._options.batch_events)
         if not ranges:
             return None
         return self._work(ranges, usable, began_s=began_s, lag=lag, is_part=is_part)
@@ -306,7 +306,7 @@ class Engine:
         self._idle += 1
         pause_s = _IDLE.pause_s(self._idle, self._around.rng)
         left_s = self._too_early_s(self._clock.boottime_s())
-        self._shares.wait(min(max(pause_s, left_s), _IDLE.most_s), unless=self._around.is_stopping)
+        self._shares.wait(min(max(pause_s, left_s), _IDLE.max_s), unless=self._around.is_stopping)
 
     def _too_early_s(self, now_s: float) -> float:
         """How long it is until the next batch may begin."""
@@ -316,7 +316,7 @@ class Engine:
 
     def _look_for_partitions(self) -> None:
         now_s = self._clock.boottime_s()
-        if now_s - self._grown_s >= self._options.partitions_every.total_seconds():
+        if now_s - self._grown_s >= self._options.discovery_interval.total_seconds():
             self._grown_s = now_s
             try:
                 self._shares.join(self._around.source.partitions())

@@ -114,7 +114,7 @@ class EventDropped(HookEvent):
 
 
 _EVERY_S = 1.0
-_MOST_WORDS = 60
+_MAX_WORDS = 60
 _WIDTH = 80
 _EXACT = 99_999.5
 _THOUSANDS = 9_999_500
@@ -188,7 +188,7 @@ class ProgressLines:
                 self._write(f"  {event.why}")
             case BatchAttemptFailed():
                 words = f"{type(event.error).__name__}: {event.error}".splitlines()[0]
-                self._write(f"batch {event.number} failed ({event.attempt}): {words[:_MOST_WORDS]}")
+                self._write(f"batch {event.number} failed ({event.attempt}): {words[:_MAX_WORDS]}")
             case Waiting():
                 why = str(event.error) or type(event.error).__name__
                 self._write(f"waiting for {event.what}: {why.splitlines()[0]}")

@@ -38,9 +38,9 @@ class PipelineOptions:
         tasks: into how many tasks a batch is cut; by default one for each core of Spark.
         poison: what becomes of a batch that can not be transformed or staged.
         dead_letters: where its events go if ``poison`` says so.
-        strategy, timing, weight, most_partitions: as of any member of a group.
-        drain_limit: how long the batch under way may take when a partition is to be handed over.
-        partitions_every: how often to look for new partitions.
+        strategy, timing, weight, max_partitions: as of any member of a group.
+        drain_timeout: how long the batch under way may take when a partition is to be handed over.
+        discovery_interval: how often to look for new partitions.
 
     Raises:
         InvalidOptions, InvalidDuration: with what is wrong and what to write.
@@ -58,9 +58,9 @@ class PipelineOptions:
     strategy: Strategy = Strategy.EVEN
     timing: LeaseTiming = field(default_factory=LeaseTiming)
     weight: float = 1.0
-    most_partitions: int | None = None
-    drain_limit: timedelta = timedelta(minutes=5)
-    partitions_every: timedelta = timedelta(seconds=10)
+    max_partitions: int | None = None
+    drain_timeout: timedelta = timedelta(minutes=5)
+    discovery_interval: timedelta = timedelta(seconds=10)
 
     def __post_init__(self) -> None:
         """Refuse what can not work."""
@@ -81,8 +81,8 @@ class PipelineOptions:
                 "poison=PoisonPolicy.dead_letter() needs a place for the letters: write "
                 'dead_letters=LogDeadLetters(log, "dead")'
             )
-        seconds_of(self.interval, what="interval", least_s=0.0, most_s=_LONGEST_S)
-        seconds_of(self.partitions_every, what="partitions_every", least_s=0.1, most_s=_LONGEST_S)
+        seconds_of(self.interval, what="interval", min_s=0.0, max_s=_LONGEST_S)
+        seconds_of(self.discovery_interval, what="discovery_interval", min_s=0.1, max_s=_LONGEST_S)
         self.member(group="partition/check/check", name="check")
 
     def member(self, *, group: str, name: str) -> MemberOptions:
@@ -93,6 +93,6 @@ class PipelineOptions:
             strategy=self.strategy,
             timing=self.timing,
             weight=self.weight,
-            most=self.most_partitions,
-            drain_limit=self.drain_limit,
+            most=self.max_partitions,
+            drain_timeout=self.drain_timeout,
         )

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def next_ranges(
-    positions: Mapping[str, int], ends: Mapping[str, int], *, most_events: int
+    positions: Mapping[str, int], ends: Mapping[str, int], *, max_events: int
 ) -> tuple[Range, ...]:
-    """The next events of each partition, ``most_events`` in all at most.
+    """The next events of each partition, ``max_events`` in all at most.
 
     Everybody gets the same; what a partition does not need goes to those that have more. So a
     long backlog in one partition never keeps the others waiting. None of the ranges is empty.
@@ -37,7 +37,7 @@ def next_ranges(
         if ends.get(partition, 0) > position
     }
     given = dict.fromkeys(waiting, 0)
-    room, hungry = most_events, sorted(waiting, key=lambda partition: waiting[partition])
+    room, hungry = max_events, sorted(waiting, key=lambda partition: waiting[partition])
     for turn, partition in enumerate(hungry):  # the least hungry first: what it leaves is shared
         fair = -(-room // (len(hungry) - turn))
         given[partition] = min(waiting[partition], fair)
@@ -61,7 +61,7 @@ def halves(ranges: tuple[Range, ...]) -> tuple[tuple[Range, ...], tuple[Range, .
     return (first,), (second,)
 
 
-_MOST_LOCAL_BYTES = 8 << 20
+_MAX_LOCAL_BYTES = 8 << 20
 
 
 class BatchFrames:
@@ -111,7 +111,7 @@ class BatchFrames:
         for batch in events(self._source, self._store, ranges, self._arrow):
             batches.append(batch)
             size += batch.nbytes
-            if size > _MOST_LOCAL_BYTES:
+            if size > _MAX_LOCAL_BYTES:
                 return None
         return pa.Table.from_batches(batches, schema=self._arrow)
 

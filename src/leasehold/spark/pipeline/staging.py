@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.1, most_s=5.0)
+_PAUSES = Backoff(base_s=0.1, max_s=5.0)
 _WRONG = (AnalysisException, UsageError)
-_MOST_WORDS = 500
+_MAX_WORDS = 500
 _MEND = "Mend the transformation and start again"
 _GO_ON = (
     f"{_MEND}, or let the pipeline go on without such events: "
@@ -354,4 +354,4 @@ def _failed(work: Work, error: Exception, attempts: int, *, advice: str = _GO_ON
 def _short(error: Exception) -> str:
     """The error in its own words, without the plan that Spark adds after them."""
     text = reason_of(error).split(";\n", maxsplit=1)[0].strip().removesuffix(".")
-    return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}…"
+    return text if len(text) <= _MAX_WORDS else f"{text[:_MAX_WORDS]}…"

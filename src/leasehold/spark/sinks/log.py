@@ -96,7 +96,7 @@ class LogSink:
 
         Raises:
             UnknownStream: there is none; the message names those there are.
-            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         del spark
         self.open_to_read()
@@ -107,7 +107,7 @@ class LogSink:
 
         Raises:
             UnknownStream: there is none; the message names those there are.
-            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         self._publisher = Publisher.open(
             self._stream, self._store, staging=self._staging, clock=self._clock

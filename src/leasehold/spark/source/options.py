@@ -48,7 +48,7 @@ class ReadOptions:
         json: the fields of the body in Spark's words, or ``true`` if the schema names them; "" for
             a body that is left alone.
         null_malformed: whether a body that is no such JSON gives nulls, and not an error.
-        most_events: for each batch of a stream; None for all there are.
+        max_events: for each batch of a stream; None for all there are.
         skip_trimmed: whether a stream goes on with what is left where retention was faster.
     """
 
@@ -62,7 +62,7 @@ class ReadOptions:
     tasks: int = 1
     json: str = ""
     null_malformed: bool = False
-    most_events: int | None = None
+    max_events: int | None = None
     skip_trimmed: bool = False
 
     def start_of(self, partition: str) -> Start:
@@ -96,7 +96,7 @@ def parse(given: Mapping[str, str]) -> ReadOptions:
         tasks=_count(said, "tasks") or len(os.sched_getaffinity(0)),
         json=_json(said),
         null_malformed=_choice(said, "json.mode", ("fail", "null")) == "null",
-        most_events=_count(said, "maxEventsPerTrigger"),
+        max_events=_count(said, "maxEventsPerTrigger"),
         skip_trimmed=_choice(said, "onTrimmed", ("fail", "earliest")) == "earliest",
     )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from leasehold.events.start import Start
     from leasehold.spark.source.options import ReadOptions
 
-_LEAST_EVENTS = 2_000  # a task costs more than to read so few
+_MIN_EVENTS = 2_000  # a task costs more than to read so few
 
 
 class EventPartition(InputPartition):
@@ -101,7 +101,7 @@ def batch_reader(schema: StructType, options: ReadOptions) -> EventReader:
 def shared_out(ranges: Sequence[Range], most: int) -> list[EventPartition]:
     """Few tasks, with about the same number of events each."""
     total = sum(map(len, ranges))
-    count = min(most, max(total // _LEAST_EVENTS, 1))
+    count = min(most, max(total // _MIN_EVENTS, 1))
     return [EventPartition(each) for each in tasks(ranges, count)]
 
 

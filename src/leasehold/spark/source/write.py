@@ -202,7 +202,7 @@ def batch_writer(
         UsageError: an option makes no sense, or it is to overwrite.
         SinkUnfit: the columns are not those of events.
         UnknownStream: there is no such stream; the message names those there are.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
     if overwrite:
         raise UsageError(
@@ -228,7 +228,7 @@ def stream_writer(
             is complete.
         SinkUnfit: the columns are not those of events.
         UnknownStream: there is no such stream; the message names those there are.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
     if overwrite:
         raise UsageError(

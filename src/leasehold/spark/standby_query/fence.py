@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.spark")
 
-_PAUSES = Backoff(base_s=0.05, most_s=1.0)
+_PAUSES = Backoff(base_s=0.05, max_s=1.0)
 
 
 class QuerySink:

@@ -274,7 +274,7 @@ log = logging.getLogger("leasehold.spark")
 # Which part of the lease the last words may take: less than its margin.
 _LAST_WORDS = 0.05
 _SPARK_STOPS_S = 2.0  # how long Spark's own stop may take, at least, though no batch runs
-_PAUSES = Backoff(base_s=1.0, most_s=60.0)
+_PAUSES = Backoff(base_s=1.0, max_s=60.0)
 # What Spark says when somebody without a reservation works on the same checkpoint.
 _FOREIGN = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
 

@@ -27,7 +27,7 @@ class DatabaseAddress:
         """What the URL says, completed by our own settings where it says nothing.
 
         Raises:
-            UnknownStore: libpq does not understand the URL. Its words are left out, because
+            InvalidUrl: libpq does not understand the URL. Its words are left out, because
                 they may quote a part of the password.
         """
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MARK = "\x01"
 _LONGEST_PART_BYTES = 400
-_MOST_BYTES_OF_A_LETTER = 4
+_MAX_BYTES_OF_A_LETTER = 4
 _KEPT_LETTERS = 60
 
 
@@ -28,7 +28,7 @@ def id_of_key(key: str) -> str:
 
 def id_of_group(group: str) -> str:
     """What a group is kept as."""
-    if len(group) * _MOST_BYTES_OF_A_LETTER <= _LONGEST_PART_BYTES:
+    if len(group) * _MAX_BYTES_OF_A_LETTER <= _LONGEST_PART_BYTES:
         return group
     code = group.encode("utf-8", "surrogatepass")
     if len(code) <= _LONGEST_PART_BYTES:

@@ -62,7 +62,7 @@ def to_columns(ownerships: Iterable[Ownership]) -> dict[str, list[Any]]:
 def to_changes(
     version: int,
     resources: list[Row] | None,
-    peers: list[Row] | None,
+    members: list[Row] | None,
     ended: list[Row] | None,
     next_end_s: float | None,
 ) -> Changes:
@@ -70,7 +70,7 @@ def to_changes(
     return Changes(
         version=version,
         resources=tuple(to_resource(row) for row in resources or ()),
-        peers=tuple(to_peer(row) for row in peers or ()),
+        members=tuple(to_peer(row) for row in members or ()),
         ended=tuple(to_term(row) for row in ended or ()),
         next_end_s=next_end_s,
     )
@@ -97,7 +97,15 @@ def to_peer(row: Row) -> MemberRecord:
     if "weight" in info:
         info["weight"] = _parsed(info["weight"])
     times = {name: float(row[name]) for name in ("remaining_s", "duration_s")}
-    return MemberRecord(**row | {"info": MemberInfo(**info)} | times)
+    return MemberRecord(
+        holder=row["holder"],
+        group=row["group"],
+        alive=row["alive"],
+        info=MemberInfo(**info),
+        version=row["version"],
+        leave_requested=row.get("dismissed", False),
+        **times,
+    )
 
 
 def to_term(row: Row) -> Term:

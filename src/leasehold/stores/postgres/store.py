@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
 
 _PATIENCE = timedelta(seconds=5)
-_MOST_CONNECTIONS = 4
+_MAX_CONNECTIONS = 4
 # A migration may have to wait for one that another host is at, and for its disk.
 _MIGRATION_LIMIT_S = 60.0
 
@@ -198,13 +198,13 @@ class PostgresStore:
         )
         return list(dict.fromkeys(notes[place - 1].ownership.key for place in places))
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
         (stands,) = await self._ask("suggest", key=id_of_key(key), epoch=epoch, to=to)
         return bool(stands)
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
         (told,) = await self._ask("dismiss", holder=check_name(holder, what="holder"))
         return bool(told)
@@ -242,7 +242,7 @@ class PostgresStore:
         found = to.rows(await self._ask("resources", group=id_of_group(group)))
         return {row["key"]: to.to_resource(row) for row in found}
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         found = to.rows(await self._ask("peers", group=id_of_group(group)))
         return {row["holder"]: to.to_peer(row) for row in found}
@@ -272,13 +272,13 @@ async def open_url(url: str, clock: Clock, *, patience: timedelta = _PATIENCE) -
     included. Opening does not repeat: who starts a program wants to know at once.
 
     Raises:
-        UnknownStore: the URL can not be read.
+        InvalidUrl: the URL can not be read.
         StoreUnavailable: there is no answer.
         StoreUnusable: read-only, full, without the needed rights, or made by a newer version.
     """
     patience_s = patience.total_seconds()
     address = DatabaseAddress.of(url)
-    connections = Connections(address, clock, patience_s=patience_s, most=_MOST_CONNECTIONS)
+    connections = Connections(address, clock, patience_s=patience_s, most=_MAX_CONNECTIONS)
     try:
         steps = await clock.bounded(migrations.missing(connections), seconds=patience_s)
         if steps:

@@ -3,7 +3,7 @@
 Exactly once, on PostgreSQL: what the block wrote and the position that says so are both there or
 both not, and only if the ownership still stood. See ``guard`` for why nobody can come in between.
 
-The connections are its own and are kept for the next block: at most ``most_connections`` that are
+The connections are its own and are kept for the next block: at most ``max_connections`` that are
 awaited, and as many that block.
 
 Connections that are lent to callers: a bounded number, clean each time, never a broken one.
@@ -330,7 +330,7 @@ class BlockingLender(Lender[Blocking]):
             taken[0].close()
 
 
-_MOST_CONNECTIONS = 8
+_MAX_CONNECTIONS = 8
 _PATIENCE = timedelta(seconds=5)
 _ROOM = timedelta(seconds=60)
 
@@ -350,7 +350,7 @@ class Transactions:
         url: str,
         *,
         clock: Clock,
-        most_connections: int = _MOST_CONNECTIONS,
+        max_connections: int = _MAX_CONNECTIONS,
         patience: timedelta = _PATIENCE,
         room: timedelta = _ROOM,
     ) -> Self:
@@ -360,16 +360,16 @@ class Transactions:
         ``room`` how long a block may wait until one of the connections is free.
 
         Raises:
-            UnknownStore: the URL can not be read.
+            InvalidUrl: the URL can not be read.
             UsageError: less than one connection.
         """
-        if most_connections < 1:
-            raise UsageError(f"most_connections must be 1 or more, not {most_connections}")
+        if max_connections < 1:
+            raise UsageError(f"max_connections must be 1 or more, not {max_connections}")
         return cls(
             Terms(
                 address=DatabaseAddress.of(url),
                 clock=clock,
-                most=most_connections,
+                most=max_connections,
                 patience_s=patience.total_seconds(),
                 room_s=room.total_seconds(),
             )

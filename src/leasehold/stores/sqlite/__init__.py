@@ -15,7 +15,7 @@ async def open_url(url: str, clock: Clock) -> SqliteStore:
     """Open the file that the URL names, made or brought up to date where needed.
 
     Raises:
-        UnknownStore: there is no path in the URL, or more than a path.
+        InvalidUrl: there is no path in the URL, or more than a path.
         StoreUnavailable: other processes kept it locked for too long.
         StoreUnusable: no such directory, read-only, full, damaged, newer, or not ours.
     """

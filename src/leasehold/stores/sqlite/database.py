@@ -74,14 +74,14 @@ def _kind(error: sqlite3.Error) -> int:
 # Measured with 2 to 24 processes that renew without a pause, on two cores: with a smaller least
 # pause the asking itself takes the processor away from the one that holds the lock.
 _FIRST_S = 0.020
-_LEAST_S = 0.002
+_MIN_S = 0.002
 # After this time the longest pause is half of the first one, after twice that a third, ...
 _SHRINK_S = 0.050
 
 
 def longest_pause_s(waited_s: float) -> float:
     """The upper limit of the next pause of a call that has waited for so long."""
-    return max(_LEAST_S, _FIRST_S / (1 + waited_s / _SHRINK_S))
+    return max(_MIN_S, _FIRST_S / (1 + waited_s / _SHRINK_S))
 
 
 class LockWait:

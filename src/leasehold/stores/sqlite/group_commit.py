@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_TOGETHER = 64
+_MAX_TOGETHER = 64
 _IDLE_S = 1.0
 
 
@@ -143,7 +143,7 @@ class SqliteGroupCommit:
             else len(kinds)
         )
         same = [each for each in self._left[:end] if each.kind is kinds[0]]
-        taken = same[:_MOST_TOGETHER]
+        taken = same[:_MAX_TOGETHER]
         self._left = [each for each in self._left if each not in taken]
         together = _CallGroup(taken)
         for each in taken:

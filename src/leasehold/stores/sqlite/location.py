@@ -23,7 +23,7 @@ def path_of(url: str) -> str:
     """The path in a URL.
 
     Raises:
-        UnknownStore: there is none, or more than a path.
+        InvalidUrl: there is none, or more than a path.
     """
     parts = urlsplit(url)
     path = unquote(parts.path.removeprefix("/"))
@@ -56,7 +56,7 @@ def check_path(path: Path) -> None:
     """Refuse a path at which no database can be.
 
     Raises:
-        UnknownStore: the path is that of a database in memory.
+        InvalidUrl: the path is that of a database in memory.
         StoreUnusable: it is a directory, or there is no directory for it.
     """
     if path.name == ":memory:":

@@ -60,7 +60,7 @@ def _folder() -> Traversable:
 
 # "LEAS": how `file`, other programs and we know our own databases from those of others.
 APPLICATION_ID = 0x4C454153
-_LEAST_SQLITE = (3, 37)  # STRICT tables
+_MIN_SQLITE = (3, 37)  # STRICT tables
 
 
 def prepare(database: Database, *, clock: Clock, boot_id: str) -> None:
@@ -70,7 +70,7 @@ def prepare(database: Database, *, clock: Clock, boot_id: str) -> None:
         StoreUnavailable: locked by others for too long.
         StoreUnusable: not ours, newer than we know, read-only, full or damaged; or SQLite too old.
     """
-    if sqlite3.sqlite_version_info < _LEAST_SQLITE:
+    if sqlite3.sqlite_version_info < _MIN_SQLITE:
         raise StoreUnusable(
             f"this Python has SQLite {sqlite3.sqlite_version}, and 3.37 or newer is needed"
         )

@@ -146,7 +146,7 @@ def peer_of(row: tuple[Any, ...], now: float) -> MemberRecord:
         version=version,
         remaining_s=max(0.0, ends_at - now),
         duration_s=duration_s,
-        dismissed=bool(dismissed),
+        leave_requested=bool(dismissed),
     )
 
 

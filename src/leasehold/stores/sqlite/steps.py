@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from leasehold.stores.sqlite.rows import SqliteLeaseRow
 
 
-def suggest(books: UnitOfWork, key: str, epoch: int, to: str) -> bool:
-    """See ``Store.suggest``."""
+def request_hand_over(books: UnitOfWork, key: str, epoch: int, to: str) -> bool:
+    """See ``Store.request_hand_over``."""
     receiver = books.living(to)
     if receiver is None or receiver.group != group_of(key) or receiver.dismissed:
         return False
@@ -41,8 +41,8 @@ def suggest(books: UnitOfWork, key: str, epoch: int, to: str) -> bool:
     return not info_of(info).draining and books.put_question(key, epoch, to)
 
 
-def dismiss(books: UnitOfWork, holder: str) -> bool:
-    """See ``Store.dismiss``."""
+def request_leave(books: UnitOfWork, holder: str) -> bool:
+    """See ``Store.request_leave``."""
     row = books.living(holder)
     if row is None or not row.group:
         return False
@@ -352,15 +352,15 @@ def _changes(books: UnitOfWork, mine: SqliteLeaseRow, since: int) -> Changes:
     if since >= books.version:  # a quiet group: there is nothing to look for
         return Changes(version=books.version, next_end_s=next_end_s)
     resources = tx.all("resources_changed_elsewhere", grp=group, holder=mine.holder, since=since)
-    peers = []
+    members = []
     if group:  # a holder without one watches nobody: it only hears of what is its own
         resources += tx.all("resources_changed", grp=group, since=since)
-        peers = tx.all("peers_changed", grp=group, since=since)
+        members = tx.all("peers_changed", grp=group, since=since)
     ended = tx.all("terms_ended", holder=mine.holder, since=max(since, mine.heard))
     return Changes(
         version=books.version,
         resources=tuple(SqliteResourceRow(*row).shown(now) for row in resources),
-        peers=tuple(peer_of(row, now) for row in peers),
+        members=tuple(peer_of(row, now) for row in members),
         ended=tuple(term_of(row) for row in ended),
         next_end_s=next_end_s,
     )

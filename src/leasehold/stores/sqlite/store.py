@@ -90,7 +90,7 @@ class SqliteStore:
         ``busy_limit_s`` is how long a call waits for other processes in total.
 
         Raises:
-            UnknownStore: the path is that of a database in memory.
+            InvalidUrl: the path is that of a database in memory.
             StoreUnavailable: other processes kept it locked for too long.
             StoreUnusable: no such directory, read-only, full, damaged, newer, or not ours.
         """
@@ -171,15 +171,15 @@ class SqliteStore:
         """See ``Store``."""
         return await self._step(lambda books: steps.annotate(books, notes))
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
-        return await self._step(lambda books: steps.suggest(books, key, epoch, to))
+        return await self._step(lambda books: steps.request_hand_over(books, key, epoch, to))
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
-        return await self._step(lambda books: steps.dismiss(books, holder))
+        return await self._step(lambda books: steps.request_leave(books, holder))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``."""
@@ -207,7 +207,7 @@ class SqliteStore:
             }
         )
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
         return await self._look(
             lambda tx, now: {

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
 from leasehold.errors import InvalidDuration, InvalidName
 from leasehold.model import CheckpointWrite, HandOver, KeyClaim, MemberInfo, Position, State
 from leasehold.names import LONGEST_KEY, LONGEST_NAME, group_of, last_part, partition_key
@@ -50,12 +50,12 @@ BAD_NAMES = ("", " x", "x ", "x\x00", "x\ny", "x\u200by", "\ud800", "x" * (LONGE
 BAD_LEASES = (
     timedelta(0),
     timedelta(seconds=-1),
-    timedelta(seconds=LEAST_LEASE_S / 2),
-    timedelta(seconds=MOST_LEASE_S + 1),
+    timedelta(seconds=MIN_LEASE_S / 2),
+    timedelta(seconds=MAX_LEASE_S + 1),
     timedelta.max,
     timedelta.min,
 )
-BAD_LIMITS = (timedelta(microseconds=-1), timedelta(seconds=MOST_LEASE_S + 1), timedelta.max)
+BAD_LIMITS = (timedelta(microseconds=-1), timedelta(seconds=MAX_LEASE_S + 1), timedelta.max)
 
 
 class OddNameContract(ContractBase):
@@ -113,7 +113,7 @@ class OddNameContract(ContractBase):
             duration=scene.lasting(10),
             info=MemberInfo(host=WIDE, loads={WIDE: 0.1}),
         )
-        peer = (await scene.store.peers(group))[holder]
+        peer = (await scene.store.members(group))[holder]
         assert peer.info == MemberInfo(host=WIDE, loads={WIDE: 0.1})
         assert await scene.store.declare([f"{group}/k"]) == 1
         assert (await scene.own(lease, f"{group}/k")).holder == holder
@@ -144,7 +144,7 @@ class BadInputContract(ContractBase):
                     duration=scene.lasting(10),
                     info=MemberInfo(),
                 )
-        assert await scene.store.peers(scene.group) == {}
+        assert await scene.store.members(scene.group) == {}
 
     @pytest.mark.parametrize("bad", BAD_KEYS[2:], ids=ascii)
     async def test_bad_groups(self, scene: StoreCase, bad: str) -> None:
@@ -166,7 +166,7 @@ class BadInputContract(ContractBase):
             )
         assert f"{scene.harness.shortest_s:g}" in str(caught.value)
         assert f"{scene.harness.longest_s:g}" in str(caught.value)
-        assert await scene.store.peers(scene.group) == {}
+        assert await scene.store.members(scene.group) == {}
 
     @pytest.mark.spec("L6")
     @pytest.mark.parametrize("bad", BAD_LIMITS, ids=str)
@@ -196,7 +196,7 @@ class BadInputContract(ContractBase):
         empty = f"{scene.group}/nobody/was/here"
         for answer in (
             await scene.store.resources(empty),
-            await scene.store.peers(empty),
+            await scene.store.members(empty),
             await scene.store.checkpoints(empty),
         ):
             assert answer == {}

@@ -264,7 +264,7 @@ class AnnotateContract(ContractBase):
         await scene.wait(1)
         assert await scene.annotate(ownership, "half done")
         changes = await scene.store.renew(watcher, since=version)
-        assert (changes.resources, changes.peers, changes.ended) == ((), (), ())
+        assert (changes.resources, changes.members, changes.ended) == ((), (), ())
         await scene.wait(1.1)
         assert not await scene.annotate(ownership, "too late")
         assert (await scene.resource(ownership.key)).state is State.EXPIRED
@@ -428,7 +428,7 @@ class CheckpointContract(ContractBase):
         await scene.wait(1)
         assert await scene.mark(ownership, 1) is None
         changes = await scene.store.renew(watcher, since=version)
-        assert (changes.resources, changes.peers, changes.ended) == ((), (), ())
+        assert (changes.resources, changes.members, changes.ended) == ((), (), ())
         await scene.wait(1.1)
         assert await scene.mark(ownership, 2) == "fenced"
         assert (await scene.resource(ownership.key)).state is State.EXPIRED

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from leasehold.clock import SystemClock
-from leasehold.core.lease_timing import LEAST_LEASE_S, MOST_LEASE_S
+from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
 from leasehold.testing.clock import ManualClock
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Harness(ABC):
     unit_s: float
     exact: bool
     clock: Clock
-    shortest_s: float = LEAST_LEASE_S
-    longest_s: float = MOST_LEASE_S
+    shortest_s: float = MIN_LEASE_S
+    longest_s: float = MAX_LEASE_S
     tells_ends: bool = True
 
     @property

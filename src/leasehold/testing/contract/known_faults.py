@@ -230,7 +230,7 @@ class TokenContract(ContractBase):
         assert one.holder != two.holder
         await scene.own(one, key)
         assert await scene.claim(two, key) == []
-        assert set(await scene.store.peers(scene.group)) == {one.holder, two.holder}
+        assert set(await scene.store.members(scene.group)) == {one.holder, two.holder}
 
     async def test_oban_py_32_same_id_on_purpose(self, scene: StoreCase) -> None:
         """And if two do take the same holder id, the token tells them apart."""

@@ -122,7 +122,7 @@ class NextEndContract(ContractBase):
         """They may die before they have left."""
         watcher = await scene.member("watcher")
         leaving = await scene.member("leaving", units=_SOON, info=MemberInfo(draining=True))
-        await scene.store.dismiss(leaving.holder)
+        await scene.store.request_leave(leaving.holder)
         assert _about(scene, await _units_left(scene, watcher), _SOON)
 
     async def test_an_outsider_that_owns_a_key_of_the_group_counts(self, scene: StoreCase) -> None:
@@ -405,7 +405,7 @@ def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupPicture) -> li
 
 def _difference(before: GroupPicture, after: GroupPicture) -> list[str]:
     try:
-        assert_unchanged(before, replace(after, peers=before.peers, fenced=before.fenced))
+        assert_unchanged(before, replace(after, members=before.members, fenced=before.fenced))
     except AssertionError as error:
         return [f"refused, and changed something: {error}"]
     return []

@@ -319,7 +319,7 @@ class LeaseContract(ContractBase):
         assert lease.group == scene.group
         assert lease.duration_s == pytest.approx(3 * scene.harness.unit_s)
         assert lease.token == f"token of {lease.holder}"
-        peer = (await scene.store.peers(scene.group))[lease.holder]
+        peer = (await scene.store.members(scene.group))[lease.holder]
         assert peer.alive
         assert peer.group == scene.group
         assert 0 < peer.remaining_s <= lease.duration_s
@@ -351,7 +351,7 @@ class LeaseContract(ContractBase):
             for token in (lease.token, "a new one"):
                 with pytest.raises(LeaseLost):
                     await _grant_again(scene, lease, token=token)
-        assert await scene.store.peers(scene.group) == {}
+        assert await scene.store.members(scene.group) == {}
 
     @pytest.mark.spec("L4")
     async def test_renewal_counts_from_now(self, scene: StoreCase) -> None:
@@ -359,12 +359,12 @@ class LeaseContract(ContractBase):
         lease = await scene.member("a", units=3)
         await scene.wait(2)
         await scene.store.renew(lease)
-        remaining_s = (await scene.store.peers(scene.group))[lease.holder].remaining_s
+        remaining_s = (await scene.store.members(scene.group))[lease.holder].remaining_s
         assert remaining_s <= 3 * scene.harness.unit_s
         await scene.wait(2)
-        assert lease.holder in await scene.store.peers(scene.group)
+        assert lease.holder in await scene.store.members(scene.group)
         await scene.wait(1.1)
-        assert lease.holder not in await scene.store.peers(scene.group)
+        assert lease.holder not in await scene.store.members(scene.group)
 
     @pytest.mark.spec("L4")
     async def test_renewal_by_a_stranger_is_refused(self, scene: StoreCase) -> None:
@@ -404,11 +404,11 @@ class LeaseContract(ContractBase):
         first = MemberInfo(host="h", pid=7, weight=2.5, most=3, draining=False, loads={"k": 1.25})
         second = MemberInfo(host="hé 🚀", pid=8, weight=0.1, draining=True, loads={})
         lease = await scene.member("a", info=first)
-        seen = [(await scene.store.peers(scene.group))[lease.holder].info]
+        seen = [(await scene.store.members(scene.group))[lease.holder].info]
         await scene.store.renew(lease)
-        seen.append((await scene.store.peers(scene.group))[lease.holder].info)
+        seen.append((await scene.store.members(scene.group))[lease.holder].info)
         await scene.store.renew(lease, info=second)
-        seen.append((await scene.store.peers(scene.group))[lease.holder].info)
+        seen.append((await scene.store.members(scene.group))[lease.holder].info)
         assert seen == [first, first, second]
 
     @pytest.mark.spec("L5")
@@ -418,7 +418,7 @@ class LeaseContract(ContractBase):
         lease, other = await scene.member("a"), await scene.member("b")
         await scene.claim(lease, *keys)
         await scene.store.revoke(lease)
-        assert set(await scene.store.peers(scene.group)) == {other.holder}
+        assert set(await scene.store.members(scene.group)) == {other.holder}
         for key in keys:
             assert (await scene.resource(key)).state is State.AVAILABLE
             assert await scene.reasons(key) == [EndReason.RELEASED]
@@ -472,7 +472,7 @@ class LeaseContract(ContractBase):
             assert (state, taken) == (State.LEASED, [])
         await scene.harness.pass_time(answered_s + lease.duration_s - clock.boottime_s())
         assert (await scene.resource(key)).state is State.EXPIRED
-        assert lease.holder not in await scene.store.peers(scene.group)
+        assert lease.holder not in await scene.store.members(scene.group)
         assert (await scene.own(rival, key)).epoch == 2
         assert await lost(scene, lease) == EndReason.EXPIRED.value
 

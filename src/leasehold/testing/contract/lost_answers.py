@@ -279,11 +279,11 @@ async def _annotate(store: Store, stage: _LostAnswerCase) -> object:
 
 
 async def _suggest(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.suggest(stage.mine.key, epoch=1, to=stage.b.holder)
+    return await store.request_hand_over(stage.mine.key, epoch=1, to=stage.b.holder)
 
 
 async def _dismiss(store: Store, stage: _LostAnswerCase) -> object:
-    return await store.dismiss(stage.a.holder)
+    return await store.request_leave(stage.a.holder)
 
 
 async def _reset(store: Store, stage: _LostAnswerCase) -> object:
@@ -311,8 +311,8 @@ STEPS: MappingProxyType[str, _Step] = MappingProxyType(
         "claim with a note": _claim_with_note,
         "hand_over with a note": _hand_over_with_note,
         "release with a note": _release_with_note,
-        "suggest": _suggest,
-        "dismiss": _dismiss,
+        "request_hand_over": _suggest,
+        "request_leave": _dismiss,
         "reset": _reset,
     }
 )

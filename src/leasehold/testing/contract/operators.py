@@ -67,7 +67,7 @@ class ResetContract(ContractBase):
         assert stored.position.offset == f"put at {to}"
         for seen in ("resources", "terms", "checkpoints"):
             assert getattr(after, seen)[other.key] == getattr(before, seen)[other.key]
-        assert (after.peers, after.fenced) == (before.peers, before.fenced)
+        assert (after.members, after.fenced) == (before.members, before.fenced)
 
     async def test_none_removes(self, scene: StoreCase) -> None:
         """And where there is nothing, nothing is removed: the epoch rises all the same."""
@@ -126,7 +126,7 @@ class ResetContract(ContractBase):
         assert [(each.key, each.epoch, each.state) for each in changes.resources] == [
             (key, 1, State.AVAILABLE)
         ]
-        assert (changes.peers, changes.ended) == ((), ())
+        assert (changes.members, changes.ended) == ((), ())
         assert list(await scene.store.claim(watcher, [KeyClaim(key=key, seen_epoch=0)])) == []
         assert (await scene.own(watcher, key)).epoch == 2
 
@@ -420,7 +420,7 @@ class GroupContract(ContractBase):
         await scene.store.resources(group_of(unknown))
         await scene.store.fenced_writes(group_of(unknown))
         await scene.mark(replace(ownership, key=unknown), 1)
-        assert not await scene.store.suggest(unknown, epoch=0, to=lease.holder)
+        assert not await scene.store.request_hand_over(unknown, epoch=0, to=lease.holder)
         assert await _groups(scene) == [scene.group]
 
     async def test_odd_groups_are_named_as_they_are(self, scene: StoreCase) -> None:
@@ -440,12 +440,12 @@ class SuggestContract(ContractBase):
         owner, ownership = await scene.owned()
         to = await scene.member("to")
         version = (await scene.store.renew(owner)).version
-        assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
+        assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
         changes = await scene.store.renew(owner, since=version)
         (told,) = changes.resources
         assert (told.key, told.epoch, told.holder) == (ownership.key, 1, owner.holder)
         assert told.asked_by == to.holder
-        assert (changes.peers, changes.ended) == ((), ())
+        assert (changes.members, changes.ended) == ((), ())
         await scene.hand_over(ownership, to)
         assert (await scene.own(to, ownership.key)).epoch == 2
         assert (await scene.resource(ownership.key)).asked_by is None
@@ -454,10 +454,10 @@ class SuggestContract(ContractBase):
         """Whoever of the two asks first; nobody is told twice."""
         owner, ownership = await scene.owned()
         to = await scene.member("to")
-        assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
+        assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
         version = (await scene.store.renew(owner)).version
         assert await scene.store.ask(to, await scene.wanted(ownership.key))
-        assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
+        assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
         assert (await scene.store.renew(owner, since=version)).resources == ()
 
     async def test_the_last_one_who_asks_counts(self, scene: StoreCase) -> None:
@@ -465,14 +465,14 @@ class SuggestContract(ContractBase):
         _, ownership = await scene.owned()
         for name in "ab":
             to = await scene.member(name)
-            assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
+            assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
             assert (await scene.resource(ownership.key)).asked_by == to.holder
 
     async def test_it_ends_with_the_term(self, scene: StoreCase) -> None:
         """The next owner is not asked for what the last one was."""
         lease, ownership = await scene.owned()
         to = await scene.member("to")
-        assert await scene.store.suggest(ownership.key, epoch=1, to=to.holder)
+        assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
         await scene.store.release([ownership])
         assert (await scene.resource(ownership.key)).asked_by is None
         await scene.own(lease, ownership.key)
@@ -484,7 +484,7 @@ class SuggestContract(ContractBase):
         outsider, to = await scene.member("outsider", group=""), await scene.member("to")
         await scene.own(outsider, key)
         version = (await scene.store.renew(outsider)).version
-        assert await scene.store.suggest(key, epoch=1, to=to.holder)
+        assert await scene.store.request_hand_over(key, epoch=1, to=to.holder)
         (told,) = (await scene.store.renew(outsider, since=version)).resources
         assert told.asked_by == to.holder
 
@@ -496,7 +496,7 @@ class SuggestContract(ContractBase):
         await scene.store.release([ownership])
         await scene.own(lease, ownership.key)
         before = await scene.picture()
-        assert not await scene.store.suggest(ownership.key, epoch=epoch, to=to.holder)
+        assert not await scene.store.request_hand_over(ownership.key, epoch=epoch, to=to.holder)
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("why", ["free", "kept", "unknown", "forgotten", "expired", "broken"])
@@ -516,7 +516,7 @@ class SuggestContract(ContractBase):
         if why in {"expired", "broken"}:
             await scene.wait()
         before = await scene.picture()
-        assert not await scene.store.suggest(key, epoch=1, to=to.holder)
+        assert not await scene.store.request_hand_over(key, epoch=1, to=to.holder)
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize(
@@ -528,21 +528,21 @@ class SuggestContract(ContractBase):
         owner, ownership = await scene.owned()
         to = await _RECEIVERS[kind](scene, owner)
         before = await scene.picture()
-        assert not await scene.store.suggest(ownership.key, epoch=1, to=to)
+        assert not await scene.store.request_hand_over(ownership.key, epoch=1, to=to)
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
     async def test_bad_keys_are_said(self, scene: StoreCase, bad: str) -> None:
         """Before anything is asked of the store."""
         with pytest.raises(InvalidName):
-            await scene.store.suggest(bad, epoch=1, to="anybody")
+            await scene.store.request_hand_over(bad, epoch=1, to="anybody")
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
     async def test_bad_receivers_are_said(self, scene: StoreCase, bad: str) -> None:
         """As holders are everywhere."""
         _, ownership = await scene.owned()
         with pytest.raises(InvalidName, match="holder"):
-            await scene.store.suggest(ownership.key, epoch=1, to=bad)
+            await scene.store.request_hand_over(ownership.key, epoch=1, to=bad)
 
     @pytest.mark.parametrize("bad", BAD_EPOCHS, ids=repr)
     async def test_bad_epochs_are_said(self, scene: StoreCase, bad: int) -> None:
@@ -550,7 +550,7 @@ class SuggestContract(ContractBase):
         _, ownership = await scene.owned()
         to = await scene.member("to")
         with pytest.raises(UsageError, match="epoch"):
-            await scene.store.suggest(ownership.key, epoch=bad, to=to.holder)
+            await scene.store.request_hand_over(ownership.key, epoch=bad, to=to.holder)
         assert (await scene.resource(ownership.key)).asked_by is None
 
 
@@ -562,16 +562,16 @@ class DismissContract(ContractBase):
         watcher = await scene.member("watcher")
         member, ownership = await scene.owned()
         version = (await scene.store.renew(watcher)).version
-        assert await scene.store.dismiss(member.holder)
+        assert await scene.store.request_leave(member.holder)
         for lease in (member, watcher):
             changes = await scene.store.renew(lease, since=version)
-            (told,) = changes.peers
-            assert (told.holder, told.dismissed, told.alive) == (member.holder, True, True)
+            (told,) = changes.members
+            assert (told.holder, told.leave_requested, told.alive) == (member.holder, True, True)
             assert told.version > version
             assert (changes.resources, changes.ended) == ((), ())
-            assert (await scene.store.renew(lease, since=changes.version)).peers == ()
-        peers = await scene.store.peers(scene.group)
-        assert {name: each.dismissed for name, each in peers.items()} == {
+            assert (await scene.store.renew(lease, since=changes.version)).members == ()
+        members = await scene.store.members(scene.group)
+        assert {name: each.leave_requested for name, each in members.items()} == {
             watcher.holder: False,
             member.holder: True,
         }
@@ -580,19 +580,19 @@ class DismissContract(ContractBase):
     async def test_again_is_harmless_and_wakes_nobody(self, scene: StoreCase) -> None:
         """The answer is the same."""
         member, watcher = await scene.member("member"), await scene.member("watcher")
-        assert await scene.store.dismiss(member.holder)
+        assert await scene.store.request_leave(member.holder)
         version = (await scene.store.renew(watcher)).version
         before = await scene.picture()
-        assert await scene.store.dismiss(member.holder)
+        assert await scene.store.request_leave(member.holder)
         assert_unchanged(before, await scene.picture())
-        assert (await scene.store.renew(watcher, since=version)).peers == ()
+        assert (await scene.store.renew(watcher, since=version)).members == ()
 
     async def test_it_takes_nothing_away(self, scene: StoreCase) -> None:
         """Nothing but the request is new: what it owns it owns, and it may claim and hand over."""
         member, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         to = await scene.member("to")
-        assert await scene.store.dismiss(member.holder)
+        assert await scene.store.request_leave(member.holder)
         assert (await scene.resource(ownership.key)).state is State.LEASED
         assert (await scene.own(member, free)).epoch == 1
         assert await scene.hand_over(ownership, to) == [ownership.key]
@@ -602,7 +602,7 @@ class DismissContract(ContractBase):
     async def test_it_lasts_as_long_as_the_lease(self, scene: StoreCase) -> None:
         """Neither a renewal nor news of the member nor a repeated grant takes it back."""
         member = await scene.member("member")
-        assert await scene.store.dismiss(member.holder)
+        assert await scene.store.request_leave(member.holder)
         info = MemberInfo(host="elsewhere", draining=True)
         await scene.store.renew(member, info=info)
         await scene.store.grant(
@@ -612,19 +612,19 @@ class DismissContract(ContractBase):
             duration=timedelta(seconds=member.duration_s),
             info=MemberInfo(),
         )
-        peer = (await scene.store.peers(scene.group))[member.holder]
-        assert (peer.dismissed, peer.info) == (True, info)
+        peer = (await scene.store.members(scene.group))[member.holder]
+        assert (peer.leave_requested, peer.info) == (True, info)
 
     async def test_a_new_member_is_not_dismissed(self, scene: StoreCase) -> None:
         """The next incarnation is another holder."""
         member = await scene.member("member")
-        assert await scene.store.dismiss(member.holder)
+        assert await scene.store.request_leave(member.holder)
         await scene.store.revoke(member)
         anew = await scene.member("member")
-        assert [each.dismissed for each in (await scene.store.peers(scene.group)).values()] == [
-            False
-        ]
-        assert not (await scene.store.renew(anew)).peers[-1].dismissed
+        assert [
+            each.leave_requested for each in (await scene.store.members(scene.group)).values()
+        ] == [False]
+        assert not (await scene.store.renew(anew)).members[-1].leave_requested
 
     @pytest.mark.parametrize("kind", ["unknown", "revoked", "expired", "loner"])
     async def test_who_is_no_living_member_can_not_be_asked(
@@ -634,25 +634,25 @@ class DismissContract(ContractBase):
         lease, _ = await scene.owned()
         holder = await _RECEIVERS[kind](scene, lease)
         before = await scene.picture()
-        assert not await scene.store.dismiss(holder)
+        assert not await scene.store.request_leave(holder)
         assert_unchanged(before, await scene.picture())
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
     async def test_bad_names_are_said(self, scene: StoreCase, bad: str) -> None:
         """As holders are everywhere."""
         with pytest.raises(InvalidName, match="holder"):
-            await scene.store.dismiss(bad)
+            await scene.store.request_leave(bad)
 
     async def test_a_peer_tells_how_long_its_lease_is(self, scene: StoreCase) -> None:
         """So that anybody can say when it renewed: its length less what remains."""
         member = await scene.member("member", units=10)
         await scene.wait(1)
-        peer = (await scene.store.peers(scene.group))[member.holder]
+        peer = (await scene.store.members(scene.group))[member.holder]
         assert peer.duration_s == pytest.approx(scene.capped(10) * scene.harness.unit_s)
         renewed_ago_s = peer.duration_s - peer.remaining_s
         if scene.harness.exact and scene.harness.tells_ends:
             assert renewed_ago_s == pytest.approx(scene.harness.unit_s)
-        (told,) = (await scene.store.renew(member)).peers
+        (told,) = (await scene.store.renew(member)).members
         assert told.duration_s == peer.duration_s
 
     async def test_operators_and_members_at_once(self, scene: StoreCase) -> None:
@@ -667,8 +667,8 @@ class DismissContract(ContractBase):
                 for number in range(12):
                     epoch = (await store.resources(scene.group))[keys[number % 3]].epoch
                     to = leases[(number + 1) % 3].holder
-                    await store.suggest(keys[number % 3], epoch=epoch, to=to)
-                await store.dismiss(leases[2].holder)
+                    await store.request_hand_over(keys[number % 3], epoch=epoch, to=to)
+                await store.request_leave(leases[2].holder)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(operate)
@@ -679,7 +679,7 @@ class DismissContract(ContractBase):
             terms = await scene.store.history(key, limit=100)
             assert [term.epoch for term in terms] == list(range(resource.epoch, 0, -1))
             assert {term.reason for term in terms[1:]} <= {EndReason.HANDED_OVER}
-        assert (await scene.store.peers(scene.group))[leases[2].holder].dismissed
+        assert (await scene.store.members(scene.group))[leases[2].holder].leave_requested
 
 
 async def _serve(scene: StoreCase, lease: Lease) -> None:
@@ -729,7 +729,7 @@ async def _draining(scene: StoreCase, _: Lease) -> str:
 
 async def _dismissed(scene: StoreCase, _: Lease) -> str:
     lease = await scene.member("sent away")
-    assert await scene.store.dismiss(lease.holder)
+    assert await scene.store.request_leave(lease.holder)
     return lease.holder
 
 

@@ -49,7 +49,7 @@ class GroupPicture:
     """All that a group shows, without the times that run by themselves."""
 
     resources: Mapping[str, Resource]
-    peers: Mapping[str, MemberRecord]
+    members: Mapping[str, MemberRecord]
     terms: Mapping[str, tuple[Term, ...]]
     checkpoints: Mapping[str, Checkpoint]
     fenced: int
@@ -73,7 +73,7 @@ class GroupPicture:
         """As lines of text without versions, times and ``suffix``: comparable between scenes."""
         bare = (
             [replace(each, version=0) for each in self.resources.values()],
-            [replace(each, version=0) for each in self.peers.values()],
+            [replace(each, version=0) for each in self.members.values()],
             [
                 (term.key, term.epoch, term.holder, term.ended_at is None, term.reason, term.note)
                 for terms in self.terms.values()
@@ -212,11 +212,11 @@ class StoreCase:
     async def picture(self) -> GroupPicture:
         """The scene's group as it is now."""
         resources = await self.store.resources(self.group)
-        peers = await self.store.peers(self.group)
+        members = await self.store.members(self.group)
         keys = sorted({*self._keys, *resources})
         return GroupPicture(
             resources={key: replace(resources[key], breaking_s=None) for key in sorted(resources)},
-            peers={name: replace(peers[name], remaining_s=0.0) for name in sorted(peers)},
+            members={name: replace(members[name], remaining_s=0.0) for name in sorted(members)},
             terms={key: tuple(await self.store.history(key, limit=100)) for key in keys},
             checkpoints=dict(sorted((await self.store.checkpoints(self.group)).items())),
             fenced=await self.store.fenced_writes(self.group),

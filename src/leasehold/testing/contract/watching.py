@@ -44,8 +44,8 @@ _WEIGHTS = {
     "forget": 1,
     "checkpoint": 2,
     "annotate": 2,
-    "suggest": 2,
-    "dismiss": 1,
+    "request_hand_over": 2,
+    "request_leave": 1,
     "reset": 1,
     "wait": 3,
 }
@@ -140,13 +140,13 @@ class Life:
         for ownership in self._some_ownerships():
             await self.scene.annotate(ownership, f"at {self.rng.randrange(10)}")
 
-    async def _suggest(self) -> None:
+    async def _request_hand_over(self) -> None:
         for each in await self._some_keys():
             to = self._somebody().holder
-            await self.scene.store.suggest(each.key, epoch=each.epoch, to=to)
+            await self.scene.store.request_hand_over(each.key, epoch=each.epoch, to=to)
 
-    async def _dismiss(self) -> None:
-        await self.scene.store.dismiss(self._somebody().holder)
+    async def _request_leave(self) -> None:
+        await self.scene.store.request_leave(self._somebody().holder)
 
     async def _reset(self) -> None:
         position = self.rng.choice([None, Position(sequence_number=self.rng.randrange(10))])
@@ -182,8 +182,8 @@ class WatchContract(ContractBase):
             ownership.key: owner.holder,
             free: None,
         }
-        assert {each.holder for each in changes.peers} == {owner.holder, watcher.holder}
-        assert all(each.alive for each in changes.peers)
+        assert {each.holder for each in changes.members} == {owner.holder, watcher.holder}
+        assert all(each.alive for each in changes.members)
 
     @pytest.mark.spec("B1")
     async def test_a_quiet_group_has_nothing_to_tell(self, scene: StoreCase) -> None:
@@ -252,13 +252,13 @@ class WatchContract(ContractBase):
         version = (await scene.store.renew(watcher)).version
         other = await scene.member("other")
         changes = await scene.store.renew(watcher, since=version)
-        assert [(each.holder, each.alive) for each in changes.peers] == [(other.holder, True)]
+        assert [(each.holder, each.alive) for each in changes.members] == [(other.holder, True)]
         await scene.store.renew(other, info=MemberInfo(host="other", draining=True))
         changes = await scene.store.renew(watcher, since=changes.version)
-        assert [each.info.draining for each in changes.peers] == [True]
+        assert [each.info.draining for each in changes.members] == [True]
         await scene.store.revoke(other)
         changes = await scene.store.renew(watcher, since=changes.version)
-        assert [(each.holder, each.alive) for each in changes.peers] == [(other.holder, False)]
+        assert [(each.holder, each.alive) for each in changes.members] == [(other.holder, False)]
 
     @pytest.mark.spec("P3")
     async def test_the_next_renewal_of_anybody_ends_the_expired(self, scene: StoreCase) -> None:
@@ -269,7 +269,9 @@ class WatchContract(ContractBase):
         await scene.wait()
         for watcher in watchers:
             changes = await scene.store.renew(watcher, since=version)
-            assert [(each.holder, each.alive) for each in changes.peers] == [(dying.holder, False)]
+            assert [(each.holder, each.alive) for each in changes.members] == [
+                (dying.holder, False)
+            ]
             assert [(each.key, each.state, each.holder) for each in changes.resources] == [
                 (ownership.key, State.AVAILABLE, None)
             ]
@@ -305,7 +307,9 @@ class WatchContract(ContractBase):
         _, ownership = await twin.owned()
         await twin.store.release([ownership])
         assert _nothing(await scene.store.renew(watcher, since=version))
-        assert not {*await scene.store.peers(scene.group)} & {*await scene.store.peers(twin.group)}
+        assert not {*await scene.store.members(scene.group)} & {
+            *await scene.store.members(twin.group)
+        }
         assert not await scene.store.resources(scene.group)
 
     async def test_a_holder_of_no_group_hears_of_its_own_keys(self, scene: StoreCase) -> None:
@@ -323,7 +327,7 @@ class WatchContract(ContractBase):
         await scene.store.break_(key, epoch=ownership.epoch, after=scene.units(0))
         changes = await scene.store.renew(alone, since=changes.version)
         assert [term.reason for term in changes.ended] == [EndReason.BROKEN]
-        assert alone.holder not in await scene.store.peers(scene.group)
+        assert alone.holder not in await scene.store.members(scene.group)
 
     async def test_keys_of_an_outsider_that_ran_out_are_told(self, scene: StoreCase) -> None:
         """Its group is another or none: the key is of this one, and nobody else would look."""
@@ -374,7 +378,7 @@ class WatchContract(ContractBase):
 
 
 def _nothing(changes: Changes) -> bool:
-    return (changes.resources, changes.peers, changes.ended) == ((), (), ())
+    return (changes.resources, changes.members, changes.ended) == ((), (), ())
 
 
 async def _live_and_listen(scene: StoreCase, rng: Random) -> None:
@@ -411,16 +415,16 @@ async def _told_and_shown(
     """What the watcher knows after one more answer, and what anybody can read."""
     await _listen(scene.store, watcher, view)
     resources = await scene.store.resources(scene.group)
-    peers = await scene.store.peers(scene.group)
-    told = _bare(view.resources.values(), view.peers.values())
-    return told, _bare(resources.values(), peers.values())
+    members = await scene.store.members(scene.group)
+    told = _bare(view.resources.values(), view.members.values())
+    return told, _bare(resources.values(), members.values())
 
 
 def _bare(
-    resources: Iterable[Resource], peers: Iterable[MemberRecord]
+    resources: Iterable[Resource], members: Iterable[MemberRecord]
 ) -> tuple[dict[str, Resource], dict[str, MemberRecord]]:
     """Without the times that run by themselves."""
     return (
         {each.key: replace(each, breaking_s=None) for each in resources},
-        {each.holder: replace(each, remaining_s=0.0) for each in peers},
+        {each.holder: replace(each, remaining_s=0.0) for each in members},
     )

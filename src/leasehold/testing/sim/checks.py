@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from leasehold.model import State
 from leasehold.stores.registry import Registry
-from leasehold.testing.sim.source import MOST_EVENTS
+from leasehold.testing.sim.source import MAX_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -313,7 +313,7 @@ class Deliveries:
         if epoch < newest:
             self._broken(f"{key}: an effect of epoch {epoch} after one of epoch {newest}")
         self._newest[key] = max(epoch, newest)
-        there = self._outside.setdefault(key, bytearray(MOST_EVENTS + 1))
+        there = self._outside.setdefault(key, bytearray(MAX_EVENTS + 1))
         there[first : last + 1] = b"\x01" * (last + 1 - first)
         self._prefix[key] = there.find(0, self.complete_until(key) + 1) - 1
 

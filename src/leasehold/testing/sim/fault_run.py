@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from leasehold.core.balance import Snapshot, least_moves
+from leasehold.core.balance import Snapshot, min_moves
 from leasehold.core.lease_timing import LeaseTiming
 from leasehold.model import KeyClaim
 from leasehold.testing.sim.checks import InvariantBroken
@@ -108,12 +108,12 @@ def _digest(world: World) -> str:
 # ------------------------------------------------------------------- phase 1
 
 
-async def storm(world: World, lease_s: float, *, most_hosts: int = 6, most_steps: int = 12) -> None:
+async def storm(world: World, lease_s: float, *, max_hosts: int = 6, max_steps: int = 12) -> None:
     """Let things happen, one after the other, to a few hosts."""
     rng = world.rng
-    for _ in range(rng.randint(1, most_hosts)):
+    for _ in range(rng.randint(1, max_hosts)):
         _start(world)
-    for _ in range(rng.randint(3, most_steps)):
+    for _ in range(rng.randint(3, max_steps)):
         await world.pass_time(rng.uniform(0.0, lease_s))
         await _happen(world, lease_s)
     await world.pass_time(rng.uniform(0.0, 2 * lease_s))
@@ -124,7 +124,7 @@ def _start(world: World) -> None:
     host = world.start(
         weight=rng.choice((1.0, 1.0, 1.0, 2.0, 0.5)),
         most=rng.randint(0, 8) if rng.random() < 0.1 else None,
-        drain_limit_s=rng.choice((1.0, 30.0)),
+        drain_timeout_s=rng.choice((1.0, 30.0)),
     )
     if rng.random() < 0.05:
         # A network that only sends: its requests arrive, and no answer ever comes back.
@@ -166,7 +166,9 @@ def _ask(world: World, rng: random.Random) -> None:
     """Somebody asks for a key of another, through an operator's tool."""
     server, registry = world.server, world.registry
     resource = registry.resources(world.group, server.now())[rng.choice(world.keys)]
-    lease = registry.lease_of(rng.choice(sorted(registry.peers(world.group, server.now()) or [""])))
+    lease = registry.lease_of(
+        rng.choice(sorted(registry.members(world.group, server.now()) or [""]))
+    )
     if lease is not None:
         want = KeyClaim(key=resource.key, seen_epoch=resource.epoch)
         registry.ask(lease, want, server.now(), server.wall())
@@ -233,10 +235,10 @@ async def balanced_soon(world: World, before: Snapshot, when: str) -> None:
         InvariantBroken: it is not there, or cost more.
     """
     begun = len(world.checks.changes)
-    fewest = least_moves(before)
+    fewest = min_moves(before)
     await world.pass_time(_CYCLES_TO_BALANCE * world.setting.timing.renew_s * 1.06 + 1.0)
     after = world.snapshot()
-    if least_moves(after) or not _all_placed(after):
+    if min_moves(after) or not _all_placed(after):
         counts = {holder: len(keys) for holder, keys in after.keys_by_owner().items()}
         raise InvariantBroken(f"not even {_CYCLES_TO_BALANCE} cycles {when}: {counts}")
     moves = moves_since(before, world.checks.changes[begun:])

@@ -183,7 +183,7 @@ class SimHandler:
 
 
 _A_MOMENT_S = 1.0
-_RETRIES = PoisonPolicy.retry(pauses=Backoff(base_s=0.3, most_s=3.0))
+_RETRIES = PoisonPolicy.retry(pauses=Backoff(base_s=0.3, max_s=3.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class PumpSetting(Setting):
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy.after_each_batch)
     batch_events: int = 8
     one_by_one: bool = False
-    handler_limit_s: float | None = None
+    handler_timeout_s: float | None = None
     stall_after_s: float = 6.0
     give_up_after_s: float | None = 12.0
 
@@ -202,7 +202,7 @@ class PumpSetting(Setting):
 class PumpWorld(World):
     """Hosts with pumps. A producer adds events until ``producing`` is False."""
 
-    look_every_s = 0.5
+    check_interval_s = 0.5
 
     def __init__(self, setting: PumpSetting, *, tell: Callable[[str], None] | None = None) -> None:
         """A world without hosts, and with a log that is empty."""
@@ -284,7 +284,7 @@ class PumpWorld(World):
     # ---------------------------------------------------------------- parts
 
     def _furnish(
-        self, host: Host, *, weight: float, most: int | None, drain_limit_s: float
+        self, host: Host, *, weight: float, most: int | None, drain_timeout_s: float
     ) -> Coroutine[Any, Any, None]:
         """Put a processor on the host, both of its sides in one loop."""
         setting = self._pumps
@@ -293,8 +293,8 @@ class PumpWorld(World):
             strategy=setting.strategy,
             timing=setting.timing,
             weight=weight,
-            most_partitions=most,
-            drain_limit=timedelta(seconds=drain_limit_s),
+            max_partitions=most,
+            drain_timeout=timedelta(seconds=drain_timeout_s),
             checkpoint=setting.checkpoint,
             batch_events=setting.batch_events,
             prefetch_events=3 * setting.batch_events,
@@ -325,7 +325,7 @@ class PumpWorld(World):
             group="group",
             options=options,
             handlers=handler.handlers(
-                one_by_one=setting.one_by_one, limit_s=setting.handler_limit_s
+                one_by_one=setting.one_by_one, limit_s=setting.handler_timeout_s
             ),
             bridge=bridge,
             board=board,
@@ -359,16 +359,16 @@ class PumpWorld(World):
         lots, registry, server = self._lots, self.registry, self.server
         while True:
             await simulated_sleep(lots.uniform(2.0, 20.0))
-            holders = sorted(registry.peers(self.group, server.now()))
+            holders = sorted(registry.members(self.group, server.now()))
             if not holders or self.work is CALM_WORK:
                 continue
             holder, key = lots.choice(holders), lots.choice(self.keys)
             if lots.random() < 0.3:
                 self.tell(f"-- dismiss {holder}")
-                registry.dismiss(holder, server.now(), server.wall())
+                registry.request_leave(holder, server.now(), server.wall())
             else:
                 epoch = registry.resources(self.group, server.now())[key].epoch
-                registry.suggest(key, epoch, holder, server.now(), server.wall())
+                registry.request_hand_over(key, epoch, holder, server.now(), server.wall())
 
     def _told(self, host: Host, event: HookEvent) -> None:
         self.told[type(event).__name__] += 1
@@ -480,7 +480,7 @@ def drawn(seed: int) -> PumpSetting:
         ),
         batch_events=rng.randint(1, 12),
         one_by_one=rng.random() < 0.25,
-        handler_limit_s=rng.choice((None, None, 2.0)),
+        handler_timeout_s=rng.choice((None, None, 2.0)),
     )
 
 
@@ -488,7 +488,7 @@ async def _day(seed: int, tell: Callable[[str], None] | None) -> PumpDay:
     setting = drawn(seed)
     world = PumpWorld(setting, tell=tell)
     try:
-        await storm(world, setting.timing.lease_s, most_hosts=3, most_steps=5)
+        await storm(world, setting.timing.lease_s, max_hosts=3, max_steps=5)
         world.calm_down()
         world.tell("the faults stop")
         await calm(world)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from leasehold.core.balance import Snapshot, Strategy, least_moves, spread
+from leasehold.core.balance import Snapshot, Strategy, min_moves, spread
 from leasehold.model import MemberInfo
 from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.faults import FaultRates
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from leasehold.testing.sim.host import Host
 
 _STEP_S = 0.1
-_MOST_CYCLES = 400
+_MAX_CYCLES = 400
 _STEADY_CYCLES = 10
 _CHURN_STEPS = 10
 _LAN = FaultRates(latency_s=0.005)
@@ -48,7 +48,7 @@ class Measured:
     """The numbers of one run.
 
     ``cycles``: the most that any step took until it was balanced. ``moves``: keys that changed
-    from one living owner to another. ``least_moves``: the fewest that could have done it.
+    from one living owner to another. ``min_moves``: the fewest that could have done it.
     ``spread``: largest minus smallest number of keys at the end. ``calls_per_host_cycle``: calls
     to the store once nothing happens. ``unowned_s``: seconds without an owner that is alive,
     ``double_s``: with two at work, both summed over all keys.
@@ -60,7 +60,7 @@ class Measured:
     partitions: int
     cycles: int
     moves: int
-    least_moves: int
+    min_moves: int
     spread: int
     calls_per_host_cycle: float
     unowned_s: float
@@ -84,7 +84,7 @@ class ScenarioRun:
 class _Count:
     cycles: int = 0
     moves: int = 0
-    least_moves: int = 0
+    min_moves: int = 0
 
 
 def run_scenario(
@@ -144,7 +144,7 @@ class _ScenarioWorld:
             partitions=len(world.keys),
             cycles=self._count.cycles,
             moves=self._count.moves,
-            least_moves=self._count.least_moves,
+            min_moves=self._count.min_moves,
             spread=spread(world.snapshot()),
             calls_per_host_cycle=round(calls, 3),
             unowned_s=round(unowned_s(world.checks.changes, world.keys, began_s, ended_s), 1),
@@ -215,7 +215,7 @@ class _ScenarioWorld:
         took_s = world.now_s() - begun_s
         cycles = math.ceil(took_s / self._setting.timing.renew_s)
         self._count.cycles = max(self._count.cycles, cycles)
-        self._count.least_moves += least_moves(before)
+        self._count.min_moves += min_moves(before)
         self._count.moves += moves_since(before, world.checks.changes[begun:])
         if leaving_host is not None:
             await self._until(lambda: not leaving_host.running)
@@ -235,10 +235,10 @@ class _ScenarioWorld:
         return max(numbers) - min(numbers) <= 1
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        limit_s = self._world.now_s() + _MOST_CYCLES * self._setting.timing.renew_s
+        limit_s = self._world.now_s() + _MAX_CYCLES * self._setting.timing.renew_s
         while not condition():
             if self._world.now_s() > limit_s:
-                raise InvariantBroken(f"not balanced after {_MOST_CYCLES} cycles")
+                raise InvariantBroken(f"not balanced after {_MAX_CYCLES} cycles")
             await self._world.pass_time(_STEP_S)
 
     async def _calls_when_steady(self) -> float:

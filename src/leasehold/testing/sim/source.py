@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from leasehold.testing.sim.faults import WorkRates
     from leasehold.testing.sim.host import Host
 
-MOST_EVENTS = 4096
+MAX_EVENTS = 4096
 
 
 @cache
 def _rows() -> pa.RecordBatch:
     """The events of any partition: they differ by their numbers alone, so they are made once."""
     source = MemorySource()
-    source.append("0", *[b"event"] * MOST_EVENTS)
-    return source.batch("0", 0, MOST_EVENTS).arrow
+    source.append("0", *[b"event"] * MAX_EVENTS)
+    return source.batch("0", 0, MAX_EVENTS).arrow
 
 
 class SimLog:
@@ -48,7 +48,7 @@ class SimLog:
 
     def append(self, partition: str, events: int) -> None:
         """Add so many events, while there is room."""
-        self.next[partition] = min(self.next[partition] + events, MOST_EVENTS)
+        self.next[partition] = min(self.next[partition] + events, MAX_EVENTS)
         self.ring(partition)
 
     def ring(self, partition: str) -> None:
@@ -64,7 +64,7 @@ class SimLog:
         """Serve this receiver, and nobody with an older claim.
 
         Raises:
-            Stolen: one with a higher epoch has come before.
+            ReaderDisplaced: one with a higher epoch has come before.
         """
         epoch = self.claims[receiver.partition][0] if receiver.partition in self.claims else 0
         if epoch > receiver.epoch:
@@ -148,15 +148,15 @@ class SimReceiver:
         self._source = source
         self._log = log
 
-    async def receive(self, *, most_events: int, most_bytes: int) -> EventBatch:
+    async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``."""
-        del most_bytes
+        del max_bytes
         await self._source.travel(may_hang=True)
         while True:
             epoch, receiver = self._log.claims[self.partition]
             if receiver is not self:
                 raise ReaderDisplaced(f"epoch {epoch} reads {self.partition}", epoch=self.epoch)
-            count = min(most_events, self._log.next[self.partition] - self.position)
+            count = min(max_events, self._log.next[self.partition] - self.position)
             if count > 0:
                 rows = _rows().slice(self.position, count)
                 self.position += count

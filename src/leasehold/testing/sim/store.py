@@ -153,17 +153,19 @@ class SimStore:
         """See ``Store``."""
         return await self.send(lambda r: r.annotate(notes, self.server.now()))
 
-    async def suggest(self, key: str, *, epoch: int, to: str) -> bool:
+    async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
         server = self.server
-        return await self.send(lambda r: r.suggest(key, epoch, to, server.now(), server.wall()))
+        return await self.send(
+            lambda r: r.request_hand_over(key, epoch, to, server.now(), server.wall())
+        )
 
-    async def dismiss(self, holder: str) -> bool:
+    async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
         server = self.server
-        return await self.send(lambda r: r.dismiss(holder, server.now(), server.wall()))
+        return await self.send(lambda r: r.request_leave(holder, server.now(), server.wall()))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``."""
@@ -182,9 +184,9 @@ class SimStore:
         """See ``Store``."""
         return await self.send(lambda r: r.resources(group, self.server.now()))
 
-    async def peers(self, group: str) -> Mapping[str, MemberRecord]:
+    async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``."""
-        return await self.send(lambda r: r.peers(group, self.server.now()))
+        return await self.send(lambda r: r.members(group, self.server.now()))
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""

@@ -44,7 +44,7 @@ class Setting:
 class World:
     """Hosts and a store in simulated time. Make it inside ``run_simulated``."""
 
-    look_every_s = 0.25
+    check_interval_s = 0.25
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class World:
     # --------------------------------------------------------------- events
 
     def start(
-        self, *, weight: float = 1.0, most: int | None = None, drain_limit_s: float = 30.0
+        self, *, weight: float = 1.0, most: int | None = None, drain_timeout_s: float = 30.0
     ) -> Host:
         """A new host joins."""
         name = f"host{next(self._names):02}"
@@ -97,7 +97,7 @@ class World:
         host = Host(name, rng=rng, rates=self.rates)
         context = copy_context()
         context.run(HOST.set, host)
-        life = self._furnish(host, weight=weight, most=most, drain_limit_s=drain_limit_s)
+        life = self._furnish(host, weight=weight, most=most, drain_timeout_s=drain_timeout_s)
         host.task = asyncio.create_task(life, context=context)
         self.hosts.append(host)
         self.tell(f"{host.name} starts")
@@ -127,14 +127,14 @@ class World:
             host.rates = CALM
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, looking at everything every ``look_every_s``.
+        """Let time pass, looking at everything every ``check_interval_s``.
 
         Raises:
             InvariantBroken: something happened that must never happen.
         """
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
-            await simulated_sleep(min(self.look_every_s, left_s))
+            await simulated_sleep(min(self.check_interval_s, left_s))
             self.look()
 
     def look(self) -> None:
@@ -163,7 +163,7 @@ class World:
         """The group as the store has it now."""
         now = self.server.now()
         return Snapshot(
-            members={h: peer.info for h, peer in self.registry.peers(self.group, now).items()},
+            members={h: peer.info for h, peer in self.registry.members(self.group, now).items()},
             resources=self.registry.resources(self.group, now),
         )
 
@@ -175,7 +175,7 @@ class World:
     # ---------------------------------------------------------------- parts
 
     def _furnish(
-        self, host: Host, *, weight: float, most: int | None, drain_limit_s: float
+        self, host: Host, *, weight: float, most: int | None, drain_timeout_s: float
     ) -> Coroutine[Any, Any, None]:
         """Put a member on the host; return the host's life, to be run."""
         options = MemberOptions(
@@ -185,7 +185,7 @@ class World:
             timing=self.setting.timing,
             weight=weight,
             most=most,
-            drain_limit=timedelta(seconds=drain_limit_s),
+            drain_timeout=timedelta(seconds=drain_timeout_s),
         )
         host.keeper = HostKeyHandler(host, self.notice)
         host.member = Member(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from leasehold.spark.sinks.delta.storage import Storage
 
-_MOST_COLUMNS = 32
+_MAX_COLUMNS = 32
 _LONGEST_TEXT = 64
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -68,7 +68,7 @@ def stats_of(footer: Any) -> str:
 
 def _flat_columns(footer: Any) -> Iterator[tuple[int, str]]:
     """The first columns that are no part of another."""
-    for index in range(min(footer.num_columns, _MOST_COLUMNS)):
+    for index in range(min(footer.num_columns, _MAX_COLUMNS)):
         column = footer.schema.column(index)
         if column.path == column.name and column.max_repetition_level == 0:
             yield index, column.name
@@ -114,7 +114,7 @@ RESULT = "written string"
 _COMPRESSION, _LEVEL = "zstd", 1
 _GROUP_BYTES = 64 << 20
 _FILE_BYTES = 512 << 20
-_MOST_OPEN = 64
+_MAX_OPEN = 64
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _ROW = "leasehold row"
 
@@ -233,7 +233,7 @@ class TaskFiles:
         table = pa.Table.from_batches(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
         for values, rows in _parts(table, self._by):
-            if values not in self._open and len(self._open) >= _MOST_OPEN:
+            if values not in self._open and len(self._open) >= _MAX_OPEN:
                 self._close_all()
             file = self._open.get(values) or self._start(values, rows.schema)
             file.writer.write_table(rows)

@@ -78,7 +78,7 @@ def open_manifest(url: str, *, clock: Clock) -> BlockingDatabase:
     """The database of the store, ready.
 
     Raises:
-        UnknownStore, StoreUnavailable, StoreUnusable: see ``open_blocking``.
+        InvalidUrl, StoreUnavailable, StoreUnusable: see ``open_blocking``.
     """
     return open_blocking(url, queries=queries(), clock=clock, guard="guard")
 
@@ -166,7 +166,7 @@ def unknown_here(directory: Path, pointer: Pointer, database: BlockingDatabase) 
 
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_LABEL = 200
-_MOST_OPEN = 32
+_MAX_OPEN = 32
 _GROUP_ROWS = 128 * 1024
 _GROUP_BYTES = 64 << 20
 
@@ -269,7 +269,7 @@ class _TaskFiles:
         """Write rows to the file of their directory."""
         found = self._open.pop(label, None)
         if found is None:
-            if len(self._open) >= _MOST_OPEN:
+            if len(self._open) >= _MAX_OPEN:
                 self._open.pop(next(iter(self._open))).close()
             found = self._created(label, rows.schema)
         self._open[label] = found  # at the end: the one that was used last

@@ -2,7 +2,7 @@
 
 Tasks write files that nobody reads yet; the commit is one transaction of the store's database: it
 names the files, moves the positions and remembers the commit. Those who read with
-``read_committed`` see whole commits and nothing else. Files are never changed.
+``read_parquet`` see whole commits and nothing else. Files are never changed.
 
 The columns of a Parquet sink: which there may be, and in what two sets of them differ. Pure.
 """
@@ -213,7 +213,7 @@ class ParquetSink:
         Raises:
             SinkUnfit: the directory can not be made, or has a Delta table in it.
             SinkChanged: the directory and the store do not belong together.
-            UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+            InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
         """
         del spark
         refuse_taken(self._directory, sink=self.name, other=DELTA)
@@ -411,7 +411,7 @@ def _changed_s(path: Path) -> float:
         return float("inf")  # it is gone
 
 
-def read_committed(
+def read_parquet(
     spark: SparkSession, path: str | os.PathLike[str], store: str | None = None
 ) -> DataFrame:
     """The rows of all commits up to now, and no others. What is committed later is not in it.
@@ -421,7 +421,7 @@ def read_committed(
     Raises:
         UsageError: the directory is no sink, or nothing was ever committed to it.
         SinkChanged: the store does not know it.
-        UnknownStore, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
     directory, columns, files = _committed(path, store)
     if columns is None:
@@ -440,7 +440,7 @@ def committed_files(path: str | os.PathLike[str], store: str | None = None) -> l
     """The same files by their paths, for other programs.
 
     Raises:
-        UsageError, SinkChanged, UnknownStore, StoreError: see ``read_committed``.
+        UsageError, SinkChanged, InvalidUrl, StoreError: see ``read_parquet``.
     """
     return _committed(path, store)[2]
 

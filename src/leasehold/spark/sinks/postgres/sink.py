@@ -359,7 +359,7 @@ class PostgresSink:
         the place of the other. ``create``: make the table for the first batch if there is none.
 
         Raises:
-            UnknownStore: the URL can not be read.
+            InvalidUrl: the URL can not be read.
             UsageError: ``key`` is one text.
         """
         if isinstance(key, str):
