@@ -1,8 +1,8 @@
 """What each step of the journal does, inside one transaction.
 
-In this order: files with their open blocks; holders and volumes (a renewal changes one row, whatever
-the number of files); paths (files are known by id, so writers are not disturbed); writers, each with
-a ticket; opening, with all checks before the first write; recovery.
+In this order: files with their open blocks; holders and volumes (a renewal changes one row); paths
+(files are known by id, so writers are not disturbed); writers, each with a ticket; opening, with
+all checks before the first write; recovery.
 
 Refusals come in one order: the file is gone; it is closed, being recovered, or under another epoch.
 A step that finds itself done already gives the same answer.
