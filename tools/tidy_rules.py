@@ -92,6 +92,8 @@ _HOSTS = re.compile(
     re.IGNORECASE,
 )
 _MACHINE_PATH = re.compile(r"(?<![\w.*/-])/(?:Users|home|mnt|opt|root|work)/")
+_POINTER = re.compile(r"See ``[\w.]+``\.?")
+_TWINS = ("overload", ".setter", "override")  # another of the same name says what it does
 _UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
 _SQL = re.compile(
     r"""^\s*(?:SELECT|INSERT|UPDATE|DELETE|REPLACE|MERGE|CREATE|ALTER|DROP|TRUNCATE|WITH)\s
@@ -204,6 +206,49 @@ def _literal(node: ast.expr) -> str:
 def no_docstring(tree: ast.Module) -> list[str]:
     """A module that does not say what it is for."""
     return [] if ast.get_docstring(tree) else ["the module has no docstring"]
+
+
+def class_names(tree: ast.Module) -> list[str]:
+    """The classes of a module, without the underscore of private ones."""
+    return [node.name.lstrip("_") for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+def protocol_methods(tree: ast.Module) -> set[str]:
+    """The methods that the protocols of a module describe; implementations need no docstring."""
+    return {
+        method.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and any("Protocol" in ast.unparse(base) for base in node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def undocumented_methods(tree: ast.Module, described: set[str]) -> list[str]:
+    """Public methods of public classes that neither have a docstring nor implement a protocol."""
+    return [
+        f"line {method.lineno}: {node.name}.{method.name} has no docstring"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not method.name.startswith("_")
+        and method.name not in described
+        and not ast.get_docstring(method)
+        and not any(word in ast.unparse(each) for each in method.decorator_list for word in _TWINS)
+    ]
+
+
+def empty_docstrings(tree: ast.Module) -> list[str]:
+    """Docstrings that only point elsewhere."""
+    return [
+        f"line {node.lineno}: a docstring says only {said!r}: leave it out"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (said := ast.get_docstring(node) or "")
+        and _POINTER.fullmatch(said)
+    ]
 
 
 def spec_ids(tree: ast.Module) -> list[str]:
