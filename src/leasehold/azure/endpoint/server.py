@@ -189,7 +189,7 @@ class HubServer:
         return task
 
     def _for_each(self, work: Callable[[ClientConnection], None]) -> None:
-        """Do this for all connections; one for which it fails is aborted, the others go on."""
+        """Do this for all connections; one for which it fails is aborted, the others continue."""
         for connection in tuple(self._connections):
             try:
                 work(connection)
