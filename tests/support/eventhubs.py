@@ -16,7 +16,7 @@ from leasehold.azure import EventHubsSource
 from leasehold.azure.eventhubs.receiver import EventHubsReceiver
 from leasehold.events import Event
 
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 
 
 def address_of(hub: RunningHub, *, name: str = "hub", **options: object) -> str:
@@ -33,7 +33,7 @@ def source_of(hub: RunningHub, *, name: str = "hub", **options: object) -> Event
 async def taken(receiver: EventHubsReceiver, count: int, *, at_once: int = 1000) -> list[Event]:
     """So many events."""
     found: list[Event] = []
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while len(found) < count:
             found += await receiver.receive(max_events=at_once, max_bytes=1 << 24)
     return found
@@ -48,7 +48,7 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def officially_sent(hub: RunningHub, events: list[EventData], **how: Any) -> None:
+def send_with_azure_client(hub: RunningHub, events: list[EventData], **how: Any) -> None:
     """Send through the official client, each for itself."""
     with EventHubProducerClient.from_connection_string(hub.url()) as client:
         for event in events:
@@ -57,7 +57,7 @@ def officially_sent(hub: RunningHub, events: list[EventData], **how: Any) -> Non
             client.send_batch(batch)
 
 
-def officially_received(hub: RunningHub, count: int) -> list[EventData]:
+def receive_with_azure_client(hub: RunningHub, count: int) -> list[EventData]:
     """All events of partition 0, as the official client gives them."""
     found: list[EventData] = []
     client = EventHubConsumerClient.from_connection_string(hub.url(), consumer_group="theirs")
@@ -74,8 +74,8 @@ def officially_received(hub: RunningHub, count: int) -> list[EventData]:
     thread = threading.Thread(target=receive)
     thread.start()
     try:
-        assert enough.wait(PATIENCE_S)
+        assert enough.wait(TIMEOUT_S)
     finally:
         client.close()
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
     return found

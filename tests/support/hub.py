@@ -51,7 +51,7 @@ from leasehold.log import Log, LogOptions, Receipt
 T = TypeVar("T")
 C = TypeVar("C", bound=Composite)
 KEY_NAME, KEY = "app", "a-key-for-tests"
-_PATIENCE_S = 90.0
+_TIMEOUT_S = 90.0
 _CLOCK = SystemClock()
 
 
@@ -72,7 +72,7 @@ class RunningHub:
 
     def run(self, work: Coroutine[None, None, T]) -> T:
         """Do something in the loop of the server."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(_PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(_TIMEOUT_S)
 
     def call(self, work: Callable[[], T]) -> T:
         async def called() -> T:
@@ -106,7 +106,7 @@ class RunningHub:
         """Put events into the log, past the hub."""
         with self.log.producer(hub) as producer:
             sent = producer.send([Event(body=body) for body in bodies], partition=partition)
-            return sent.result(_PATIENCE_S)[0]
+            return sent.result(_TIMEOUT_S)[0]
 
     def bodies(self, partition: int = 0, hub: str = "hub") -> list[bytes]:
         return [event.body for event in self.events(partition, hub)]
@@ -117,12 +117,12 @@ class RunningHub:
 
 
 @contextmanager
-def running_hub(place: Path, *, partitions: int = 2, **options: Any) -> Iterator[RunningHub]:
+def running_hub(directory: Path, *, partitions: int = 2, **options: Any) -> Iterator[RunningHub]:
     """A hub called ``hub``, listening at a free port."""
-    url = f"sqlite:///{place / 'hub.db'}"
+    url = f"sqlite:///{directory / 'hub.db'}"
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="hub-of-test")
-    with Log.open(url, volumes=[place / "v"], options=LogOptions(run_monitor=False)) as log:
+    with Log.open(url, volumes=[directory / "v"], options=LogOptions(run_monitor=False)) as log:
         log.create("hub", partitions=partitions)
         given = {"port": 0, "keys": SasKeys.parse([f"{KEY_NAME}={KEY}"]), **options}
         thread.start()
@@ -133,7 +133,7 @@ def running_hub(place: Path, *, partitions: int = 2, **options: Any) -> Iterator
                 await server.start()
                 return server
 
-            server = asyncio.run_coroutine_threadsafe(made(), loop).result(_PATIENCE_S)
+            server = asyncio.run_coroutine_threadsafe(made(), loop).result(_TIMEOUT_S)
             running = RunningHub(log=log, server=server, loop=loop)
             try:
                 yield running
@@ -145,11 +145,11 @@ def running_hub(place: Path, *, partitions: int = 2, **options: Any) -> Iterator
             loop.close()
 
 
-def until(is_so: Callable[[], object], *, patience_s: float = _PATIENCE_S) -> None:
+def until(condition: Callable[[], object], *, timeout_s: float = _TIMEOUT_S) -> None:
     """Wait until something holds; fail if it takes too long."""
-    over_at = _CLOCK.boottime_s() + patience_s
+    over_at = _CLOCK.boottime_s() + timeout_s
     pause = threading.Event()
-    while not is_so():
+    while not condition():
         assert _CLOCK.boottime_s() < over_at, "it took too long"
         pause.wait(0.01)
 
@@ -169,7 +169,7 @@ def sas(
     return f"SharedAccessSignature sr={quoted}&sig={signature}&se={expiry}&skn={name}"
 
 
-def certificate(place: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
+def certificate(directory: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
     """A certificate for this machine that signs itself, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -190,7 +190,7 @@ def certificate(place: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
         .add_extension(host, critical=False)
         .sign(key, hashes.SHA256())
     )
-    cert_file, key_file = place / "cert.pem", place / "key.pem"
+    cert_file, key_file = directory / "cert.pem", directory / "key.pem"
     cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     key_file.write_bytes(
         key.private_bytes(
@@ -202,9 +202,9 @@ def certificate(place: Path, address: str = "127.0.0.1") -> tuple[Path, Path]:
     return cert_file, key_file
 
 
-def tls_of(place: Path, address: str = "127.0.0.1") -> tuple[ssl.SSLContext, Path]:
+def tls_of(directory: Path, address: str = "127.0.0.1") -> tuple[ssl.SSLContext, Path]:
     """What a hub at this address encrypts with, and the certificate that its clients trust."""
-    cert, key = certificate(place, address)
+    cert, key = certificate(directory, address)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     return context, cert
@@ -214,7 +214,7 @@ class RawClient:
     """A connection, frame by frame. ``wait`` passes over frames of other kinds."""
 
     def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE_S)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname="127.0.0.1")
@@ -258,7 +258,7 @@ class RawClient:
                     return what, bytes(found.body[at:])
         raise EOFError(f"the server has hung up before {kind.__name__}")
 
-    def is_over(self) -> bool:
+    def is_closed(self) -> bool:
         """Read until the server hangs up."""
         while self.next() is not None:
             pass
@@ -351,13 +351,13 @@ class RawClient:
         )
 
     def reader(
-        self, place: str = "hub/ConsumerGroups/$Default/Partitions/0", at: str = "", **fields: Any
+        self, address: str = "hub/ConsumerGroups/$Default/Partitions/0", at: str = "", **fields: Any
     ) -> Attach:
         """Attach a receiver that begins where the filter says."""
         chosen = Symbol("apache.org:selector-filter:string")
         filters = {chosen: Described(chosen, f"amqp.annotation.{at}")} if at else None
-        source = Source(address=place, filter=filters)
-        return self.attach(place, receives=True, source=source, **fields)
+        source = Source(address=address, filter=filters)
+        return self.attach(address, receives=True, source=source, **fields)
 
 
 def stuffed(what: Composite, count: int, value: bytes = b"\x45") -> bytes:

@@ -16,8 +16,8 @@ from azure.eventhub import EventData
 from tests.support.eventhubs import (
     address_of,
     in_loop,
-    officially_received,
-    officially_sent,
+    receive_with_azure_client,
+    send_with_azure_client,
     source_of,
     taken,
 )
@@ -71,9 +71,9 @@ def odd_events() -> list[EventData]:
 
 def test_the_events_are_those_that_the_official_client_gets(tmp_path: Path) -> None:
     with running_hub(tmp_path) as hub:
-        officially_sent(hub, odd_events(), partition_id="0")
+        send_with_azure_client(hub, odd_events(), partition_id="0")
         count = len(odd_events())
-        theirs = officially_received(hub, count)
+        theirs = receive_with_azure_client(hub, count)
 
         async def test(arrow: str) -> None:
             async with source_of(hub, arrow=arrow) as source:
@@ -104,7 +104,7 @@ def test_the_events_are_those_that_the_official_client_gets(tmp_path: Path) -> N
 
 def test_plain_messages_and_arrow_give_the_same_events(tmp_path: Path) -> None:
     with running_hub(tmp_path) as hub:
-        officially_sent(hub, odd_events(), partition_key="k1")
+        send_with_azure_client(hub, odd_events(), partition_key="k1")
         partition = next(str(number) for number in range(2) if hub.bodies(number))
 
         async def events(arrow: str) -> list[object]:
@@ -237,10 +237,10 @@ def test_what_retention_has_removed_is_told_at_the_start_and_on_the_way(tmp_path
 
 async def reset(hub: RunningHub, source: EventHubsSource) -> None:
     """Break the connection, and return when the source knows."""
-    live = await source.keeper.live()
+    live = await source.connection_manager.live()
     assert await asyncio.to_thread(hub.reset_all) == 1
     async with asyncio.timeout(90):
-        await live.connection.over
+        await live.connection.ended
 
 
 @pytest.mark.parametrize("arrow", ["on", "off"])
@@ -260,7 +260,7 @@ def test_a_reset_loses_nothing_and_brings_nothing_twice(tmp_path: Path, arrow: s
                 await reset(hub, source)
                 await asyncio.to_thread(hub.store, *bodies(20, 300))
                 found += await taken(receiver, 320 - len(found))
-                assert source.keeper.connections == 3
+                assert source.connection_manager.connections == 3
             assert [each.body for each in found] == bodies(320)
 
         in_loop(test)
@@ -330,10 +330,10 @@ def test_who_is_not_let_in_is_told_what_to_do_and_no_secret(tmp_path: Path) -> N
 
 def test_a_hub_that_is_not_there_is_told_when_the_patience_is_over(tmp_path: Path) -> None:
     with running_hub(tmp_path) as hub:
-        gone = address_of(hub)
+        transport_closed = address_of(hub)
 
     async def test() -> None:
-        async with EventHubsSource(gone, patience=timedelta(0)) as source:
+        async with EventHubsSource(transport_closed, patience=timedelta(0)) as source:
             with pytest.raises(StoreUnavailable, match="can not be used") as told:
                 await source.partitions()
             assert KEY not in str(told.value)
@@ -366,7 +366,7 @@ def test_a_receiver_or_source_that_is_closed_says_so_to_who_waits(tmp_path: Path
 def test_resets_of_a_quiet_partition_do_not_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.azure.eventhubs.receiver._SOUND_S", 0.0)
+    monkeypatch.setattr("leasehold.azure.eventhubs.receiver._STABLE_S", 0.0)
     with running_hub(tmp_path) as hub:
 
         async def test() -> None:
@@ -380,7 +380,7 @@ def test_resets_of_a_quiet_partition_do_not_add_up(
                         while (new := receiver.link) is None or new is old:
                             await source.ends(["0"])
                         await asyncio.shield(new.attached)
-                    assert source.keeper.connections == 2 + number
+                    assert source.connection_manager.connections == 2 + number
                 await asyncio.to_thread(hub.store, b"at last")
                 assert [each.body for each in await waiting] == [b"at last"]
 
@@ -394,9 +394,9 @@ def test_who_waits_for_a_hub_that_is_gone_is_told_when_the_source_is_closed(
         with running_hub(tmp_path) as hub:
             source = source_of(hub)
             receiver = await source.receiver("0", start=Start.latest(), **SEND)
-            live = await source.keeper.live()
+            live = await source.connection_manager.live()
         async with asyncio.timeout(90):
-            await live.connection.over
+            await live.connection.ended
         waiting = asyncio.create_task(taken(receiver, 1))
         asking = asyncio.create_task(source.partitions())
         await asyncio.sleep(0)
@@ -412,26 +412,26 @@ def test_heartbeats_and_tokens_go_on_while_nothing_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server gives up on a client that is silent for twice as long as this."""
-    monkeypatch.setattr("leasehold.azure.eventhubs.connection_manager._SHORTEST_LIFE_S", 0.3)
+    monkeypatch.setattr("leasehold.azure.eventhubs.connection_manager._MIN_TOKEN_LIFE_S", 0.3)
     with running_hub(tmp_path, idle_timeout=timedelta(seconds=1)) as hub:
 
         async def test() -> None:
             async with source_of(hub) as source:
-                tokens, shown = source.keeper._tokens, asyncio.Semaphore(0)
+                tokens, shown = source.connection_manager._tokens, asyncio.Semaphore(0)
 
                 async def token(audience: str) -> Token:
                     shown.release()
                     found = await tokens.token(audience)
                     return replace(found, expires_at=SystemClock().utc_now())
 
-                source.keeper._tokens = SimpleNamespace(token=token)
+                source.connection_manager._tokens = SimpleNamespace(token=token)
                 receiver = await source.receiver("0", start=Start.latest(), **SEND)
                 async with asyncio.timeout(90):
                     for _ in range(16):  # two at the start, then each two in a third of a second
                         await shown.acquire()
                 await asyncio.to_thread(hub.store, b"still here")
                 assert (await taken(receiver, 1))[0].body == b"still here"
-                assert source.keeper.connections == 1
+                assert source.connection_manager.connections == 1
 
         in_loop(test)
 
@@ -474,7 +474,7 @@ def test_partitions_are_read_side_by_side(tmp_path: Path, arrow: str) -> None:
                 found = await asyncio.gather(*map(read, "01234"))
                 for number, each in enumerate(found):
                     assert each == [b"%d-%d" % (number, event) for event in range(1500)]
-                assert source.keeper.connections == 1
+                assert source.connection_manager.connections == 1
 
         in_loop(test)
 

@@ -109,8 +109,8 @@ def test_a_producer_sends_by_partition_by_key_and_in_turn(hub: RunningHub) -> No
         assert about_one["last_enqueued_offset"] == str(last.offset)
         assert not about_one["is_empty"]
 
-    place = partition_of("a key", 4)
-    stored = [event.body for event in hub.events(place) if event.key == "a key"]
+    partition = partition_of("a key", 4)
+    stored = [event.body for event in hub.events(partition) if event.key == "a key"]
     assert stored == [f"{number}".encode() for number in range(300)]
 
     first, second, third = _received(hub.url(), 3, partition_id="1", starting_position="-1")[:3]
@@ -140,10 +140,10 @@ def test_a_consumer_begins_at_every_kind_of_place(hub: RunningHub) -> None:
         (datetime(2020, 1, 1, tzinfo=UTC), False): "0",
     }
 
-    def first(place: tuple[Any, bool]) -> str:
-        position, inclusive = place
+    def first(position_of: tuple[Any, bool]) -> str:
+        position, inclusive = position_of
         how = {"starting_position": position, "starting_position_inclusive": inclusive}
-        return _received(url, 1, consumer_group=f"g{len(str(place))}", **how, **only)[
+        return _received(url, 1, consumer_group=f"g{len(str(position_of))}", **how, **only)[
             0
         ].body_as_str()
 
@@ -170,10 +170,10 @@ def test_a_consumer_hears_of_the_end_and_of_what_comes(hub: RunningHub) -> None:
 @pytest.mark.soak  # the asynchronous client does the same: this one spins while it waits
 def test_an_owner_of_a_higher_level_takes_a_partition_over(hub: RunningHub) -> None:
     errors: dict[str, list[Any]] = {"low": [], "high": [], "late": []}
-    place = ("hub", "$default", "3")
+    key = ("hub", "$default", "3")
 
     def reads_with(epoch: int) -> bool:
-        return [each.epoch for each in hub.server.epochs._readers.get(place, [])] == [epoch]
+        return [each.epoch for each in hub.server.epochs._readers.get(key, [])] == [epoch]
 
     def receiving(name: str, level: int) -> Any:
         return _receiving(

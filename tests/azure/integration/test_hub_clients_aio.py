@@ -20,7 +20,7 @@ from tests.support.hub import RunningHub, running_hub, tls_of, until
 pytestmark = [pytest.mark.server, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 GROUP = "$Default"
 TLS_PORT = 5671  # the clients take no other
-_PATIENCE_S = 90.0
+_TIMEOUT_S = 90.0
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ async def _receiving(
 
 
 async def _until(is_so: Callable[[], object]) -> None:
-    await asyncio.to_thread(until, is_so, patience_s=_PATIENCE_S)
+    await asyncio.to_thread(until, is_so, timeout_s=_TIMEOUT_S)
 
 
 def test_nothing_is_lost_when_connections_break(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_any_frames_from_one_who_has_a_key(
                 b"".join(frame(channel, each.encode() + load) for each, load, channel in frames)
             )
             client.send(Close())
-            client.is_over()
+            client.is_closed()
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has hung up at an earlier frame
     until(lambda: not hub.server.connections)

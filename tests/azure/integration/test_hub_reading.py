@@ -73,11 +73,11 @@ def test_a_reader_begins_where_its_filter_says(hub: RunningHub) -> None:
 
 
 def test_a_reader_at_the_end_gets_what_comes(hub: RunningHub) -> None:
-    place = "hub/ConsumerGroups/$Default/Partitions/1"
+    address = "hub/ConsumerGroups/$Default/Partitions/1"
     hub.store(b"old", partition=1)
     for chosen in ("x-opt-offset > '@latest'", "x-opt-enqueued-time > '99999999999999'"):
         with _ready(hub) as client:
-            handle = client.reader(place, at=chosen).handle
+            handle = client.reader(address, at=chosen).handle
             client.credit(handle, 5)
             until(lambda: _is_asleep(hub))
             hub.store(b"new", partition=1)
@@ -135,38 +135,38 @@ def test_a_reader_that_drains_is_told_when_there_is_no_more(hub: RunningHub) -> 
 
 
 def test_readers_with_epochs_end_others_and_are_ended(hub: RunningHub) -> None:
-    place = "hub/ConsumerGroups/epochs/Partitions/0"
+    address = "hub/ConsumerGroups/epochs/Partitions/0"
 
     def epoch(number: int) -> dict[str, Any]:
         return {"properties": {Symbol("com.microsoft:epoch"): Long(number)}}
 
     with _ready(hub) as one, _ready(hub) as two, _ready(hub) as three:
-        one.reader(place)
-        two.reader(place, **epoch(5))
+        one.reader(address)
+        two.reader(address, **epoch(5))
         condition, words = _refusal(one)
         assert condition == "amqp:link:stolen"
         assert "with higher epoch of '5' is created" in words
-        one.reader(place)
+        one.reader(address)
         assert "non-epoch receiver is not allowed" in _refusal(one)[1]
-        three.reader(place, **epoch(4))
+        three.reader(address, **epoch(4))
         assert "A receiver with a higher epoch '5' already exists" in _refusal(three)[1]
-        three.reader(place, **epoch(5))
+        three.reader(address, **epoch(5))
         assert _refusal(two)[0] == "amqp:link:stolen"
         other = "hub/ConsumerGroups/others/Partitions/0"
         assert _bodies(_read(one, one.reader(other).handle, 1)) == [b"0"]
     with _ready(hub) as one:  # epochs end with those who have them
         until(lambda: ("hub", "epochs", "0") not in hub.server.epochs._readers)
-        assert _bodies(_read(one, one.reader(place).handle, 1)) == [b"0"]
-        one.reader(place, **epoch(-1))
+        assert _bodies(_read(one, one.reader(address).handle, 1)) == [b"0"]
+        one.reader(address, **epoch(-1))
         assert _refusal(one)[0] == "com.microsoft:argument-error"
 
 
 def test_five_may_read_a_partition_for_a_group_without_an_epoch(hub: RunningHub) -> None:
-    place = "hub/ConsumerGroups/five/Partitions/0"
+    address = "hub/ConsumerGroups/five/Partitions/0"
     with _ready(hub) as client:
         for _ in range(5):
-            client.reader(place)
-        client.reader(place)
+            client.reader(address)
+        client.reader(address)
         condition, words = _refusal(client)
         assert condition == "amqp:resource-limit-exceeded"
         assert "which is 5" in words
@@ -226,8 +226,8 @@ def _sent(hub: RunningHub, message: Message, partition: int) -> Message:
         sender = client.attach(f"hub/Partitions/{partition}", receives=False)
         client.transfer(sender.handle, message.encode())
         assert type(client.wait(Disposition)[0].state).__name__ == "Accepted"
-        place = f"hub/ConsumerGroups/$Default/Partitions/{partition}"
-        handle = client.reader(place, at="x-opt-offset > '-1'").handle
+        address = f"hub/ConsumerGroups/$Default/Partitions/{partition}"
+        handle = client.reader(address, at="x-opt-offset > '-1'").handle
         return _read(client, handle, len(hub.events(partition)))[-1]
 
 

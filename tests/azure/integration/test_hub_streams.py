@@ -66,9 +66,9 @@ def test_a_reader_learns_that_another_client_has_found_the_stream_made_anew(tmp_
 
 def test_a_hub_that_is_another_one_by_now_says_so(tmp_path: Path) -> None:
     with running_hub(tmp_path) as hub:
-        old = hub.run(hub.server.streams.find("hub"))
+        old = hub.run(hub.server.hubs.find("hub"))
         made_anew(hub)
-        assert hub.run(hub.server.streams.find("hub")) is not old
+        assert hub.run(hub.server.hubs.find("hub")) is not old
         with pytest.raises(UnknownStream):
             hub.run(old.receiver(0, Selector(what="earliest")))
 

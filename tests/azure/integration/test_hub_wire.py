@@ -22,7 +22,7 @@ from tests.support.hub import (
 
 from leasehold.azure.amqp.composites import Rejected, Target
 from leasehold.azure.amqp.faults import AmqpFault
-from leasehold.azure.amqp.frames import AMQP_HEADER, EMPTY, SASL_HEADER, frame
+from leasehold.azure.amqp.frames import AMQP_HEADER, EMPTY_FRAME, SASL_HEADER, frame
 from leasehold.azure.amqp.messages import Message, read_message
 from leasehold.azure.amqp.performatives import (
     Attach,
@@ -137,7 +137,7 @@ def test_an_expired_token_ends_its_links(hub: RunningHub) -> None:
 def test_bad_bytes_end_the_connection_and_nothing_else(hub: RunningHub, data: bytes) -> None:
     with RawClient(hub.port) as client:
         client.raw(data)
-        assert client.is_over()
+        assert client.is_closed()
     with RawClient(hub.port) as client:
         assert client.open().put_token().application_properties["status-code"] == 202
 
@@ -149,10 +149,10 @@ def test_a_stranger_may_send_only_small_frames_and_few(hub: RunningHub) -> None:
         close, _ = client.wait(Close)
         assert close.error is not None
         assert close.error.condition == "amqp:connection:framing-error"
-        assert client.is_over()
+        assert client.is_closed()
     with RawClient(hub.port) as client:
         client.open()
-        client.raw(EMPTY * 300)
+        client.raw(EMPTY_FRAME * 300)
         close, _ = client.wait(Close)
         assert close.error is not None
         assert close.error.condition == "amqp:unauthorized-access"
@@ -257,7 +257,7 @@ def test_connections_beyond_the_limit_are_hung_up_on(tmp_path: Path) -> None:
             stack.enter_context(RawClient(hub.port)).open()
         with RawClient(hub.port) as late:
             late.raw(SASL_HEADER)
-            assert late.is_over()
+            assert late.is_closed()
         assert hub.server.connections == 3
 
 
@@ -271,7 +271,7 @@ def test_whoever_brings_no_token_in_time_is_sent_away(tmp_path: Path) -> None:
         close, _ = client.wait(Close)
         assert close.error is not None
         assert "No token" in (close.error.description or "")
-        assert silent.is_over()
+        assert silent.is_closed()
         until(lambda: not hub.server.connections)
 
 
@@ -286,10 +286,12 @@ def test_a_silent_client_is_closed_and_one_that_beats_is_not(tmp_path: Path) -> 
             each.open(idle_time_out=400).put_token()
 
         def heard() -> list[float]:
-            return sorted(each._heard_at for each in hub.call(lambda: [*hub.server._connections]))
+            return sorted(
+                each._last_received_at for each in hub.call(lambda: [*hub.server._connections])
+            )
 
         before = heard()
-        beating.raw(EMPTY)
+        beating.raw(EMPTY_FRAME)
         until(lambda: heard()[1] > before[1])
         between_s = sum(heard()) / 2
         hub.call(
@@ -361,7 +363,7 @@ def test_the_end_of_a_hub_is_told_to_its_clients(tmp_path: Path) -> None:
         assert detach.error is not None
         assert detach.error.condition == "amqp:connection:forced"
         client.wait(Close)
-        assert client.is_over()
+        assert client.is_closed()
 
 
 def test_management_tells_of_hubs_that_a_token_is_for(hub: RunningHub) -> None:
@@ -472,4 +474,4 @@ def test_a_hub_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
             assert type(client.wait(Disposition)[0].state).__name__ == "Accepted"
         with RawClient(hub.port) as plain:
             plain.raw(SASL_HEADER)
-            assert plain.is_over()
+            assert plain.is_closed()

@@ -42,11 +42,11 @@ def _running(*words: str, **variables: str) -> Iterator[tuple[subprocess.Popen[s
 
 
 def test_a_hub_says_how_to_connect_and_ends_in_good_order(tmp_path: Path) -> None:
-    place = tmp_path / "data"
+    directory = tmp_path / "data"
     # All of these are names that Event Hubs allows.
     names = ["o", "Or-d_e.rs2", "o" * 256]
     words = [word for name in names for word in ("--create", f"{name}=1")]
-    with _running("--log", str(place), "--create", "orders=2", *words) as (process, url):
+    with _running("--log", str(directory), "--create", "orders=2", *words) as (process, url):
         parts = dict(part.split("=", 1) for part in url.rstrip(";").split(";"))
         assert parts["UseDevelopmentEmulator"] == "true"
         port = int(parts["Endpoint"].rpartition(":")[2])
@@ -66,16 +66,18 @@ def test_a_hub_says_how_to_connect_and_ends_in_good_order(tmp_path: Path) -> Non
         assert "4 hubs at 127.0.0.1" in said
         assert "left in good order" in said
         assert parts["SharedAccessKey"] not in said
-    assert _stored(place, 1) == [b"kept"]
-    with Log.open(f"sqlite:///{place / 'log.db'}", options=LogOptions(run_monitor=False)) as log:
+    assert _stored(directory, 1) == [b"kept"]
+    with Log.open(
+        f"sqlite:///{directory / 'log.db'}", options=LogOptions(run_monitor=False)
+    ) as log:
         log.create("or ders", partitions=1)  # a log may have others
         assert {each.name for each in log.streams()} == {"orders", *names, "or ders"}
 
 
-def _stored(place: Path, partition: int) -> list[bytes]:
+def _stored(directory: Path, partition: int) -> list[bytes]:
     options = LogOptions(run_monitor=False)
     with (
-        Log.open(f"sqlite:///{place / 'log.db'}", options=options) as log,
+        Log.open(f"sqlite:///{directory / 'log.db'}", options=options) as log,
         log.reader("orders", partition) as reader,
     ):
         return [event.body for batch in reader.batches() for event in batch]
@@ -84,11 +86,11 @@ def _stored(place: Path, partition: int) -> list[bytes]:
 def test_a_hub_keeps_its_partitions_and_what_was_accepted_though_it_is_killed(
     tmp_path: Path,
 ) -> None:
-    audience, many, place = "sb://127.0.0.1/orders", 400, tmp_path / "data"
-    place.mkdir()
-    with Log.open(f"sqlite:///{place / 'log.db'}", volumes=[place / "volume"]) as log:
+    audience, many, directory = "sb://127.0.0.1/orders", 400, tmp_path / "data"
+    directory.mkdir()
+    with Log.open(f"sqlite:///{directory / 'log.db'}", volumes=[directory / "volume"]) as log:
         log.create("orders", partitions=2)
-    with _running("--log", str(place), "--create", "orders=3") as (process, url):
+    with _running("--log", str(directory), "--create", "orders=3") as (process, url):
         parts = dict(part.split("=", 1) for part in url.rstrip(";").split(";"))
         with RawClient(int(parts["Endpoint"].rpartition(":")[2])) as client:
             token = sas(audience, name=parts["SharedAccessKeyName"], key=parts["SharedAccessKey"])
@@ -111,7 +113,7 @@ def test_a_hub_keeps_its_partitions_and_what_was_accepted_though_it_is_killed(
         _, said = process.communicate(timeout=90)
     assert "orders is there with 2 partitions, and stays so" in said
     assert "Traceback" not in said
-    stored = _stored(place, 0)
+    stored = _stored(directory, 0)
     assert stored == [b"%d" % number for number in range(len(stored))]
     assert accepted
     assert {b"%d" % number for number in accepted} <= set(stored)

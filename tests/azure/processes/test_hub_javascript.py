@@ -29,8 +29,8 @@ def test_the_client_of_npm_sends_and_receives(tmp_path: Path) -> None:
         seen = json.loads(done.stdout)
         assert seen["errors"] == []
         assert seen["partitions"] == ["0", "1"]
-        first, place = seen["first"], str(partition_of("k", 2))
-        assert first["lastEnqueuedSequenceNumber"] == 99 + (place == "0")
+        first, partition = seen["first"], str(partition_of("k", 2))
+        assert first["lastEnqueuedSequenceNumber"] == 99 + (partition == "0")
 
         received = [each for each in seen["received"] if each["partition"] == "0"]
         numbered = [each for each in received if isinstance(each["body"], dict)]
@@ -38,7 +38,7 @@ def test_the_client_of_npm_sends_and_receives(tmp_path: Path) -> None:
         assert numbered[3]["properties"] == {"half": 1.5, "name": "n3"}
         [keyed] = [each for each in seen["received"] if each["key"]]
         assert (keyed["body"], keyed["contentType"]) == ("keyed", "text/plain")
-        assert (keyed["key"], keyed["partition"]) == ("k", place)
+        assert (keyed["key"], keyed["partition"]) == ("k", partition)
         buffered = [each["body"] for each in received if str(each["body"]).startswith("buffered")]
         assert buffered == [f"buffered {number}" for number in range(20)]
         assert seen["received"][-1]["last"] is not None

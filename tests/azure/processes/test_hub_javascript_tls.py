@@ -18,9 +18,9 @@ def _is_alone(hub: RunningHub) -> bool:
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
     """A certificate for the same address, by somebody else."""
-    place = tmp_path / "other"
-    place.mkdir()
-    return tls_of(place)[1]
+    directory = tmp_path / "other"
+    directory.mkdir()
+    return tls_of(directory)[1]
 
 
 def test_the_client_of_npm_uses_tls_at_any_port(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_frames_are_the_same_however_their_bytes_are_cut(cuts: list[int]) -> Non
         (SASL, 0, b""),
         (0, 65535, b"x" * 100),
     ]
-    assert not reader.waiting_bytes
+    assert not reader.buffered_bytes
 
 
 def test_a_frame_that_is_too_big_is_refused_by_its_head() -> None:

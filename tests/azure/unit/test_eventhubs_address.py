@@ -96,7 +96,7 @@ def test_a_contradiction_is_named() -> None:
 def test_no_secret_is_shown() -> None:
     address = parse(f"eventhubs:///?connection={quote(LOCAL, safe='')}", {})
     source = EventHubsSource(address)
-    for words in (repr(address), str(address), repr(source), repr(source.keeper)):
+    for words in (repr(address), str(address), repr(source), repr(source.connection_manager)):
         assert KEY not in words
     assert (
         shown(f"eventhubs://app:{KEY}@contoso/orders?connection=x") == "eventhubs://contoso/orders"
@@ -133,8 +133,8 @@ def test_a_key_signs_tokens_as_the_service_wants_them() -> None:
     }
     assert (parts["sr"], parts["skn"]) == ("sb://contoso.servicebus.windows.net/orders", "app")
     signed = f"{quote(parts['sr'], safe='')}\n{parts['se']}".encode()
-    wanted = hmac.new(KEY.encode(), signed, sha256).digest()
-    assert base64.b64decode(parts["sig"]) == wanted
+    request = hmac.new(KEY.encode(), signed, sha256).digest()
+    assert base64.b64decode(parts["sig"]) == request
 
 
 def test_a_signature_is_shown_as_it_is_until_it_expires() -> None:

@@ -1,4 +1,4 @@
-"""From bytes to Arrow: by whatever way a frame goes, the event is what the official client sees."""
+"""From bytes to Arrow: whichever decoder takes a frame, the event is what Azure's client sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import pytest
 from azure.eventhub import EventData
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.eventhubs_line import CHANNEL, HANDLE, Line, in_loop, notes_of, transfers
+from tests.support.eventhubs_fake_link import (
+    CHANNEL,
+    HANDLE,
+    FakeLink,
+    annotations_of,
+    in_loop,
+    transfers,
+)
 
 from leasehold.azure import original_message
 from leasehold.azure.amqp.composites import Composite
@@ -75,7 +82,7 @@ def written(number: int, what: dict[str, Any]) -> bytes:
         more["x_opt_own"] = "kept"
     return Message(
         header=what["header"],
-        annotations=notes_of(number, **more),
+        annotations=annotations_of(number, **more),
         properties=what["properties"],
         application_properties=what["application"],
         **what["body"],
@@ -109,12 +116,12 @@ def test_every_event_is_the_one_that_the_official_client_sees(
     )
 
     def test() -> None:
-        line, at = Line(), 0
+        fake, at = FakeLink(), 0
         while at < len(data):
             size = rng.choice([1, 7, 300, 5000, len(data)])
-            line.connection.data_received(data[at : at + size])
+            fake.connection.data_received(data[at : at + size])
             at += size
-        found = line.taken()
+        found = fake.taken()
         assert [each.sequence_number for each in found] == list(range(len(messages)))
         for ours, message, what in zip(found, messages, whats * 3, strict=True):
             compare(ours, EventData.from_bytes(message), what)
@@ -146,17 +153,17 @@ def compare(ours: Event, theirs: EventData, what: dict[str, Any]) -> None:
 
 def test_frames_that_look_alike_are_taken_in_runs() -> None:
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         slow: list[int] = []
-        line.link.on_transfer = _noted(slow, line.link.on_transfer)  # type: ignore[method-assign]
+        fake.link.on_transfer = _noted(slow, fake.link.on_transfer)  # type: ignore[method-assign]
         messages = [
-            Message(annotations=notes_of(number), data=(bytes(number % 250),)).encode()
+            Message(annotations=annotations_of(number), data=(bytes(number % 250),)).encode()
             for number in range(3000)
         ]
         data = b"".join(p for n, each in enumerate(messages) for p in transfers(each, n))
         for at in range(0, len(data), 10_000):
-            line.connection.data_received(data[at : at + 10_000])
-        assert [len(each.body) for each in line.taken()] == [n % 250 for n in range(3000)]
+            fake.connection.data_received(data[at : at + 10_000])
+        assert [len(each.body) for each in fake.taken()] == [n % 250 for n in range(3000)]
         # Numbers below 256 and 0 are written in other ways, and each way is learnt once.
         assert len(slow) <= 4
 
@@ -173,19 +180,19 @@ def _noted(slow: list[int], function: Callable[..., None]) -> Callable[..., None
 
 def test_keys_and_text_properties_are_taken_in_runs_too() -> None:
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         slow: list[int] = []
-        line.link.on_transfer = _noted(slow, line.link.on_transfer)  # type: ignore[method-assign]
+        fake.link.on_transfer = _noted(slow, fake.link.on_transfer)  # type: ignore[method-assign]
         data = b""
         for number in range(2000):
             message = Message(
-                annotations=notes_of(number, x_opt_partition_key="k" * (1 + number % 9)),
+                annotations=annotations_of(number, x_opt_partition_key="k" * (1 + number % 9)),
                 application_properties={"n": str(number), "odd\x00Su": "x" * (number % 40)},
                 data=(b"\x00Su\xa0\x00" * (number % 3),),
             )
             data += b"".join(transfers(message.encode(), number))
-        line.connection.data_received(data)
-        found = line.taken()
+        fake.connection.data_received(data)
+        found = fake.taken()
         assert [each.properties["n"] for each in found] == [str(n) for n in range(2000)]
         assert [len(each.key or "") for each in found] == [1 + n % 9 for n in range(2000)]
         assert [len(each.body) for each in found] == [5 * (n % 3) for n in range(2000)]
@@ -196,12 +203,12 @@ def test_keys_and_text_properties_are_taken_in_runs_too() -> None:
 
 def test_offsets_that_are_no_numbers_are_kept_as_a_property() -> None:
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         for number, offset in enumerate(["5", "12:3:9", "x", str(2**70)]):
-            notes = {**notes_of(number), Symbol("x-opt-offset"): offset}
+            notes = {**annotations_of(number), Symbol("x-opt-offset"): offset}
             message = Message(annotations=notes, data=(b"b",)).encode()
-            line.connection.data_received(b"".join(transfers(message, number)))
-        found = line.taken()
+            fake.connection.data_received(b"".join(transfers(message, number)))
+        found = fake.taken()
         assert [each.offset for each in found] == [5, -1, -1, -1]
         assert [each.properties.get("x-opt-offset") for each in found] == [
             None,
@@ -218,20 +225,20 @@ def test_offsets_that_are_no_numbers_are_kept_as_a_property() -> None:
     [
         section(0x75, b"no annotations"),
         Message(annotations={Symbol("x-opt-sequence-number"): "5"}, data=(b"",)).encode(),
-        Message(annotations=notes_of(5)).encode()[:-1] + b"\xff",
+        Message(annotations=annotations_of(5)).encode()[:-1] + b"\xff",
         b"\x00\x53\x75\xb0\x00\x00\xff\xff",
     ],
 )
 def test_an_event_that_can_not_be_read_ends_the_link_after_those_before_it(message: bytes) -> None:
     def test() -> None:
-        line = Line()
-        good = Message(annotations=notes_of(4), data=(b"good",)).encode()
+        fake = FakeLink()
+        good = Message(annotations=annotations_of(4), data=(b"good",)).encode()
         data = b"".join((*transfers(good, 0), *transfers(message, 1), *transfers(good, 2)))
-        line.connection.data_received(data)
-        assert line.link.refusal is not None
-        assert line.link.refusal.condition == DAMAGED
-        assert [each.body for each in line.taken()] == [b"good"]
-        assert not line.connection.over.done()
+        fake.connection.data_received(data)
+        assert fake.link.service_error is not None
+        assert fake.link.service_error.condition == DAMAGED
+        assert [each.body for each in fake.taken()] == [b"good"]
+        assert not fake.connection.ended.done()
 
     in_loop(test)
 
@@ -242,103 +249,103 @@ def test_bytes_that_are_no_frames_end_the_connection_and_nothing_else(
     data: bytes, framed: bool
 ) -> None:
     def test() -> None:
-        line = Line()
-        line.connection.data_received(frame(CHANNEL, data) if framed else data)
-        line.connection.data_received(bytes(8))
-        line.taken()
+        fake = FakeLink()
+        fake.connection.data_received(frame(CHANNEL, data) if framed else data)
+        fake.connection.data_received(bytes(8))
+        fake.taken()
 
     in_loop(test)
 
 
 def test_credit_is_topped_up_when_half_of_it_is_used() -> None:
     def test() -> None:
-        line = Line(max_events=100)
-        assert line.flows == [(0, 100)]
+        fake = FakeLink(max_events=100)
+        assert fake.flows == [(0, 100)]
         message = [
-            b"".join(transfers(Message(annotations=notes_of(n), data=(b"x",)).encode(), n))
+            b"".join(transfers(Message(annotations=annotations_of(n), data=(b"x",)).encode(), n))
             for n in range(100)
         ]
-        line.connection.data_received(b"".join(message[:49]))
-        assert line.take(49).num_rows == 49
-        assert line.flows == [(0, 100)]
-        line.connection.data_received(b"".join(message[49:60]))
-        line.taken()
-        assert line.flows == [(0, 100), (60, 96)]
+        fake.connection.data_received(b"".join(message[:49]))
+        assert fake.take(49).num_rows == 49
+        assert fake.flows == [(0, 100)]
+        fake.connection.data_received(b"".join(message[49:60]))
+        fake.taken()
+        assert fake.flows == [(0, 100), (60, 96)]
 
     in_loop(test)
 
 
 def _event(number: int, size: int) -> bytes:
-    message = Message(annotations=notes_of(number), data=(bytes(size),)).encode()
+    message = Message(annotations=annotations_of(number), data=(bytes(size),)).encode()
     return b"".join(transfers(message, number))
 
 
 def test_few_events_are_asked_for_until_it_is_known_how_big_they_are() -> None:
     def test() -> None:
-        line = Line(max_events=1000, max_bytes=300_000)
-        assert line.flows == [(0, 4)]  # as many as fit if each has 64 KiB
-        line.connection.data_received(_event(0, 10_000))
-        assert line.flows[1:] == [(1, 28)]  # as many as fit, if they are like the first
-        line.connection.data_received(b"".join(_event(number, 10_000) for number in range(1, 29)))
-        assert line.link.waiting_bytes < 300_000
-        assert line.flows[2:] == []
-        line.taken()
-        assert line.flows[-1] == (29, 28)
+        fake = FakeLink(max_events=1000, max_bytes=300_000)
+        assert fake.flows == [(0, 4)]  # as many as fit if each has 64 KiB
+        fake.connection.data_received(_event(0, 10_000))
+        assert fake.flows[1:] == [(1, 28)]  # as many as fit, if they are like the first
+        fake.connection.data_received(b"".join(_event(number, 10_000) for number in range(1, 29)))
+        assert fake.link.waiting_bytes < 300_000
+        assert fake.flows[2:] == []
+        fake.taken()
+        assert fake.flows[-1] == (29, 28)
 
     in_loop(test)
 
 
 def test_events_that_become_bigger_take_the_credit_back_until_there_is_room() -> None:
     def test() -> None:
-        line = Line(max_events=1000, max_bytes=100_000)
-        line.connection.data_received(_event(0, 10))
-        assert line.flows[-1][1] > 500
+        fake = FakeLink(max_events=1000, max_bytes=100_000)
+        fake.connection.data_received(_event(0, 10))
+        assert fake.flows[-1][1] > 500
         for number in range(1, 13):
-            line.connection.data_received(_event(number, 10_000))
-        assert line.flows[-1][1] == 0
-        assert line.link.waiting_bytes < 130_000
-        assert line.take(1).num_rows == 1
-        line.taken()
-        assert line.flows[-1] == (13, 9)
+            fake.connection.data_received(_event(number, 10_000))
+        assert fake.flows[-1][1] == 0
+        assert fake.link.waiting_bytes < 130_000
+        assert fake.take(1).num_rows == 1
+        fake.taken()
+        assert fake.flows[-1] == (13, 9)
 
     in_loop(test)
 
 
 def test_deliveries_that_are_not_settled_are_accepted() -> None:
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         said: list[Composite] = []
-        line.session.say = said.append  # type: ignore[method-assign, assignment]
-        message = Message(annotations=notes_of(0), data=(b"x",)).encode()
-        line.serve(
+        fake.session.send = said.append  # type: ignore[method-assign, assignment]
+        message = Message(annotations=annotations_of(0), data=(b"x",)).encode()
+        fake.serve(
             Transfer(handle=HANDLE, delivery_id=9, delivery_tag=b"t", settled=False), message
         )
         assert [type(each).__name__ for each in said] == ["Disposition"]
-        assert len(line.taken()) == 1
+        assert len(fake.taken()) == 1
 
     in_loop(test)
 
 
 def test_an_arrow_batch_is_taken_as_it_is_and_in_parts() -> None:
     def test() -> None:
-        line = Line(max_events=50)
-        source = Line()
+        fake = FakeLink(max_events=50)
+        source = FakeLink()
         data = b"".join(
             part
             for n in range(40)
-            for part in transfers(Message(annotations=notes_of(n), data=(b"x",)).encode(), n)
+            for part in transfers(Message(annotations=annotations_of(n), data=(b"x",)).encode(), n)
         )
         source.connection.data_received(data)
         batch = source.take(100)
         payload = bytes(batch.serialize())
         head = {"handle": HANDLE, "message_format": ARROW_FORMAT, "settled": True}
-        line.serve(Transfer(delivery_id=0, more=True, **head), payload[:100])  # type: ignore[arg-type]
-        assert line.link.waiting_events == 0
-        line.serve(Transfer(handle=HANDLE, settled=True), payload[100:])
-        assert line.link.waiting_events == 40
-        parts: Sequence[pa.RecordBatch] = [line.take(25) for _ in range(2)]
+        fake.serve(Transfer(delivery_id=0, more=True, **head), payload[:100])  # type: ignore[arg-type]
+        assert fake.link.waiting_events == 0
+        fake.serve(Transfer(handle=HANDLE, settled=True), payload[100:])
+        assert fake.link.waiting_events == 40
+        parts: Sequence[pa.RecordBatch] = [fake.take(25) for _ in range(2)]
         assert [part.num_rows for part in parts] == [25, 15]
         assert pa.Table.from_batches(parts).equals(pa.Table.from_batches([batch]))
-        assert line.flows[-1] == (40, 35)
+        assert fake.flows[-1] == (40, 35)
 
     in_loop(test)

@@ -1,4 +1,4 @@
-"""Questions to a node of a hub: credit, and links that the node has ended."""
+"""Requests to a node of a hub: credit, and links that the node has ended."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_more_is_asked_than_the_node_gives_credit_for() -> None:
 
     async def test(node: Node) -> None:
         requests = Requests(node.session, MANAGEMENT)
-        asking = [asyncio.create_task(requests.ask({"operation": "READ"})) for _ in range(5)]
+        asking = [asyncio.create_task(requests.request({"operation": "READ"})) for _ in range(5)]
         await node.until(2)
         await idle()
         assert len(node.requests) == CREDIT
@@ -122,7 +122,7 @@ def test_links_that_the_node_has_ended_are_made_anew_for_the_next_question(
     async def test(node: Node) -> None:
         requests = Requests(node.session, MANAGEMENT)
         for number in range(1, 4):
-            asking = asyncio.create_task(requests.ask({"operation": "READ"}))
+            asking = asyncio.create_task(requests.request({"operation": "READ"}))
             await node.until(number)
             node.answer(node.requests[-1])
             assert (await asking).value == {"name": "hub"}
@@ -139,6 +139,6 @@ def test_who_asks_on_a_connection_that_is_over_is_told_at_once() -> None:
         await idle()
         node.session.on_end(ServiceError(condition=LOST, description="reset"))
         with pytest.raises(ServiceRefused, match="reset"):
-            await requests.ask({"operation": "READ"})
+            await requests.request({"operation": "READ"})
 
     in_loop(test)

@@ -21,7 +21,7 @@ from tests.support.azurite import installed, node
 from tests.support.hub import until
 
 HERE = Path(__file__).parent
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,15 @@ class Child:
         self.process.stdin.write(json.dumps({"work": work, **how}) + "\n")
         self.process.stdin.flush()
 
-    def until(self, is_so: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         """Wait until something holds. Fail, with what the child has told, if it ends before."""
 
         def over() -> bool:
-            return bool(is_so()) or self.process.poll() is not None
+            return bool(condition()) or self.process.poll() is not None
 
         try:
-            until(over, patience_s=PATIENCE_S)
-            assert is_so(), f"the child has ended with {self.process.returncode}"
+            until(over, timeout_s=TIMEOUT_S)
+            assert condition(), f"the child has ended with {self.process.returncode}"
         except AssertionError as error:
             error.add_note(f"it has told: {self.told[-20:]}")
             raise

@@ -18,7 +18,7 @@ from typing import Literal
 
 from tests.support.azurite import Azurite, shared_azurite
 from tests.support.hub import RunningHub, running_hub, until
-from tests.support.hub_js.child import PATIENCE_S, Child
+from tests.support.hub_js.child import TIMEOUT_S, Child
 
 PARTITIONS = 4
 EACH = 5  # events for each partition, each time
@@ -106,10 +106,10 @@ class Group:
         ends = [f"/ownership/{each}" for each in partitions]
         self.azurite.make_old(self.container, ends, age=2 * timedelta(seconds=self.expiry_s))
 
-    def until(self, is_so: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         """Wait until something holds; fail with what all have told."""
         try:
-            until(is_so, patience_s=PATIENCE_S)
+            until(condition, timeout_s=TIMEOUT_S)
         except AssertionError as error:
             for each in self.members:
                 error.add_note(f"{each.process.args!r}: {each.told[-30:]}")
@@ -136,10 +136,10 @@ def seen(member: Child, partition: str, *, since: int = 0) -> list[int]:
 
 
 @contextmanager
-def group(place: Path, make: Callable[[], AbstractContextManager[Child]]) -> Iterator[Group]:
+def group(directory: Path, make: Callable[[], AbstractContextManager[Child]]) -> Iterator[Group]:
     """Nobody is in it yet."""
     azurite = shared_azurite()
-    with running_hub(place, partitions=PARTITIONS) as hub:
+    with running_hub(directory, partitions=PARTITIONS) as hub:
         container = azurite.new_container("group")
         yield Group(hub=hub, azurite=azurite, container=container, make=make)
 

@@ -1,8 +1,8 @@
-"""Records of AMQP: described lists of typed fields, and those that others are made of.
+"""Composite types of AMQP: described lists of typed fields; and those that are parts of others.
 
-``encode`` writes every field, nulls spelled out. ``of`` takes a list with missing trailing fields,
-as the specification allows, and refuses with ``AmqpFault`` one without a field that must be there,
-or with one of another type: so whoever has a record need not look at it again.
+``encode`` writes every field, also null. ``of`` takes a list with missing trailing fields, as the
+specification allows; a missing mandatory field or one of another type is an ``AmqpFault``. So the
+fields of a composite need no further checks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LIST8 = 254
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """A type on the wire: how a value is written, and how what was read is checked."""
+    """A field type: how a value is encoded, and how a decoded value is checked."""
 
     write: Callable[[Any], bytes]
     read: Callable[[Any], Any]
 
 
-def _of(write: Callable[[Any], object], kind: type) -> FieldType:
+def _typed(write: Callable[[Any], object], kind: type) -> FieldType:
     def read(value: object) -> object:
         if not isinstance(value, kind):
             raise AmqpFault(f"a field is a {type(value).__name__}, not {kind.__name__}")
@@ -38,7 +38,7 @@ def _of(write: Callable[[Any], object], kind: type) -> FieldType:
 
 
 def _number(write: Callable[[int], object], *, bits: int) -> FieldType:
-    """A whole number of so many bits. Any type of number is taken if the value fits."""
+    """Return the type of an unsigned number; any integer that fits is accepted."""
 
     def read(value: object) -> object:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -50,11 +50,11 @@ def _number(write: Callable[[int], object], *, bits: int) -> FieldType:
     return FieldType(write=lambda value: encode(write(value)), read=read)
 
 
-def _same(value: object) -> object:
+def _unchanged(value: object) -> object:
     return value
 
 
-def _many_read(value: object) -> tuple[str, ...]:
+def _read_symbols(value: object) -> tuple[str, ...]:
     items = value.items if isinstance(value, Array) else (value,)
     if isinstance(value, list):
         items = tuple(value)
@@ -63,38 +63,34 @@ def _many_read(value: object) -> tuple[str, ...]:
     return tuple(map(str, items))
 
 
-def _many_written(value: Sequence[str]) -> bytes:
+def _write_symbols(value: Sequence[str]) -> bytes:
     return encode(Array(tuple(map(Symbol, value)))) if value else NULL
 
 
-BOOL = _of(bool, bool)
+BOOL = _typed(bool, bool)
 UBYTE = _number(UByte, bits=8)
 USHORT = _number(UShort, bits=16)
 UINT = _number(UInt, bits=32)
 ULONG = _number(ULong, bits=64)
-TEXT = _of(str, str)
-SYMBOL = _of(Symbol, str)
-BINARY = _of(bytes, bytes)
-MAP = _of(dict, dict)
-ANY = FieldType(write=encode, read=_same)
-SYMBOLS = FieldType(write=_many_written, read=_many_read)
+TEXT = _typed(str, str)
+SYMBOL = _typed(Symbol, str)
+BINARY = _typed(bytes, bytes)
+MAP = _typed(dict, dict)
+ANY = FieldType(write=encode, read=_unchanged)
+SYMBOLS = FieldType(write=_write_symbols, read=_read_symbols)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composite:
-    """A described list of fields, each of a kind of its own."""
+    """A described list of fields; ``KINDS`` has the type of each."""
 
     CODE: ClassVar[int]
     KINDS: ClassVar[tuple[FieldType, ...]]
 
     def encode(self) -> bytes:
-        """All fields in their order, with the code in front.
-
-        Raises:
-            AmqpFault: a value does not fit into its field.
-        """
+        """Encode the descriptor and all fields."""
         parts = []
-        for name, kind, _ in _shape(type(self)):
+        for name, kind, _ in _declared_fields(type(self)):
             value = getattr(self, name)
             parts.append(NULL if value is None else kind.write(value))
         data = b"".join(parts)
@@ -107,43 +103,39 @@ class Composite:
 
     @classmethod
     def of(cls, values: object) -> Self:
-        """The record with these fields.
-
-        Raises:
-            AmqpFault: it could not be.
-        """
+        """Make a composite from decoded fields."""
         if not isinstance(values, list):
             raise AmqpFault(f"the fields of {cls.__name__} are no list")
-        shape = _shape(cls)
-        if len(values) > len(shape):
-            raise AmqpFault(f"{cls.__name__} has {len(shape)} fields, not {len(values)}")
+        declared = _declared_fields(cls)
+        if len(values) > len(declared):
+            raise AmqpFault(f"{cls.__name__} has {len(declared)} fields, not {len(values)}")
         found = {
             name: kind.read(value)
-            for (name, kind, _), value in zip(shape, values, strict=False)
+            for (name, kind, _), value in zip(declared, values, strict=False)
             if value is not None
         }
-        for name, _, is_needed in shape:
+        for name, _, is_needed in declared:
             if is_needed and name not in found:
                 raise AmqpFault(f"{cls.__name__} lacks its field {name}")
         return cls(**found)
 
 
-def _shape(kind: type[Composite]) -> tuple[tuple[str, FieldType, bool], ...]:
-    """For each field its name, its kind, and whether it must be there."""
-    found = _SHAPES.get(kind)
+def _declared_fields(kind: type[Composite]) -> tuple[tuple[str, FieldType, bool], ...]:
+    """Return name, type and whether it is mandatory, for each field."""
+    found = _DECLARED_FIELDS.get(kind)
     if found is None:
-        found = _SHAPES[kind] = tuple(
+        found = _DECLARED_FIELDS[kind] = tuple(
             (each.name, of, each.default is MISSING)
             for each, of in zip(fields(kind), kind.KINDS, strict=True)
         )
     return found
 
 
-_SHAPES: dict[type[Composite], tuple[tuple[str, FieldType, bool], ...]] = {}
+_DECLARED_FIELDS: dict[type[Composite], tuple[tuple[str, FieldType, bool], ...]] = {}
 
 
-def inner(kind: type[Composite], *others: type[Composite]) -> FieldType:
-    """A field that is a record itself. Of several that it may be, an unknown one is left out."""
+def nested(kind: type[Composite], *others: type[Composite]) -> FieldType:
+    """Return the type of a composite field; with ``others``, an unknown one is read as null."""
     codes = {each.CODE: each for each in (kind, *others)}
 
     def read(value: object) -> Composite | None:
@@ -158,7 +150,7 @@ def inner(kind: type[Composite], *others: type[Composite]) -> FieldType:
 
 
 def code_of(descriptor: object) -> int:
-    """The number of a record, whether it was said as one or by name; -1 if it is unknown."""
+    """Return the numeric code of a descriptor, given as a number or a name; -1 if unknown."""
     if isinstance(descriptor, str):
         return _CODES.get(descriptor, -1)
     return descriptor if isinstance(descriptor, int) else -1
@@ -190,7 +182,7 @@ class Error(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received(Composite):
-    """A delivery of which a part is here."""
+    """A delivery was received in part."""
 
     CODE = 0x23
     KINDS = (UINT, ULONG)
@@ -200,7 +192,7 @@ class Received(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted(Composite):
-    """A delivery was taken."""
+    """A delivery was accepted."""
 
     CODE = 0x24
     KINDS = ()
@@ -208,16 +200,16 @@ class Accepted(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected(Composite):
-    """A delivery was not taken, and the error says why."""
+    """A delivery was rejected; the error says why."""
 
     CODE = 0x25
-    KINDS = (inner(Error),)
+    KINDS = (nested(Error),)
     error: Error | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released(Composite):
-    """A delivery was not looked at."""
+    """A delivery was not processed."""
 
     CODE = 0x26
     KINDS = ()
@@ -225,7 +217,7 @@ class Released(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modified(Composite):
-    """A delivery was not taken, and is given back changed."""
+    """A delivery was not processed, and is returned changed."""
 
     CODE = 0x27
     KINDS = (BOOL, BOOL, MAP)
@@ -234,7 +226,7 @@ class Modified(Composite):
     message_annotations: Mapping[Any, Any] | None = None
 
 
-STATE = inner(Accepted, Rejected, Released, Modified, Received)
+STATE = nested(Accepted, Rejected, Released, Modified, Received)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

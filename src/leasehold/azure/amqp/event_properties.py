@@ -1,16 +1,15 @@
-"""How an AMQP message becomes an event, and an event a message again.
+"""Convert AMQP messages to events, and events back to messages.
 
-An event has a body, a key, and properties of text. A message has more: typed application
-properties, its own properties (id, content type, …), annotations, a header, a footer, and other
-kinds of body.
+An event has a body, a key, and text properties. A message has more: typed application properties,
+its own properties (id, content type, …), annotations, a header, a footer, and other kinds of body.
 
-One rule for the endpoint and for the source, so that an event has the same properties whether it
-comes as a message or out of the log. What is only text goes into the properties as it is. Of any
-other message all sections are kept as they were sent, in base64 under the property ``$amqp``,
-beside the readable ones.
+Endpoint and source use the same rule, so an event has the same properties whether it comes as a
+message or from the log. Text values become properties as they are. If a message has anything else,
+all its sections are kept as they were sent, in base64 under the property ``$amqp``, besides the
+readable properties.
 
-Not kept: delivery annotations, which are for one hop; whether the header says durable, which all
-events are; and annotations that only the service may set (``x-opt-…`` for places and times).
+Not kept: delivery annotations, which are for one hop; the header's durable flag, which is true for
+all events; and annotations that only the service may set (``x-opt-…`` for positions and times).
 """
 
 from __future__ import annotations
@@ -44,33 +43,29 @@ if TYPE_CHECKING:
     from leasehold.azure.amqp.messages import Message
 
 Pairs: TypeAlias = "tuple[tuple[str, str], ...]"
-Found: TypeAlias = "tuple[int, int, int, int]"  # as ``sections`` gives it
+SectionSpan: TypeAlias = "tuple[int, int, int, int]"  # as ``sections`` yields it
 
 PARTITION_KEY = "x-opt-partition-key"
 PRODUCER_SEQUENCE = "com.microsoft:producer-sequence-number"
-OF_SERVICE = frozenset(
+SERVICE_ANNOTATIONS = frozenset(
     (
         *(PARTITION_KEY, PRODUCER_SEQUENCE, "com.microsoft:producer-epoch"),
         *("com.microsoft:producer-id", "x-opt-sequence-number", "x-opt-offset"),
         *("x-opt-enqueued-time", "x-opt-sequence-number-epoch"),
     )
 )
-_MAX_REMEMBERED = 4096  # characters: a thousand of the biggest would fill the memory
+_MAX_CACHED_CHARS = 4096  # up to a thousand results are cached
 _MAX_CACHED_BYTES = 1 << 10
 
 
-def bodies_of(found: Sequence[Found]) -> list[Found]:
-    """The sections of the body: of data, of sequences, or a value."""
+def body_sections(found: Sequence[SectionSpan]) -> list[SectionSpan]:
+    """Return the sections of the body: data, sequences, or a value."""
     return [each for each in found if DATA <= each[0] < FOOTER]
 
 
-def body_of(message: bytes, found: Sequence[Found]) -> bytes:
-    """The body: its data as it is, any other value as its text.
-
-    Raises:
-        AmqpFault: there is none, or it is damaged.
-    """
-    bodies = bodies_of(found)
+def body_of(message: bytes, found: Sequence[SectionSpan]) -> bytes:
+    """Return the body: data as it is, any other value as text."""
+    bodies = body_sections(found)
     if not bodies:
         raise AmqpFault("a message has no body")
     parts = [decode(message, each[2])[0] for each in bodies]
@@ -81,69 +76,57 @@ def body_of(message: bytes, found: Sequence[Found]) -> bytes:
     return b"\n".join(text_of(part).encode() for part in parts)
 
 
-def annotations_of(message: bytes, found: Sequence[Found]) -> Mapping[Any, Any]:
-    """The annotations of a message.
-
-    Raises:
-        AmqpFault: they are damaged.
-    """
-    maps = [map_at(message, each) for each in found if each[0] == MESSAGE_ANNOTATIONS]
+def annotations_of(message: bytes, found: Sequence[SectionSpan]) -> Mapping[Any, Any]:
+    """Return the annotations of a message."""
+    maps = [read_map(message, each) for each in found if each[0] == MESSAGE_ANNOTATIONS]
     return maps[-1] if maps else {}
 
 
-def pairs_of(message: bytes, found: Sequence[Found]) -> Pairs | None:
-    """The properties of the event in a message, or in its part before the body; None without any.
-
-    Raises:
-        AmqpFault: a section is damaged.
-    """
+def pairs_of(message: bytes, found: Sequence[SectionSpan]) -> Pairs | None:
+    """Return the event properties of a message, or of its part before the body; None if none."""
     texts: dict[str, str] = {}
-    kept: list[bytes] = []
+    sections_kept: list[bytes] = []
     is_plain = True
-    keeps_body = [each[0] for each in bodies_of(found)] not in ([DATA], [])
+    keeps_body = [each[0] for each in body_sections(found)] not in ([DATA], [])
     for each in found:
         code, start, value_at, end = each
         if code == MESSAGE_ANNOTATIONS:
-            given = map_at(message, each)
-            others = {name: value for name, value in given.items() if name not in OF_SERVICE}
+            values = read_map(message, each)
+            others = {
+                name: value for name, value in values.items() if name not in SERVICE_ANNOTATIONS
+            }
             if others:
-                kept.append(section(code, others))
+                sections_kept.append(section(code, others))
                 is_plain = False
         elif code == APPLICATION_PROPERTIES:
-            given = map_at(message, each)
-            texts = texts_of(given)
-            is_text = all(type(name) is str and type(value) is str for name, value in given.items())
+            values = read_map(message, each)
+            texts = texts_of(values)
+            is_text = all(
+                type(name) is str and type(value) is str for name, value in values.items()
+            )
             is_plain = is_plain and is_text and SECTIONS_PROPERTY not in texts
-            kept.append(message[start:end])
+            sections_kept.append(message[start:end])
         elif code in {HEADER, PROPERTIES}:
-            if says_something(code, decode(message, value_at)[0]):
-                kept.append(message[start:end])
+            if has_content(code, decode(message, value_at)[0]):
+                sections_kept.append(message[start:end])
                 is_plain = False
         elif code == FOOTER or (keeps_body and DATA <= code < FOOTER):
-            kept.append(message[start:end])
+            sections_kept.append(message[start:end])
             is_plain = False
     if not is_plain:
-        texts[SECTIONS_PROPERTY] = base64.b64encode(b"".join(kept)).decode()
+        texts[SECTIONS_PROPERTY] = base64.b64encode(b"".join(sections_kept)).decode()
     return tuple(texts.items()) or None
 
 
-def says_something(code: int, values: object) -> bool:
-    """Whether a header or properties hold more than that the message is durable.
-
-    Raises:
-        AmqpFault: they are no list.
-    """
+def has_content(code: int, values: object) -> bool:
+    """Return whether a header or properties hold more than the durable flag."""
     if not isinstance(values, list):
         raise AmqpFault("a section of a message has a value of another type")
     return any(value is not None for value in values[1 if code == HEADER else 0 :])
 
 
-def map_at(message: bytes, found: Found) -> Mapping[Any, Any]:
-    """The map that a section holds.
-
-    Raises:
-        AmqpFault: it is none.
-    """
+def read_map(message: bytes, found: SectionSpan) -> Mapping[Any, Any]:
+    """Return the map that a section holds."""
     value = decode(message, found[2])[0]
     if not isinstance(value, dict):
         raise AmqpFault("a section of a message is no map")
@@ -152,7 +135,7 @@ def map_at(message: bytes, found: Found) -> Mapping[Any, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageHead:
-    """What stands before and after the body of a message, as the log keeps it."""
+    """Key, properties and producer number of a message, as the log keeps them."""
 
     key: str | None = None
     properties: tuple[tuple[str, str], ...] | None = None
@@ -161,10 +144,10 @@ class MessageHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSections:
-    """Sections to be given back: before the annotations, after them, and after the body.
+    """Sections to return to clients: before the annotations, after them, and after the body.
 
-    ``annotations`` are the entries of that map, ``count`` their number of values. A body among
-    ``after`` stands for the event's own.
+    ``annotations`` are the encoded entries of that map, ``count`` the number of values in them. If
+    ``has_body``, ``after`` has a body that replaces the event's own.
     """
 
     before: bytes = b""
@@ -175,34 +158,27 @@ class KeptSections:
     has_body: bool = False
 
 
-NOTHING = KeptSections()
+NO_SECTIONS = KeptSections()
 
 
 def split_message(data: bytes) -> tuple[bytes, MessageHead, tuple[int, int] | None]:
-    """The body of a message and all else; and, if it ends with its only data, where that begins.
+    """Return the body, the rest, and where the body begins if it is one data section at the end.
 
-    The two numbers are the length of what stands before the data section, and of its own head.
-
-    Raises:
-        AmqpFault: it is damaged.
+    The two numbers are the length of what is before the data section, and of the section's head.
     """
     found = list(sections(data))
     body = body_of(data, found)
     code, start, _, end = found[-1]
-    only = [each[0] for each in bodies_of(found)] == [DATA] and code == DATA
-    return body, _head(data, found), (start, end - start - len(body)) if only else None
+    is_only_data = [each[0] for each in body_sections(found)] == [DATA] and code == DATA
+    return body, _head(data, found), (start, end - start - len(body)) if is_only_data else None
 
 
 def head_of(data: bytes) -> MessageHead:
-    """What stands before the body, from bytes that end there.
-
-    Raises:
-        AmqpFault: it is damaged.
-    """
+    """Return the head of a message, from the bytes before its body."""
     return _head(data, list(sections(data)))
 
 
-def _head(data: bytes, found: Sequence[Found]) -> MessageHead:
+def _head(data: bytes, found: Sequence[SectionSpan]) -> MessageHead:
     annotations = annotations_of(data, found)
     key, number = annotations.get(PARTITION_KEY), annotations.get(PRODUCER_SEQUENCE)
     return MessageHead(
@@ -212,39 +188,39 @@ def _head(data: bytes, found: Sequence[Found]) -> MessageHead:
     )
 
 
-def kept_in(properties: tuple[tuple[str, str], ...]) -> KeptSections:
-    """The sections to be given back for the properties of an event.
+def kept_sections(properties: tuple[tuple[str, str], ...]) -> KeptSections:
+    """Return the sections to send for the properties of an event.
 
-    What nobody could have sent, but is in the log, is left out: it is no reason to stop reading.
+    A ``$amqp`` property that cannot be read is omitted, so that reading can continue.
     """
-    if sum(len(name) + len(value) for name, value in properties) > _MAX_REMEMBERED:
-        return _kept(properties)
-    return _remembered(properties)
+    if sum(len(name) + len(value) for name, value in properties) > _MAX_CACHED_CHARS:
+        return _kept_sections(properties)
+    return _cached_kept_sections(properties)
 
 
 @lru_cache(maxsize=1024)
-def _remembered(properties: tuple[tuple[str, str], ...]) -> KeptSections:
-    return _kept(properties)
+def _cached_kept_sections(properties: tuple[tuple[str, str], ...]) -> KeptSections:
+    return _kept_sections(properties)
 
 
-def _kept(properties: tuple[tuple[str, str], ...]) -> KeptSections:
+def _kept_sections(properties: tuple[tuple[str, str], ...]) -> KeptSections:
     texts = dict(properties)
     raw = texts.pop(SECTIONS_PROPERTY, None)
     if raw is None:
-        return KeptSections(after=section(APPLICATION_PROPERTIES, texts)) if texts else NOTHING
+        return KeptSections(after=section(APPLICATION_PROPERTIES, texts)) if texts else NO_SECTIONS
     try:
-        return _parts(base64.b64decode(raw, validate=True))
+        return _sort_sections(base64.b64decode(raw, validate=True))
     except (AmqpFault, binascii.Error, ValueError):
-        return KeptSections(after=section(APPLICATION_PROPERTIES, texts)) if texts else NOTHING
+        return KeptSections(after=section(APPLICATION_PROPERTIES, texts)) if texts else NO_SECTIONS
 
 
-def _parts(data: bytes) -> KeptSections:
+def _sort_sections(data: bytes) -> KeptSections:
     before = after = footer = entries = b""
     count, has_body = 0, False
     for each in sections(data):
         code, start, _, end = each
         if code == MESSAGE_ANNOTATIONS:
-            found = map_at(data, each)
+            found = read_map(data, each)
             entries = b"".join(encode(name) + encode(value) for name, value in found.items())
             count = 2 * len(found)
         elif code == HEADER:
@@ -264,18 +240,14 @@ def _parts(data: bytes) -> KeptSections:
     )
 
 
-def pairs_between(properties: bytes | None, application: bytes | None) -> Pairs | None:
-    """The same, of a message with these two sections, given by their values, and data.
-
-    Raises:
-        AmqpFault: one is damaged.
-    """
+def pairs_from_sections(properties: bytes | None, application: bytes | None) -> Pairs | None:
+    """Return the event properties for these two encoded section values and a data section."""
     size = len(properties or b"") + len(application or b"")
-    make = _cached if size <= _MAX_CACHED_BYTES else _between
+    make = _cached_pairs if size <= _MAX_CACHED_BYTES else _pairs_from_sections
     return make(properties, application)
 
 
-def _between(properties: bytes | None, application: bytes | None) -> Pairs | None:
+def _pairs_from_sections(properties: bytes | None, application: bytes | None) -> Pairs | None:
     message = b"".join(
         bytes((0, 0x53, code)) + value
         for code, value in ((PROPERTIES, properties), (APPLICATION_PROPERTIES, application))
@@ -286,15 +258,15 @@ def _between(properties: bytes | None, application: bytes | None) -> Pairs | Non
 
 
 @lru_cache(maxsize=1024)
-def _cached(properties: bytes | None, application: bytes | None) -> Pairs | None:
-    return _between(properties, application)
+def _cached_pairs(properties: bytes | None, application: bytes | None) -> Pairs | None:
+    return _pairs_from_sections(properties, application)
 
 
 def original_message(properties: Mapping[str, str], body: bytes) -> Message:
-    """The message that an event came as, with its typed values, its id, content type and so on.
+    """Return the message that an event came as, with typed values, id, content type and so on.
 
     Raises:
-        AmqpFault: what was kept of it is damaged.
+        AmqpFault: the property ``$amqp`` is damaged.
     """
     texts = dict(properties)
     raw = texts.pop(SECTIONS_PROPERTY, None)

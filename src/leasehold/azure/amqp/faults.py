@@ -1,4 +1,4 @@
-"""The one error of this package: bytes, or an order of frames, that AMQP does not allow."""
+"""The only error of this package: bytes, or an order of frames, that AMQP does not allow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ FRAMING_ERROR = "amqp:connection:framing-error"
 
 
 class AmqpFault(Exception):
-    """Something that can not be read or written. ``condition`` is the word AMQP has for it."""
+    """Something that cannot be read or written. ``condition`` is the error condition of AMQP."""
 
     def __init__(self, description: str, *, condition: str = DECODE_ERROR) -> None:
         super().__init__(description)

@@ -1,7 +1,7 @@
-"""Frames: what goes over a connection, cut out of its bytes.
+"""Frames: written, and read from the bytes of a connection.
 
-A reader holds at most one frame that is not whole, and none that is bigger than was agreed on:
-such a one is refused by its first bytes. Whole frames are views of the bytes that came in.
+A reader buffers at most one incomplete frame; one that is too big is refused by its first bytes.
+Complete frames are views of the received bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 AMQP, SASL, HEADER = 0, 1, -1
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
-EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # a heartbeat
+EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"  # a heartbeat
 HEAD_BYTES = 8
 _HEAD = struct.Struct(">IBBH")
 _MIN_DOFF = 2
@@ -33,39 +33,34 @@ class Frame(NamedTuple):
 
 
 def frame(channel: int, body: bytes, kind: int = AMQP) -> bytes:
-    """A frame on a channel."""
+    """Return the bytes of a frame."""
     return _HEAD.pack(len(body) + HEAD_BYTES, _MIN_DOFF, kind, channel) + body
 
 
 class FrameReader:
-    """Fed with bytes in pieces of any size. ``max_bytes`` may be changed between two frames."""
+    """Reads frames from bytes in chunks of any size. ``max_bytes`` may change between frames."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Nothing has come yet."""
         self.max_bytes = max_bytes
         self._rest = bytearray()
-        self._needs = HEAD_BYTES
+        self._needed_bytes = HEAD_BYTES
 
     @property
-    def waiting_bytes(self) -> int:
-        """How many bytes of a frame are here that is not whole yet."""
+    def buffered_bytes(self) -> int:
+        """How many bytes of an incomplete frame there are."""
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray) -> Iterator[Frame]:
-        """The frames that are whole with these bytes.
-
-        Raises:
-            AmqpFault: there is something that is no frame, or is too big. The frames before it
-                were given.
-        """
+        """Yield the frames that these bytes complete; raise at the first that is damaged."""
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._needs:
+            if len(self._rest) < self._needed_bytes:
                 return
-            data, self._rest = self._rest, bytearray()  # never touched again: views point into it
-        yield from self._whole(data)
+            # The frames are views of ``data``, so it is never changed again.
+            data, self._rest = self._rest, bytearray()
+        yield from self._whole_frames(data)
 
-    def _whole(self, data: bytes | bytearray) -> Iterator[Frame]:
+    def _whole_frames(self, data: bytes | bytearray) -> Iterator[Frame]:
         view, at, end = memoryview(data), 0, len(data)
         while end - at >= HEAD_BYTES:
             if view[at : at + 4] == _MAGIC:
@@ -75,11 +70,11 @@ class FrameReader:
             size, doff, kind, channel = _HEAD.unpack_from(view, at)
             self._check(size, doff)
             if end - at < size:
-                self._keep(view[at:], size)
+                self._keep_rest(view[at:], size)
                 return
             yield Frame(kind, channel, view[at + 4 * doff : at + size])
             at += size
-        self._keep(view[at:], HEAD_BYTES)
+        self._keep_rest(view[at:], HEAD_BYTES)
 
     def _check(self, size: int, doff: int) -> None:
         if size > self.max_bytes:
@@ -90,6 +85,6 @@ class FrameReader:
         if size < HEAD_BYTES or doff < _MIN_DOFF or 4 * doff > size:
             raise AmqpFault("the head of a frame is damaged", condition=FRAMING_ERROR)
 
-    def _keep(self, rest: memoryview, needs: int) -> None:
-        self._needs = needs
+    def _keep_rest(self, rest: memoryview, needed_bytes: int) -> None:
+        self._needed_bytes = needed_bytes
         self._rest = bytearray(rest)

@@ -1,8 +1,7 @@
-"""Messages: their sections, read and written whole.
+"""Messages and their sections, read and written completely.
 
-For requests and answers, and for everything that is not worth a faster way. ``texts_of`` says how
-the typed values of application properties are written where only text can be kept; whoever turns
-messages into events of a log uses it, so that all of them have the same properties.
+For requests, answers, and everything that needs no faster decoder. ``texts_of`` defines how typed
+application properties are written as text: all code that turns messages into events uses it.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from uuid import UUID
 
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.types import Described
-from leasehold.azure.amqp.values import Limit, decode, encode, skip
+from leasehold.azure.amqp.values import ValueLimit, decode, encode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from leasehold.azure.amqp.values import View
+    from leasehold.azure.amqp.values import BytesLike
 
 HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS = 0x70, 0x71, 0x72
 PROPERTIES, APPLICATION_PROPERTIES = 0x73, 0x74
 DATA, SEQUENCE, VALUE, FOOTER = 0x75, 0x76, 0x77, 0x78
-BATCH_FORMAT = 0x8001_3700  # of Event Hubs: each data section is a message of its own
-ARROW_FORMAT = 0x4C48_0001  # of ours: the payload is one Arrow record batch
+BATCH_FORMAT = 0x8001_3700  # of Event Hubs: each data section is a message
+ARROW_FORMAT = 0x4C48_0001  # Leasehold's own: the payload is one Arrow record batch
 ARROW_CAPABILITY = "leasehold:arrow"
-# A property of an event of the log: the sections of a message that text can not hold, in base64.
+# A property of an event of the log: sections of a message that text cannot hold, in base64.
 SECTIONS_PROPERTY = "$amqp"
 
 _NAMES = {
@@ -63,15 +62,11 @@ class Message:
 
     @property
     def message_id(self) -> Any:
-        """What an answer has as its correlation id."""
+        """The id, which answers repeat as their correlation id."""
         return self.properties[0] if self.properties else None
 
     def encode(self) -> bytes:
-        """The sections that are not empty; a body is always there.
-
-        Raises:
-            AmqpFault: a value has no AMQP type.
-        """
+        """Encode the sections that are not empty, and always a body."""
         parts = []
         if self.header is not None:
             parts.append(section(HEADER, list(self.header)))
@@ -95,29 +90,25 @@ class Message:
 
 
 def section(code: int, value: object) -> bytes:
-    """One section, written."""
+    """Encode one section."""
     return bytes((0, 0x53, code)) + encode(value)
 
 
 def answer_to(request: Message, *, status: Mapping[str, object], value: object) -> Message:
-    """The answer of a node to a request, with the status in its application properties."""
+    """Make the answer to a request, with the status in its application properties."""
     properties = [None] * _PROPERTY_COUNT
     properties[_CORRELATION] = request.message_id
     return Message(properties=tuple(properties), application_properties=dict(status), value=value)
 
 
-def sections(data: View) -> Iterator[tuple[int, int, int, int]]:
-    """For each section: its code, where it begins, where its value does, and where it ends.
-
-    Raises:
-        AmqpFault: there is something else, or it is damaged.
-    """
+def sections(data: BytesLike) -> Iterator[tuple[int, int, int, int]]:
+    """Yield for each section its code, its start, the start of its value, and its end."""
     at, end = 0, len(data)
     while at < end:
         if data[at]:
             raise AmqpFault("a message has something that is no section")
         value_at = skip(data, at + 1)
-        if data[at + 1] == 0x53:  # noqa: PLR2004 - the usual way to write a code
+        if data[at + 1] == 0x53:  # noqa: PLR2004 - the usual encoding of a code
             code = data[at + 2]
         else:
             name, _ = decode(data, at + 1)
@@ -129,13 +120,9 @@ def sections(data: View) -> Iterator[tuple[int, int, int, int]]:
         at = after
 
 
-def read_message(data: View, *, max_values: int | None = None) -> Message:
-    """The message in these bytes, all of it.
-
-    Raises:
-        AmqpFault: it is damaged, or has more than ``max_values`` values and sections.
-    """
-    limit = None if max_values is None else Limit(max_values)
+def read_message(data: BytesLike, *, max_values: int | None = None) -> Message:
+    """Decode a message; more than ``max_values`` values and sections are a fault."""
+    limit = None if max_values is None else ValueLimit(max_values)
     found: dict[int, Any] = {}
     data_parts: list[bytes] = []
     sequences: list[Any] = []
@@ -170,9 +157,9 @@ def read_message(data: View, *, max_values: int | None = None) -> Message:
 
 
 def texts_of(application_properties: Mapping[Any, Any]) -> dict[str, str]:
-    """Application properties as text: what is not text is written as JSON would; bytes in base64.
+    """Return application properties as text: other values as in JSON, bytes in base64.
 
-    Null values are left out.
+    Null values are omitted.
     """
     return {
         str(name): text_of(value)
@@ -182,7 +169,7 @@ def texts_of(application_properties: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def text_of(value: object) -> str:
-    """One value as text; see ``texts_of``."""
+    """Return one value as text, as ``texts_of`` does."""
     for kind, text in _TEXTS:
         if isinstance(value, kind):
             return text(value)

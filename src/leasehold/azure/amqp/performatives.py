@@ -1,4 +1,4 @@
-"""The performatives of AMQP 1.0 and of its SASL layer, as frozen records, and how they are read."""
+"""The performatives of AMQP 1.0 and of its SASL layer, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from leasehold.azure.amqp.composites import (
     Source,
     Target,
     code_of,
-    inner,
+    nested,
 )
 from leasehold.azure.amqp.faults import FRAMING_ERROR, AmqpFault
 from leasehold.azure.amqp.types import Described
-from leasehold.azure.amqp.values import Limit, decode, skip
+from leasehold.azure.amqp.values import ValueLimit, decode, skip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from leasehold.azure.amqp.values import View
+    from leasehold.azure.amqp.values import BytesLike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Begin(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach(Composite):
-    """Begins a link. ``role`` is true for the one who receives on it."""
+    """Begins a link. ``role`` is true for the receiver."""
 
     CODE = 0x12
     KINDS = (
@@ -79,8 +79,8 @@ class Attach(Composite):
         BOOL,
         UBYTE,
         UBYTE,
-        inner(Source),
-        inner(Target),
+        nested(Source),
+        nested(Target),
         MAP,
         BOOL,
         UINT,
@@ -162,7 +162,7 @@ class Detach(Composite):
     """Ends a link."""
 
     CODE = 0x16
-    KINDS = (UINT, BOOL, inner(Error))
+    KINDS = (UINT, BOOL, nested(Error))
     handle: int
     closed: bool = False
     error: Error | None = None
@@ -173,7 +173,7 @@ class End(Composite):
     """Ends a session."""
 
     CODE = 0x17
-    KINDS = (inner(Error),)
+    KINDS = (nested(Error),)
     error: Error | None = None
 
 
@@ -182,13 +182,13 @@ class Close(Composite):
     """Ends a connection."""
 
     CODE = 0x18
-    KINDS = (inner(Error),)
+    KINDS = (nested(Error),)
     error: Error | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslMechanisms(Composite):
-    """The ways to sign in that there are."""
+    """The SASL mechanisms on offer."""
 
     CODE = 0x40
     KINDS = (SYMBOLS,)
@@ -197,7 +197,7 @@ class SaslMechanisms(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslInit(Composite):
-    """The way that was chosen."""
+    """The SASL mechanism that was chosen."""
 
     CODE = 0x41
     KINDS = (SYMBOL, BINARY, TEXT)
@@ -208,7 +208,7 @@ class SaslInit(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslChallenge(Composite):
-    """A question of the server."""
+    """A challenge of the server."""
 
     CODE = 0x42
     KINDS = (BINARY,)
@@ -217,7 +217,7 @@ class SaslChallenge(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslResponse(Composite):
-    """The answer to it."""
+    """The response to a challenge."""
 
     CODE = 0x43
     KINDS = (BINARY,)
@@ -226,7 +226,7 @@ class SaslResponse(Composite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslOutcome(Composite):
-    """How signing in ended: 0 is well."""
+    """The result of signing in: 0 is success."""
 
     CODE = 0x44
     KINDS = (UBYTE, BINARY)
@@ -244,18 +244,15 @@ _PERFORMATIVES: Mapping[int, type[Composite]] = {
 
 
 def parse(
-    body: View, *, max_bytes: int | None = None, max_values: int | None = None
+    body: BytesLike, *, max_bytes: int | None = None, max_values: int | None = None
 ) -> tuple[Composite, int]:
-    """The performative that a frame's body begins with, and where its payload does.
+    """Decode the performative at the start of a frame's body; return where the payload begins.
 
-    One of more than ``max_bytes`` is not looked into, one of more than ``max_values`` no further.
-
-    Raises:
-        AmqpFault: there is none, or it is damaged or too big.
+    One of more than ``max_bytes`` bytes or ``max_values`` values is a fault.
     """
     if max_bytes is not None and skip(body, 0) > max_bytes:
         raise AmqpFault("a performative is too big", condition=FRAMING_ERROR)
-    value, at = decode(body, limit=None if max_values is None else Limit(max_values))
+    value, at = decode(body, limit=None if max_values is None else ValueLimit(max_values))
     if not isinstance(value, Described):
         raise AmqpFault("a frame does not begin with a performative")
     found = _PERFORMATIVES.get(code_of(value.descriptor))

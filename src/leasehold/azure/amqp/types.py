@@ -1,4 +1,4 @@
-"""The types of AMQP 1.0 that Python has no type of its own for."""
+"""Types of AMQP 1.0 that Python has no own type for."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Timestamp(int):
 
 
 class Float(float):
-    """Of 32 bits; a plain ``float`` is a double."""
+    """A float of 32 bits; a plain ``float`` is a double."""
 
     __slots__ = ()
 
@@ -79,7 +79,7 @@ class Symbol(str):
 
 
 class DecimalBytes(bytes):
-    """A decimal number of 4, 8 or 16 bytes, which nobody here calculates with."""
+    """A decimal number of 4, 8 or 16 bytes, kept encoded."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value, and a number or a symbol that says what it means."""
+    """A value with a descriptor, a number or a symbol, that defines its meaning."""
 
     descriptor: Any
     value: Any

@@ -1,20 +1,14 @@
-"""The values of AMQP 1.0, to bytes and back.
+"""Encode and decode values of AMQP 1.0.
 
-Reading gives plain ``None``, ``bool``, ``str``, ``bytes``, ``float``, ``UUID``, ``list`` and
-``dict``. Everything else has a class here that says its type on the wire, so that writing what was
-read gives the same value of the same type. Writing takes these and plain ``int`` (a long).
+Decoding returns plain ``None``, ``bool``, ``str``, ``bytes``, ``float``, ``UUID``, ``list`` and
+``dict``. Every other type has a class in ``types``, so that encoding a decoded value gives the same
+value of the same type. Encoding also takes plain ``int`` (a long). It uses the short forms, except
+for the empty list, which some clients cannot read; elements of an array have the widest form.
 
-Writes values of AMQP 1.0.
-
-The short forms are used where there are some, but for the empty list, which some clients can not
-read. The elements of an array all have the widest form of their type.
-
-Reads values of AMQP 1.0, also from bytes that somebody has damaged on purpose.
-
-Nesting is bounded, and what is made has no more values than its own bytes have room for, whatever
-they claim. That is still a lot: a value of one byte may take 60 of memory. Whoever keeps what a
-stranger has sent gives a ``Limit``. The time it takes grows with the bytes only. Nothing but
-``AmqpFault`` is raised.
+Decoding is safe for malicious bytes. Nesting is bounded, the number of values is bounded by the
+number of bytes, whatever they claim, and so is the time. A value of one byte may still take 60
+bytes of memory: pass a ``ValueLimit`` for untrusted input that is kept. Nothing but ``AmqpFault``
+is raised.
 """
 
 from __future__ import annotations
@@ -51,11 +45,7 @@ _BYTE = 255
 
 
 def encode(value: object) -> bytes:
-    """The bytes of a value, with its type in front.
-
-    Raises:
-        AmqpFault: it has no AMQP type, or does not fit into it.
-    """
+    """Encode a value, with its type."""
     try:
         return _encode(value)
     except (struct.error, OverflowError, ValueError, RecursionError) as error:
@@ -71,7 +61,7 @@ def _encode(value: object) -> bytes:
 
 
 def _wide(value: object) -> tuple[bytes, bytes]:
-    """The widest type of a value, and its bytes: so the elements of an array are written."""
+    """Return the widest type of a value, and its bytes; elements of arrays are written so."""
     found = _WIDE.get(type(value))
     if found is None:
         found = next((_WIDE[base] for base in type(value).__mro__ if base in _WIDE), None)
@@ -84,12 +74,14 @@ def _wide(value: object) -> tuple[bytes, bytes]:
     raise AmqpFault(f"a {type(value).__name__} has no AMQP type")
 
 
-def _packed(code: int, form: str) -> Callable[[Any], tuple[bytes, bytes]]:
+def _fixed_width(code: int, form: str) -> Callable[[Any], tuple[bytes, bytes]]:
     constructor, pack = bytes((code,)), struct.Struct(form).pack
     return lambda value: (constructor, pack(value))
 
 
-def _sized(code: int, to_bytes: Callable[[Any], bytes]) -> Callable[[Any], tuple[bytes, bytes]]:
+def _length_prefixed(
+    code: int, to_bytes: Callable[[Any], bytes]
+) -> Callable[[Any], tuple[bytes, bytes]]:
     constructor = bytes((code,))
 
     def write(value: object) -> tuple[bytes, bytes]:
@@ -99,17 +91,17 @@ def _sized(code: int, to_bytes: Callable[[Any], bytes]) -> Callable[[Any], tuple
     return write
 
 
-def _listed(value: Sequence[object]) -> tuple[bytes, bytes]:
+def _wide_list(value: Sequence[object]) -> tuple[bytes, bytes]:
     data = b"".join(map(_encode, value))
     return b"\xd0", struct.pack(">II", len(data) + 4, len(value)) + data
 
 
-def _mapped(value: Mapping[object, object]) -> tuple[bytes, bytes]:
+def _wide_map(value: Mapping[object, object]) -> tuple[bytes, bytes]:
     data = b"".join(_encode(key) + _encode(item) for key, item in value.items())
     return b"\xd1", struct.pack(">II", len(data) + 4, 2 * len(value)) + data
 
 
-def _arrayed(value: Array) -> tuple[bytes, bytes]:
+def _wide_array(value: Array) -> tuple[bytes, bytes]:
     parts = [_wide(item) for item in value.items]
     kinds = {constructor for constructor, _ in parts} or {NULL}
     if len(kinds) > 1:
@@ -118,12 +110,12 @@ def _arrayed(value: Array) -> tuple[bytes, bytes]:
     return b"\xf0", struct.pack(">II", len(data) + 4, len(parts)) + data
 
 
-def _described(value: Described) -> tuple[bytes, bytes]:
+def _wide_described(value: Described) -> tuple[bytes, bytes]:
     constructor, data = _wide(value.value)
     return b"\x00" + _encode(value.descriptor) + constructor, data
 
 
-def _decimal(value: DecimalBytes) -> tuple[bytes, bytes]:
+def _wide_decimal(value: DecimalBytes) -> tuple[bytes, bytes]:
     code = {4: b"\x74", 8: b"\x84", 16: b"\x94"}.get(len(value))
     if code is None:
         raise AmqpFault("a decimal has 4, 8 or 16 bytes")
@@ -133,31 +125,31 @@ def _decimal(value: DecimalBytes) -> tuple[bytes, bytes]:
 _WIDE: dict[type, Callable[[Any], tuple[bytes, bytes]]] = {
     type(None): lambda _: (NULL, b""),
     bool: lambda value: (b"\x56", b"\x01" if value else b"\x00"),
-    UByte: _packed(0x50, ">B"),
-    UShort: _packed(0x60, ">H"),
-    UInt: _packed(0x70, ">I"),
-    ULong: _packed(0x80, ">Q"),
-    Byte: _packed(0x51, ">b"),
-    Short: _packed(0x61, ">h"),
-    Int: _packed(0x71, ">i"),
-    Long: _packed(0x81, ">q"),
-    Timestamp: _packed(0x83, ">q"),
-    int: _packed(0x81, ">q"),
-    Float: _packed(0x72, ">f"),
-    float: _packed(0x82, ">d"),
+    UByte: _fixed_width(0x50, ">B"),
+    UShort: _fixed_width(0x60, ">H"),
+    UInt: _fixed_width(0x70, ">I"),
+    ULong: _fixed_width(0x80, ">Q"),
+    Byte: _fixed_width(0x51, ">b"),
+    Short: _fixed_width(0x61, ">h"),
+    Int: _fixed_width(0x71, ">i"),
+    Long: _fixed_width(0x81, ">q"),
+    Timestamp: _fixed_width(0x83, ">q"),
+    int: _fixed_width(0x81, ">q"),
+    Float: _fixed_width(0x72, ">f"),
+    float: _fixed_width(0x82, ">d"),
     Char: lambda value: (b"\x73", ord(value).to_bytes(4, "big")),
-    DecimalBytes: _decimal,
+    DecimalBytes: _wide_decimal,
     UUID: lambda value: (b"\x98", value.bytes),
-    bytes: _sized(0xB0, bytes),
-    bytearray: _sized(0xB0, bytes),
-    memoryview: _sized(0xB0, bytes),
-    Symbol: _sized(0xB3, lambda value: value.encode("ascii")),
-    str: _sized(0xB1, lambda value: value.encode()),
-    list: _listed,
-    tuple: _listed,
-    dict: _mapped,
-    Array: _arrayed,
-    Described: _described,
+    bytes: _length_prefixed(0xB0, bytes),
+    bytearray: _length_prefixed(0xB0, bytes),
+    memoryview: _length_prefixed(0xB0, bytes),
+    Symbol: _length_prefixed(0xB3, lambda value: value.encode("ascii")),
+    str: _length_prefixed(0xB1, lambda value: value.encode()),
+    list: _wide_list,
+    tuple: _wide_list,
+    dict: _wide_map,
+    Array: _wide_array,
+    Described: _wide_described,
 }
 
 
@@ -191,55 +183,42 @@ _SMALL: dict[type, Callable[[Any], bytes]] = {
 }
 
 
-View: TypeAlias = "bytes | bytearray | memoryview"
+BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 
-DEEPEST = 32
-_EXTRA_VALUES = 64  # elements of arrays may have no bytes of their own
-# Anybody can choose such values so that all have one hash: a map of many of them takes for ever.
+MAX_DEPTH = 32
+_EXTRA_VALUES = 64  # elements of arrays may have no bytes
+# An attacker can choose such keys with equal hashes, which makes big maps very slow.
 _SLOW_KEYS = (UUID, Described, Array)
 _MAX_SLOW_KEYS = 64
 _SURROGATES = range(0xD800, 0xE000)
 
 
-class Limit:
-    """How many values may be made, in one reading or in several together."""
+class ValueLimit:
+    """How many values may be decoded, in one call or in several together."""
 
     __slots__ = ("_left",)
 
-    def __init__(self, most: int) -> None:
-        """So many."""
-        self._left = most
+    def __init__(self, max_values: int) -> None:
+        self._left = max_values
 
     def take(self, count: int) -> None:
-        """Make so many of them.
-
-        Raises:
-            AmqpFault: there are not so many left.
-        """
+        """Count values; more than the limit are a fault."""
         self._left -= count
         if self._left < 0:
             raise AmqpFault("there are too many values")
 
 
-def decode(data: View, at: int = 0, *, limit: Limit | None = None) -> tuple[Any, int]:
-    """The value that begins at ``at``, and where the next one does.
-
-    Raises:
-        AmqpFault: there is none, it is damaged, or has more values than the limit allows.
-    """
+def decode(data: BytesLike, at: int = 0, *, limit: ValueLimit | None = None) -> tuple[Any, int]:
+    """Decode the value at ``at``; return it and where it ends."""
     reader = _ValueReader(data, limit)
     try:
-        return reader.value(at, DEEPEST)
+        return reader.value(at, MAX_DEPTH)
     except (struct.error, IndexError, ValueError, TypeError, OverflowError) as error:
         raise AmqpFault(f"there is no sound value at byte {at}: {error}") from error
 
 
-def skip(data: View, at: int, depth: int = DEEPEST) -> int:
-    """Where the value after the one at ``at`` begins. Nothing inside it is looked at.
-
-    Raises:
-        AmqpFault: there is none, or it is longer than the bytes.
-    """
+def skip(data: BytesLike, at: int, depth: int = MAX_DEPTH) -> int:
+    """Return where the value at ``at`` ends, without decoding it."""
     try:
         while not data[at]:  # a described value: past its descriptor
             if not depth:
@@ -250,9 +229,9 @@ def skip(data: View, at: int, depth: int = DEEPEST) -> int:
         width = _WIDTHS[code >> 4]
         if width >= 0:
             at += width
-        elif width == _ONE:
+        elif width == _SIZE8:
             at += 1 + data[at]
-        elif width == _FOUR:
+        elif width == _SIZE32:
             at += 4 + _U32(data, at)[0]
         else:
             raise AmqpFault(f"there is no AMQP type {code:#04x}")
@@ -264,11 +243,11 @@ def skip(data: View, at: int, depth: int = DEEPEST) -> int:
 
 
 _U32 = struct.Struct(">I").unpack_from
-_NONE, _ONE, _FOUR = -1, -2, -3
-# By the upper half of the type: how many bytes follow, or how many say so.
+_NO_TYPE, _SIZE8, _SIZE32 = -1, -2, -3
+# By the upper half of the type: how many bytes follow, or how many bytes hold the size.
 _WIDTHS = (
-    *(_NONE, _NONE, _NONE, _NONE, 0, 1, 2, 4),
-    *(8, 16, _ONE, _FOUR, _ONE, _FOUR, _ONE, _FOUR),
+    *(_NO_TYPE, _NO_TYPE, _NO_TYPE, _NO_TYPE, 0, 1, 2, 4),
+    *(8, 16, _SIZE8, _SIZE32, _SIZE8, _SIZE32, _SIZE8, _SIZE32),
 )
 _CONSTANTS: dict[int, Any] = {
     0x40: None,
@@ -325,11 +304,11 @@ def _char(number: int) -> Char:
 
 
 class _ValueReader:
-    """Reads one value."""
+    """Decodes one value."""
 
     __slots__ = ("_data", "_limit")
 
-    def __init__(self, data: View, limit: Limit | None) -> None:
+    def __init__(self, data: BytesLike, limit: ValueLimit | None) -> None:
         self._data = data
         self._limit = limit
 
@@ -366,7 +345,7 @@ class _ValueReader:
         return self._many(code, at, depth)
 
     def _span(self, code: int, at: int) -> tuple[int, int]:
-        """Where the bytes of a value of variable size begin and end."""
+        """Return where the bytes of a value of variable size begin and end."""
         if code & 0x10:
             start, size = at + 4, _U32(self._data, at)[0]
         else:
@@ -428,7 +407,7 @@ class _ValueReader:
             self._limit.take(count)
 
 
-def _check_count(count: int, most: int) -> None:
-    """A few bytes must not become a million values."""
-    if count > most:
+def _check_count(count: int, max_values: int) -> None:
+    """Check that few bytes do not claim a million values."""
+    if count > max_values:
         raise AmqpFault(f"{count} values can not be in so few bytes")

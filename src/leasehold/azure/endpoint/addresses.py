@@ -1,6 +1,7 @@
-"""What the address of a link names: a node for requests, a hub, or a partition of one.
+"""Link addresses: they name a request node, a hub, or a partition of a hub.
 
-Clients write it as a path or as a whole URL, with the words between the names in any case.
+Clients write them as a path or as a URL. The fixed parts, such as ``ConsumerGroups``, may be in any
+case.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ DEFAULT_GROUP = "$Default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAddress:
-    """``node`` is one for requests, or empty; ``partition`` is as it was written."""
+    """A parsed address. ``node`` is a request node or empty; ``partition`` is not checked yet."""
 
     node: str = ""
     hub: str = ""
@@ -22,25 +23,25 @@ class NodeAddress:
 
     @property
     def path(self) -> str:
-        """As tokens name it: in small letters, for some clients sign so; without a host."""
+        """The path that tokens name: without a host, in lower case, as some clients sign it."""
         group = f"/consumergroups/{self.group}" if self.group else ""
         partition = f"/partitions/{self.partition}" if self.partition else ""
         node = self.node if not self.hub or not self.node else f"/{self.node}"
         return f"{self.hub}{group}{partition}{node}".lower()
 
 
-def path_of(text: str) -> tuple[str, str]:
-    """The host, empty if there is none, and the path of an address, without slashes around it."""
-    scheme, mark, rest = text.partition("://")
-    if not mark:
+def split_host(text: str) -> tuple[str, str]:
+    """Return the host, or an empty text, and the path without slashes around it."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
         return "", scheme.strip("/")
     host, _, path = rest.partition("/")
     return host.lower(), path.strip("/")
 
 
-def address_of(text: object) -> NodeAddress | None:
-    """The address that was written; None if there can not be such a thing."""
-    parts = path_of(text)[1].split("/") if isinstance(text, str) else []
+def parse_address(text: object) -> NodeAddress | None:
+    """Read an address; None if it names nothing that could exist."""
+    parts = split_host(text)[1].split("/") if isinstance(text, str) else []
     found = None
     match [part.lower() for part in parts]:
         case [node] if node in {CBS, MANAGEMENT}:

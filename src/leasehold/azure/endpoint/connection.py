@@ -1,14 +1,13 @@
-"""One connection of a client, from its first byte to its last.
+"""One client connection: its protocol state, and its TLS layer.
 
-Guarantees: whatever bytes come, at most one frame and the deliveries on their way into the log are
-in memory, and the connection is closed with a reason when they make no sense. Someone without a
-token gets no further than the node that takes tokens, and not for long. A client that does not read
-is not read from either.
+Guarantees: whatever bytes arrive, at most one frame and the deliveries not yet stored are in
+memory, and malformed input closes the connection with a reason. A client without a token reaches
+only the node that takes tokens, and only for ``handshake_timeout``. While a client does not read,
+the server does not read from it either.
 
-TLS of one connection, without a socket: bytes in, bytes out.
-
-That of asyncio keeps a buffer of 256 KiB for each connection, also for one that says nothing. Here
-nothing is made before the first byte, and no buffer holds more than a few records.
+TLS runs on memory buffers, without a socket. asyncio's own keeps 256 KiB for each connection, also
+for an idle one; here nothing is allocated before the first byte, and no buffer holds more than a
+few records.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.frames import (
     AMQP,
     AMQP_HEADER,
-    EMPTY,
+    EMPTY_FRAME,
     HEADER,
     SASL,
     SASL_HEADER,
@@ -58,54 +57,48 @@ if TYPE_CHECKING:
     from leasehold.azure.endpoint.server import HubServer
     from leasehold.clock import Clock
 
-_PIECE_BYTES = 16 << 10  # a record holds as many; what the buffers once held they keep
+_CHUNK_BYTES = 16 << 10  # the size of a TLS record; the buffers never shrink again
 
 
 class TlsLayer:
-    """The server's side. An ``ssl.SSLError`` of any method is the end of the connection."""
+    """The server side of TLS, without a socket: bytes in, bytes out.
+
+    An ``ssl.SSLError`` of any method ends the connection.
+    """
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        """Nothing has come yet."""
-        self.is_over = False  # whether the other side has said good-bye
+        self.is_closed = False  # whether the client has sent close_notify
         self._context = context
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
-        self._is_ready = False
+        self._is_established = False
 
-    def opened(self, data: bytes) -> bytes:
-        """What these bytes of the other side say: nothing, while keys are agreed upon.
-
-        Raises:
-            ssl.SSLError: they are not TLS, or damaged. ``answer`` may have a word about it.
-        """
+    def decrypt(self, data: bytes) -> bytes:
+        """Return the plain bytes; none during the handshake."""
         tls = self._tls
         if tls is None:
             tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
             self._tls = tls
         found: list[bytes] = []
-        for at in range(0, len(data), _PIECE_BYTES):
-            self._incoming.write(memoryview(data)[at : at + _PIECE_BYTES])
-            with suppress(ssl.SSLWantReadError):  # it has taken all there is
-                if not self._is_ready:
+        for at in range(0, len(data), _CHUNK_BYTES):
+            self._incoming.write(memoryview(data)[at : at + _CHUNK_BYTES])
+            with suppress(ssl.SSLWantReadError):  # the input is used up
+                if not self._is_established:
                     tls.do_handshake()
-                    self._is_ready = True
-                while part := tls.read(_PIECE_BYTES):
+                    self._is_established = True
+                while part := tls.read(_CHUNK_BYTES):
                     found.append(part)
-                self.is_over = True
+                self.is_closed = True
                 break
         return b"".join(found)
 
-    def answer(self) -> bytes:
-        """What has to be sent without anybody having asked for it."""
+    def pending_output(self) -> bytes:
+        """Return what TLS itself has to send: the handshake, an alert."""
         return self._outgoing.read()
 
-    def sealed(self, data: bytes) -> bytes:
-        """These bytes as they are sent.
-
-        Raises:
-            ssl.SSLError: keys are being agreed upon, or all is over.
-        """
+    def encrypt(self, data: bytes) -> bytes:
+        """Return the encrypted bytes; fails before the handshake is complete and after the end."""
         tls = self._tls
         if tls is None:
             raise ssl.SSLError("nothing was agreed upon")
@@ -116,73 +109,74 @@ class TlsLayer:
             found.append(self._outgoing.read())
         return b"".join(found)
 
-    def farewell(self) -> bytes:
-        """The last bytes: that nothing more will come, if there is anybody who understands it."""
-        if self._tls is not None and self._is_ready:
-            with suppress(ssl.SSLError):  # it does not wait for the other side to say so too
+    def close_notify(self) -> bytes:
+        """Return the last bytes to send, a close_notify if the handshake was complete."""
+        if self._tls is not None and self._is_established:
+            with suppress(ssl.SSLError):  # the client's own close_notify is not awaited
                 self._tls.unwrap()
-        return self.answer()
+        return self.pending_output()
 
 
 log = logging.getLogger("leasehold.azure.endpoint")
 
 CONTAINER = "leasehold"
-_ANONYMOUS, _PASSWORD = "ANONYMOUS", "PLAIN"
-_STRANGER_FRAMES = 200
-_STRANGER_FRAME_BYTES = 64 << 10
-_STRANGER_BYTES = 256 << 10
-# Of a performative: some of it may be kept for as long as its link.
-_STRANGER_CONTROL_BYTES = 4 << 10
+_ANONYMOUS, _PLAIN = "ANONYMOUS", "PLAIN"
+_MAX_UNAUTHENTICATED_FRAMES = 200
+_MAX_UNAUTHENTICATED_FRAME_BYTES = 64 << 10
+_MAX_UNAUTHENTICATED_BYTES = 256 << 10
+# Of a performative: parts of it may be kept as long as its link exists.
+_MAX_UNAUTHENTICATED_CONTROL_BYTES = 4 << 10
 _MAX_CONTROL_BYTES = 16 << 10
 _MAX_CONTROL_VALUES = 1000
 _MAX_LINKS = 4096
 _MAX_TASKS = 2 * _MAX_LINKS
-_MAX_WORDS = 500  # of a reason: some repeat what the client has said
+_MAX_REASON_CHARS = 500  # some reasons quote what the client has sent
 _MIN_FRAME_BYTES = 512
 _MAX_GRANTS = 256
 _HIGH_WATER_BYTES = 1 << 20
-_SHORTEST_BEAT_S = 0.2
-_FAREWELL_S = 5.0
+_MIN_HEARTBEAT_S = 0.2
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class ClientConnection(asyncio.Protocol):
-    """Made by the server for each that comes in."""
+    """The protocol of one client; the server makes one for each connection."""
 
     def __init__(self, server: HubServer) -> None:
-        """Nothing has come yet."""
         self._server = server
         self.options: HubOptions = server.options
-        self.streams: Hubs = server.streams
+        self.hubs: Hubs = server.hubs
         self.epochs: ReaderEpochs = server.epochs
         self.retries: Retries = server.retries
         self.clock: Clock = server.clock
-        self.peer_frame_bytes = _MIN_FRAME_BYTES
+        self.client_frame_bytes = _MIN_FRAME_BYTES
         self.writable = asyncio.Event()
         self.writable.set()
         self._transport: asyncio.Transport | None = None
         tls = self.options.tls
-        self._encryption = None if tls is None else TlsLayer(tls)
-        self._reader = FrameReader(min(_STRANGER_FRAME_BYTES, self.options.max_frame_bytes))
+        self._tls = None if tls is None else TlsLayer(tls)
+        self._reader = FrameReader(
+            min(_MAX_UNAUTHENTICATED_FRAME_BYTES, self.options.max_frame_bytes)
+        )
         self._sessions: dict[int, EndpointSession] = {}
         self._ended: set[int] = set()
         self._grants: dict[str, Grant] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._frames = self._stranger_bytes = 0
+        self._frames = self._unauthenticated_bytes = 0
         self._links = 0
         self._is_open = False
         self._is_closing = False
         self._unsettled_bytes = 0
-        self._partial_bytes = self._rest_bytes = 0
+        self._partial_bytes = self._buffered_bytes = 0
         now = server.clock.boottime_s()
-        self._began_at = self._heard_at = self._said_at = now
+        self._began_at = self._last_received_at = self._last_sent_at = now
         self._closed_at = now
-        self._stuck_since: float | None = None
+        self._write_blocked_since: float | None = None
         self._is_reading = True
 
-    # ------------------------------------------------------- the event loop calls
+    # ------------------------------------------------------ called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let the server know, which may have no room."""
+        """Register with the server, which may have no room."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - the server makes no other
         self._transport = transport
         if not self._server.enter(self):
@@ -191,43 +185,43 @@ class ClientConnection(asyncio.Protocol):
             transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """All of it has ended."""
+        """End all sessions and tasks."""
         del exc
         self._is_closing = True
         self._server.leave(self)
-        self._count_rest(0)
+        self._count_buffered(0)
         self.writable.set()
         for task in tuple(self._tasks):
             task.cancel()
         for session in self._sessions.values():
-            session.over()
+            session.on_closed()
         self._sessions.clear()
 
     def pause_writing(self) -> None:
-        """The client does not read: it is not listened to until it does."""
+        """Stop reading from a client that does not read."""
         self.writable.clear()
-        self._stuck_since = self.clock.boottime_s()
-        self.listen()
+        self._write_blocked_since = self.clock.boottime_s()
+        self.update_reading()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """Resume reading from the client."""
         self.writable.set()
-        self._stuck_since = None
-        self.listen()
+        self._write_blocked_since = None
+        self.update_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client."""
-        self._heard_at = self.clock.boottime_s()
+        """Take bytes from the client."""
+        self._last_received_at = self.clock.boottime_s()
         try:
-            data = self._decrypted(data)
+            data = self._decrypt(data)
             if not self._grants:
-                self._stranger_bytes += len(data)
+                self._unauthenticated_bytes += len(data)
             for each in self._reader.feed(data):
                 if self._is_closing:
                     return
-                self._take(each)
-            self._count_rest(self._reader.waiting_bytes)
-            if self._encryption is not None and self._encryption.is_over:
+                self._on_any_frame(each)
+            self._count_buffered(self._reader.buffered_bytes)
+            if self._tls is not None and self._tls.is_closed:
                 self.close()
         except ssl.SSLError as error:
             log.info("a connection is closed: %s", error)
@@ -238,27 +232,23 @@ class ClientConnection(asyncio.Protocol):
             log.exception("a connection ends")
             self.close(RequestRefused("amqp:internal-error", type(error).__name__))
 
-    # -------------------------------------------------------------- for its parts
+    # ------------------------------------------- called by sessions, links and server
 
     def write(self, data: bytes) -> None:
-        """Send bytes, if anybody is there."""
+        """Send bytes, unless the connection is closing."""
         transport = self._transport
         if transport is None or self._is_closing:
             return
-        if not transport.is_closing():  # it may be broken, and nobody was told yet
-            self._said_at = self.clock.boottime_s()
+        if not transport.is_closing():  # it may be broken before connection_lost is called
+            self._last_sent_at = self.clock.boottime_s()
             try:
-                transport.write(data if self._encryption is None else self._encryption.sealed(data))
+                transport.write(data if self._tls is None else self._tls.encrypt(data))
             except ssl.SSLError as error:
                 log.info("a connection is broken: %s", error)
                 transport.abort()
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Do something beside; it ends with the connection.
-
-        Raises:
-            AmqpFault: there is too much of it.
-        """
+        """Run a task that ends with the connection; refuse it if there are too many."""
         if len(self._tasks) >= _MAX_TASKS:
             work.close()
             raise AmqpFault("too much was asked for at once", condition=TOO_MANY)
@@ -268,65 +258,54 @@ class ClientConnection(asyncio.Protocol):
         return task
 
     def count_link(self, change: int) -> None:
-        """There is a link more, or one less.
-
-        Raises:
-            AmqpFault: there are too many.
-        """
+        """Change the number of links; refuse too many."""
         self._links += change
         if self._links > _MAX_LINKS:
             raise AmqpFault("there are too many links", condition=TOO_MANY)
 
     @property
     def grants(self) -> Iterable[Grant]:
-        """What the tokens of this connection allow."""
+        """What the tokens of this connection allow, one grant per path."""
         return tuple(self._grants.values())
 
     def allows(self, path: str) -> bool:
-        """Whether a token covers this path."""
+        """Return whether a token covers this path."""
         return any(grant.covers(path) for grant in self._grants.values())
 
     def grant(self, *, token: object, kind: object, audience: object) -> None:
-        """Take a token.
-
-        Raises:
-            Refused: it does not count.
-        """
+        """Add what a token allows, or refuse the token."""
         now = self.clock.utc_now()
         found = self.options.keys.grant(token, kind=kind, audience=audience, now=now)
         if len(self._grants) >= _MAX_GRANTS and found.path not in self._grants:
             raise RequestRefused(
                 "amqp:resource-limit-exceeded", "Too many tokens on one connection."
             )
-        self._granted(found)
+        self._add_grant(found)
 
     def hold(self, size: int) -> None:
-        """So many bytes more are on their way into the log."""
+        """Count bytes that are not stored yet; beyond the limit, reading pauses."""
         self._unsettled_bytes += size
         self._server.hold(size)
-        self.listen()
+        self.update_reading()
 
     def release(self, size: int) -> None:
-        """They are there."""
+        """Count these bytes as stored; reading may resume."""
         self._unsettled_bytes -= size
         self._server.release(size)
-        self.listen()
+        self.update_reading()
 
-    def gather(self, size: int) -> None:
-        """So many bytes more, or less, are here of deliveries that are not whole.
+    def count_partial(self, size: int) -> None:
+        """Count the bytes of incomplete deliveries; ``size`` may be negative.
 
-        They do not keep anybody from being listened to: the rest of them could never come.
-
-        Raises:
-            AmqpFault: there are too many.
+        They do not pause reading: then the rest of the delivery could never arrive.
         """
         self._partial_bytes += size
         has_room = self._server.gather(size)
         if size > 0 and (not has_room or self._partial_bytes > self.options.max_unsettled_bytes):
             raise AmqpFault("too many deliveries are not whole", condition=TOO_MANY)
 
-    def listen(self) -> None:
-        """Read from the client while it reads, and there is not too much on its way."""
+    def update_reading(self) -> None:
+        """Pause or resume reading: read while the client reads and few bytes are not stored."""
         transport = self._transport
         if transport is None or self._is_closing:
             return
@@ -336,94 +315,88 @@ class ClientConnection(asyncio.Protocol):
             return
         self._is_reading = is_reading
         if is_reading:
-            self._heard_at = self.clock.boottime_s()
+            self._last_received_at = self.clock.boottime_s()
             transport.resume_reading()
         else:
             transport.pause_reading()
 
-    def close(self, why: RequestRefused | None = None) -> None:
-        """Say good-bye, with a reason if there is one. Again is harmless."""
+    def close(self, reason: RequestRefused | None = None) -> None:
+        """Close, with a reason if there is one. Safe to call twice."""
         if self._is_closing or self._transport is None:
             return
-        if why is not None:
-            log.info("a connection is closed: %s", why.description[:_MAX_WORDS])
+        if reason is not None:
+            log.info("a connection is closed: %s", reason.description[:_MAX_REASON_CHARS])
         if self._is_open:
-            words = "" if why is None else why.description[:_MAX_WORDS]
-            error = None if why is None else Error(condition=why.condition, description=words)
+            text = "" if reason is None else reason.description[:_MAX_REASON_CHARS]
+            error = None if reason is None else Error(condition=reason.condition, description=text)
             self.write(frame(0, Close(error=error).encode()))
         self._is_closing = True
         self._closed_at = self.clock.boottime_s()
-        if self._encryption is not None:
-            self._answer(self._encryption.farewell())
+        if self._tls is not None:
+            self._write_tls(self._tls.close_notify())
         self._transport.close()
 
-    def farewell(self, why: RequestRefused) -> None:
-        """End all links with this reason, and then the connection."""
+    def shut_down(self, reason: RequestRefused) -> None:
+        """Detach all links with this reason, then close."""
         for session in tuple(self._sessions.values()):
             for link in session.links:
-                link.refuse(why)
-        self.close(why)
+                link.refuse(reason)
+        self.close(reason)
 
     def abort(self) -> None:
-        """Hang up, whatever is on its way."""
+        """Close immediately; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
 
     def tick(self, now: float, wall: datetime) -> None:
-        """Now and then: what has to be done without a word of the client."""
+        """Enforce the timeouts and expire tokens; the server calls this regularly."""
         transport = self._transport
         if transport is None:
             return
         idle_s = 2 * self.options.idle_timeout.total_seconds()
-        if self._stuck_since is not None and now - self._stuck_since > idle_s:
-            transport.abort()  # it does not read: not even a word would get through
+        if self._write_blocked_since is not None and now - self._write_blocked_since > idle_s:
+            transport.abort()  # it does not read: a close frame would not get through
         elif self._is_closing:
-            if now - self._closed_at > _FAREWELL_S:
+            if now - self._closed_at > _CLOSE_TIMEOUT_S:
                 transport.abort()
         elif (
             not self._grants
             and now - self._began_at > self.options.handshake_timeout.total_seconds()
         ):
             self.close(RequestRefused(UNAUTHORIZED, "No token came in time."))
-        elif now - self._heard_at > idle_s and self._is_reading:
-            words = f"The connection was inactive for more than the allowed {idle_s * 1000:.0f} "
-            self.close(RequestRefused(FORCED, f"{words}milliseconds."))
+        elif now - self._last_received_at > idle_s and self._is_reading:
+            text = f"The connection was inactive for more than the allowed {idle_s * 1000:.0f} "
+            self.close(RequestRefused(FORCED, f"{text}milliseconds."))
         else:
             self._expire(wall)
 
     # ---------------------------------------------------------------------- parts
 
-    def _count_rest(self, size: int) -> None:
-        """So many bytes of a frame are here that is not whole.
-
-        Raises:
-            AmqpFault: they are too many, with those of all others.
-        """
-        change, self._rest_bytes = size - self._rest_bytes, size
+    def _count_buffered(self, size: int) -> None:
+        """Set how many bytes of an incomplete frame are buffered."""
+        change, self._buffered_bytes = size - self._buffered_bytes, size
         if change:
-            self.gather(change)
+            self.count_partial(change)
 
-    def _decrypted(self, data: bytes) -> bytes:
-        """What the client says with these bytes.
-
-        Raises:
-            ssl.SSLError: they make no sense.
-        """
-        if self._encryption is None:
+    def _decrypt(self, data: bytes) -> bytes:
+        if self._tls is None:
             return data
-        found = self._encryption.opened(data)
-        self._answer(self._encryption.answer())
+        found = self._tls.decrypt(data)
+        self._write_tls(self._tls.pending_output())
         return found
 
-    def _answer(self, data: bytes) -> None:
-        """Send what TLS itself has to say."""
+    def _write_tls(self, data: bytes) -> None:
+        """Send bytes that TLS has made, as they are."""
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def _take(self, found: Frame) -> None:
+    def _on_any_frame(self, found: Frame) -> None:
         if not self._grants:
             self._frames += 1
-            if self._frames > _STRANGER_FRAMES or self._stranger_bytes > _STRANGER_BYTES:
+            if (
+                self._frames > _MAX_UNAUTHENTICATED_FRAMES
+                or self._unauthenticated_bytes > _MAX_UNAUTHENTICATED_BYTES
+            ):
                 raise AmqpFault("too much came without a token", condition=UNAUTHORIZED)
         if found.kind == HEADER:
             self._on_header(bytes(found.body))
@@ -444,33 +417,33 @@ class ClientConnection(asyncio.Protocol):
             self.write(frame(0, SaslMechanisms(mechanisms=self._mechanisms).encode(), SASL))
 
     def _on_sasl(self, found: Frame) -> None:
-        what, _ = self._parsed(found)
+        what, _ = self._parse(found)
         if not isinstance(what, SaslInit) or self._is_open:
             raise AmqpFault("this has no place in signing in")
         code = 0
         if what.mechanism not in self._mechanisms:
             code = 1
-        elif what.mechanism == _PASSWORD:
+        elif what.mechanism == _PLAIN:
             granted = self.options.keys.grant_plain(what.initial_response)
             if granted is None:
                 code = 1
             else:
-                self._granted(granted)
+                self._add_grant(granted)
         self.write(frame(0, SaslOutcome(code=code).encode(), SASL))
         if code:
             raise AmqpFault("signing in failed", condition=UNAUTHORIZED)
 
     @property
     def _mechanisms(self) -> tuple[str, ...]:
-        """How one may sign in: with the key itself only where nobody else can read it."""
-        return (_ANONYMOUS,) if self.options.tls is None else (_ANONYMOUS, _PASSWORD)
+        """The mechanisms on offer: the key itself (PLAIN) only over TLS."""
+        return (_ANONYMOUS,) if self.options.tls is None else (_ANONYMOUS, _PLAIN)
 
-    def _parsed(self, found: Frame) -> tuple[Composite, int]:
-        most = _MAX_CONTROL_BYTES if self._grants else _STRANGER_CONTROL_BYTES
-        return parse(found.body, max_bytes=most, max_values=_MAX_CONTROL_VALUES)
+    def _parse(self, found: Frame) -> tuple[Composite, int]:
+        max_bytes = _MAX_CONTROL_BYTES if self._grants else _MAX_UNAUTHENTICATED_CONTROL_BYTES
+        return parse(found.body, max_bytes=max_bytes, max_values=_MAX_CONTROL_VALUES)
 
     def _on_frame(self, found: Frame) -> None:
-        what, at = self._parsed(found)
+        what, at = self._parse(found)
         if isinstance(what, Open):
             self._on_open(what)
             return
@@ -479,9 +452,9 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(what, Close):
             self.close()
             return
-        self._in_session(what, found.channel, found.body[at:])
+        self._on_session_frame(what, found.channel, found.body[at:])
 
-    def _in_session(self, what: Composite, channel: int, payload: memoryview) -> None:
+    def _on_session_frame(self, what: Composite, channel: int, payload: memoryview) -> None:
         session = self._sessions.get(channel)
         if isinstance(what, Begin):
             if session is not None or len(self._sessions) >= self.options.max_sessions:
@@ -495,54 +468,54 @@ class ClientConnection(asyncio.Protocol):
             del self._sessions[channel]
             if len(self._ended) < self.options.max_sessions:
                 self._ended.add(channel)
-            session.over()
+            session.on_closed()
             self.write(frame(channel, End().encode()))
         else:
-            session.take(what, payload)
+            session.on_frame(what, payload)
 
-    def _on_open(self, asked: Open) -> None:
+    def _on_open(self, client: Open) -> None:
         if self._is_open:
             raise AmqpFault("the connection is open already", condition="amqp:illegal-state")
         self._is_open = True
-        most = self.options.max_frame_bytes
-        self.peer_frame_bytes = max(min(asked.max_frame_size, most), _MIN_FRAME_BYTES)
-        if asked.idle_time_out:
-            self.spawn(self._beat(max(asked.idle_time_out / 2000, _SHORTEST_BEAT_S)))
+        max_bytes = self.options.max_frame_bytes
+        self.client_frame_bytes = max(min(client.max_frame_size, max_bytes), _MIN_FRAME_BYTES)
+        if client.idle_time_out:
+            self.spawn(self._send_heartbeats(max(client.idle_time_out / 2000, _MIN_HEARTBEAT_S)))
         answer = Open(
             container_id=CONTAINER,
-            hostname=asked.hostname,
-            max_frame_size=most,
+            hostname=client.hostname,
+            max_frame_size=max_bytes,
             channel_max=self.options.max_sessions - 1,
             idle_time_out=int(self.options.idle_timeout.total_seconds() * 1000),
         )
         self.write(frame(0, answer.encode()))
 
-    def _granted(self, found: Grant) -> None:
+    def _add_grant(self, found: Grant) -> None:
         self._grants[found.path] = found
         self._reader.max_bytes = self.options.max_frame_bytes
 
     def _expire(self, wall: datetime) -> None:
-        over = [
+        expired = [
             path
             for path, grant in self._grants.items()
             if grant.expires_at is not None and grant.expires_at <= wall
         ]
-        for path in over:
+        for path in expired:
             del self._grants[path]
-        if not over:
+        if not expired:
             return
-        why = RequestRefused(
+        reason = RequestRefused(
             UNAUTHORIZED, "ExpiredToken: The token of this link is expired.", status=401
         )
         for session in tuple(self._sessions.values()):
             for link in session.links:
                 if link.address.hub and not self.allows(link.address.path):
-                    link.refuse(why)
-        self._began_at = self.clock.boottime_s()  # time for a new one
+                    link.refuse(reason)
+        self._began_at = self.clock.boottime_s()  # handshake_timeout again, for a new token
 
-    async def _beat(self, every_s: float) -> None:
-        """Let the client hear something often enough, for as long as the connection is open."""
+    async def _send_heartbeats(self, interval_s: float) -> None:
+        """Send something often enough for the client's idle timeout."""
         while not self._is_closing:
-            await self.clock.sleep(every_s / 2)
-            if self.clock.boottime_s() - self._said_at >= every_s / 2:
-                self.write(EMPTY)
+            await self.clock.sleep(interval_s / 2)
+            if self.clock.boottime_s() - self._last_sent_at >= interval_s / 2:
+                self.write(EMPTY_FRAME)

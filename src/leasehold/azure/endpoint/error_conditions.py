@@ -1,4 +1,4 @@
-"""Why a link, a request or a delivery was refused: the words that a client shows."""
+"""Error conditions and descriptions for refused links, requests and deliveries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AUTH_FAILED = "com.microsoft:auth-failed"
 
 
 class RequestRefused(Exception):
-    """Something was asked that is not given. ``status`` is how nodes for requests say it."""
+    """A refused link, request or delivery. ``status`` is the code in answers of request nodes."""
 
     def __init__(self, condition: str, description: str, *, status: int = 400) -> None:
         super().__init__(description)
@@ -36,12 +36,12 @@ class RequestRefused(Exception):
 
     @property
     def error(self) -> Error:
-        """As it is put on the wire."""
+        """The error as it is sent."""
         return Error(condition=self.condition, description=self.description)
 
 
 def unauthorized(what: str) -> RequestRefused:
-    """For someone without a token: nothing is told about what there is."""
+    """Refuse a client without a token; the text does not reveal what exists."""
     return RequestRefused(
         UNAUTHORIZED,
         f"Unauthorized access. A token with a claim on {what} is required.",
@@ -50,7 +50,7 @@ def unauthorized(what: str) -> RequestRefused:
 
 
 def refused_for(error: BaseException) -> RequestRefused:
-    """What a client is told of an error of the log."""
+    """Return the refusal that reports an error of the log to a client."""
     if isinstance(error, RequestRefused):
         return error
     if isinstance(error, UnknownStream):
@@ -63,5 +63,5 @@ def refused_for(error: BaseException) -> RequestRefused:
         )
     if isinstance(error, UsageError):
         return RequestRefused(ARGUMENT, str(error))
-    words = str(error) if isinstance(error, LeaseholdError) else "see the log of the hub"
-    return RequestRefused(INTERNAL, f"The log could not serve this: {words}", status=500)
+    detail = str(error) if isinstance(error, LeaseholdError) else "see the log of the hub"
+    return RequestRefused(INTERNAL, f"The log could not serve this: {detail}", status=500)

@@ -1,12 +1,10 @@
-"""The streams of the log, as hubs: found by name, written to, read from and described.
+"""Hubs: streams of the log, found by name, written to, read from and described.
 
-What blocks runs in threads. Readers wait for the log's own watch: nothing is asked again and again.
+Calls that block run in threads. Readers wait for the log's own watcher: they do not poll.
 
-Reads a partition in pieces as big as a client wants them.
-
-The log gives one frame at a time, which is what somebody once sent in one call. Many small ones are
-put together here, within one look: for a client that has credit for hundreds of events, a look and
-a write for each of its frames would be most of the work.
+A reader coalesces: the log returns one stored frame at a time, which is what a producer once sent
+in one call. Small frames are joined up to the client's credit, since a read and a write for each
+of them would be most of the work.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.azure.endpoint.delivery import LastEvent
 from leasehold.azure.endpoint.error_conditions import NOT_FOUND, OUT_OF_RANGE, RequestRefused
-from leasehold.azure.endpoint.selectors import begun
+from leasehold.azure.endpoint.selectors import open_at_selector
 from leasehold.clock import system_random
 from leasehold.errors import LeaseholdError, UnknownStream, UsageError
 from leasehold.events.event import joined
@@ -47,9 +45,9 @@ if TYPE_CHECKING:
 
 
 class CoalescingReceiver(LogReceiver):
-    """As ``LogReceiver``, with as many frames in a batch as fit.
+    """A ``LogReceiver`` that joins as many stored frames as fit into one batch.
 
-    Whatever is wrong with a frame, those before it are given; the next look tells of it.
+    If a frame cannot be read, those before it are returned; the next call raises the error.
     """
 
     def __init__(
@@ -65,25 +63,25 @@ class CoalescingReceiver(LogReceiver):
         """See ``LogReceiver``. ``check`` raises, before each look, when it is not to go on."""
         super().__init__(reader, bell, watcher=watcher, threads=threads, rng=rng)
         self._check = check
-        self._trouble: LeaseholdError | None = None
+        self._pending_error: LeaseholdError | None = None
 
     async def close(self) -> None:
-        """Also of one that was ended before: its files are closed here. Again is harmless."""
+        """Close the files, also if the receiver was ended before. Safe to call twice."""
         self.end()
         loop = asyncio.get_running_loop()
         await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
 
     def _look(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
         self._check()
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None and self.reader.position == self._position:
-            raise trouble
+        error, self._pending_error = self._pending_error, None
+        if error is not None and self.reader.position == self._position:
+            raise error
         first = super()._look(max_events, max_bytes, fresh=fresh)
         if first is None:
             return None
         found, events, size = [first], len(first), int(first.arrow.nbytes)
         while events < max_events and size < max_bytes:
-            more = self._after(max_events - events, max_bytes - size)
+            more = self._read_next(max_events - events, max_bytes - size)
             if more is None:
                 break
             found.append(more)
@@ -91,30 +89,28 @@ class CoalescingReceiver(LogReceiver):
             size += int(more.arrow.nbytes)
         return joined(found) if len(found) > 1 else first
 
-    def _after(self, max_events: int, max_bytes: int) -> EventBatch | None:
+    def _read_next(self, max_events: int, max_bytes: int) -> EventBatch | None:
         try:
             return self.reader.read(max_events=max_events, max_bytes=max_bytes)
         except LeaseholdError as error:
-            self._trouble = error
+            self._pending_error = error
             return None
 
 
 T = TypeVar("T")
 
-_THREADS = 32  # they begin when they are needed; each is had only for as long as a look takes
-# Clients send batches that are whole: nothing is to be gathered. What waits is bounded by the
-# connections, far below this, so that sending never blocks.
-_SENDING = ProducerOptions(linger=timedelta(0), max_pending_bytes=1 << 30)
-_MILLISECOND = timedelta(milliseconds=1)
+_THREADS = 32  # started when needed; each is busy only for the time of one read
+# Clients send whole batches, so there is nothing to coalesce. The connections bound what is
+# pending, far below this, so that sending never blocks.
+_PRODUCER_OPTIONS = ProducerOptions(linger=timedelta(0), max_pending_bytes=1 << 30)
 
 
 class Hub:
-    """One stream, as long as it is the same one."""
+    """One stream of the log; a stream created again under its name is another hub."""
 
     def __init__(
         self, log: Log, info: StreamInfo, *, threads: ThreadPoolExecutor, clock: Clock
     ) -> None:
-        """Start nothing yet."""
         self.name = info.name
         self.info = info
         self._log = log
@@ -127,35 +123,26 @@ class Hub:
         self._watcher = StreamWatcher(
             f"leasehold-hub-{info.name}",
             changes=lambda after: log.files.changes(directory, after=after),
-            check=self._same,
+            check=self._check_same_stream,
             clock=clock,
         )
 
     @property
     def producer(self) -> Producer:
-        """What everybody sends with. The first use asks the database, in a thread."""
+        """The producer of all senders. Its first use reads the database: call it in a thread."""
         if self._producer is None:
-            self._producer = self._log.producer(self.name, _SENDING)
+            self._producer = self._log.producer(self.name, _PRODUCER_OPTIONS)
         return self._producer
 
     def send(self, batch: pa.RecordBatch, *, partition: int | None) -> Sent:
-        """Store events; the future tells when they are.
-
-        Raises:
-            UnknownStream: there is another stream of this name by now.
-            LeaseholdError: the log does not take them.
-        """
+        """Store events; the future is done when they are durable."""
         try:
             return self.producer.send(batch, partition=partition)
         except UsageError as error:
-            raise self._over_or(error) from error
+            raise self._recreated_or(error) from error
 
     def number_of(self, partition: str) -> int:
-        """The number of a partition.
-
-        Raises:
-            Refused: there is none of that name.
-        """
+        """Return the number of a partition; refuse one that does not exist."""
         try:
             return self.info.checked(partition_number(partition))
         except UsageError as error:
@@ -167,24 +154,18 @@ class Hub:
             ) from error
 
     async def receiver(self, partition: int, selector: Selector) -> CoalescingReceiver:
-        """Read a partition. Nobody ends this reader but the hub.
-
-        Raises:
-            Refused: it is to begin beyond the end.
-            UnknownStream: there is another stream of this name by now.
-            LeaseholdError: the log can not be read.
-        """
+        """Open a receiver of a partition, where the selector says."""
         bell = Wakeup(str(partition))
 
-        def opened() -> CoalescingReceiver:
+        def open_receiver() -> CoalescingReceiver:
             try:
-                self._watcher.enter(bell)  # before its first look, so that it misses nothing
+                self._watcher.enter(bell)  # before its first read, so that it misses nothing
             except UsageError as error:
-                raise self._over_or(error) from error
+                raise self._recreated_or(error) from error
             try:
-                reader = begun(
+                reader = open_at_selector(
                     selector,
-                    lambda: self._last(partition),
+                    lambda: self._last_position(partition),
                     lambda start: self._log.reader(self.name, partition, start=start, ahead=False),
                 )
             except BaseException:
@@ -199,7 +180,7 @@ class Hub:
                 check=self._check_open,
             )
 
-        opening = self._threads.submit(opened)
+        opening = self._threads.submit(open_receiver)
         try:
             return await shielded(asyncio.wrap_future(opening))
         except asyncio.CancelledError:
@@ -210,33 +191,25 @@ class Hub:
             )
             raise
 
-    def described(self, partition: int) -> tuple[PartitionInfo, LastEvent]:
-        """A partition and its last event, in a thread.
-
-        Raises:
-            LeaseholdError: the log can not be read.
-        """
+    def describe(self, partition: int) -> tuple[PartitionInfo, LastEvent]:
+        """Return a partition and its last event. Blocks."""
         [part] = self._log.info(self.name, partitions=[partition]).parts
         last = part.last_enqueued_at
         now_ms = int(self._clock.utc_now().timestamp() * 1000)
         if not part.events or last is None:
-            return part, LastEvent(asked_ms=now_ms)
-        _, offset = self._last(partition)
+            return part, LastEvent(observed_ms=now_ms)
+        _, offset = self._last_position(partition)
         return part, LastEvent(
             sequence=part.next_sequence - 1,
             offset=offset,
             enqueued_ms=int(last.timestamp() * 1000),
-            asked_ms=now_ms,
+            observed_ms=now_ms,
         )
 
-    async def end_of(self, partition: int) -> LastEvent:
-        """The last event of a partition.
-
-        Raises:
-            LeaseholdError: the log can not be read.
-        """
+    async def last_event(self, partition: int) -> LastEvent:
+        """Return the last event of a partition."""
         loop = asyncio.get_running_loop()
-        return (await loop.run_in_executor(self._threads, self.described, partition))[1]
+        return (await loop.run_in_executor(self._threads, self.describe, partition))[1]
 
     def close(self) -> None:
         """Store what was sent, and end the threads. Blocks."""
@@ -245,8 +218,8 @@ class Hub:
             self._producer.close()
         self._watcher.close()
 
-    def _last(self, partition: int) -> tuple[int, int]:
-        """The number and the offset of the last event; -1 where there is none."""
+    def _last_position(self, partition: int) -> tuple[int, int]:
+        """Return the number and the offset of the last event; -1 if there is none."""
         [part] = self._log.info(self.name, partitions=[partition]).parts
         if not part.events:
             return -1, -1
@@ -257,21 +230,21 @@ class Hub:
             (-1, -1) if batch is None else (batch.last_sequence, batch.arrow.column(1)[0].as_py())
         )
 
-    def _over_or(self, error: UsageError) -> LeaseholdError:
-        """What a link is told that still has this hub: all but the hub itself ends with it."""
-        return self._another() if self._is_closed else error
+    def _recreated_or(self, error: UsageError) -> LeaseholdError:
+        """Return the error for a link that still uses this hub after it was closed."""
+        return self._recreated() if self._is_closed else error
 
     def _check_open(self) -> None:
-        if self._is_closed:  # whoever waits is woken then
-            raise self._another()
+        if self._is_closed:  # closing wakes receivers that wait
+            raise self._recreated()
 
-    def _another(self) -> UnknownStream:
+    def _recreated(self) -> UnknownStream:
         return UnknownStream(f"the stream {self.name!r} was deleted and made anew")
 
-    def _same(self) -> StreamInfo:
+    def _check_same_stream(self) -> StreamInfo:
         found = self._log.stream(self.name)
         if found.created_at != self.info.created_at:
-            raise self._another()
+            raise self._recreated()
         return found
 
 
@@ -279,7 +252,6 @@ class Hubs:
     """All hubs of a log. For one event loop."""
 
     def __init__(self, log: Log, *, clock: Clock) -> None:
-        """Look at nothing yet."""
         self._log = log
         self._clock = clock
         self._threads = ThreadPoolExecutor(_THREADS, "leasehold-hub")
@@ -287,16 +259,11 @@ class Hubs:
         self._hubs: dict[str, Hub] = {}
 
     async def find(self, name: str) -> Hub:
-        """The hub of this name, with the partitions it has now.
+        """Return the hub of this name, with its current partitions."""
+        return await self.run_in_thread(lambda: self._find(name))
 
-        Raises:
-            Refused: there is none.
-            StoreUnavailable: the database does not answer.
-        """
-        return await self.run(lambda: self._found(name))
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do something that blocks."""
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
+        """Run something that blocks."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
@@ -308,7 +275,7 @@ class Hubs:
             hub.close()
         self._threads.shutdown()
 
-    def _found(self, name: str) -> Hub:
+    def _find(self, name: str) -> Hub:
         try:
             info = self._log.stream(name)
         except UnknownStream as error:
@@ -320,15 +287,15 @@ class Hubs:
             ) from error
         with self._lock:
             hub = self._hubs.get(name)
-            old = None
+            replaced = None
             if hub is None or hub.info.created_at != info.created_at:
-                old = hub
+                replaced = hub
                 hub = Hub(self._log, info, threads=self._threads, clock=self._clock)
                 self._hubs[name] = hub
             hub.info = info
             hub.producer  # noqa: B018 - made here, in a thread
-        if old is not None:
-            old.close()
+        if replaced is not None:
+            replaced.close()
         return hub
 
 

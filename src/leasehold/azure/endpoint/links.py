@@ -1,4 +1,4 @@
-"""A link of a client: what all kinds of them have in common."""
+"""What all links of clients have in common."""
 
 from __future__ import annotations
 
@@ -21,57 +21,47 @@ SETTLED, MIXED = 1, 2
 
 
 class EndpointLink:
-    """Made when a client attaches. ``begin`` says whether it gets what it wants.
+    """A link, made when a client attaches; ``begin`` opens or refuses it.
 
-    Once it was answered, nothing of what the client has said is kept but what is used: anybody may
-    have a link to bring a token on. ``attach`` then has only its handle and its role.
+    After the answer, ``attach`` keeps only its handle and its role, to save memory: a client needs
+    no token to open the link that takes tokens.
     """
 
     def __init__(self, session: EndpointSession, attach: Attach, address: NodeAddress) -> None:
-        """Answer nothing yet."""
         self.session = session
         self.attach = attach
         self.address = address
         self.handle = attach.handle
         self.first_delivery = attach.initial_delivery_count or 0
         self.is_open = False
-        self.is_over = False
+        self.is_closed = False
 
     def open(self) -> None:
-        """Begin. What can not be had is refused."""
+        """Start ``begin`` as a task; the session refuses the link if it fails."""
         self.session.connection.spawn(self.session.begin(self))
 
     async def begin(self) -> None:
-        """Open what is behind it, and answer. Runs beside everything else of the connection.
+        """Open what the address names, and answer. Runs in a task of the connection."""
+        self.answer_attach()
 
-        Raises:
-            Refused: it can not be had.
-            LeaseholdError: the log can not serve.
-        """
-        self.answer()
-
-    def answer(
+    def answer_attach(
         self,
         *,
         capabilities: tuple[str, ...] = (),
         properties: Mapping[Any, Any] | None = None,
         settled: bool = False,
     ) -> None:
-        """Say that it is attached. Source and target are always there: clients insist on them.
-
-        Raises:
-            AmqpFault: what the client has said can not be said back.
-        """
-        asked = self.attach
+        """Send the attach. Source and target are never null: some clients require them."""
+        attach = self.attach
         self.session.send(
             Attach(
-                name=asked.name,
+                name=attach.name,
                 handle=self.handle,
-                role=not asked.role,
+                role=not attach.role,
                 snd_settle_mode=SETTLED if settled else MIXED,
                 rcv_settle_mode=0,
-                source=asked.source or Source(),
-                target=asked.target or Target(),
+                source=attach.source or Source(),
+                target=attach.target or Target(),
                 initial_delivery_count=0,
                 max_message_size=self.session.options.max_message_bytes,
                 offered_capabilities=capabilities or None,
@@ -79,36 +69,36 @@ class EndpointLink:
             )
         )
         self.is_open = True
-        self.attach = _bare(asked, name="")
+        self.attach = _minimal(attach, name="")
 
-    def refuse(self, why: RequestRefused) -> None:
-        """End it with a reason, whether it was attached or not. Again is harmless."""
-        if self.is_over:
+    def refuse(self, reason: RequestRefused) -> None:
+        """Detach with a reason, whether the attach was answered or not. Safe to call twice."""
+        if self.is_closed:
             return
         if not self.is_open:
-            self.attach = _bare(self.attach, name=self.attach.name)
-            self.answer()
-        self.session.detach(self, why)
-        self.over()
+            self.attach = _minimal(self.attach, name=self.attach.name)
+            self.answer_attach()
+        self.session.detach(self, reason)
+        self.on_closed()
 
-    def over(self) -> None:
-        """It has ended, for whatever reason. Again is harmless."""
-        self.is_over = True
+    def on_closed(self) -> None:
+        """Release what the link uses; called however it ends. Safe to call twice."""
+        self.is_closed = True
         self.session.forget(self)
 
-    # ------------------------------------------- what the client sends on it
+    # ---------------------------------------------------- frames from the client
 
     def on_flow(self, flow: Flow) -> None:
-        """The client gives credit, or says how much it has to send."""
+        """Take credit, or news of what the client has to send."""
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
-        """The client sends a message, or a part of one."""
+        """Take a message, or a part of one."""
         del transfer, payload
         raise AmqpFault(
             "a transfer came on a link that only receives", condition="amqp:not-allowed"
         )
 
 
-def _bare(attach: Attach, *, name: str) -> Attach:
-    """What is always needed of it, and can always be said back."""
+def _minimal(attach: Attach, *, name: str) -> Attach:
+    """Return the fields that an answer always needs and can always repeat."""
     return Attach(name=name, handle=attach.handle, role=attach.role)

@@ -16,31 +16,32 @@ if TYPE_CHECKING:
 _MIN_BYTES = 4096
 _MAX_BYTES = 512 << 20
 _SIZES = ("max_frame_bytes", "max_message_bytes", "max_unsettled_bytes", "max_held_bytes")
-_LONGEST_S = 3600.0
+_MAX_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubOptions:
-    """Where a server listens, who may use it, and how much each of them may take.
+    """Where a server listens, who may use it, and its limits.
 
     Attributes:
-        host: the address to listen at.
-        port: 0 is any that is free.
-        keys: who may use it; by default one new key.
-        tls: how to encrypt; None is plain TCP, for one machine or a network one trusts.
-        max_connections: those beyond are hung up on at once.
-        max_sessions: of a connection.
-        max_links: of a session.
-        max_frame_bytes: of a frame, either way.
-        max_message_bytes: of a delivery: an event, or a batch of them.
-        max_unsettled_bytes: what one connection may have on its way into the log.
-        max_held_bytes: the same for all of them together; beyond that nobody is listened to.
-        handshake_timeout: how long a connection may stay without a token that counts, from its
-            first moment on: the time for TLS is part of it.
-        idle_timeout: a connection that is silent twice as long is closed.
+        host: address to listen at.
+        port: port to listen at; 0 is any free port.
+        keys: keys of the clients; by default one new key.
+        tls: TLS context; None is plain TCP, for one machine or a trusted network.
+        max_connections: maximum number of connections; further ones are closed immediately.
+        max_sessions: maximum number of sessions of a connection.
+        max_links: maximum number of links of a session.
+        max_frame_bytes: maximum size of a frame, in both directions.
+        max_message_bytes: maximum size of a delivery: an event, or a batch of events.
+        max_unsettled_bytes: maximum size of what one connection has sent and is not stored yet.
+        max_held_bytes: maximum size of what all connections have sent and is not stored yet;
+            beyond that the server reads from no connection.
+        handshake_timeout: how long a connection may stay without a valid token. It begins with
+            the connection, so it includes TLS.
+        idle_timeout: a connection that is silent for twice this time is closed.
 
     Raises:
-        InvalidDuration: a duration lies outside its range.
+        InvalidDuration: a duration is out of its range.
         InvalidOptions: a number is out of its range.
     """
 
@@ -59,9 +60,9 @@ class HubOptions:
     idle_timeout: timedelta = timedelta(seconds=120)
 
     def __post_init__(self) -> None:
-        """Refuse what could not work."""
+        """Check all values."""
         for what in ("handshake_timeout", "idle_timeout"):
-            seconds_of(getattr(self, what), what=what, min_s=0.05, max_s=_LONGEST_S)
+            seconds_of(getattr(self, what), what=what, min_s=0.05, max_s=_MAX_TIMEOUT_S)
         for what in ("max_connections", "max_sessions", "max_links"):
             if not 1 <= getattr(self, what) <= 0xFFFF:  # noqa: PLR2004
                 raise InvalidOptions(f"{what} is {getattr(self, what)}: give 1 to 65535")

@@ -1,8 +1,7 @@
-"""The node that describes hubs and their partitions.
+"""Request nodes: ``$cbs``, which takes tokens, and ``$management``, which describes hubs.
 
-Nodes for requests: a link to ask on, and one of the same session that the answers go to.
-
-The node to which clients bring their tokens.
+A client opens two links to a node in one session: it sends requests on one and gets the answers on
+the other.
 """
 
 from __future__ import annotations
@@ -47,82 +46,81 @@ Reply = tuple["Mapping[str, object]", object]
 
 
 class Node(Protocol):
-    """What answers."""
+    """Something that answers requests."""
 
-    def ask(self, request: Message, reply: Callable[[Reply], None]) -> None:
+    def on_request(self, request: Message, reply: Callable[[Reply], None]) -> None:
         """Answer a request, now or later."""
         ...
 
 
-def done(status: int, words: str, value: object = None) -> Reply:
-    """The answer to a request that was fulfilled."""
-    return {"status-code": Int(status), "status-description": words}, value
+def success_reply(status: int, description: str, value: object = None) -> Reply:
+    """Return the answer to a request that was fulfilled."""
+    return {"status-code": Int(status), "status-description": description}, value
 
 
-def failed(why: RequestRefused) -> Reply:
-    """The answer to one that was not."""
+def error_reply(reason: RequestRefused) -> Reply:
+    """Return the answer to a request that was refused."""
     status = {
-        "status-code": Int(why.status),
-        "status-description": why.description,
-        # Where azure-eventhub for Python looks for it, to show it.
-        "statusDescription": why.description,
-        "error-condition": Symbol(why.condition),
+        "status-code": Int(reason.status),
+        "status-description": reason.description,
+        # azure-eventhub for Python reads the description from this key.
+        "statusDescription": reason.description,
+        "error-condition": Symbol(reason.condition),
     }
     return status, None
 
 
 class RequestLink(EndpointLink):
-    """On which a client asks."""
+    """A link on which a client sends requests to ``node``."""
 
     def __init__(
         self, session: EndpointSession, attach: Attach, address: NodeAddress, *, node: Node
     ) -> None:
-        """Ask ``node``."""
         super().__init__(session, attach, address)
         self._node = node
         self._parts = bytearray()
-        self._taken = 0
+        self._deliveries = 0
 
     def open(self) -> None:
-        """Answer at once."""
-        self.answer()
+        """Answer immediately, without a task."""
+        self.answer_attach()
         self._give_credit()
 
     def on_transfer(self, transfer: Transfer, payload: memoryview) -> None:
-        """One request, or a part of it."""
+        """Take a request, or a part of it."""
         if len(self._parts) + len(payload) > _MAX_REQUEST_BYTES:
             raise AmqpFault("a request is too big", condition=TOO_BIG)
         self._parts += payload
-        self.session.connection.gather(len(payload))
+        self.session.connection.count_partial(len(payload))
         if transfer.more and not transfer.aborted:
             return
         data = bytes(self._parts)
-        self._forget_parts()
-        self._taken += 1
+        self._drop_parts()
+        self._deliveries += 1
         if transfer.aborted:
             return
         try:
             request = read_message(data, max_values=_MAX_REQUEST_VALUES)
         except AmqpFault as fault:
-            why = RequestRefused(fault.condition, fault.description)
-            self._settle(transfer, Rejected(error=why.error))
+            reason = RequestRefused(fault.condition, fault.description)
+            self._settle(transfer, Rejected(error=reason.error))
         else:
             self._settle(transfer, Accepted())
-            self._node.ask(request, lambda reply: self._reply(request, reply))
-        if self._taken % (_CREDIT // 2) == 0:
+            self._node.on_request(request, lambda reply: self._reply(request, reply))
+        if self._deliveries % (_CREDIT // 2) == 0:
             self._give_credit()
 
-    def over(self) -> None:
-        """Forget a request that is not whole."""
-        self._forget_parts()
-        super().over()
+    def on_closed(self) -> None:
+        """Drop an incomplete request."""
+        self._drop_parts()
+        super().on_closed()
 
-    def _forget_parts(self) -> None:
-        self.session.connection.gather(-len(self._parts))
+    def _drop_parts(self) -> None:
+        self.session.connection.count_partial(-len(self._parts))
         self._parts = bytearray()
 
     def _give_credit(self) -> None:
-        count = self.first_delivery + self._taken
+        count = self.first_delivery + self._deliveries
         self.session.flow(self, delivery_count=count, credit=_CREDIT)
 
     def _settle(self, transfer: Transfer, state: Composite) -> None:
@@ -134,27 +132,26 @@ class RequestLink(EndpointLink):
 
     def _reply(self, request: Message, reply: Reply) -> None:
         link = self.session.answer_link(self.address)
-        if link is not None and not self.is_over:
+        if link is not None and not self.is_closed:
             status, value = reply
-            link.put(answer_to(request, status=status, value=value).encode())
+            link.enqueue(answer_to(request, status=status, value=value).encode())
 
 
 class AnswerLink(EndpointLink):
-    """On which a client hears the answers, as it has credit for them."""
+    """A link on which a client gets answers, as it has credit for them."""
 
     def __init__(self, session: EndpointSession, attach: Attach, address: NodeAddress) -> None:
-        """Nothing to say yet."""
         super().__init__(session, attach, address)
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._sent = 0
-        self._until = 0
+        self._credit_until = 0
 
     def open(self) -> None:
-        """Answer at once."""
-        self.answer(settled=True)
+        """Answer immediately, without a task."""
+        self.answer_attach(settled=True)
 
-    def put(self, message: bytes) -> None:
+    def enqueue(self, message: bytes) -> None:
         """Send an answer, or keep it until there is credit."""
         if len(self._waiting) >= _MAX_ANSWERS or self._waiting_bytes > _MAX_WAITING_BYTES:
             self.refuse(RequestRefused(TOO_MANY, "The client asks without hearing the answers."))
@@ -164,27 +161,27 @@ class AnswerLink(EndpointLink):
         self._send()
 
     def on_flow(self, flow: Flow) -> None:
-        """Credit."""
-        self._until = (flow.delivery_count or 0) + (flow.link_credit or 0)
+        """Set the credit, and send what waits for it."""
+        self._credit_until = (flow.delivery_count or 0) + (flow.link_credit or 0)
         self._send()
 
     def _send(self) -> None:
-        while self._waiting and self._sent < self._until and not self.is_over:
-            way = FrameTarget(
+        while self._waiting and self._sent < self._credit_until and not self.is_closed:
+            target = FrameTarget(
                 channel=self.session.channel,
                 handle=self.handle,
-                max_bytes=self.session.connection.peer_frame_bytes,
+                max_bytes=self.session.connection.client_frame_bytes,
             )
             message = self._waiting.popleft()
             self._waiting_bytes -= len(message)
-            parts = split(message, way, delivery_id=self.session.take_ids(1))
+            parts = split(message, target, delivery_id=self.session.reserve_ids(1))
             self._sent += 1
-            self.session.transferred(len(parts))
+            self.session.count_frames(len(parts))
             self.session.connection.write(b"".join(parts))
 
 
-def text(value: Any) -> str:
-    """A value of a request that should be text."""
+def text_or_empty(value: Any) -> str:
+    """Return a value of a request, or an empty text if it is not a text."""
     return value if isinstance(value, str) else ""
 
 
@@ -193,67 +190,69 @@ _UNKNOWN = RequestRefused("amqp:not-implemented", "Only put-token is known here.
 
 
 class TokenNode:
-    """``$cbs`` of one connection: what a token allows, it allows to this connection."""
+    """The ``$cbs`` of one connection: a token counts for this connection only."""
 
     def __init__(self, connection: ClientConnection) -> None:
-        """For this connection."""
         self._connection = connection
 
-    def ask(self, request: Message, reply: Callable[[Reply], None]) -> None:
-        """Take a token, or say what is wrong with it."""
-        asked = request.application_properties
-        if text(asked.get("operation")) != "put-token":
-            reply(failed(_UNKNOWN))
+    def on_request(self, request: Message, reply: Callable[[Reply], None]) -> None:
+        """Take a token, or answer why it is not valid."""
+        properties = request.application_properties
+        if text_or_empty(properties.get("operation")) != "put-token":
+            reply(error_reply(_UNKNOWN))
             return
         try:
             self._connection.grant(
-                token=request.value, kind=asked.get("type"), audience=asked.get("name")
+                token=request.value, kind=properties.get("type"), audience=properties.get("name")
             )
-        except RequestRefused as why:
-            reply(failed(why))
+        except RequestRefused as reason:
+            reply(error_reply(reason))
         else:
-            reply(done(_ACCEPTED, "Accepted"))
+            reply(success_reply(_ACCEPTED, "Accepted"))
 
 
 _HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
 _OK = 200
-_REQUEST_BYTES = 192 << 10  # of memory at the most, while the log is asked
-_NEVER_MS = -62_135_596_800_000  # the first moment of the calendar, which stands for none
+_REQUEST_BYTES = 192 << 10  # the most memory that one request takes while the log is read
+_NEVER_MS = -62_135_596_800_000  # the year 1, which clients show as "no time"
 
 
 class ManagementNode:
-    """``$management`` of one connection."""
+    """The ``$management`` of one connection."""
 
     def __init__(self, connection: ClientConnection) -> None:
-        """For this connection."""
         self._connection = connection
 
-    def ask(self, request: Message, reply: Callable[[Reply], None]) -> None:
-        """Look, and answer when that is done."""
+    def on_request(self, request: Message, reply: Callable[[Reply], None]) -> None:
+        """Read the log in a task, then answer."""
         task = self._connection.spawn(self._answer(request, reply))
-        self._connection.hold(_REQUEST_BYTES)  # who asks faster than the log answers has to wait
+        # A client that sends requests faster than the log answers has to wait.
+        self._connection.hold(_REQUEST_BYTES)
         task.add_done_callback(lambda _: self._connection.release(_REQUEST_BYTES))
 
     async def _answer(self, request: Message, reply: Callable[[Reply], None]) -> None:
         try:
             found = await self._found(request)
-        except Exception as error:  # noqa: BLE001 - whoever asks is told, whatever it is
-            reply(failed(refused_for(error)))
+        except Exception as error:  # noqa: BLE001 - every error is answered
+            reply(error_reply(refused_for(error)))
         else:
-            reply(done(_OK, "OK", found))
+            reply(success_reply(_OK, "OK", found))
 
     async def _found(self, request: Message) -> dict[str, object]:
-        asked = request.application_properties
-        kind, name = text(asked.get("type")), text(asked.get("name"))
+        properties = request.application_properties
+        kind, name = text_or_empty(properties.get("type")), text_or_empty(properties.get("name"))
         if not any(each.covers_hub(name) for each in self._connection.grants):
             raise unauthorized("the hub")
-        if text(asked.get("operation")).upper() != "READ" or kind not in {_HUB, _PARTITION}:
+        if text_or_empty(properties.get("operation")).upper() != "READ" or kind not in {
+            _HUB,
+            _PARTITION,
+        }:
             raise RequestRefused(
                 "amqp:not-implemented", "Only READ of a hub or a partition is known here."
             )
         if not name:
             raise RequestRefused(NOT_FOUND, "The request names no hub.", status=404)
-        hub = await self._connection.streams.find(name)
+        hub = await self._connection.hubs.find(name)
         if kind == _HUB:
             created_at = datetime.fromisoformat(hub.info.created_at)
             if created_at.tzinfo is None:
@@ -267,8 +266,8 @@ class ManagementNode:
                 "partition_ids": Array(tuple(str(number) for number in range(count))),
                 "georeplication_factor": Int(1),
             }
-        number = hub.number_of(text(asked.get("partition")))
-        part, end = await self._connection.streams.run(lambda: hub.described(number))
+        number = hub.number_of(text_or_empty(properties.get("partition")))
+        part, end = await self._connection.hubs.run_in_thread(lambda: hub.describe(number))
         return {
             "name": hub.name,
             "type": _PARTITION,

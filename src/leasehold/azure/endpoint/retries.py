@@ -1,16 +1,16 @@
-"""Events that a client numbers itself, so that it may send them again: each is stored once.
+"""Deduplicate events that a client numbers and may send again: each is stored once.
 
 Clients with idempotent retries (``@azure/event-hubs``: ``enableIdempotentRetries``) have an id for
-each partition, and a number for each event. What was stored under a number, or is on its way, is
-not stored again, over whatever connection it comes; what the log has refused is, whatever came
-after it. This is known for as long as the server runs.
+each partition, and a number for each event. An event that is stored or being stored is not stored
+again, over whatever connection it comes; one that the log has refused is stored on the retry, also
+if later events are stored already. This is known as long as the server runs.
 
-A number is not enough to know an event by: a client that has given a batch up uses its numbers for
-the next one. So a checksum of each event is kept beside its number, of the last ones, and what has
-the number and not the checksum is another event, and stored.
+A number does not identify an event: a client that has given a batch up uses its numbers for the
+next one. So checksums of the latest events are kept beside their numbers. An event with a known
+number and another checksum is a new event, and is stored.
 
-What failed and yet may be stored (``StoreUnavailable``) is stored when it comes again: it may then
-be there twice. To take it for stored might lose it.
+An event that failed and yet may be stored (``StoreUnavailable``) is stored again on the retry, and
+may then be stored twice: to treat it as stored might lose it.
 """
 
 from __future__ import annotations
@@ -34,88 +34,90 @@ EPOCH = "com.microsoft:producer-epoch"
 PRODUCER_ID = "com.microsoft:producer-id"
 SEQUENCE = "com.microsoft:producer-sequence-number"
 _MAX_PRODUCERS = 10_000
-_MAX_REFUSED = 1000  # of one producer: then it is forgotten
-_MAX_BATCHES = 64  # of one producer: nobody sends again what is older
-_MAX_KEPT = 4096  # checksums of one producer, beside those of its last batch
-_MAX_KEPT_OF_ALL = 4 << 20  # then the oldest producers are forgotten
+_MAX_FAILED = 1000  # ranges of one producer; beyond that the producer is forgotten
+_MAX_BATCHES = 64  # of one producer: clients do not send older ones again
+_MAX_CHECKSUMS = 4096  # of one producer, besides those of its last batch
+_MAX_TOTAL_CHECKSUMS = 4 << 20  # beyond that the oldest producers are forgotten
 
-Identity = tuple[str, str, int, int]  # hub, when it was made, partition, producer
+ProducerIdentity = tuple[str, str, int, int]  # hub, its creation time, partition, producer id
 
 
-Range = tuple[int, int]  # the first number and the last
+NumberRange = tuple[int, int]  # the first number and the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbered:
-    """Events with numbers one after the other, and the checksum of each."""
+class NumberedEvents:
+    """Events with consecutive numbers, and the checksum of each."""
 
     first: int
-    contents: array[int]
+    checksums: array[int]
 
     @property
-    def range(self) -> Range:
+    def range(self) -> NumberRange:
         """The first number and the last."""
-        return self.first, self.first + len(self.contents) - 1
+        return self.first, self.first + len(self.checksums) - 1
 
-    def after(self, count: int) -> Numbered:
-        """Those behind the first so many."""
-        return Numbered(first=self.first + count, contents=self.contents[count:])
+    def skip(self, count: int) -> NumberedEvents:
+        """Return the events after the first ``count``."""
+        return NumberedEvents(first=self.first + count, checksums=self.checksums[count:])
 
 
-def contents_of(batch: pa.RecordBatch) -> array[int]:
-    """The checksum of each event: its key, its body and its properties."""
+def checksums_of(batch: pa.RecordBatch) -> array[int]:
+    """Return the checksum of each event, over key, body and properties."""
     keys, bodies, properties = (column.to_pylist() for column in batch.columns)
     return array(
         "I",
         (
-            crc32c(repr((key, around)).encode(errors="surrogatepass"), crc32c(body or b""))
-            for key, body, around in zip(keys, bodies, properties, strict=True)
+            crc32c(repr((key, props)).encode(errors="surrogatepass"), crc32c(body or b""))
+            for key, body, props in zip(keys, bodies, properties, strict=True)
         ),
     )
 
 
 @dataclass(slots=True)
-class _Known:
-    """``last``: of all that came. Of these, what the log has not answered yet, and has refused.
+class _ProducerState:
+    """What is known of one producer.
 
-    ``kept``: the checksums of what was not refused, of the latest batches.
+    ``last``: the last number that came. ``waiting`` and ``failed``: ranges that the log has not
+    answered yet, and that it has refused. ``kept``: checksums of the latest batches, except failed
+    ones.
     """
 
     last: int
-    waiting: dict[Range, Future[Any]] = field(default_factory=dict)
-    refused: set[Range] = field(default_factory=set)
-    kept: OrderedDict[Range, array[int]] = field(default_factory=OrderedDict)
+    waiting: dict[NumberRange, Future[Any]] = field(default_factory=dict)
+    failed: set[NumberRange] = field(default_factory=set)
+    kept: OrderedDict[NumberRange, array[int]] = field(default_factory=OrderedDict)
 
     @property
     def size(self) -> int:
-        """How many checksums it has."""
+        """The number of checksums."""
         return sum(map(len, self.kept.values()))
 
-    def same(self, mine: Numbered) -> int:
-        """How many of these, from the first on, are here with this number and this content."""
-        at, (first, last) = mine.first, mine.range
+    def count_known(self, events: NumberedEvents) -> int:
+        """Count the first events that are known with the same number and checksum."""
+        at, (first, last) = events.first, events.range
         while at <= last:
             found = next((each for each in self.kept if each[0] <= at <= each[1]), None)
             if found is None:
                 break
             kept = self.kept[found]
             end = min(found[1], last)
-            while at <= end and kept[at - found[0]] == mine.contents[at - first]:
+            while at <= end and kept[at - found[0]] == events.checksums[at - first]:
                 at += 1
             if at <= end:
                 break
         return at - first
 
-    def keep(self, mine: Numbered) -> None:
-        """Know these from now on, and no others by their numbers."""
-        replaced = [each for each in self.kept if _meet(each, mine.range)]
+    def keep(self, events: NumberedEvents) -> None:
+        """Remember these events; they replace others with the same numbers."""
+        replaced = [each for each in self.kept if _overlap(each, events.range)]
         for each in replaced:
             del self.kept[each]
             self.waiting.pop(each, None)
-        self.last = mine.range[1] if replaced else max(self.last, mine.range[1])
-        self.kept[mine.range] = mine.contents
+        self.last = events.range[1] if replaced else max(self.last, events.range[1])
+        self.kept[events.range] = events.checksums
         while len(self.kept) > 1 and (
-            len(self.kept) > _MAX_BATCHES or self.size - len(mine.contents) > _MAX_KEPT
+            len(self.kept) > _MAX_BATCHES or self.size - len(events.checksums) > _MAX_CHECKSUMS
         ):
             self.kept.popitem(last=False)
 
@@ -124,78 +126,85 @@ class Retries:
     """All producers that number their events; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        """Nobody is known."""
-        self._known: OrderedDict[Identity, _Known] = OrderedDict()
+        self._known: OrderedDict[ProducerIdentity, _ProducerState] = OrderedDict()
         self._kept = 0
-        self._lock = threading.Lock()  # the log answers in threads of its own
+        self._lock = threading.Lock()  # the log answers in its own threads
 
-    def last(self, who: Identity) -> int | None:
-        """The last number up to which all are stored or on their way; None if nothing is known."""
+    def last(self, producer: ProducerIdentity) -> int | None:
+        """Return the number up to which all are stored or pending; None for an unknown producer."""
         with self._lock:
-            known = self._known.get(who)
+            known = self._known.get(producer)
             if known is None:
                 return None
-            return min([known.last, *(first - 1 for first, _ in known.refused)])
+            return min([known.last, *(first - 1 for first, _ in known.failed)])
 
-    def repeated(self, who: Identity, mine: Numbered) -> tuple[int, Future[Any] | None]:
-        """How many of these were sent before, and, if all, what tells when they are stored."""
+    def find_repeated(
+        self, producer: ProducerIdentity, events: NumberedEvents
+    ) -> tuple[int, Future[Any] | None]:
+        """Return how many events were sent before and, if all, the future of their storage."""
         with self._lock:
-            known = self._known.get(who)
-            if known is None or mine.first > known.last:
+            known = self._known.get(producer)
+            if known is None or events.first > known.last:
                 return 0, None
-            lost = {each for each in known.refused if _meet(each, mine.range)}
-            if lost:  # what came after it may be stored already, but this is not
-                known.refused -= lost
+            failed = {each for each in known.failed if _overlap(each, events.range)}
+            if failed:  # later events may be stored already, but these are not
+                known.failed -= failed
                 return 0, None
-            count = known.same(mine)
-            if count < len(mine.contents):  # more of them than before, or others
-                return count if mine.first + count > known.last else 0, None
-            waiting = [sent for each, sent in known.waiting.items() if _meet(each, mine.range)]
-        return count, waiting[-1] if waiting else _stored()
+            count = known.count_known(events)
+            if count < len(events.checksums):  # more events than before, or other ones
+                return count if events.first + count > known.last else 0, None
+            waiting = [
+                stored for each, stored in known.waiting.items() if _overlap(each, events.range)
+            ]
+        return count, waiting[-1] if waiting else _already_stored()
 
-    def sent(self, who: Identity, mine: Numbered, stored: Future[Any]) -> None:
-        """Events with these numbers are on their way."""
-        place = mine.range
+    def record_sent(
+        self, producer: ProducerIdentity, events: NumberedEvents, stored: Future[Any]
+    ) -> None:
+        """Remember events that are being stored."""
+        numbers = events.range
         with self._lock:
-            known = self._known.pop(who, None) or _Known(last=place[1])
+            known = self._known.pop(producer, None) or _ProducerState(last=numbers[1])
             before = known.size
-            known.keep(mine)
+            known.keep(events)
             self._kept += known.size - before
-            known.waiting[place] = stored
-            self._known[who] = known
+            known.waiting[numbers] = stored
+            self._known[producer] = known
             while len(self._known) > 1 and (
-                len(self._known) > _MAX_PRODUCERS or self._kept > _MAX_KEPT_OF_ALL
+                len(self._known) > _MAX_PRODUCERS or self._kept > _MAX_TOTAL_CHECKSUMS
             ):
                 self._forget(next(iter(self._known)))
 
         def check(done: Future[Any]) -> None:
             with self._lock:
-                if known.waiting.get(place) is done:
-                    del known.waiting[place]
+                if known.waiting.get(numbers) is done:
+                    del known.waiting[numbers]
                     if done.cancelled() or done.exception() is not None:
-                        self._refused(who, known, place)
+                        self._on_failure(producer, known, numbers)
 
         stored.add_done_callback(check)
 
-    def _refused(self, who: Identity, known: _Known, place: Range) -> None:
-        """It may be sent again, with these numbers."""
-        known.refused.add(place)
-        gone = known.kept.pop(place, ())
-        if self._known.get(who) is known:
-            self._kept -= len(gone)
-            if len(known.refused) > _MAX_REFUSED:
-                self._forget(who)
+    def _on_failure(
+        self, producer: ProducerIdentity, known: _ProducerState, numbers: NumberRange
+    ) -> None:
+        """Forget the checksums, so that a retry with these numbers is stored."""
+        known.failed.add(numbers)
+        forgotten = known.kept.pop(numbers, ())
+        if self._known.get(producer) is known:
+            self._kept -= len(forgotten)
+            if len(known.failed) > _MAX_FAILED:
+                self._forget(producer)
 
-    def _forget(self, who: Identity) -> None:
-        self._kept -= self._known.pop(who).size
+    def _forget(self, producer: ProducerIdentity) -> None:
+        self._kept -= self._known.pop(producer).size
 
 
-def _meet(one: Range, other: Range) -> bool:
+def _overlap(one: NumberRange, other: NumberRange) -> bool:
     return one[0] <= other[1] and other[0] <= one[1]
 
 
-def _stored() -> Future[Any]:
-    """The answer for events that are stored already."""
+def _already_stored() -> Future[Any]:
+    """Return a future that is done."""
     stored: Future[Any] = Future()
     stored.set_result(())
     return stored

@@ -1,13 +1,13 @@
-"""Where a receiver of Event Hubs wants to begin: the filters of its link, read and found.
+"""Rules for receivers: the position that a link's filter selects, and who may read a partition.
 
-The grammar is that of the service: one annotation (offset, sequence number or time of enqueuing),
-``>`` or ``>=``, and a value; the offset ``-1`` is the first event that is kept, and ``@latest`` the
-end. What retention has removed is passed over; what lies beyond the end is refused.
+The filter grammar is that of the service: one annotation (offset, sequence number or enqueued
+time), ``>`` or ``>=``, and a value; the offset ``-1`` is the first event that is kept, and
+``@latest`` the end. What retention has removed is skipped; a position beyond the end is refused.
 
-Who reads a partition for a group: one with an epoch alone, or up to five without.
+A partition has one reader with an epoch for each group, or up to five without. Epochs are those of
+the attached readers: they end with their links, and are not those of the log's own readers.
 
-Pure; the words are those of the service, since clients look for them. Epochs are those of the
-readers that are here now: they end with their links, and are not those of the log's own readers.
+Nothing here does I/O. The error texts are those of the service, since clients parse them.
 """
 
 from __future__ import annotations
@@ -28,36 +28,32 @@ if TYPE_CHECKING:
 
 MAX_READERS = 5
 
-Place = tuple[str, str, str]  # hub, group, partition
+ReaderKey = tuple[str, str, str]  # hub, group, partition
 
 
-class Stealable(Protocol):
-    """A reader, as far as others may end it."""
+class EpochReader(Protocol):
+    """A reader that another one may displace."""
 
     @property
     def epoch(self) -> int | None:
-        """What it reads with."""
+        """The epoch that it reads with; None without one."""
         ...
 
-    def steal(self, why: RequestRefused) -> None:
-        """Another one reads from now on."""
+    def displace(self, reason: RequestRefused) -> None:
+        """Stop reading: another reader has taken over."""
         ...
 
 
 @dataclass(slots=True)
 class ReaderEpochs:
-    """All readers of a server."""
+    """The readers of a server, by hub, group and partition."""
 
-    _readers: dict[Place, list[Stealable]] = field(default_factory=dict)
+    _readers: dict[ReaderKey, list[EpochReader]] = field(default_factory=dict)
 
-    def enter(self, place: Place, reader: Stealable) -> None:
-        """Let it read, and end those who may not any more.
-
-        Raises:
-            Refused: somebody with a higher epoch reads, or there are too many.
-        """
-        present = self._readers.get(place, [])
-        highest = max((each.epoch for each in present if each.epoch is not None), default=None)
+    def enter(self, key: ReaderKey, reader: EpochReader) -> None:
+        """Admit a reader and displace those with a lower epoch, or refuse it."""
+        others = self._readers.get(key, [])
+        highest = max((each.epoch for each in others if each.epoch is not None), default=None)
         if reader.epoch is None:
             if highest is not None:
                 raise RequestRefused(
@@ -66,13 +62,13 @@ class ReaderEpochs:
                     "and so non-epoch receiver is not allowed. Either reconnect with a higher "
                     "epoch, or make sure all epoch receivers are closed or disconnected.",
                 )
-            if len(present) >= MAX_READERS:
+            if len(others) >= MAX_READERS:
                 raise RequestRefused(
                     TOO_MANY,
                     "Exceeded the maximum number of allowed receivers per partition in a consumer "
                     f"group which is {MAX_READERS}",
                 )
-            self._readers.setdefault(place, []).append(reader)
+            self._readers.setdefault(key, []).append(reader)
             return
         if highest is not None and highest > reader.epoch:
             raise RequestRefused(
@@ -82,10 +78,10 @@ class ReaderEpochs:
                 "increasing epoch value to ensure connectivity, or ensure all old epoch receivers "
                 "are closed or disconnected.",
             )
-        self._readers[place] = [reader]
-        for each in present:
+        self._readers[key] = [reader]
+        for each in others:
             old = "nil" if each.epoch is None else each.epoch
-            each.steal(
+            each.displace(
                 RequestRefused(
                     STOLEN,
                     f"New receiver 'nil' with higher epoch of '{reader.epoch}' is created hence "
@@ -94,13 +90,13 @@ class ReaderEpochs:
                 )
             )
 
-    def leave(self, place: Place, reader: Stealable) -> None:
-        """It reads no more. Again is harmless."""
-        left = [each for each in self._readers.get(place, []) if each is not reader]
+    def leave(self, key: ReaderKey, reader: EpochReader) -> None:
+        """Remove a reader. Safe to call twice."""
+        left = [each for each in self._readers.get(key, []) if each is not reader]
         if left:
-            self._readers[place] = left
+            self._readers[key] = left
         else:
-            self._readers.pop(place, None)
+            self._readers.pop(key, None)
 
 
 if TYPE_CHECKING:
@@ -111,15 +107,15 @@ _TEXT = re.compile(
     r"\s*amqp\.annotation\.x-opt-(offset|sequence-number|enqueued-time)\s*(>=?)\s*'?([^'\s]+)'?\s*"
 )
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
-_EPOCH_BEGAN = datetime(1970, 1, 1, tzinfo=UTC)
-_LATEST_MS = 253_402_300_799_000  # the end of the year 9999
-_MAX = 2**63 - 2
-_SHOWN = 200
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_MS = 253_402_300_799_000  # the end of the year 9999
+_MAX_VALUE = 2**63 - 2
+_MAX_SHOWN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """``what``: earliest, latest, offset, sequence-number or enqueued-time."""
+    """A position. ``what``: earliest, latest, offset, sequence-number or enqueued-time."""
 
     what: str
     value: int = 0
@@ -127,7 +123,7 @@ class Selector:
 
     @property
     def start(self) -> Start:
-        """Where that is in the log."""
+        """The position in the log."""
         after = self.value if self.is_inclusive else self.value + 1
         match self.what:
             case "latest":
@@ -137,57 +133,49 @@ class Selector:
             case "sequence-number":
                 return Start.sequence(after)
             case "enqueued-time":
-                return Start.time(_EPOCH_BEGAN + timedelta(milliseconds=after))
+                return Start.time(_UNIX_EPOCH + timedelta(milliseconds=after))
             case _:
                 return Start.earliest()
 
 
 def selector_of(filters: Mapping[Any, Any] | None) -> Selector:
-    """What the filters of a link say; without any, the first event that is kept.
-
-    Raises:
-        Refused: they are none of ours.
-    """
+    """Read the filters of a link; without any, select the first event that is kept."""
     for name, value in (filters or {}).items():
         text = value.value if isinstance(value, Described) else value
         if name == FILTER and isinstance(text, str):
-            return _parsed(text)
+            return _parse(text)
     return Selector(what="earliest")
 
 
-def _parsed(text: str) -> Selector:
-    match = _TEXT.fullmatch(text[:_SHOWN])
+def _parse(text: str) -> Selector:
+    match = _TEXT.fullmatch(text[:_MAX_SHOWN_CHARS])
     if match is None:
-        raise _refused(text)
+        raise _unreadable(text)
     what, sign, value = match.groups()
     if value == "@latest" and what == "offset":
         return Selector(what="latest")
-    if _NUMBER.fullmatch(value) is None or abs(int(value)) > _MAX:
-        raise _refused(text)
+    if _NUMBER.fullmatch(value) is None or abs(int(value)) > _MAX_VALUE:
+        raise _unreadable(text)
     number = int(value)
     if number < 0:
         return Selector(what="earliest")
     if what == "enqueued-time":
-        number = min(number, _LATEST_MS)
+        number = min(number, _MAX_MS)
     return Selector(what=what, value=number, is_inclusive=sign == ">=")
 
 
-def _refused(text: str) -> RequestRefused:
+def _unreadable(text: str) -> RequestRefused:
     return RequestRefused(
         ARGUMENT,
-        f"The filter {text[:_SHOWN]!r} can not be read: it compares x-opt-offset, "
+        f"The filter {text[:_MAX_SHOWN_CHARS]!r} can not be read: it compares x-opt-offset, "
         "x-opt-sequence-number or x-opt-enqueued-time with > or >= and a value.",
     )
 
 
-def begun(
+def open_at_selector(
     selector: Selector, last: Callable[[], tuple[int, int]], open_at: Callable[[Start], T]
 ) -> T:
-    """What ``open_at`` opens where the selector says; ``last`` tells the last number and offset.
-
-    Raises:
-        Refused: it lies beyond the end.
-    """
+    """Open at the selected position; ``last`` returns the last number and offset."""
     if selector.what == "offset":
         _, last_offset = last()
         if selector.value > last_offset:

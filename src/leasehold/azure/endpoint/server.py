@@ -1,7 +1,4 @@
-"""A server for the clients of Event Hubs, over the streams of a log.
-
-For one event loop. ``async with`` starts and closes it; the log stays open.
-"""
+"""The server: it listens, keeps the connections, and bounds what they hold together."""
 
 from __future__ import annotations
 
@@ -32,21 +29,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.azure.endpoint")
 
-_LONGEST_TICK_S = 1.0
-_FAREWELL_S = 2.0
+_MAX_TICK_S = 1.0
+_CLOSE_TIMEOUT_S = 2.0
 _BACKLOG = 1024
 
 
 class HubServer:
-    """``address`` and ``connection_string`` tell how to reach it, once it was started."""
+    """A server for Event Hubs clients, over the streams of a log. For one event loop.
+
+    ``async with`` starts and closes it; the log stays open. Once it is started, ``address`` and
+    ``connection_string`` show how to reach it.
+    """
 
     def __init__(
         self, opened: Log, options: HubOptions | None = None, *, clock: Clock | None = None
     ) -> None:
-        """Listen to nobody yet."""
         self.options = options or HubOptions()
         self.clock: Clock = clock or SystemClock()
-        self.streams = Hubs(opened, clock=self.clock)
+        self.hubs = Hubs(opened, clock=self.clock)
         self.epochs = ReaderEpochs()
         self.retries = Retries()
         self._connections: set[ClientConnection] = set()
@@ -59,19 +59,19 @@ class HubServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The host and port where it listens."""
         assert self._server is not None  # noqa: S101 - it was started
         host, port = self._server.sockets[0].getsockname()[:2]
         return str(host), int(port)
 
     @property
     def listens_everywhere(self) -> bool:
-        """Whether it listens at all addresses of the machine: nobody can connect to *all*."""
+        """Whether it listens at all addresses of the machine, so clients need its host name."""
         return ip_address(self.address[0].partition("%")[0]).is_unspecified
 
     @property
     def client_host(self) -> str:
-        """What clients connect to: its address, or the machine's name if it has all of them."""
+        """The host that clients connect to: the address, or the machine's name for all of them."""
         return host_name() if self.listens_everywhere else self.address[0]
 
     @property
@@ -89,12 +89,12 @@ class HubServer:
         """Listen.
 
         Raises:
-            StoreUnusable: the address can not be had.
+            StoreUnusable: the address is not available.
         """
         loop = asyncio.get_running_loop()
         options = self.options
         # The first array of a process loads pandas, where that is installed: not in the loop.
-        await self.streams.run(lambda: pa.array([b""]))
+        await self.hubs.run_in_thread(lambda: pa.array([b""]))
         try:
             self._server = await loop.create_server(
                 lambda: ClientConnection(self),
@@ -104,31 +104,31 @@ class HubServer:
             )
         except (OSError, UnicodeError) as error:
             raise StoreUnusable(
-                f"{options.host}:{options.port} can not be listened at: {_why(error)}; choose "
-                "another port (0 is any that is free) or address, or end who listens there"
+                f"{options.host}:{options.port} can not be listened at: {_bind_problem(error)}; "
+                "choose another port (0 is any that is free) or address, or end who listens there"
             ) from error
         self._ticker = loop.create_task(self._tick())
 
     async def close(self) -> None:
-        """Say good-bye to all, and store what they have sent. Again is harmless."""
+        """Close all connections, and store what they have sent. Safe to call twice."""
         if self._server is None:
             return
         with CancelScope(shield=True):
             self._server.close()
             if self._ticker is not None:
                 self._ticker.cancel()
-            why = RequestRefused(FORCED, "The hub is shutting down.")
-            self._for_each(lambda connection: connection.farewell(why))
+            reason = RequestRefused(FORCED, "The hub is shutting down.")
+            self._for_each(lambda connection: connection.shut_down(reason))
             if self._connections:
                 self._is_empty.clear()
                 try:
-                    await self.clock.bounded(self._is_empty.wait(), seconds=_FAREWELL_S)
+                    await self.clock.bounded(self._is_empty.wait(), seconds=_CLOSE_TIMEOUT_S)
                 except TimeoutError:
                     for connection in tuple(self._connections):
                         connection.abort()
             if self._tasks:
-                await asyncio.wait(self._tasks, timeout=_FAREWELL_S)
-            await asyncio.get_running_loop().run_in_executor(None, self.streams.close)
+                await asyncio.wait(self._tasks, timeout=_CLOSE_TIMEOUT_S)
+            await asyncio.get_running_loop().run_in_executor(None, self.hubs.close)
             self._server = None
 
     async def __aenter__(self) -> Self:
@@ -146,7 +146,7 @@ class HubServer:
     # ------------------------------------------------------------- for connections
 
     def enter(self, connection: ClientConnection) -> bool:
-        """Let one in, if there is room."""
+        """Register a connection; return False if there are too many."""
         if len(self._connections) >= self.options.max_connections:
             log.warning("a connection is refused: there are %d", len(self._connections))
             return False
@@ -154,42 +154,42 @@ class HubServer:
         return True
 
     def leave(self, connection: ClientConnection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be on its way into the log."""
+        """Whether connections may read more events to be stored."""
         return self._held_bytes < self.options.max_held_bytes
 
     def hold(self, size: int) -> None:
-        """So many bytes more are on their way into the log."""
+        """Count bytes that are not stored yet."""
         self._held_bytes += size
 
     def release(self, size: int) -> None:
-        """They are there; whoever was not listened to for them is again."""
+        """Count bytes as stored; paused connections may read again."""
         was_full = not self.has_room
         self._held_bytes -= size
         if was_full and self.has_room:
             for connection in tuple(self._connections):
-                connection.listen()
+                connection.update_reading()
 
     def gather(self, size: int) -> bool:
-        """So many bytes more, or less, of deliveries are not whole; say whether there is room."""
+        """Count the bytes of incomplete deliveries; return whether they are within the limit."""
         self._partial_bytes += size
         return self._partial_bytes <= self.options.max_held_bytes
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Do something beside; the server does not end before it."""
+        """Run a task; ``close`` waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def _for_each(self, work: Callable[[ClientConnection], None]) -> None:
-        """Do this for all connections. One for which it fails is hung up on, and costs no other."""
+        """Do this for all connections; one for which it fails is aborted, the others continue."""
         for connection in tuple(self._connections):
             try:
                 work(connection)
@@ -198,19 +198,20 @@ class HubServer:
                 connection.abort()
 
     async def _tick(self) -> None:
-        """For all connections: beats of the heart, and the limits of their patience."""
+        """Call ``tick`` of all connections, often enough for the shortest timeout."""
         options = self.options
         limits = (options.idle_timeout.total_seconds(), options.handshake_timeout.total_seconds())
-        pause_s = min(_LONGEST_TICK_S, min(limits) / 4)
+        pause_s = min(_MAX_TICK_S, min(limits) / 4)
         while True:
             await self.clock.sleep(pause_s)
             now, wall = self.clock.boottime_s(), self.clock.utc_now()
             self._for_each(lambda connection: connection.tick(now, wall))  # noqa: B023 - now
 
 
-def _why(error: OSError | UnicodeError) -> str:
-    """What is wrong with an address. asyncio's own words repeat it."""
+def _bind_problem(error: OSError | UnicodeError) -> str:
+    """Return why an address cannot be used; asyncio's own text repeats the address."""
     if isinstance(error, UnicodeError):
         return "this is no name of a host"
-    is_known = error.errno is not None and error.errno > 0  # names have numbers of their own
+    # Errors of name resolution have other numbers.
+    is_known = error.errno is not None and error.errno > 0
     return os.strerror(error.errno or 0) if is_known else error.strerror or str(error)

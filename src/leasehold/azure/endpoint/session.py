@@ -1,4 +1,4 @@
-"""A session of a connection: its links, and how much may be on its way."""
+"""Sessions of client connections: their links, and their transfer windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.azure.amqp.performatives import (
     Flow,
     Transfer,
 )
-from leasehold.azure.endpoint.addresses import CBS, MANAGEMENT, NodeAddress, address_of
+from leasehold.azure.endpoint.addresses import CBS, MANAGEMENT, NodeAddress, parse_address
 from leasehold.azure.endpoint.error_conditions import (
     NOT_FOUND,
     RequestRefused,
@@ -42,118 +42,113 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.azure.endpoint")
 
-_WRAP = 0xFFFF_FFFF
-_WINDOW = 1 << 20  # transfers; credit and the limits of the connection hold earlier
-_OUTGOING = 65536
-_WIDEST = 1 << 30  # numbers of transfers are compared around the end of their circle
+_MASK = 0xFFFF_FFFF
+_INCOMING_WINDOW = 1 << 20  # transfers; credit and the limits of the connection apply earlier
+_OUTGOING_WINDOW = 65536
+_MAX_WINDOW = 1 << 30  # ids wrap around: a difference must fit into half their range
 
 
 class EndpointSession:
-    """Made when a client begins one."""
+    """One session, made when a client begins it."""
 
     def __init__(self, connection: ClientConnection, channel: int, begin: Begin) -> None:
-        """Answer with a session of ours."""
         self.connection = connection
         self.channel = channel
         self.options: HubOptions = connection.options
         self._links: dict[int, EndpointLink] = {}
-        self._ended: set[int] = set()  # handles of which the client does not know yet
+        self._ended: set[int] = set()  # handles that the client does not know to be detached yet
         self._next_outgoing = 1
         self._next_incoming = begin.next_outgoing_id
-        self._window_end = 1 + min(begin.incoming_window, _WIDEST)
+        self._window_end = 1 + min(begin.incoming_window, _MAX_WINDOW)
         self._next_delivery = 0
         self.send(
             Begin(
                 remote_channel=channel,
                 next_outgoing_id=self._next_outgoing,
-                incoming_window=_WINDOW,
-                outgoing_window=_OUTGOING,
+                incoming_window=_INCOMING_WINDOW,
+                outgoing_window=_OUTGOING_WINDOW,
                 handle_max=self.options.max_links - 1,
             )
         )
 
     @property
     def links(self) -> Iterable[EndpointLink]:
-        """Those there are now."""
+        """The current links."""
         return tuple(self._links.values())
 
     @property
-    def room(self) -> int:
-        """How many transfers the client takes yet."""
-        left = (self._window_end - self._next_outgoing) & _WRAP
-        return left if left <= _WRAP >> 1 else 0
+    def window_left(self) -> int:
+        """How many transfers the client still takes."""
+        left = (self._window_end - self._next_outgoing) & _MASK
+        return left if left <= _MASK >> 1 else 0
 
     # ------------------------------------------------------------- to the client
 
     def send(self, what: Composite) -> None:
-        """One performative."""
+        """Send one performative."""
         self.connection.write(frame(self.channel, what.encode()))
 
     def flow(
         self, link: EndpointLink, *, delivery_count: int, credit: int, drain: bool = False
     ) -> None:
-        """Say how far a link is, and how far this session is."""
+        """Send the state of a link and of this session."""
         self.send(
             Flow(
-                next_incoming_id=self._next_incoming & _WRAP,
-                incoming_window=_WINDOW,
+                next_incoming_id=self._next_incoming & _MASK,
+                incoming_window=_INCOMING_WINDOW,
                 next_outgoing_id=self._next_outgoing,
-                outgoing_window=_OUTGOING,
+                outgoing_window=_OUTGOING_WINDOW,
                 handle=link.handle,
-                delivery_count=delivery_count & _WRAP,
+                delivery_count=delivery_count & _MASK,
                 link_credit=credit,
                 drain=drain,
             )
         )
 
-    def take_ids(self, deliveries: int) -> int:
-        """The first of as many delivery ids, each used once."""
+    def reserve_ids(self, deliveries: int) -> int:
+        """Reserve consecutive delivery ids; return the first."""
         first = self._next_delivery
-        self._next_delivery = (first + deliveries) & _WRAP
+        self._next_delivery = (first + deliveries) & _MASK
         return first
 
-    def transferred(self, frames: int) -> None:
-        """So many transfer frames were written."""
-        self._next_outgoing = (self._next_outgoing + frames) & _WRAP
+    def count_frames(self, frames: int) -> None:
+        """Count transfer frames that were written."""
+        self._next_outgoing = (self._next_outgoing + frames) & _MASK
 
     def answer_link(self, address: NodeAddress) -> AnswerLink | None:
-        """The link on which the client wants the answers of a node."""
+        """Return the link on which the client takes the answers of a node."""
         found = (each for each in self._links.values() if isinstance(each, AnswerLink))
         return next((each for each in found if each.address.path == address.path), None)
 
-    def detach(self, link: EndpointLink, why: RequestRefused) -> None:
-        """End a link: what the client still sends on it is not looked at."""
-        self.send(Detach(handle=link.handle, closed=True, error=why.error))
+    def detach(self, link: EndpointLink, reason: RequestRefused) -> None:
+        """Detach a link; what the client still sends on it is ignored."""
+        self.send(Detach(handle=link.handle, closed=True, error=reason.error))
         self._ended.add(link.handle)
 
     def forget(self, link: EndpointLink) -> None:
-        """It has ended."""
+        """Remove a link that has ended."""
         if self._links.get(link.handle) is link:
             del self._links[link.handle]
             self.connection.count_link(-1)
 
-    def over(self) -> None:
-        """The session has ended, and all its links with it."""
+    def on_closed(self) -> None:
+        """End all links; called when the session has ended."""
         for link in self.links:
-            link.over()
+            link.on_closed()
 
     # ----------------------------------------------------------- from the client
 
-    def take(self, what: Composite, payload: memoryview) -> None:
-        """A frame of this session.
-
-        Raises:
-            AmqpFault: it has no place here.
-        """
+    def on_frame(self, what: Composite, payload: memoryview) -> None:
+        """Take a frame of this session."""
         match what:
             case Transfer():
-                self._next_incoming = (self._next_incoming + 1) & _WRAP
+                self._next_incoming = (self._next_incoming + 1) & _MASK
                 if what.handle not in self._ended:
-                    self._link(what.handle).on_transfer(what, payload)
+                    self._attached_link(what.handle).on_transfer(what, payload)
             case Flow():
                 self._on_flow(what)
             case Disposition():
-                pass  # all that is sent to clients is settled already
+                pass  # everything sent to clients is settled already
             case Attach():
                 self._on_attach(what)
             case Detach():
@@ -163,10 +158,10 @@ class EndpointSession:
 
     def _on_flow(self, flow: Flow) -> None:
         seen = 1 if flow.next_incoming_id is None else flow.next_incoming_id
-        self._window_end = (seen + min(flow.incoming_window, _WIDEST)) & _WRAP
+        self._window_end = (seen + min(flow.incoming_window, _MAX_WINDOW)) & _MASK
         if flow.handle is not None:
             link = self._links.get(flow.handle)
-            if link is not None:  # it may have been refused meanwhile
+            if link is not None:  # it may have been refused in the meantime
                 link.on_flow(flow)
         for link in self.links:
             if isinstance(link, ReaderLink):
@@ -181,19 +176,19 @@ class EndpointSession:
             )
         self.connection.count_link(1)
         self._ended.discard(attach.handle)
-        link = self._made(attach)
+        link = self._new_link(attach)
         self._links[attach.handle] = link
         try:
-            self._check(link)
-        except RequestRefused as why:
-            link.refuse(why)
+            self._authorize(link)
+        except RequestRefused as reason:
+            link.refuse(reason)
             return
         link.open()
 
-    def _made(self, attach: Attach) -> EndpointLink:
-        """The link that an attach asks for; one that names nothing we have is refused later."""
+    def _new_link(self, attach: Attach) -> EndpointLink:
+        """Make the link for an attach; ``_authorize`` refuses one with an unknown address."""
         end = attach.source if attach.role else attach.target
-        address = address_of(end.address if end is not None else None)
+        address = parse_address(end.address if end is not None else None)
         if address is None:
             return EndpointLink(self, attach, NodeAddress())
         if address.node:
@@ -204,8 +199,8 @@ class EndpointSession:
         kind = ReaderLink if attach.role else SenderLink
         return kind(self, attach, address)
 
-    def _check(self, link: EndpointLink) -> None:
-        """Let nobody have anything without a token, not even the word that it is not there."""
+    def _authorize(self, link: EndpointLink) -> None:
+        """Refuse a link without a valid token; the answer does not reveal what exists."""
         if link.address.node == CBS:
             return
         if not self.connection.grants:
@@ -218,11 +213,11 @@ class EndpointSession:
             raise unauthorized("the address of this link")
 
     async def begin(self, link: EndpointLink) -> None:
-        """Open a link, or refuse it."""
+        """Open a link, or refuse it; nothing is raised."""
         try:
             await link.begin()
-        except RequestRefused as why:
-            link.refuse(why)
+        except RequestRefused as reason:
+            link.refuse(reason)
         except AmqpFault as fault:
             link.refuse(RequestRefused(fault.condition, fault.description))
         except LeaseholdError as error:
@@ -236,10 +231,10 @@ class EndpointSession:
         self._ended.discard(detach.handle)
         link = self._links.get(detach.handle)
         if link is not None:
-            link.over()
+            link.on_closed()
             self.send(Detach(handle=detach.handle, closed=detach.closed))
 
-    def _link(self, handle: int) -> EndpointLink:
+    def _attached_link(self, handle: int) -> EndpointLink:
         link = self._links.get(handle)
         if link is None or not link.is_open:
             raise AmqpFault(

@@ -1,13 +1,13 @@
-"""Azure Event Hubs as an event source: our own AMQP receiver, which decodes straight into Arrow.
+"""Azure Event Hubs as an event source: an AMQP receiver that decodes into Arrow.
 
 ::
 
     source ── manager: one connection, its tokens ── connection ── sessions ── a link per partition
-       └── receiver: position, gaps, trouble ────────── takes Arrow batches from ──────┘
+       └── receiver: position, gaps, retries ────────── takes Arrow batches from ──────┘
 
-``address`` reads ``eventhubs://…``; ``fast_decode`` and ``rows`` are the way from frames to
-Arrow, ``sections`` what becomes of all else in a message. Everything but the address is
-loaded when it is used: whoever reads a log needs nothing of it.
+``address`` reads ``eventhubs://…``; ``fast_decode`` and ``rows`` turn frames into Arrow, and
+``amqp.event_properties`` keeps the rest of a message. Everything but the address is loaded on first
+use, since readers of a log do not need it.
 """
 
 from __future__ import annotations

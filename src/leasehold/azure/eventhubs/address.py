@@ -1,7 +1,7 @@
-"""Where an event hub is, and with what one is let in: ``eventhubs://NAMESPACE[:PORT]/HUB``.
+"""Addresses of event hubs, with their credentials: ``eventhubs://NAMESPACE[:PORT]/HUB``.
 
-Guarantees: a key, a signature or a connection string is in no ``repr`` and in no message of an
-error, also when the address that holds it can not be read.
+Guarantees: no ``repr`` and no error message contains a key, a signature or a connection string,
+also if the address that holds it cannot be read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ TLS_PORT = 5671
 PLAIN_PORT = 5672
 MAX_PREFETCH = 100_000
 DEFAULT_PREFETCH = 1_000
-_AZURE = ".servicebus.windows.net"
+_AZURE_SUFFIX = ".servicebus.windows.net"
 _OPTIONS = ("connection", "consumer_group", "arrow", "ca", "prefetch")
-_HOW = "write eventhubs://NAMESPACE/HUB, such as eventhubs://contoso.servicebus.windows.net/orders"
-_SWITCH = {"on": True, "off": False}
+_USAGE = (
+    "write eventhubs://NAMESPACE/HUB, such as eventhubs://contoso.servicebus.windows.net/orders"
+)
+_SWITCHES = {"on": True, "off": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +36,15 @@ class HubAddress:
     """One event hub.
 
     Attributes:
-        host, port: where it listens.
-        hub: its name.
-        tls: whether the connection is encrypted; only an emulator goes without.
+        host, port: where the service listens.
+        hub: the name of the event hub.
+        tls: whether the connection is encrypted; only an emulator may do without.
         key_name, key: a shared access key.
-        signature: a shared access signature that somebody else has made.
-        consumer_group: the one of the hub, for all groups; empty: that of the same name.
-        arrow: whether Arrow is taken from a server that offers it.
-        ca: the file with the certificates to trust; empty: those of the machine.
-        prefetch: how many events of a partition may be on their way at once.
+        signature: a ready-made shared access signature.
+        consumer_group: consumer group of the hub for all groups; empty: the one of the same name.
+        arrow: whether to use Arrow with a server that offers it.
+        ca: file with the certificates to trust; empty: those of the machine.
+        prefetch: maximum number of events of a partition that are in flight or waiting.
     """
 
     host: str
@@ -59,20 +61,20 @@ class HubAddress:
 
     @property
     def namespace(self) -> str:
-        """The host, with its port if that is not the usual one."""
+        """The host, with its port unless that is the default."""
         return self.host if self.port == TLS_PORT else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.namespace}/{self.hub}"
 
     def group_of(self, group: str) -> str:
-        """The consumer group of the hub that the members of ``group`` read with."""
+        """Return the consumer group of the hub that the members of ``group`` use."""
         return self.consumer_group or group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ConnectionString:
-    """What a connection string says."""
+    """The fields of a connection string."""
 
     host: str
     port: int | None
@@ -84,7 +86,7 @@ class _ConnectionString:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is meant to be the address of an event hub."""
+    """Return whether the text has the scheme of an event hub."""
     return text.startswith(SCHEME)
 
 
@@ -92,13 +94,13 @@ def name_of(text: str) -> str:
     """Return the name of the hub.
 
     Raises:
-        UsageError: the address can not be read.
+        UsageError: the address cannot be read.
     """
     return parse(text).hub
 
 
 def shown(text: str) -> str:
-    """The address without anything that could be a secret, for messages and logs."""
+    """Return the address without secrets, for messages and logs."""
     if not is_address(text):
         return text
     rest = text.removeprefix(SCHEME).partition("?")[0].partition("#")[0]
@@ -106,77 +108,74 @@ def shown(text: str) -> str:
 
 
 def parse(text: str, environ: Mapping[str, str] | None = None) -> HubAddress:
-    """Read an address. Without a key in it, the connection string of the environment counts.
-
-    Raises:
-        UsageError: it is none; the message says what to write.
-        InvalidOptions: address and connection string contradict each other.
-    """
+    """Read an address; without a key in it, use the connection string of the environment."""
     environ = os.environ if environ is None else environ
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
     except ValueError:  # its message may quote a part of a key
         raise UsageError(
-            f"{shown(text)} is no address of an event hub: {_HOW}; quote what is special in a key "
-            "(%2F for /, %40 for @, %2B for +)"
+            f"{shown(text)} is no address of an event hub: {_USAGE}; quote what is special in a "
+            "key (%2F for /, %40 for @, %2B for +)"
         ) from None
-    said = _options(parts, text)
-    given = said.get("connection") or ("" if parts.password else environ.get(CONNECTION_VARIABLE))
-    known = _connection(given) if given else None
-    if known is not None:
-        host, port = _agreed(host, port, known, text)
-    hub = unquote(parts.path.strip("/")) or (known.hub if known else "")
+    options = _options(parts, text)
+    secret = options.get("connection") or (
+        "" if parts.password else environ.get(CONNECTION_VARIABLE)
+    )
+    connection = _parse_connection_string(secret) if secret else None
+    if connection is not None:
+        host, port = _combined_host(host, port, connection, text)
+    hub = unquote(parts.path.strip("/")) or (connection.hub if connection else "")
     if not host or not hub or "/" in hub:
         raise UsageError(
-            f"{shown(text)} names no namespace or no hub: {_HOW}; or set {CONNECTION_VARIABLE} "
+            f"{shown(text)} names no namespace or no hub: {_USAGE}; or set {CONNECTION_VARIABLE} "
             "and write eventhubs:///HUB"
         )
-    if known is not None and known.hub and known.hub != hub:
+    if connection is not None and connection.hub and connection.hub != hub:
         raise InvalidOptions(
-            f"the address says the hub {hub!r}, and the connection string {known.hub!r}"
+            f"the address says the hub {hub!r}, and the connection string {connection.hub!r}"
         )
-    emulator = known is not None and known.emulator
+    emulator = connection is not None and connection.emulator
     if not emulator and "." not in host and host != "localhost":
-        host += _AZURE
+        host += _AZURE_SUFFIX
     return HubAddress(
         host=host,
         port=port or (PLAIN_PORT if emulator else TLS_PORT),
         hub=check_name(hub, what="event hub"),
         tls=not emulator,
-        key_name=unquote(parts.username or "") or (known.key_name if known else ""),
-        key=unquote(parts.password or "") or (known.key if known else ""),
-        signature=known.signature if known and not parts.password else "",
-        consumer_group=said.get("consumer_group", ""),
-        arrow=_switch(said.get("arrow", "on")),
-        ca=said.get("ca", ""),
-        prefetch=_prefetch(said.get("prefetch", str(DEFAULT_PREFETCH))),
+        key_name=unquote(parts.username or "") or (connection.key_name if connection else ""),
+        key=unquote(parts.password or "") or (connection.key if connection else ""),
+        signature=connection.signature if connection and not parts.password else "",
+        consumer_group=options.get("consumer_group", ""),
+        arrow=_switch(options.get("arrow", "on")),
+        ca=options.get("ca", ""),
+        prefetch=_prefetch(options.get("prefetch", str(DEFAULT_PREFETCH))),
     )
 
 
 def _options(parts: SplitResult, text: str) -> dict[str, str]:
-    said = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = [name for name in said if name not in _OPTIONS]
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = [name for name in given if name not in _OPTIONS]
     if parts.scheme != SCHEME.removesuffix("://") or unknown or parts.fragment:
-        odd = f"no option {unknown[0]!r}" if unknown else "no such form"
+        problem = f"no option {unknown[0]!r}" if unknown else "no such form"
         raise UsageError(
-            f"{shown(text)}: an address of an event hub has {odd}: {_HOW}; the options are "
+            f"{shown(text)}: an address of an event hub has {problem}: {_USAGE}; the options are "
             f"{', '.join(_OPTIONS)}"
         )
-    return said
+    return given
 
 
-def _connection(text: str) -> _ConnectionString:
+def _parse_connection_string(text: str) -> _ConnectionString:
     """Read a connection string, as Azure's clients do: names in any case, values as they are."""
     pairs = [part.partition("=") for part in text.strip().split(";") if part.strip()]
-    said = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    given = {name.strip().lower(): value.strip() for name, _, value in pairs}
     try:
-        endpoint = urlsplit(said.get("endpoint", ""))
+        endpoint = urlsplit(given.get("endpoint", ""))
         host, port = endpoint.hostname or "", endpoint.port
     except ValueError:
         host, port = "", None
-    key_name, key = said.get("sharedaccesskeyname", ""), said.get("sharedaccesskey", "")
-    signature = said.get("sharedaccesssignature", "")
+    key_name, key = given.get("sharedaccesskeyname", ""), given.get("sharedaccesskey", "")
+    signature = given.get("sharedaccesssignature", "")
     if not host or bool(key_name) != bool(key) or not (key or signature):
         raise UsageError(
             "the connection string of the event hub can not be used: it has the form "
@@ -186,32 +185,32 @@ def _connection(text: str) -> _ConnectionString:
     return _ConnectionString(
         host=host,
         port=port,
-        hub=said.get("entitypath", ""),
+        hub=given.get("entitypath", ""),
         key_name=key_name,
         key=key,
         signature=signature,
-        emulator=said.get("usedevelopmentemulator", "").lower() == "true",
+        emulator=given.get("usedevelopmentemulator", "").lower() == "true",
     )
 
 
-def _agreed(
-    host: str, port: int | None, known: _ConnectionString, text: str
+def _combined_host(
+    host: str, port: int | None, connection: _ConnectionString, text: str
 ) -> tuple[str, int | None]:
-    """The host and the port of both, which must not contradict each other."""
-    same_host = not host or known.host in {host, host + _AZURE}
-    same_port = port is None or known.port in {None, port}
+    """Return host and port from the address and the connection string, which must agree."""
+    same_host = not host or connection.host in {host, host + _AZURE_SUFFIX}
+    same_port = port is None or connection.port in {None, port}
     if not same_host or not same_port:
         raise InvalidOptions(
-            f"{shown(text)} is not what the connection string is for ({known.host}): leave the "
-            f"namespace out (eventhubs:///HUB), or unset {CONNECTION_VARIABLE}"
+            f"{shown(text)} is not what the connection string is for ({connection.host}): leave "
+            f"the namespace out (eventhubs:///HUB), or unset {CONNECTION_VARIABLE}"
         )
-    return known.host, port or known.port
+    return connection.host, port or connection.port
 
 
 def _switch(text: str) -> bool:
-    if text not in _SWITCH:
+    if text not in _SWITCHES:
         raise UsageError(f"arrow is on or off, not {text!r}")
-    return _SWITCH[text]
+    return _SWITCHES[text]
 
 
 def _prefetch(text: str) -> int:

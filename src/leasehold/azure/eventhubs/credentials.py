@@ -1,7 +1,7 @@
-"""What shows the hub that we may read: tokens made of a key, handed in, or from Entra ID.
+"""Tokens for a hub: signed with a key, given as a signature, or from Entra ID.
 
-Guarantees: the text of a token is in no ``repr``. A token is made for one audience and one hour at
-most; whoever uses it is told for how long it is good.
+Guarantees: no ``repr`` contains the text of a token. A token signed here is for one audience and
+one hour. Every token has its expiry.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 SAS = "servicebus.windows.net:sastoken"
 JWT = "jwt"
 _SCOPE = "https://eventhubs.azure.net//.default"
-_LIFE = timedelta(hours=1)
+_TOKEN_LIFE = timedelta(hours=1)
 _EXPIRY = re.compile(r"(?:^|[&\s])se=(\d{1,15})(?:&|$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """``kind`` is what the hub calls it."""
+    """A token. ``kind`` is its type, as the hub names it."""
 
     kind: str
     text: str = field(repr=False)
@@ -45,19 +45,19 @@ class TokenProvider(Protocol):
     """Makes tokens."""
 
     async def token(self, audience: str) -> Token:
-        """One that is good from now on for this audience.
+        """Return a token that is valid now for this audience.
 
         Raises:
-            StoreUnavailable: whoever makes them can not be reached, or does not know us.
+            StoreUnavailable: the issuer cannot be reached, or refuses.
         """
         ...
 
 
 class Credential(Protocol):
-    """A credential of azure-identity, or whatever has the same method. Called in a thread."""
+    """A credential of azure-identity, or anything with the same method. Called in a thread."""
 
     def get_token(self, *scopes: str) -> object:
-        """Something with ``token`` and ``expires_on``, in seconds since 1970."""
+        """Return an object with ``token`` and ``expires_on``, in seconds since 1970."""
         ...
 
 
@@ -65,14 +65,13 @@ class SharedAccessKey:
     """Signs its own tokens with a shared access key."""
 
     def __init__(self, name: str, key: str, *, clock: Clock) -> None:
-        """Touch nothing."""
         self._name = name
         self._key = key.encode()
         self._clock = clock
 
     async def token(self, audience: str) -> Token:
-        """See ``TokenProvider``."""
-        expires_at = self._clock.utc_now() + _LIFE
+        """Sign a token for one hour."""
+        expires_at = self._clock.utc_now() + _TOKEN_LIFE
         resource, second = quote_plus(audience), int(expires_at.timestamp())
         signed = hmac.new(self._key, f"{resource}\n{second}".encode(), sha256).digest()
         signature = quote_plus(base64.b64encode(signed))
@@ -82,18 +81,17 @@ class SharedAccessKey:
 
 
 class SharedAccessSignature:
-    """A shared access signature that somebody else has made: the same one each time."""
+    """A ready-made shared access signature: the same one each time."""
 
     def __init__(self, text: str, *, clock: Clock) -> None:
-        """Touch nothing."""
         self._text = text
         self._clock = clock
 
     async def token(self, audience: str) -> Token:
-        """See ``TokenProvider``. Without an expiry in it, it is shown anew each hour."""
+        """Return the signature; one without an expiry is sent again each hour."""
         del audience
         found = _EXPIRY.search(self._text)
-        at = _moment(int(found[1])) if found else self._clock.utc_now() + _LIFE
+        at = _utc(int(found[1])) if found else self._clock.utc_now() + _TOKEN_LIFE
         return Token(kind=SAS, text=self._text, expires_at=at)
 
 
@@ -101,11 +99,10 @@ class EntraCredential:
     """Tokens of Microsoft Entra ID."""
 
     def __init__(self, credential: Credential) -> None:
-        """Touch nothing."""
         self._credential = credential
 
     async def token(self, audience: str) -> Token:
-        """See ``TokenProvider``."""
+        """Request a token from Entra ID, in a thread."""
         del audience
         try:
             found = await to_thread.run_sync(
@@ -118,17 +115,13 @@ class EntraCredential:
                 f"(azure-identity says: {reason_of(error)})"
             ) from error
         text, second = getattr(found, "token", ""), getattr(found, "expires_on", 0)
-        return Token(kind=JWT, text=str(text), expires_at=_moment(int(second)))
+        return Token(kind=JWT, text=str(text), expires_at=_utc(int(second)))
 
 
 def provider_for(
     address: HubAddress, *, clock: Clock, credential: Credential | None = None
 ) -> TokenProvider:
-    """The credential, else the key of the address, else its signature, else Entra ID's default.
-
-    Raises:
-        UsageError: Entra ID is needed, and the package for it is not installed.
-    """
+    """Return a provider: the credential, the address's key or signature, or Entra ID's default."""
     if credential is not None:
         return EntraCredential(credential)
     if address.key:
@@ -145,5 +138,5 @@ def provider_for(
     return EntraCredential(identity.DefaultAzureCredential())
 
 
-def _moment(second: int) -> datetime:
+def _utc(second: int) -> datetime:
     return datetime.fromtimestamp(min(max(second, 0), 253_402_300_799), UTC)

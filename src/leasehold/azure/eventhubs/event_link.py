@@ -1,14 +1,14 @@
-"""A link on which the events of one partition come in: credit, and what waits to be taken.
+"""A link that receives the events of one partition: its credit, and the events that wait.
 
 Guarantees:
 
-* What waits is bounded: by the credit in events, and in bytes by asking for no more events than fit
-  if they are as big as those before; few, until the first have come. If they are bigger and there
-  is more than agreed, the credit is taken back; then only what is on its way already still comes.
-  A server that does not keep to it is left.
-* The server may send again as soon as half of the credit is used and there is room: it is never
-  waited for until all is gone.
-* Frames like those before them are taken without looking at each field.
+* What waits is bounded, in events by the credit, and in bytes by giving credit only for as many
+  events as fit if they are as big as those before; for few, until the first have arrived. If there
+  are more bytes than that, the credit is withdrawn; then only events in flight still arrive. A link
+  to a server that ignores its credit is detached.
+* Credit is given again as soon as half of it is used and there is room, so the server does not have
+  to wait until all is taken.
+* Frames like those before them are decoded without parsing each field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import ARROW_CAPABILITY, ARROW_FORMAT
 from leasehold.azure.amqp.performatives import Attach, Detach
 from leasehold.azure.amqp.types import Described, Long, Symbol
-from leasehold.azure.eventhubs.fast_decode import FrameDecoder, learn
+from leasehold.azure.eventhubs.fast_decode import FrameDecoder, learn_layout
 from leasehold.azure.eventhubs.rows import EventRow, RowTuple, arrow_of, batch_of, read_row, size_of
 from leasehold.azure.eventhubs.service_errors import DAMAGED, TOO_MANY, ServiceError
 from leasehold.azure.eventhubs.session import HubLink, PartialDelivery
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from leasehold.azure.eventhubs.session import HubSession
 
 MAX_DELIVERY_BYTES = MAX_BODY_BYTES + (1 << 20)  # the service allows 20 MB, a log far more
-_MAX_SHAPES = 8
+_MAX_LAYOUTS = 8
 _SELECTOR = "apache.org:selector-filter:string"
 _EPOCH = "com.microsoft:epoch"
 _RECEIVER = "com.microsoft:receiver-name"
 _GEOREPLICATION = "com.microsoft:georeplication"
-_FIRST_GUESS_BYTES = 1 << 16  # few events are asked for until it is known how big they are
+_INITIAL_EVENT_BYTES = 1 << 16  # assumed until the first events have arrived, so few are requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRequest:
-    """What to ask the server for: the events of ``path`` that the ``selector`` names, and how."""
+    """What to request: the events of ``path`` from ``selector`` on, and how."""
 
     path: str
     selector: str
@@ -58,91 +58,86 @@ class LinkRequest:
 
 
 class EventLink(HubLink):
-    """Attached when it is made; the server's answer is awaited with ``attached``."""
+    """A link that attaches when it is made; ``attached`` is done when the server has answered."""
 
-    def __init__(self, session: HubSession, name: str, wanted: LinkRequest) -> None:
-        """Say attach."""
+    def __init__(self, session: HubSession, name: str, request: LinkRequest) -> None:
         super().__init__(session, name)
-        self._wanted = wanted
+        self._request = request
         self._rows: list[EventRow | RowTuple] = []
         self._batches: deque[pa.RecordBatch] = deque()
         self._waiting_events = 0
         self._waiting_bytes = 0
         self._delivered = 0
         self._credit = 0
-        self._each_bytes: float | None = None
-        self._gathering = PartialDelivery(max_bytes=MAX_DELIVERY_BYTES)
-        self._readers: list[FrameDecoder] = []
+        self._event_bytes: float | None = None
+        self._partial = PartialDelivery(max_bytes=MAX_DELIVERY_BYTES)
+        self._decoders: list[FrameDecoder] = []
         self._channel = b""
         self._handles: frozenset[bytes] = frozenset()
-        self._bell = asyncio.Event()
-        self._say_attach()
+        self._wakeup = asyncio.Event()
+        self._send_attach()
 
     @property
     def waiting_events(self) -> int:
-        """How many events have come and were not taken yet."""
+        """How many events have arrived and were not taken yet."""
         return self._waiting_events
 
     @property
     def waiting_bytes(self) -> int:
-        """About how many bytes they have."""
-        return self._waiting_bytes + self._gathering.size
+        """About how many bytes wait, with those of an incomplete delivery."""
+        return self._waiting_bytes + self._partial.size
 
     async def wait(self) -> None:
-        """Return when something has come, or the link is over. Cancelled, nothing is lost."""
-        while not self._waiting_events and not self.over:
-            self._bell.clear()
-            await self._bell.wait()
+        """Wait until an event has arrived or the link has ended. Safe to cancel."""
+        while not self._waiting_events and not self.is_closed:
+            self._wakeup.clear()
+            await self._wakeup.wait()
 
     def take(self, *, max_events: int, max_bytes: int) -> pa.RecordBatch | None:
-        """What has come, at least one event if there is any; then the server may send more.
-
-        Raises:
-            AmqpFault: an event can not be read.
-        """
+        """Return waiting events, at least one if there is any, and give credit for more."""
         if self._batches:
             found = self._take_batch(max_events, max_bytes)
         elif self._rows:
             found = self._take_rows(max_events, max_bytes)
         else:
             return None
-        self._top_up()
+        self._replenish_credit()
         return found
 
-    def ring(self) -> None:
-        """Wake who waits."""
-        self._bell.set()
+    def wake(self) -> None:
+        """Wake ``wait``."""
+        self._wakeup.set()
 
-    # ------------------------------------------------------ what comes in
+    # ---------------------------------------------------- from the server
 
     def on_attach(self, attach: Attach) -> None:
-        """See ``HubLink``. A server that refuses says so next."""
+        """Give credit, unless the server refuses: then it detaches next."""
         self._delivered = attach.initial_delivery_count or 0
         super().on_attach(attach)
-        if attach.source is not None and not self.over:
-            self._top_up()
+        if attach.source is not None and not self.is_closed:
+            self._replenish_credit()
 
-    def on_end(self, refusal: ServiceError) -> None:
-        """See ``HubLink``."""
-        super().on_end(refusal)
-        self._bell.set()
+    def on_end(self, service_error: ServiceError) -> None:
+        """Record why the link has ended, and wake ``wait``."""
+        super().on_end(service_error)
+        self._wakeup.set()
 
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
-        """A message came the slow way, or a part of one."""
-        if self.over:
+        """Take a message that no known layout matches, or a part of one."""
+        if self.is_closed:
             return
         try:
-            whole = self._gathering.add(transfer, payload)
+            whole = self._partial.add(transfer, payload)
             if whole is None:
                 return
             head, message = whole
             if head.message_format == ARROW_FORMAT:
-                self._take_in(message)
+                self._add_arrow_batch(message)
             else:
                 self._rows.append(read_row(message))
-                self._came(1, len(message))
+                self._count_arrived(1, len(message))
         except AmqpFault as fault:
-            self._give_up(ServiceError(condition=DAMAGED, description=fault.description))
+            self._fail(ServiceError(condition=DAMAGED, description=fault.description))
             return
         if (
             head.settled is not True
@@ -151,8 +146,8 @@ class EventLink(HubLink):
         ):
             self.session.accept(head.delivery_id, head.delivery_id)
 
-    def placed(self, channel: int, handle: int) -> None:
-        """The server's name for this link, as it is in each of its frames."""
+    def on_remote_handle(self, channel: int, handle: int) -> None:
+        """Record the channel and the handle that the server's frames have."""
         self._channel = channel.to_bytes(2, "big")
         written = {b"\x70" + handle.to_bytes(4, "big")}
         if handle < 1 << 8:
@@ -161,67 +156,67 @@ class EventLink(HubLink):
             written.add(b"\x43")
         self._handles = frozenset(written)
 
-    def learn(self, whole: bytes, transfer: Transfer) -> None:
-        """Remember what a frame looks like that came the slow way."""
-        single = not transfer.more and not self._gathering.under_way
+    def learn_layout(self, whole: bytes, transfer: Transfer) -> None:
+        """Learn the layout of a frame that was parsed field by field."""
+        single = not transfer.more and not self._partial.in_progress
         if single and transfer.settled and not transfer.message_format:
-            shape = learn(whole) if len(self._readers) < _MAX_SHAPES else None
-            if shape is not None and all(shape is not each.shape for each in self._readers):
-                made = FrameDecoder(shape, channel=self._channel, handles=self._handles)
-                self._readers.insert(0, made)
+            layout = learn_layout(whole) if len(self._decoders) < _MAX_LAYOUTS else None
+            if layout is not None and all(layout is not each.layout for each in self._decoders):
+                made = FrameDecoder(layout, channel=self._channel, handles=self._handles)
+                self._decoders.insert(0, made)
 
-    def run(self, data: bytes, at: int, end: int) -> int:
-        """Take all frames from ``at`` on that have a known shape; gives where they end."""
-        if self._gathering.under_way or self.over:
+    def take_frames(self, data: bytes, at: int, end: int) -> int:
+        """Take all frames from ``at`` on that have a known layout; return where they end."""
+        if self._partial.in_progress or self.is_closed:
             return at
         begin, known = at, len(self._rows)
-        for number, reader in enumerate(self._readers):
-            at = reader.run(data, at, end, self._rows)
+        for number, decoder in enumerate(self._decoders):
+            at = decoder.take_frames(data, at, end, self._rows)
             if at != begin:
                 if number:
-                    self._readers.insert(0, self._readers.pop(number))
+                    self._decoders.insert(0, self._decoders.pop(number))
                 count = len(self._rows) - known
                 self.session.next_incoming += count
-                self._came(count, at - begin)
+                self._count_arrived(count, at - begin)
                 break
         return at
 
-    def settle(self) -> None:
-        """All that came at once is in: wake who waits, and see to the credit."""
-        self._bell.set()
-        if self._waiting_events > 2 * self._wanted.max_events:
-            words = "the server has sent more events than it was allowed to"
-            self._give_up(ServiceError(condition=TOO_MANY, description=words))
-        elif self.waiting_bytes > self._wanted.max_bytes:
+    def after_read(self) -> None:
+        """Wake ``wait`` and update the credit, once all received bytes are decoded."""
+        self._wakeup.set()
+        if self._waiting_events > 2 * self._request.max_events:
+            text = "the server has sent more events than it was allowed to"
+            self._fail(ServiceError(condition=TOO_MANY, description=text))
+        elif self.waiting_bytes > self._request.max_bytes:
             if self._credit:
-                self._flow(0)  # what is on its way still comes
+                self._flow(0)  # events in flight still arrive
         else:
-            self._top_up()
+            self._replenish_credit()
 
     # ------------------------------------------------------------- parts
 
-    def _give_up(self, refusal: ServiceError) -> None:
-        self.on_end(refusal)
-        self.session.say(Detach(handle=self.handle, closed=True))
+    def _fail(self, service_error: ServiceError) -> None:
+        self.on_end(service_error)
+        self.session.send(Detach(handle=self.handle, closed=True))
 
-    def _take_in(self, payload: bytes) -> None:
-        """An Arrow batch of the server."""
+    def _add_arrow_batch(self, payload: bytes) -> None:
+        """Add an Arrow batch from the server."""
         batch = batch_of(payload)
         if batch.num_rows:
-            if self._rows:  # they came before it, and are to be taken before it
+            if self._rows:  # they arrived before the batch, and are taken before it
                 self._batches.append(arrow_of(self._rows))
                 self._rows = []
             self._batches.append(batch)
-            self._came(batch.num_rows, len(payload))
+            self._count_arrived(batch.num_rows, len(payload))
 
-    def _came(self, events: int, size: int) -> None:
+    def _count_arrived(self, events: int, size: int) -> None:
         self._waiting_events += events
         self._waiting_bytes += size
         self._delivered += events
         self._credit = max(self._credit - events, 0)
-        each, known = size / events, self._each_bytes
-        # Bigger ones count at once, smaller ones by and by: the bound is on bytes.
-        self._each_bytes = each if known is None else max(each, known + (each - known) * 0.25)
+        each, known = size / events, self._event_bytes
+        # Bigger events raise the estimate immediately, smaller ones lower it slowly: bytes matter.
+        self._event_bytes = each if known is None else max(each, known + (each - known) * 0.25)
 
     def _take_rows(self, max_events: int, max_bytes: int) -> pa.RecordBatch:
         rows = self._rows
@@ -258,38 +253,38 @@ class EventLink(HubLink):
         self._waiting_bytes -= share
         return batch.slice(0, count)
 
-    def _top_up(self) -> None:
-        """Let the server send, once that is worth a frame."""
-        if self.over or not self.attached.done():
+    def _replenish_credit(self) -> None:
+        """Give credit, once there is enough of it for a frame."""
+        if self.is_closed or not self.attached.done():
             return
-        wanted = self._wanted
-        each_bytes = max(self._each_bytes or _FIRST_GUESS_BYTES, 1.0)
-        room = (wanted.max_bytes - self.waiting_bytes) / each_bytes
-        credit = min(wanted.max_events - self._waiting_events, int(room))
+        request = self._request
+        event_bytes = max(self._event_bytes or _INITIAL_EVENT_BYTES, 1.0)
+        room = (request.max_bytes - self.waiting_bytes) / event_bytes
+        credit = min(request.max_events - self._waiting_events, int(room))
         if not self._waiting_events:
             credit = max(credit, 1)
-        if credit - self._credit >= max(min(wanted.max_events, int(room)) // 2, 1):
+        if credit - self._credit >= max(min(request.max_events, int(room)) // 2, 1):
             self._flow(credit)
 
     def _flow(self, credit: int) -> None:
         self._credit = credit
         self.session.flow(self, delivered=self._delivered, credit=credit)
 
-    def _say_attach(self) -> None:
-        wanted = self._wanted
-        properties: dict[Symbol, object] = {Symbol(_RECEIVER): wanted.receiver}
-        if wanted.epoch is not None:
-            properties[Symbol(_EPOCH)] = Long(wanted.epoch)
-        selector = Described(Symbol(_SELECTOR), wanted.selector)
-        capabilities = (ARROW_CAPABILITY,) if wanted.arrow else ()
-        self.session.say(
+    def _send_attach(self) -> None:
+        request = self._request
+        properties: dict[Symbol, object] = {Symbol(_RECEIVER): request.receiver}
+        if request.epoch is not None:
+            properties[Symbol(_EPOCH)] = Long(request.epoch)
+        selector = Described(Symbol(_SELECTOR), request.selector)
+        capabilities = (ARROW_CAPABILITY,) if request.arrow else ()
+        self.session.send(
             Attach(
                 name=self.name,
                 handle=self.handle,
                 role=True,
                 snd_settle_mode=1,
                 rcv_settle_mode=0,
-                source=Source(address=wanted.path, filter={Symbol(_SELECTOR): selector}),
+                source=Source(address=request.path, filter={Symbol(_SELECTOR): selector}),
                 target=Target(address=self.name),
                 desired_capabilities=(_GEOREPLICATION, *capabilities),
                 properties=properties,

@@ -1,7 +1,7 @@
-"""What a hub says when it refuses or ends something, in our words.
+"""Errors of a hub, and the errors of Leasehold that they become.
 
-``ServiceError`` is the word of the hub as it is; ``error_of`` makes of it the error that whoever
-called can act on, or None: then it is trouble that passes, and the thing to do is to try again.
+``ServiceError`` is what the hub has sent; ``to_leasehold_error`` turns it into an error that the
+caller can act on, or into None for a transient failure, which is retried.
 """
 
 from __future__ import annotations
@@ -37,44 +37,43 @@ TOO_MANY = "amqp:link:transfer-limit-exceeded"
 LOST = "leasehold:connection-lost"
 DAMAGED = "leasehold:damaged"
 
-REFUSED = {UNAUTHORIZED, AUTH_FAILED}
-NO_PLACE = {ARGUMENT_ERROR, INVALID_OFFSET, OUT_OF_RANGE}
+NOT_AUTHORIZED = {UNAUTHORIZED, AUTH_FAILED}
+INVALID_POSITION = {ARGUMENT_ERROR, INVALID_OFFSET, OUT_OF_RANGE}
 _NEW_RECEIVER = re.compile(r"New receiver '([^']*)'")
 _HIGHER = re.compile(r"receiver with (?:a )?higher epoch", re.IGNORECASE)
-_LONGEST_SHOWN = 400
+_MAX_SHOWN_CHARS = 400
 _STATUS = {401: UNAUTHORIZED, 403: UNAUTHORIZED, 404: NOT_FOUND, 410: NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceError:
-    """A condition of AMQP, and what was said with it."""
+    """An AMQP error condition and its description."""
 
     condition: str
     description: str = ""
 
     def __str__(self) -> str:
-        words = self.description[:_LONGEST_SHOWN]
-        return f"{self.condition}: {words}" if words else self.condition
+        text = self.description[:_MAX_SHOWN_CHARS]
+        return f"{self.condition}: {text}" if text else self.condition
 
 
 class ServiceRefused(Exception):
-    """The hub has refused or ended something; ours only, nobody outside sees it."""
+    """The hub has refused or ended something. Internal: callers of a source never see it."""
 
-    def __init__(self, refusal: ServiceError) -> None:
-        """Keep it."""
-        super().__init__(str(refusal))
-        self.refusal = refusal
+    def __init__(self, service_error: ServiceError) -> None:
+        super().__init__(str(service_error))
+        self.service_error = service_error
 
 
-def refusal_of(error: Error | None, *, instead: str) -> ServiceError:
-    """The refusal in a performative; ``instead`` where it holds none."""
+def service_error_of(error: Error | None, *, instead: str) -> ServiceError:
+    """Read the error of a performative; ``instead`` is the description if it has none."""
     if error is None:
         return ServiceError(condition=LOST, description=instead)
     return ServiceError(condition=error.condition, description=error.description or "")
 
 
-def status_refusal(code: int, description: str, condition: str = "") -> ServiceError:
-    """The refusal that an answer of a node stands for."""
+def status_error(code: int, description: str, condition: str = "") -> ServiceError:
+    """Make the error for the status code of an answer."""
     return ServiceError(
         condition=condition or _STATUS.get(code, f"status {code}"), description=description
     )
@@ -82,7 +81,7 @@ def status_refusal(code: int, description: str, condition: str = "") -> ServiceE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """What was asked for when it was refused."""
+    """What was requested, for error messages."""
 
     address: HubAddress
     consumer_group: str = ""
@@ -91,58 +90,65 @@ class RequestContext:
     end: int | None = None
 
 
-def error_of(refusal: ServiceError, asked: RequestContext) -> LeaseholdError | None:
-    """The error to raise; None if it is worth another try."""
-    address, condition = asked.address, refusal.condition
-    if condition == STOLEN or _HIGHER.search(refusal.description):
-        return _stolen(refusal, asked)
+def to_leasehold_error(
+    service_error: ServiceError, context: RequestContext
+) -> LeaseholdError | None:
+    """Return the error to raise; None if a retry may help."""
+    address, condition = context.address, service_error.condition
+    if condition == STOLEN or _HIGHER.search(service_error.description):
+        return _displaced(service_error, context)
     if condition == NOT_FOUND:
-        group = asked.consumer_group
+        group = context.consumer_group
         also = f", its consumer group {group!r}" if group else ""
-        part = f" or its partition {asked.partition}" if asked.partition else ""
+        part = f" or its partition {context.partition}" if context.partition else ""
         todo = "check the name, or create it"
         if group:
             todo = "check the names, create it, or name another group with ?consumer_group=… in "
             todo += "the address"
         return UnknownStream(
-            f"{address.namespace} has no event hub {address.hub!r}{also}{part} ({refusal}): {todo}"
+            f"{address.namespace} has no event hub {address.hub!r}{also}{part} ({service_error}): "
+            f"{todo}"
         )
-    if condition in REFUSED:
+    if condition in NOT_AUTHORIZED:
         return StoreUnusable(
-            f"{address} does not let us in ({refusal}): check that the key or the identity is of "
-            "this namespace, may listen (Azure Event Hubs Data Receiver), and has not been renewed"
+            f"{address} does not let us in ({service_error}): check that the key or the identity "
+            "is of this namespace, may listen (Azure Event Hubs Data Receiver), and has not been "
+            "renewed"
         )
-    return _of_data(refusal, asked)
+    return _data_error(service_error, context)
 
 
-def _of_data(refusal: ServiceError, asked: RequestContext) -> LeaseholdError | None:
-    address, condition = asked.address, refusal.condition
-    if condition in NO_PLACE and asked.end is not None:
+def _data_error(service_error: ServiceError, context: RequestContext) -> LeaseholdError | None:
+    address, condition = context.address, service_error.condition
+    if condition in INVALID_POSITION and context.end is not None:
         return BeyondEnd(
-            f"partition {asked.partition} of {address.hub!r} has no such place ({refusal}): its "
-            f"next event is {asked.end}",
-            end=asked.end,
+            f"partition {context.partition} of {address.hub!r} has no such place "
+            f"({service_error}): its next event is {context.end}",
+            end=context.end,
         )
-    if condition in NO_PLACE and asked.partition:
-        return UsageError(f"{address.hub!r} has no partition {asked.partition!r} ({refusal})")
+    if condition in INVALID_POSITION and context.partition:
+        return UsageError(
+            f"{address.hub!r} has no partition {context.partition!r} ({service_error})"
+        )
     if condition == DAMAGED:
         return DataDamaged(
-            f"an event of partition {asked.partition} of {address.hub!r} can not be read "
-            f"({refusal.description}): skip it by moving the checkpoint, if it is not to be had"
+            f"an event of partition {context.partition} of {address.hub!r} can not be read "
+            f"({service_error.description}): skip it by moving the checkpoint, if it is not to be "
+            "had"
         )
     if condition == DISABLED:
-        return StoreUnusable(f"{address} is disabled ({refusal}): enable it in the portal")
+        return StoreUnusable(f"{address} is disabled ({service_error}): enable it in the portal")
     return None
 
 
-def _stolen(refusal: ServiceError, asked: RequestContext) -> ReaderDisplaced:
-    found = _NEW_RECEIVER.search(refusal.description)
+def _displaced(service_error: ServiceError, context: RequestContext) -> ReaderDisplaced:
+    found = _NEW_RECEIVER.search(service_error.description)
     by = found[1] if found and found[1] not in {"", "nil"} else None
     return ReaderDisplaced(
-        f"partition {asked.partition} of {asked.address.hub!r} is read for "
-        f"{asked.consumer_group!r} by {by or 'another receiver'} ({refusal})",
-        key=asked.partition,
-        epoch=asked.epoch or 0,
+        f"partition {context.partition} of {context.address.hub!r} is read for "
+        f"{context.consumer_group!r} by {by or 'another receiver'} ({service_error})",
+        key=context.partition,
+        epoch=context.epoch or 0,
         reason="stolen",
         now_held_by=by,
     )

@@ -1,7 +1,7 @@
-"""Sessions and their links, as the connection sees them: who gets which frame.
+"""Sessions of a connection to a hub, and their links.
 
-A session counts what came in, since every flow has to say it. A link has a handle of ours, and one
-of the server's, by which its frames are known.
+A session counts incoming transfers, since every flow reports them. A link has a local handle, and a
+remote one, which the server's frames carry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from leasehold.azure.amqp.composites import Accepted
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.performatives import Attach, Begin, Detach, Disposition, Flow, Transfer
-from leasehold.azure.eventhubs.service_errors import LOST, ServiceError, ServiceRefused, refusal_of
+from leasehold.azure.eventhubs.service_errors import (
+    LOST,
+    ServiceError,
+    ServiceRefused,
+    service_error_of,
+)
 
 if TYPE_CHECKING:
     from leasehold.azure.amqp.composites import Composite
@@ -24,34 +29,29 @@ _MASK = 0xFFFF_FFFF
 _MAX_HANDLES = 200  # of one session: some servers allow 255
 
 
-def answer() -> asyncio.Future[T]:
-    """Something to be awaited, whose error is nobody's business if nobody does."""
-    made: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    made.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return made
+def new_future() -> asyncio.Future[T]:
+    """Return a future whose exception is not logged if it is never awaited."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 class PartialDelivery:
-    """The parts of a delivery, until it is whole."""
+    """The parts of a delivery of at most ``max_bytes``, until it is complete."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        """Nothing is under way; a delivery has ``max_bytes`` at most."""
         self.size = 0
         self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._head: Transfer | None = None
 
     @property
-    def under_way(self) -> bool:
-        """Whether a part of a delivery is here."""
+    def in_progress(self) -> bool:
+        """Whether there is a part of a delivery."""
         return self._head is not None
 
     def add(self, transfer: Transfer, payload: bytes) -> tuple[Transfer, bytes] | None:
-        """The first frame and all bytes of the delivery that is whole with this one.
-
-        Raises:
-            AmqpFault: it is bigger than any message may be; it is forgotten.
-        """
+        """Add a part; return the first transfer and all bytes if it completes the delivery."""
         head = self._head or transfer
         self.size += len(payload)
         if payload:
@@ -67,7 +67,7 @@ class PartialDelivery:
 
 
 class FrameSender(Protocol):
-    """What a session needs of its connection."""
+    """The part of a connection that a session uses."""
 
     def send(self, channel: int, performative: Composite, payload: bytes = b"") -> None:
         """Write a frame."""
@@ -75,60 +75,58 @@ class FrameSender(Protocol):
 
 
 class HubLink:
-    """One direction of one conversation. ``over`` once it has ended, with why in ``refusal``."""
+    """A link, one-way. ``service_error`` is why it has ended, None before that."""
 
     def __init__(self, session: HubSession, name: str) -> None:
-        """Not attached yet."""
         self.session = session
         self.name = name
         self.handle = session.take_handle(self)
-        self.refusal: ServiceError | None = None
-        self.attached: asyncio.Future[Attach] = answer()
+        self.service_error: ServiceError | None = None
+        self.attached: asyncio.Future[Attach] = new_future()
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more will come."""
-        return self.refusal is not None
+    def is_closed(self) -> bool:
+        """Whether the link has ended."""
+        return self.service_error is not None
 
     def on_attach(self, attach: Attach) -> None:
-        """The server has answered."""
+        """Record the answer of the server."""
         if not self.attached.done():
             self.attached.set_result(attach)
 
     def on_transfer(self, transfer: Transfer, payload: bytes) -> None:
-        """A message came, or a part of one."""
+        """Take a message, or a part of one."""
 
     def on_flow(self, flow: Flow) -> None:
-        """The server has said how much it may be sent."""
+        """Take credit for sending."""
 
-    def on_end(self, refusal: ServiceError) -> None:
-        """It is over: detached by the server, or lost with its connection."""
-        if self.refusal is None:
-            self.refusal = refusal
+    def on_end(self, service_error: ServiceError) -> None:
+        """Record that the link was detached by the server, or lost with its connection."""
+        if self.service_error is None:
+            self.service_error = service_error
             if not self.attached.done():
-                self.attached.set_exception(ServiceRefused(refusal))
+                self.attached.set_exception(ServiceRefused(service_error))
 
     def detach(self) -> None:
-        """Say that nothing more is wanted."""
-        if self.refusal is None:
+        """Detach the link. Safe to call twice."""
+        if self.service_error is None:
             self.on_end(ServiceError(condition=LOST, description="closed by us"))
-            self.session.say(Detach(handle=self.handle, closed=True))
+            self.session.send(Detach(handle=self.handle, closed=True))
 
 
 class HubSession:
     """A channel of a connection. ``began`` is done when the server has answered."""
 
     def __init__(self, sender: FrameSender, channel: int) -> None:
-        """Say begin."""
         self.channel = channel
         self.next_incoming = 0
-        self.refusal: ServiceError | None = None
-        self.began: asyncio.Future[Begin] = answer()
+        self.service_error: ServiceError | None = None
+        self.began: asyncio.Future[Begin] = new_future()
         self._sender = sender
         self._next_outgoing = 0
-        self._ours: dict[int, HubLink] = {}
-        self._theirs: dict[int, HubLink] = {}
-        self.say(
+        self._by_local_handle: dict[int, HubLink] = {}
+        self._by_remote_handle: dict[int, HubLink] = {}
+        self.send(
             Begin(
                 next_outgoing_id=0, incoming_window=WINDOW, outgoing_window=WINDOW, handle_max=255
             )
@@ -136,21 +134,21 @@ class HubSession:
 
     @property
     def has_room(self) -> bool:
-        """Whether another link fits in."""
-        return len(self._ours) < _MAX_HANDLES
+        """Whether there is room for another link."""
+        return len(self._by_local_handle) < _MAX_HANDLES
 
     def take_handle(self, link: HubLink) -> int:
-        """The lowest handle that is free, for this link."""
-        handle = next(number for number in range(_MASK) if number not in self._ours)
-        self._ours[handle] = link
+        """Assign the lowest free handle to this link."""
+        handle = next(number for number in range(_MASK) if number not in self._by_local_handle)
+        self._by_local_handle[handle] = link
         return handle
 
-    def say(self, performative: Composite) -> None:
-        """Send it on this channel."""
+    def send(self, performative: Composite) -> None:
+        """Send a performative on this channel."""
         self._sender.send(self.channel, performative)
 
     def transfer(self, link: HubLink, payload: bytes, *, tag: bytes) -> int:
-        """Send a message; gives the number of its delivery."""
+        """Send a message; return its delivery id."""
         number, self._next_outgoing = self._next_outgoing, (self._next_outgoing + 1) & _MASK
         self._sender.send(
             self.channel,
@@ -166,12 +164,12 @@ class HubSession:
         return number
 
     def accept(self, first: int, last: int) -> None:
-        """Settle deliveries that the server has not settled itself."""
-        self.say(Disposition(role=True, first=first, last=last, settled=True, state=Accepted()))
+        """Accept deliveries that the server has not settled itself."""
+        self.send(Disposition(role=True, first=first, last=last, settled=True, state=Accepted()))
 
     def flow(self, link: HubLink, *, delivered: int, credit: int) -> None:
-        """Let the server send so many more deliveries after the first ``delivered``."""
-        self.say(
+        """Give credit for deliveries after the first ``delivered``."""
+        self.send(
             Flow(
                 next_incoming_id=self.next_incoming & _MASK,
                 incoming_window=WINDOW,
@@ -183,43 +181,43 @@ class HubSession:
             )
         )
 
-    # ------------------------------------------------------ what comes in
+    # ---------------------------------------------------- from the server
 
     def link(self, handle: int) -> HubLink | None:
-        """The link by the server's handle."""
-        return self._theirs.get(handle)
+        """Return the link with this remote handle."""
+        return self._by_remote_handle.get(handle)
 
     def on_begin(self, begin: Begin) -> None:
-        """The server has answered."""
+        """Record the answer of the server."""
         self.next_incoming = begin.next_outgoing_id
         if not self.began.done():
             self.began.set_result(begin)
 
     def on_attach(self, attach: Attach) -> None:
-        """The server has answered to one of our links."""
-        for link in self._ours.values():
-            if link.name == attach.name and attach.handle not in self._theirs:
-                self._theirs[attach.handle] = link
+        """Pass the answer of the server to its link."""
+        for link in self._by_local_handle.values():
+            if link.name == attach.name and attach.handle not in self._by_remote_handle:
+                self._by_remote_handle[attach.handle] = link
                 link.on_attach(attach)
                 return
 
     def on_detach(self, detach: Detach) -> None:
-        """The server has ended a link, or has heard that we have."""
-        link = self._theirs.pop(detach.handle, None)
+        """End a link that the server has detached, or confirm our own detach."""
+        link = self._by_remote_handle.pop(detach.handle, None)
         if link is None:
             return
-        self._ours.pop(link.handle, None)
-        if not link.over:
-            link.on_end(refusal_of(detach.error, instead="the link was closed by the server"))
-            self.say(Detach(handle=link.handle, closed=True))
+        self._by_local_handle.pop(link.handle, None)
+        if not link.is_closed:
+            link.on_end(service_error_of(detach.error, instead="the link was closed by the server"))
+            self.send(Detach(handle=link.handle, closed=True))
 
     def on_flow(self, flow: Flow) -> None:
-        """Credit, or only news of the session."""
-        link = None if flow.handle is None else self._theirs.get(flow.handle)
+        """Pass credit to its link; answer a request for the session's state."""
+        link = None if flow.handle is None else self._by_remote_handle.get(flow.handle)
         if link is not None:
             link.on_flow(flow)
         if flow.echo:
-            self.say(
+            self.send(
                 Flow(
                     next_incoming_id=self.next_incoming & _MASK,
                     incoming_window=WINDOW,
@@ -228,11 +226,11 @@ class HubSession:
                 )
             )
 
-    def on_end(self, refusal: ServiceError) -> None:
-        """All links are lost."""
-        self.refusal = refusal
+    def on_end(self, service_error: ServiceError) -> None:
+        """End all links."""
+        self.service_error = service_error
         if not self.began.done():
-            self.began.set_exception(ServiceRefused(refusal))
-        links, self._ours, self._theirs = self._ours, {}, {}
+            self.began.set_exception(ServiceRefused(service_error))
+        links, self._by_local_handle, self._by_remote_handle = self._by_local_handle, {}, {}
         for link in links.values():
-            link.on_end(refusal)
+            link.on_end(service_error)

@@ -1,17 +1,15 @@
-"""An event hub as an event source, over a receiver of our own.
+"""An event hub as an event source, and as a source of ranges for Spark and audits.
 
 Guarantees beyond those of every source:
 
-* One connection for all partitions; nothing is connected before it is needed.
-* Events are decoded into Arrow as they come; a server that offers Arrow is asked for it.
+* One connection for all partitions, opened on first use.
+* Events are decoded into Arrow as they arrive; Arrow is requested from a server that offers it.
 * What waits of a partition is bounded, in events and in bytes.
-* The claim of an epoch is that of the hub: it lasts as long as the receiver with it. An older host
-  that comes back when nobody reads is stopped by its lease, and its checkpoints are fenced.
+* The hub enforces epochs only while the receiver with the epoch is attached. An older host that
+  returns when no other reads is stopped by its lease, and its checkpoints are fenced.
 
-Ranges of the events of a hub, for Spark and for audits: everything blocks, for any thread.
-
-They are read without an epoch, in the consumer group of the address (``$Default`` if it names
-none): use one in which no processor reads, since the hub lets nobody read beside an epoch.
+Ranges are read without an epoch, in the consumer group of the address (``$Default`` if it names
+none). Use one in which no processor reads: the hub refuses other readers beside an epoch.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from leasehold.azure.amqp.types import Array
 from leasehold.azure.eventhubs.address import HubAddress, parse
 from leasehold.azure.eventhubs.connection_manager import ConnectionManager
 from leasehold.azure.eventhubs.credentials import provider_for
-from leasehold.azure.eventhubs.positions import facts_of, place_of
-from leasehold.azure.eventhubs.receiver import EventHubsReceiver, Reading
+from leasehold.azure.eventhubs.positions import facts_of, resolve_start
+from leasehold.azure.eventhubs.receiver import EventHubsReceiver, ReceiverSettings
 from leasehold.azure.eventhubs.service_errors import RequestContext
 from leasehold.clock import SystemClock, system_random
 from leasehold.errors import BeyondEnd, UnknownStream, UsageError
@@ -49,8 +47,8 @@ if TYPE_CHECKING:
 DEFAULT_GROUP = "$Default"
 _HUB, _PARTITION = "com.microsoft:eventhub", "com.microsoft:partition"
 MAX_BYTES = 4 << 20
-_PATIENCE = timedelta(seconds=30)
-_LONGEST_S = 86_400.0
+_DEFAULT_TIMEOUT = timedelta(seconds=30)
+_MAX_TIMEOUT_S = 86_400.0
 
 
 class EventHubsSource:
@@ -61,31 +59,32 @@ class EventHubsSource:
         address: HubAddress | str,
         *,
         credential: Credential | None = None,
-        patience: timedelta = _PATIENCE,
+        patience: timedelta = _DEFAULT_TIMEOUT,
         prefetch_bytes: int = MAX_BYTES,
         clock: Clock | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Check the address; nothing is connected yet.
 
-        ``credential``: one of azure-identity, instead of a key. ``patience``: how long trouble is
-        waited out before it is told. ``prefetch_bytes``: how many bytes of a partition may wait.
+        ``credential``: one of azure-identity, instead of a key. ``patience``: how long transient
+        failures are retried before they are raised. ``prefetch_bytes``: maximum size of the events
+        of a partition that wait.
 
         Raises:
-            UsageError: the address can not be read, or no way to sign in is there.
+            UsageError: the address cannot be read, or there are no credentials.
         """
         self.address = parse(address) if isinstance(address, str) else address
         if prefetch_bytes < 1:
             raise UsageError(f"prefetch_bytes is a number from 1 on, not {prefetch_bytes}")
         self._clock = clock or SystemClock()
         self._rng = system_random()
-        self._patience_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_LONGEST_S)
+        self._timeout_s = seconds_of(patience, what="patience", min_s=0.0, max_s=_MAX_TIMEOUT_S)
         self._prefetch_bytes = prefetch_bytes
-        self.keeper = ConnectionManager(
+        self.connection_manager = ConnectionManager(
             self.address,
             tokens=provider_for(self.address, clock=self._clock, credential=credential),
             clock=self._clock,
             rng=self._rng,
-            patience_s=self._patience_s,
+            timeout_s=self._timeout_s,
         )
         self._receivers: set[EventHubsReceiver] = set()
         self._closed = False
@@ -99,11 +98,11 @@ class EventHubsSource:
         return self.address.hub
 
     async def partitions(self) -> Sequence[str]:
-        """See ``EventSource``.
+        """Return the names of the partitions.
 
         Raises:
             UnknownStream: there is no such hub.
-            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
+            StoreUnavailable, StoreUnusable: it cannot be reached, or refuses access.
         """
         found = await self._read(_HUB)
         ids = found.get("partition_ids")
@@ -113,61 +112,61 @@ class EventHubsSource:
         return tuple(sorted(map(str, items), key=in_order))
 
     async def created_at(self) -> int:
-        """When the hub was made, in milliseconds since 1970; raises as ``partitions``."""
+        """Return when the hub was created, in milliseconds since 1970; raise as ``partitions``."""
         found = (await self._read(_HUB)).get("created_at")
         return int(found) if isinstance(found, int) else 0
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EventSource``.
+        """Return the first and next sequence numbers of partitions.
 
         Raises:
             UsageError: there is no such partition.
             UnknownStream: there is no such hub.
-            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
+            StoreUnavailable, StoreUnusable: it cannot be reached, or refuses access.
         """
         found = await asyncio.gather(*map(self.facts, partitions))
         return {name: facts.ends for name, facts in zip(partitions, found, strict=True)}
 
     async def facts(self, partition: str) -> PartitionFacts:
-        """What the hub says of a partition; raises as ``ends``."""
+        """Return what the hub reports of a partition; raise as ``ends``."""
         try:
             return facts_of(await self._read(_PARTITION, partition))
         except UnknownStream as error:
-            there = await self.partitions()
-            if partition in there:
+            found = await self.partitions()
+            if partition in found:
                 raise
             raise UsageError(
-                f"{self.name!r} has no partition {partition!r}: it has {there[0]} to {there[-1]}"
+                f"{self.name!r} has no partition {partition!r}: it has {found[0]} to {found[-1]}"
             ) from error
 
     async def receiver(
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> EventHubsReceiver:
-        """See ``EventSource``.
+        """Open a receiver with an epoch.
 
         Raises:
-            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
+            StoreUnavailable, StoreUnusable: it cannot be reached, or refuses access.
         """
         consumer_group = self.address.group_of(check_name(group, what="group"))
         return await self._opened(partition, consumer_group, epoch, start, name)
 
     async def reader(self, partition: str, *, start: Start, name: str) -> EventHubsReceiver:
-        """A receiver without an epoch, which displaces nobody; at most five of a partition.
+        """Open a receiver without an epoch; it displaces no other. At most five per partition.
 
         Raises:
             ReaderDisplaced: the consumer group has a receiver with an epoch.
-            LeaseholdError: else as ``receiver``.
+            LeaseholdError: otherwise as ``receiver``.
         """
         consumer_group = self.address.group_of(DEFAULT_GROUP)
         return await self._opened(partition, consumer_group, None, start, name)
 
     async def close(self) -> None:
-        """See ``EventSource``. Receivers that wait are woken. Again is harmless."""
+        """Close the connection; receivers that wait raise. Safe to call twice."""
         self._closed = True
         for receiver in self._receivers:
             receiver.end()
         self._receivers.clear()
-        await self.keeper.close()
+        await self.connection_manager.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -187,9 +186,9 @@ class EventHubsSource:
     ) -> EventHubsReceiver:
         self._check_open()
         facts = await self.facts(partition)
-        place = place_of(start, facts, partition=partition, hub=self.name)
-        made = EventHubsReceiver(
-            Reading(
+        resolved = resolve_start(start, facts, partition=partition, hub=self.name)
+        receiver = EventHubsReceiver(
+            ReceiverSettings(
                 address=self.address,
                 partition=partition,
                 consumer_group=consumer_group,
@@ -197,39 +196,39 @@ class EventHubsSource:
                 name=name,
                 max_bytes=self._prefetch_bytes,
             ),
-            place,
-            keeper=self.keeper,
+            resolved,
+            connection_manager=self.connection_manager,
             facts=lambda: self.facts(partition),
             clock=self._clock,
             rng=self._rng,
-            patience_s=self._patience_s,
+            timeout_s=self._timeout_s,
         )
         try:
-            await made.open()
+            await receiver.open()
             self._check_open()
         except BaseException:
-            made.end()
+            receiver.end()
             raise
         self._receivers = {each for each in self._receivers if not each.closed}
-        self._receivers.add(made)
-        return made
+        self._receivers.add(receiver)
+        return receiver
 
     async def _read(self, kind: str, partition: str = "") -> Mapping[object, object]:
         self._check_open()
 
-        async def ask(live: LiveConnection) -> Message:
+        async def send(live: LiveConnection) -> Message:
             what = {
                 "operation": "READ",
                 "type": kind,
                 "name": self.address.hub,
                 "security_token": live.token,
             }
-            return await live.management.ask(
+            return await live.management.request(
                 {**what, **({"partition": partition} if partition else {})}
             )
 
-        answer = await self.keeper.asked(
-            ask, RequestContext(address=self.address, partition=partition)
+        answer = await self.connection_manager.request(
+            send, RequestContext(address=self.address, partition=partition)
         )
         return answer.value if isinstance(answer.value, dict) else {}
 
@@ -246,20 +245,17 @@ _NAME = "leasehold-ranges"
 
 
 class EventHubsRanges:
-    """See ``RangeSource``. A thread of its own has the connection."""
+    """Ranges of the events of a hub; all calls block, for any thread.
+
+    A separate thread runs the connection.
+    """
 
     def __init__(self, address: str, *, pinned: bool = False) -> None:
-        """Look the hub up. ``pinned``: refuse to go on with one that was made anew.
-
-        Raises:
-            UsageError: the address can not be read.
-            UnknownStream: there is no such hub.
-            StoreUnavailable, StoreUnusable: it can not be reached, or does not let us in.
-        """
+        """Look the hub up. ``pinned``: fail if the hub is created again later."""
         self._source = EventHubsSource(address)
         self._pinned = pinned
         self._loop = asyncio.new_event_loop()
-        # A daemon: a worker of Spark closes nothing before it ends.
+        # A daemon, since Spark workers end without closing anything.
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"leasehold-ranges-{self.name}", daemon=True
         )
@@ -276,21 +272,21 @@ class EventHubsRanges:
         return self._source.name
 
     def partitions(self) -> Sequence[str]:
-        """See ``RangeSource``."""
+        """Return the names of the partitions."""
         self._check()
         return self._call(self._source.partitions())
 
     def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``RangeSource``."""
+        """Return the first and next sequence numbers of partitions."""
         self._check()
         return self._call(self._source.ends(partitions))
 
     def find(self, partition: str, start: Start) -> int:
-        """See ``RangeSource``."""
+        """Return the sequence number of the event at ``start``."""
         facts = self._call(self._source.facts(partition))
-        place = place_of(start, facts, partition=partition, hub=self.name)
-        if place.position is not None:
-            return place.position
+        resolved = resolve_start(start, facts, partition=partition, hub=self.name)
+        if resolved.position is not None:
+            return resolved.position
         receiver = self._call(self._source.reader(partition, start=start, name=_NAME))
         try:
             return receiver.position
@@ -305,15 +301,16 @@ class EventHubsRanges:
         *,
         bodies: bool = True,  # noqa: ARG002 - a hub always sends them
     ) -> Iterator[EventBatch]:
-        """See ``RangeSource``."""
+        """Yield the events from ``start`` to before ``end``."""
         if start >= end:
             return
-        there = self.ends([partition])[partition].next
-        if there < end:
+        next_sequence = self.ends([partition])[partition].next
+        if next_sequence < end:
             raise BeyondEnd(
-                f"partition {partition} of {self.name!r} ends before event {there}, and events up "
-                f"to {end} were asked for: it has never been that long, or the hub was made anew",
-                end=there,
+                f"partition {partition} of {self.name!r} ends before event {next_sequence}, and "
+                f"events up to {end} were asked for: it has never been that long, or the hub was "
+                "made anew",
+                end=next_sequence,
             )
         begin = Start.sequence(start)
         receiver = self._call(self._source.reader(partition, start=begin, name=_NAME))
@@ -328,7 +325,7 @@ class EventHubsRanges:
             self._call(receiver.close())
 
     def close(self) -> None:
-        """See ``RangeSource``. Again is harmless."""
+        """Close the connection and end the thread. Safe to call twice."""
         if self._thread.is_alive():
             self._call(self._source.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -336,11 +333,7 @@ class EventHubsRanges:
             self._loop.close()
 
     def _call(self, work: Coroutine[None, None, T]) -> T:
-        """What comes of it, in the thread that has the connection.
-
-        Raises:
-            UsageError: that thread is not there: closed, or left behind by a fork.
-        """
+        """Run a coroutine in the thread of the connection; return its result."""
         if not self._thread.is_alive():
             work.close()
             raise UsageError(

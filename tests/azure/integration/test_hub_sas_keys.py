@@ -1,4 +1,4 @@
-"""Who may use a hub: what tokens and keys count for, and how they may come."""
+"""Who may use a hub: what tokens and keys allow, and how clients send them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_key_may_come_as_a_password_where_it_is_encrypted(tmp_path: Path) -> N
             client.wait(Flow)
         with RawClient(hub.port, tls=trusting) as client:
             assert client.sign_in("PLAIN", b"\0app\0wrong") == 1
-            assert client.is_over()
+            assert client.is_closed()
 
 
 def test_a_key_is_not_asked_for_where_others_could_read_it(hub: RunningHub) -> None:
@@ -56,4 +56,4 @@ def test_a_key_is_not_asked_for_where_others_could_read_it(hub: RunningHub) -> N
         assert client.wait(SaslMechanisms)[0].mechanisms == ("ANONYMOUS",)
     with RawClient(hub.port) as client:
         assert client.sign_in("PLAIN", b"\0app\0a-key-for-tests") == 1
-        assert client.is_over()
+        assert client.is_closed()

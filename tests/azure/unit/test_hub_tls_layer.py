@@ -16,8 +16,8 @@ MIB = 1 << 20
 class Pair:
     """A hub's side, and a client's beside it."""
 
-    def __init__(self, place: Path, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
-        context, cert = tls_of(place)
+    def __init__(self, directory: Path, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
+        context, cert = tls_of(directory)
         trusting = ssl.create_default_context(cafile=str(cert))
         trusting.maximum_version = version
         self.hub = TlsLayer(context)
@@ -40,8 +40,8 @@ class Pair:
         """Bring what the client has to say, and the answer back; return what the hub has read."""
         data, found = self.outgoing.read(), b""
         for at in range(0, len(data), piece):
-            found += self.hub.opened(data[at : at + piece])
-            self._incoming.write(self.hub.answer())
+            found += self.hub.decrypt(data[at : at + piece])
+            self._incoming.write(self.hub.pending_output())
         return found
 
     def to_client(self, data: bytes) -> bytes:
@@ -81,24 +81,24 @@ def test_bytes_may_come_in_pieces_of_any_size(tmp_path: Path, piece: int) -> Non
 
 def test_much_goes_both_ways_and_the_buffers_stay_small(pair: Pair) -> None:
     said = bytes(range(256)) * (1 << 13)
-    assert pair.to_client(pair.hub.sealed(said)) == said
+    assert pair.to_client(pair.hub.encrypt(said)) == said
     rest, encrypted = memoryview(said), b""
     while rest:
         rest = rest[pair.client.write(rest) :]
         encrypted += pair.outgoing.read()
-    assert pair.hub.opened(encrypted) == said
-    assert not pair.hub.answer()
-    assert not pair.hub.is_over
-    assert pair.to_client(pair.hub.sealed(b"")) == b""
+    assert pair.hub.decrypt(encrypted) == said
+    assert not pair.hub.pending_output()
+    assert not pair.hub.is_closed
+    assert pair.to_client(pair.hub.encrypt(b"")) == b""
 
 
 def test_a_farewell_is_understood_either_way(pair: Pair) -> None:
     with pytest.raises(ssl.SSLWantReadError):
         pair.client.unwrap()
-    assert not pair.hub.is_over
+    assert not pair.hub.is_closed
     assert pair.to_hub() == b""
-    assert pair.hub.is_over
-    pair.to_client(pair.hub.farewell())
+    assert pair.hub.is_closed
+    pair.to_client(pair.hub.close_notify())
     pair.client.unwrap()  # it has heard the other side
 
 
@@ -107,14 +107,14 @@ def test_the_last_words_before_a_farewell_are_read(pair: Pair) -> None:
     with pytest.raises(ssl.SSLWantReadError):
         pair.client.unwrap()
     assert pair.to_hub() == b"last words"
-    assert pair.hub.is_over
+    assert pair.hub.is_closed
 
 
 def test_what_is_no_tls_is_refused(tmp_path: Path) -> None:
     hub = Pair(tmp_path).hub
     with pytest.raises(ssl.SSLError):
-        hub.opened(b"AMQP\x03\x01\x00\x00")
-    hub.farewell()  # and can be parted from
+        hub.decrypt(b"AMQP\x03\x01\x00\x00")
+    hub.close_notify()  # and can be parted from
 
 
 def test_damaged_bytes_are_refused_and_answered(pair: Pair) -> None:
@@ -122,18 +122,18 @@ def test_damaged_bytes_are_refused_and_answered(pair: Pair) -> None:
     damaged = bytearray(pair.outgoing.read())
     damaged[-1] ^= 1
     with pytest.raises(ssl.SSLError):
-        pair.hub.opened(bytes(damaged))
-    assert pair.hub.farewell()
+        pair.hub.decrypt(bytes(damaged))
+    assert pair.hub.close_notify()
 
 
 def test_nothing_can_be_said_before_keys_are_agreed_upon(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     with pytest.raises(ssl.SSLError):
-        pair.hub.sealed(b"x")
-    assert pair.hub.farewell() == b""
+        pair.hub.encrypt(b"x")
+    assert pair.hub.close_notify() == b""
     with pytest.raises(ssl.SSLWantReadError):
         pair.client.do_handshake()
-    pair.hub.opened(pair.outgoing.read()[:50])
+    pair.hub.decrypt(pair.outgoing.read()[:50])
     with pytest.raises(ssl.SSLError):
-        pair.hub.sealed(b"x")
-    assert pair.hub.farewell() == b""
+        pair.hub.encrypt(b"x")
+    assert pair.hub.close_notify() == b""

@@ -1,4 +1,4 @@
-"""A server that is damaged or means ill: what it sends is looked at before it is believed."""
+"""A damaged or malicious server: what it sends is validated before it is used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pytest
-from tests.support.eventhubs_line import HANDLE, Line, in_loop, notes_of, transfers
+from tests.support.eventhubs_fake_link import HANDLE, FakeLink, annotations_of, in_loop, transfers
 
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import ARROW_FORMAT, Message
@@ -55,30 +55,30 @@ def test_an_arrow_batch_of_a_server_is_not_trusted(payload: bytes) -> None:
     """Unchecked, places beyond its end would show the memory of the process, or end it."""
 
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         good = bytes(arrow_batch([4], [b"good"]).serialize())
         for each in (good, payload, good):
             head = Transfer(handle=HANDLE, delivery_id=0, message_format=ARROW_FORMAT, settled=True)
-            line.serve(head, each)
-        assert line.link.refusal is not None
-        assert line.link.refusal.condition == DAMAGED
-        assert [each.body for each in line.taken()] == [b"good"]
+            fake.serve(head, each)
+        assert fake.link.service_error is not None
+        assert fake.link.service_error.condition == DAMAGED
+        assert [each.body for each in fake.taken()] == [b"good"]
 
     in_loop(test)
 
 
 def test_events_and_arrow_batches_are_taken_in_the_order_they_came() -> None:
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         for number in (0, 1, 4):
-            message = Message(annotations=notes_of(number), data=(b"x",)).encode()
-            line.connection.data_received(b"".join(transfers(message, number)))
+            message = Message(annotations=annotations_of(number), data=(b"x",)).encode()
+            fake.connection.data_received(b"".join(transfers(message, number)))
             if number == 1:
                 head = Transfer(
                     handle=HANDLE, delivery_id=2, message_format=ARROW_FORMAT, settled=True
                 )
-                line.serve(head, bytes(arrow_batch([2, 3], [b"y", b"y"]).serialize()))
-        assert [each.sequence_number for each in line.taken()] == [0, 1, 2, 3, 4]
+                fake.serve(head, bytes(arrow_batch([2, 3], [b"y", b"y"]).serialize()))
+        assert [each.sequence_number for each in fake.taken()] == [0, 1, 2, 3, 4]
 
     in_loop(test)
 
@@ -87,36 +87,36 @@ def test_a_message_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("leasehold.azure.eventhubs.event_link.MAX_DELIVERY_BYTES", 100_000)
 
     def test() -> None:
-        line = Line()
+        fake = FakeLink()
         for _ in range(30):
-            line.serve(Transfer(handle=HANDLE, settled=True, more=True), bytes(10_000))
-        assert line.link.refusal is not None
-        assert line.link.refusal.condition == DAMAGED
-        assert line.link.waiting_bytes == 0
+            fake.serve(Transfer(handle=HANDLE, settled=True, more=True), bytes(10_000))
+        assert fake.link.service_error is not None
+        assert fake.link.service_error.condition == DAMAGED
+        assert fake.link.waiting_bytes == 0
 
     in_loop(test)
 
 
 def test_a_time_that_no_calendar_has_is_damage() -> None:
     def test() -> None:
-        line = Line()
-        notes = {**notes_of(0), Symbol("x-opt-enqueued-time"): Timestamp(2**62)}
+        fake = FakeLink()
+        notes = {**annotations_of(0), Symbol("x-opt-enqueued-time"): Timestamp(2**62)}
         message = Message(annotations=notes, data=(b"x",)).encode()
-        line.connection.data_received(b"".join(transfers(message, 0)))
+        fake.connection.data_received(b"".join(transfers(message, 0)))
         with pytest.raises(AmqpFault, match="9999"):
-            line.take(1)
+            fake.take(1)
 
     in_loop(test)
 
 
 def test_a_server_that_does_not_keep_to_its_credit_is_left() -> None:
     def test() -> None:
-        line = Line(max_events=10)
+        fake = FakeLink(max_events=10)
         for number in range(30):
-            message = Message(annotations=notes_of(number), data=(b"x",)).encode()
-            line.connection.data_received(b"".join(transfers(message, number)))
-        assert line.link.refusal is not None
-        assert line.link.refusal.condition == TOO_MANY
-        assert line.link.waiting_events < 25
+            message = Message(annotations=annotations_of(number), data=(b"x",)).encode()
+            fake.connection.data_received(b"".join(transfers(message, number)))
+        assert fake.link.service_error is not None
+        assert fake.link.service_error.condition == TOO_MANY
+        assert fake.link.waiting_events < 25
 
     in_loop(test)

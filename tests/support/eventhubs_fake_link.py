@@ -1,4 +1,4 @@
-"""A link of the Event Hubs source without a network, and what a server writes to it."""
+"""A link of the Event Hubs source without a network, and frames as a server writes them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CHANNEL, HANDLE = 3, 7
 HOST = parse("eventhubs://app:key@contoso/orders", {})
 
 
-class Line:
-    """A link of ours, and what a server writes to it."""
+class FakeLink:
+    """A connection with one attached link; ``serve`` passes frames to it."""
 
     def __init__(self, *, max_events: int = 100_000, max_bytes: int = 1 << 30) -> None:
         self.connection = HubConnection(HOST, clock=SystemClock(), container="test")
@@ -32,7 +32,7 @@ class Line:
         self.connection._sessions[0] = self.session
         begin = Begin(remote_channel=0, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
         self.serve(begin)
-        wanted = LinkRequest(
+        request = LinkRequest(
             path="orders/ConsumerGroups/g/Partitions/0",
             selector="",
             receiver="me",
@@ -43,7 +43,7 @@ class Line:
         )
         self.flows: list[tuple[int, int]] = []
         self.session.flow = self._flow  # type: ignore[method-assign]
-        self.link = EventLink(self.session, "line", wanted)
+        self.link = EventLink(self.session, "line", request)
         where = Source(address="x")
         self.serve(
             Attach(
@@ -82,7 +82,7 @@ def in_loop(test: Callable[[], None]) -> None:
     asyncio.run(run())
 
 
-def notes_of(number: int, **more: object) -> dict[object, object]:
+def annotations_of(number: int, **more: object) -> dict[object, object]:
     return {
         Symbol("x-opt-sequence-number"): Long(number),
         Symbol("x-opt-offset"): str(number * 1000),

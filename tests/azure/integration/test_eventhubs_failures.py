@@ -1,4 +1,4 @@
-"""Our receiver when its token ends, and when its source is closed meanwhile."""
+"""The receiver when its token expires, and when its source is closed in the meantime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leasehold.azure.eventhubs.service_errors import (
     UNAUTHORIZED,
     RequestContext,
     ServiceError,
-    error_of,
+    to_leasehold_error,
 )
 from leasehold.azure.eventhubs.source import EventHubsRanges
 from leasehold.errors import StoreUnavailable, UsageError
@@ -35,19 +35,19 @@ def test_a_link_whose_token_has_ended_is_made_anew_with_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after hours without Entra ID: the hub ends the link, though the identity is a good one."""
-    monkeypatch.setattr("leasehold.azure.eventhubs.receiver._SOUND_S", 0.0)
+    monkeypatch.setattr("leasehold.azure.eventhubs.receiver._STABLE_S", 0.0)
     with running_hub(tmp_path) as hub:
 
         async def test() -> None:
             async with source_of(hub) as source:
                 receiver = await source.receiver("0", start=Start.latest(), **SEND)
-                tokens, shown = source.keeper._tokens, list[str]()
+                tokens, shown = source.connection_manager._tokens, list[str]()
 
                 async def token(audience: str) -> Token:
                     shown.append(audience)
                     return await tokens.token(audience)
 
-                source.keeper._tokens = SimpleNamespace(token=token)
+                source.connection_manager._tokens = SimpleNamespace(token=token)
                 assert receiver.link is not None
                 receiver.link.on_end(
                     ServiceError(condition=UNAUTHORIZED, description="ExpiredToken")
@@ -55,7 +55,7 @@ def test_a_link_whose_token_has_ended_is_made_anew_with_another_one(
                 await asyncio.to_thread(hub.store, b"after it")
                 assert [each.body for each in await taken(receiver, 1)] == [b"after it"]
                 assert len(shown) == 1
-                assert source.keeper.connections == 1
+                assert source.connection_manager.connections == 1
 
         in_loop(test)
 
@@ -127,11 +127,13 @@ def test_a_name_that_nobody_knows_is_no_matter_of_tls(
 
 def test_another_group_is_advised_only_where_a_group_was_asked_for() -> None:
     address = parse("eventhubs://contoso/orders", {})
-    refusal = ServiceError(condition=NOT_FOUND, description="could not be found")
-    said = str(error_of(refusal, RequestContext(address=address)))
+    service_error = ServiceError(condition=NOT_FOUND, description="could not be found")
+    said = str(to_leasehold_error(service_error, RequestContext(address=address)))
     assert said.endswith("check the name, or create it")
     said = str(
-        error_of(refusal, RequestContext(address=address, consumer_group="billing", partition="0"))
+        to_leasehold_error(
+            service_error, RequestContext(address=address, consumer_group="billing", partition="0")
+        )
     )
     assert "its consumer group 'billing'" in said
     assert "?consumer_group=…" in said

@@ -1,4 +1,4 @@
-"""What someone without a key may cost a hub that encrypts, as far as it gets without one."""
+"""What a client without a key may cost a hub with TLS."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_strangers_are_hung_up_on_in_time_however_far_they_came(
         until(lambda: connections(running) == 1)
         for kind, stranger in zip(kinds, strangers, strict=True):
             if kind is not a_hello:  # an answer to it is on its way, which is no frame
-                assert stranger.is_over()
+                assert stranger.is_closed()
         known.attach("hub/Partitions/0", receives=False)
 
 
@@ -139,7 +139,7 @@ def test_those_who_came_half_way_count_among_all(tmp_path: Path) -> None:
             stack.enter_context(kind(running.port, trusting))
         until(lambda: connections(running) == len(KINDS))
         with RawClient(running.port) as more:
-            assert more.is_over()
+            assert more.is_closed()
         pass_time(running, LIMIT_S + 1)
         until(lambda: not connections(running))
         with RawClient(running.port, tls=trusting) as client:
@@ -171,11 +171,11 @@ def test_a_connection_that_can_not_be_written_to_is_hung_up_on(
         [connection] = running.call(lambda: list(running.server._connections))
 
         def write() -> None:
-            assert connection._encryption is not None
-            connection._encryption.farewell()  # after that nothing can be said
+            assert connection._tls is not None
+            connection._tls.close_notify()  # after that nothing can be said
             for _ in range(20):
                 connection.write(b"x")
 
         running.call(write)
-        assert client.is_over()
+        assert client.is_closed()
         until(lambda: not connections(running))

@@ -1,4 +1,4 @@
-"""What a client may cost a hub: nothing that others notice, and nothing without bound."""
+"""What a client may cost a hub: bounded resources, and nothing that other clients notice."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_frames_that_are_not_whole_count_among_what_all_may_hold(tmp_path: Path)
         one.raw(half)
         until(lambda: hub.call(lambda: hub.server._partial_bytes) == len(half))
         two.raw(half)
-        assert two.is_over()
+        assert two.is_closed()
         until(lambda: hub.call(lambda: hub.server._partial_bytes) == len(half))
         one.__exit__()
         until(lambda: _is_idle(hub))
@@ -118,7 +118,7 @@ def test_nothing_is_written_to_a_connection_that_is_broken(
                 connection.write(b"x")
 
         hub.call(write)
-        assert client.is_over()
+        assert client.is_closed()
     assert "socket.send" not in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_an_error_nobody_thought_of_rejects_one_delivery(
         client.open().put_token()
         handle = client.attach("hub/Partitions/0", receives=False).handle
         with monkeypatch.context() as changed:
-            changed.setattr("leasehold.azure.endpoint.sender_link.intake_of", broken)
+            changed.setattr("leasehold.azure.endpoint.sender_link.read_delivery", broken)
             client.transfer(handle, Message(data=(b"x",)).encode())
             state = client.wait(Disposition)[0].state
         assert isinstance(state, Rejected)
@@ -266,10 +266,10 @@ def test_the_files_of_a_reader_are_closed_with_its_link(
 
 
 def test_a_reader_that_waits_already_can_be_drained(hub: RunningHub) -> None:
-    place = "hub/ConsumerGroups/drained/Partitions/1"
+    address = "hub/ConsumerGroups/drained/Partitions/1"
     with RawClient(hub.port) as client:
         client.open().put_token()
-        handle = client.reader(place, at="x-opt-offset > '@latest'").handle
+        handle = client.reader(address, at="x-opt-offset > '@latest'").handle
         client.credit(handle, 10)
         until(lambda: _is_asleep(hub))
         client.credit(handle, 10, drain=True)
@@ -379,9 +379,9 @@ def test_who_connects_without_a_word_of_tls_is_counted_and_hung_up_on(tmp_path: 
         silent = [stack.enter_context(RawClient(hub.port)) for _ in range(2)]
         until(lambda: hub.call(lambda: hub.server.connections) == 2)
         with RawClient(hub.port) as third:
-            assert third.is_over()
+            assert third.is_closed()
         for client in silent:
-            assert client.is_over()
+            assert client.is_closed()
         until(lambda: not hub.call(lambda: hub.server.connections))
         RawClient(hub.port).__exit__()  # one that leaves in the middle of it
         until(lambda: not hub.call(lambda: hub.server.connections))

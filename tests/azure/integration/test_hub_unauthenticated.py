@@ -1,4 +1,4 @@
-"""What someone without a key may cost a hub, and what one odd link may cost the others."""
+"""What a client without a key may cost a hub, and what a failing link may cost the others."""
 
 from __future__ import annotations
 
@@ -115,8 +115,8 @@ def test_an_open_with_much_to_say_is_still_taken(hub: RunningHub) -> None:
 
 def odd_attach(handle: int) -> bytes:
     """For a reader, with a mode of distribution that is no symbol: it can not be said back."""
-    place = "hub/ConsumerGroups/g/Partitions/0"
-    source = Described(ULong(0x28), [place, None, None, None, None, None, "\u00e4"])
+    address = "hub/ConsumerGroups/g/Partitions/0"
+    source = Described(ULong(0x28), [address, None, None, None, None, None, "\u00e4"])
     target = Described(ULong(0x29), ["x"])
     fields = ["n", UInt(handle), True, None, None, source, target]
     return frame(0, encode(Described(ULong(0x12), fields)))
@@ -171,7 +171,7 @@ def test_one_connection_that_fails_costs_no_other(
             raise RuntimeError("nobody thought of it")
 
         monkeypatch.setattr(connection, "tick", fail)
-        assert odd.is_over()
+        assert odd.is_closed()
         ticker = hub.server._ticker
         assert ticker is not None
         assert not hub.call(ticker.done)
@@ -179,9 +179,9 @@ def test_one_connection_that_fails_costs_no_other(
             client.open().put_token()
             broken.open().put_token()
             for each in hub.call(lambda: list(hub.server._connections)):
-                monkeypatch.setattr(each, "farewell", fail)
+                monkeypatch.setattr(each, "shut_down", fail)
                 break
             hub.run(hub.server.close())
             assert not hub.server.connections
             with pytest.raises(RuntimeError):
-                hub.run(hub.server.streams.find("hub"))  # they are closed too
+                hub.run(hub.server.hubs.find("hub"))  # they are closed too

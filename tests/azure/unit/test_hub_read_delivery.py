@@ -1,3 +1,5 @@
+"""Decoding the deliveries of senders into Arrow batches."""
+
 from __future__ import annotations
 
 from contextlib import suppress
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from leasehold.azure.amqp.faults import AmqpFault
 from leasehold.azure.amqp.messages import BATCH_FORMAT, Message
 from leasehold.azure.amqp.types import Int, Symbol
-from leasehold.azure.endpoint.sender_link import intake_of
+from leasehold.azure.endpoint.sender_link import read_delivery
 
 KEY = Symbol("x-opt-partition-key")
 _MESSAGES = st.builds(
@@ -27,7 +29,7 @@ _MESSAGES = st.builds(
 
 
 def _rows(data: bytes, message_format: int) -> list[tuple[Any, ...]]:
-    columns = intake_of(data, message_format).batch.to_pydict()
+    columns = read_delivery(data, message_format).batch.to_pydict()
     return list(zip(columns["key"], columns["body"], columns["properties"], strict=True))
 
 
@@ -55,10 +57,10 @@ def test_a_damaged_batch_is_a_batch_or_a_fault(
     data = bytearray(Message(data=tuple(each.encode() for each in messages)).encode())
     data[chosen.draw(st.integers(0, len(data) - 1))] = chosen.draw(st.integers(0, 255))
     with suppress(AmqpFault):
-        intake_of(bytes(data[: chosen.draw(st.integers(0, len(data)))]), BATCH_FORMAT)
+        read_delivery(bytes(data[: chosen.draw(st.integers(0, len(data)))]), BATCH_FORMAT)
 
 
 @pytest.mark.parametrize("data", [b"", Message(value=5).encode(), Message(data=(b"x",)).encode()])
 def test_a_batch_without_events_is_a_fault(data: bytes) -> None:
     with pytest.raises(AmqpFault):
-        intake_of(data, BATCH_FORMAT)
+        read_delivery(data, BATCH_FORMAT)
