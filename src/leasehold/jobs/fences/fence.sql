@@ -22,6 +22,9 @@ do $$ begin
     );
 end $$;
 
+-- name: session
+set session characteristics as transaction isolation level read committed;
+
 -- name: raise_token
 -- Writes only if it rises: an owner that comes again is in nobody's way.
 insert into leasehold_fence.fence as f (job, token) values (:job, :token)

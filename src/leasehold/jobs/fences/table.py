@@ -158,6 +158,7 @@ class FencedTable:
         if self._ours and (self._connection is None or self._connection.closed):
             try:
                 self._connection = psycopg.connect(self._address.conninfo, autocommit=True)
+                self._connection.execute(_queries()["session"])
             except psycopg.Error as error:
                 raise explained(error, self._address) from error
         if self._connection is None or self._connection.closed:

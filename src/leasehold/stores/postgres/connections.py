@@ -15,6 +15,7 @@ import psycopg
 
 from leasehold.errors import StoreUnavailable
 from leasehold.stores.postgres.driver_errors import explained, passes
+from leasehold.stores.postgres.migrations import queries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -104,9 +105,15 @@ class Connections:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _connected(self) -> Connection:
-        return await psycopg.AsyncConnection.connect(
+        connection = await psycopg.AsyncConnection.connect(
             self.address.conninfo, autocommit=True, prepare_threshold=_PREPARE_AFTER
         )
+        try:
+            await connection.execute(queries()["session"])
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
 
     async def _drop_idle(self) -> None:
         while self._idle:

@@ -1,5 +1,10 @@
 -- One statement for each call of the store; the work is done by the functions in sql/.
 
+-- name: session
+-- For each new connection, whatever the default of server, database or role is: a step that has waited
+-- for a lock must see what was committed in the meantime, which a snapshot from before does not show.
+set session characteristics as transaction isolation level read committed;
+
 -- name: migrated
 select coalesce(max(number), 0) from leasehold.migration;
 

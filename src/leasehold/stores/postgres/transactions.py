@@ -226,9 +226,13 @@ class AwaitedLender(Lender[Awaited]):
         pauses = self._pauses()
         while True:
             try:
-                return await psycopg.AsyncConnection.connect(
+                connection = await psycopg.AsyncConnection.connect(
                     self._conninfo, autocommit=True, prepare_threshold=_PREPARE_AFTER
                 )
+                if await self._clean(connection):
+                    return connection
+                await connection.close()
+                pause_s = self._pause_s(pauses, psycopg.OperationalError("the connection broke"))
             except psycopg.Error as error:
                 pause_s = self._pause_s(pauses, error)
             await self._clock.sleep(pause_s)
@@ -301,11 +305,16 @@ class BlockingLender(Lender[Blocking]):
         pauses = self._pauses()
         while True:
             try:
-                return psycopg.Connection.connect(
+                connection = psycopg.Connection.connect(
                     self._conninfo, autocommit=True, prepare_threshold=_PREPARE_AFTER
                 )
+                if self._clean(connection):
+                    return connection
+                connection.close()
+                pause_s = self._pause_s(pauses, psycopg.OperationalError("the connection broke"))
             except psycopg.Error as error:
-                self._closed.wait(self._pause_s(pauses, error))
+                pause_s = self._pause_s(pauses, error)
+            self._closed.wait(pause_s)
 
     def _clean(self, connection: Blocking) -> bool:
         try:

@@ -35,9 +35,11 @@ select 1 from leasehold.resource where key = %(key)s for share;
 set transaction isolation level read committed;
 
 -- name: clean
--- All that a session keeps, but for prepared statements, of which the driver keeps account.
+-- All that a session keeps, but for prepared statements, of which the driver keeps account. A block
+-- begins in READ COMMITTED, whatever the server's default is; it may choose another level.
 reset session authorization;
 reset all;
+set session characteristics as transaction isolation level read committed;
 close all;
 unlisten *;
 select pg_advisory_unlock_all();

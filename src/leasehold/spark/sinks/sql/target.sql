@@ -3,8 +3,10 @@
 
 -- name: session
 -- For each new connection. Whoever is stopped in the middle of a transaction holds up its successor:
--- the server ends it. A commit is durable when it is answered, whatever the server's default is.
+-- the server ends it. A commit is durable when it is answered, and a step that has waited for a lock
+-- sees what was committed in the meantime, whatever the server's defaults are.
 SELECT
+    set_config('default_transaction_isolation', 'read committed', false),
     set_config('lock_timeout', CAST(CAST(:patience_ms AS bigint) AS text), false),
     set_config(
         'idle_in_transaction_session_timeout', CAST(CAST(:idle_ms AS bigint) AS text), false
