@@ -1,7 +1,7 @@
 """Azure's ``CheckpointStore`` on a store of ours, and the faults of their own that it closes.
 
-The balancer is the real one of azure-eventhub, in simulated time. ``test_azure_adapters_client``
-has the whole client.
+The balancer is the real one of azure-eventhub, in simulated time.
+``test_azure_checkpoint_store_client`` has the whole client.
 """
 
 from __future__ import annotations
