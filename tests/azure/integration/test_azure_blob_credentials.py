@@ -1,4 +1,4 @@
-"""The credentials of the Azure Blob store on a real Azurite: connection strings, and Entra ID by https.
+"""Credentials of the Azure Blob store on a real Azurite: connection strings, Entra ID by https.
 
 Of a token Azurite looks at the issuer, the audience and the times, and not at the signature.
 """

@@ -1,4 +1,4 @@
-"""The parts of the Azure Blob store that need no service: names, documents, credentials, and time."""
+"""Parts of the Azure Blob store that need no service: names, documents, credentials, time."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class BlobLeases:
                 group: self._changes_elsewhere(lease.holder, group, cancelled) for group in groups
             }
             try:
-                heard = self._renew_in_document(
+                changes = self._renew_in_document(
                     lease,
                     since,
                     info,
@@ -261,7 +261,7 @@ class BlobLeases:
                 continue  # it was not renewed, and yet it runs: list again
             if not document_only:
                 self._look_schedule.looked(lease, lengths_s, self._now(), began_s=began_s)
-            return heard
+            return changes
         # It runs and cannot be renewed: it was broken or taken outside of the store.
         raise lost_lease(lease.holder, EndReason.BROKEN.value)
 

@@ -111,15 +111,15 @@ class GroupDocument(Registry):
             if row.ended is None:
                 row.ends_at = now if holder in expired else now + row.lease.duration_s
 
-    def add_outsider(self, row: LeaseRow, *, heard: int = 0) -> None:
+    def add_outsider(self, row: LeaseRow, *, seen: int = 0) -> None:
         """Copy the lease of an outsider from its own document.
 
-        Ended terms up to the version ``heard`` are recorded there, and are dropped here.
+        Ended terms up to the version ``seen`` are recorded there, and are dropped here.
         """
         holder = row.lease.holder
         known = self._leases.get(holder)
         if known is not None and known.lease.token == row.lease.token:
-            known.ended_terms = [each for each in known.ended_terms if each[0] > heard]
+            known.ended_terms = [each for each in known.ended_terms if each[0] > seen]
         if known is None:
             copied = LeaseRow(lease=row.lease, info=row.info, ends_at=row.ends_at, version=0)
             self._leases[holder] = copied
@@ -263,24 +263,24 @@ class GroupDocument(Registry):
         self, holder: str, group: str, keys: dict[str, int], ended: list[tuple[int, Term]]
     ) -> None:
         """Record changes of a member's keys in another group, under versions of this document."""
-        heard, row = self.keys_elsewhere[holder][group], self._leases[holder]
+        seen, row = self.keys_elsewhere[holder][group], self._leases[holder]
         for version, term in ended:
-            if version > heard.ended:
-                heard.ended = version
+            if version > seen.ended:
+                seen.ended = version
                 self._version += 1
                 row.ended_terms.append((self._version, term))
-        for key in [key for key in heard.keys if key not in keys]:
-            del heard.keys[key]
+        for key in [key for key in seen.keys if key not in keys]:
+            del seen.keys[key]
         for key, version in keys.items():
-            if heard.keys.get(key, (0, 0))[0] != version:
+            if seen.keys.get(key, (0, 0))[0] != version:
                 self._version += 1
-                heard.keys[key] = (version, self._version)
+                seen.keys[key] = (version, self._version)
 
     def changed_elsewhere(self, holder: str, since: int) -> dict[str, list[str]]:
         """Return by group the keys elsewhere that changed after ``since``."""
         return {
-            group: [key for key, (_, here) in heard.keys.items() if here > since]
-            for group, heard in self.keys_elsewhere.get(holder, {}).items()
+            group: [key for key, (_, here) in seen.keys.items() if here > since]
+            for group, seen in self.keys_elsewhere.get(holder, {}).items()
         }
 
     # ------------------------------------------------------------ storing

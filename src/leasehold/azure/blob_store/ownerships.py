@@ -210,14 +210,14 @@ class OwnershipCalls:
     # ------------------------------------------------------------ keys
 
     def declare(self, keys: Sequence[str], cancelled: threading.Event) -> int:
-        """See ``Store.declare``."""
+        """Declare keys; return how many were new."""
         return sum(
             self._cache.change(LeaseLocation(group), partial(_declare, batch), cancelled)
             for group, batch in _by_group(keys, str).items()
         )
 
     def forget(self, keys: Sequence[str], cancelled: threading.Event) -> int:
-        """See ``Store.forget``."""
+        """Forget keys; return how many were forgotten."""
         return sum(
             self._cache.change(
                 LeaseLocation(group),
@@ -233,7 +233,7 @@ class OwnershipCalls:
     def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], cancelled: threading.Event, *, force: bool
     ) -> Sequence[Ownership]:
-        """See ``Store.claim``."""
+        """Claim keys; return what was won."""
         location = LeaseLocation.of(lease.group, lease.holder)
         by_group = _by_group(wanted, lambda each: each.key)
         away = [group for group in by_group if group != lease.group]
@@ -253,7 +253,7 @@ class OwnershipCalls:
         return [replace(each, token=lease.token) for each in taken]
 
     def ask(self, lease: Lease, wanted: KeyClaim, cancelled: threading.Event) -> bool:
-        """See ``Store.request``."""
+        """Ask the owner for a key; return whether the request stands."""
         location, group = LeaseLocation.of(lease.group, lease.holder), group_of(wanted.key)
         outsider = None
         if group != lease.group:
@@ -270,7 +270,7 @@ class OwnershipCalls:
     def hand_over(
         self, hand_overs: Sequence[HandOver], limit_s: float, cancelled: threading.Event
     ) -> Sequence[str]:
-        """See ``Store.hand_over``."""
+        """Hand keys over; return those for which it was done."""
         passed: list[str] = []
         for group, batch in _by_group(hand_overs, lambda each: each.ownership.key).items():
             receivers = {each.to for each in batch}
@@ -291,7 +291,7 @@ class OwnershipCalls:
     def release(
         self, ownerships: Sequence[Ownership], notes: Mapping[str, str], cancelled: threading.Event
     ) -> Sequence[str]:
-        """See ``Store.release``."""
+        """Release keys; return those whose ownership is over."""
         return self._change_owned(
             ownerships,
             lambda each: each,
@@ -304,7 +304,7 @@ class OwnershipCalls:
     def break_(
         self, key: str, epoch: int, after_s: float, cancelled: threading.Event
     ) -> Resource | None:
-        """See ``Store.break_``."""
+        """Break the lease of a key's owner."""
 
         def step(context: StepContext) -> Resource | None:
             slack_s = context.time.slack_s
@@ -322,14 +322,14 @@ class OwnershipCalls:
     def checkpoint(
         self, writes: Sequence[CheckpointWrite], cancelled: threading.Event
     ) -> Mapping[str, Refusal]:
-        """See ``Store.checkpoint``."""
+        """Write checkpoints, group by group; return what is refused."""
         refused: dict[str, Refusal] = {}
         for group, batch in _by_group(writes, lambda each: each.ownership.key).items():
             refused |= self._checkpoints.checkpoint(LeaseLocation(group), batch, cancelled)
         return refused
 
     def annotate(self, notes: Sequence[Note], cancelled: threading.Event) -> Sequence[str]:
-        """See ``Store.annotate``."""
+        """Write notes; return the refused keys."""
         return self._change_owned(
             notes,
             lambda each: each.ownership,
@@ -343,7 +343,7 @@ class OwnershipCalls:
     # ------------------------------------------------------------ operators
 
     def request_hand_over(self, key: str, epoch: int, to: str, cancelled: threading.Event) -> bool:
-        """See ``Store.request_hand_over``."""
+        """Request a hand-over to a holder; return whether it was recorded."""
         return self._cache.change(
             LeaseLocation(group_of(key)),
             lambda context: context.document.request_hand_over(
@@ -354,7 +354,7 @@ class OwnershipCalls:
         )
 
     def request_leave(self, holder: str, cancelled: threading.Event) -> bool:
-        """See ``Store.request_leave``."""
+        """Request that a member leaves; return whether it was recorded."""
         location = self._find_location(holder, cancelled)
         if location is None or not location.group:
             return False
@@ -393,7 +393,7 @@ class OwnershipCalls:
         return refused
 
     def groups(self, cancelled: threading.Event) -> Sequence[str]:
-        """See ``Store.groups``."""
+        """Return the groups that have keys."""
         listed = self._cache.container.list(GROUPS, cancelled)
         return sorted(
             decode_metadata(blob.metadata["group"])
@@ -440,8 +440,8 @@ class OwnershipCalls:
             row = context.document.live(lease_with_digest(lease), context.now, context.wall)
             for group in groups:
                 context.document.note_group_elsewhere(lease.holder, group)
-            heard = context.document.keys_elsewhere.get(lease.holder, {})
-            return _Outsider(row, {group: each.ended for group, each in heard.items()})
+            seen = context.document.keys_elsewhere.get(lease.holder, {})
+            return _Outsider(row, {group: each.ended for group, each in seen.items()})
 
         return self._cache.change(
             location,
@@ -492,11 +492,11 @@ class _Outsider:
     """A lease of another location, and by group the version up to which it knows its terms."""
 
     row: LeaseRow
-    heard: Mapping[str, int]
+    seen: Mapping[str, int]
 
     def enter(self, document: GroupDocument) -> None:
         """Copy the lease into a document."""
-        document.add_outsider(self.row, heard=self.heard.get(document.location.group, 0))
+        document.add_outsider(self.row, seen=self.seen.get(document.location.group, 0))
 
 
 def _by_group(items: Iterable[T], key_of: Callable[[T], str]) -> dict[str, list[T]]:
