@@ -22,7 +22,7 @@ from tests.support.azurite import azurite
 
 from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.container import CREATED, OK, Container
-from leasehold.azure.blob_store.credentials import right_for
+from leasehold.azure.blob_store.credentials import credential_for
 from leasehold.azure.blob_store.http import HttpClient
 from leasehold.clock import SystemClock, new_token, system_random
 
@@ -60,12 +60,14 @@ def requests(*, each: int, rounds: int) -> Sequence[Row]:
 def _pairs(service: Azurite, stack: ExitStack) -> tuple[_Pair, _Pair]:
     """Each side has a blob of its own in one container, with a lease on it for renewals."""
     clock, address = SystemClock(), BlobAddress.of(service.new_store_url(), {})
-    wire = HttpClient(address, right_for(address, clock), clock=clock, rng=system_random())
-    stack.callback(wire.close)
-    container = Container(address, wire)
-    container.make(_NEVER)
+    http_client = HttpClient(
+        address, credential_for(address, clock), clock=clock, rng=system_random()
+    )
+    stack.callback(http_client.close)
+    container = Container(address, http_client)
+    container.create_if_missing(_NEVER)
     etags = {
-        name: container.put(name, b"", etag=None, metadata={}, given_up=_NEVER) or ""
+        name: container.put(name, b"", etag=None, metadata={}, cancelled=_NEVER) or ""
         for name in ("ours", "our-slip", "theirs", "their-slip")
     }
     lease_id = str(UUID(hex=new_token()))
@@ -91,7 +93,7 @@ def _pairs(service: Azurite, stack: ExitStack) -> tuple[_Pair, _Pair]:
 
     def write() -> None:
         etag = container.set_metadata(
-            "our-slip", _POSITIONS, etag=etags["our-slip"], given_up=_NEVER
+            "our-slip", _POSITIONS, etag=etags["our-slip"], cancelled=_NEVER
         )
         assert etag is not None
         etags["our-slip"] = etag

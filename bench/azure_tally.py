@@ -130,7 +130,7 @@ class WatchedStore:
     def __init__(self, store: AzureBlobStore, tally: Tally) -> None:
         self._store = store
         self._tally = tally
-        ask = store.wire.ask
+        ask = store.http_client.request
 
         def counted(method: str, path: str, **how: Any) -> Any:
             query = how.get("query") or {}
@@ -138,7 +138,7 @@ class WatchedStore:
             tally.note(kind_of(method, text, of_container="restype" in query))
             return ask(method, path, **how)
 
-        store.wire.ask = counted  # type: ignore[method-assign]
+        store.http_client.request = counted  # type: ignore[method-assign]
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._store, name)

@@ -59,7 +59,7 @@ def sent() -> Iterator[list[str]]:
         yield lines
 
 
-class ByHand:
+class ManualTimeScene:
     """A store on a service whose clock is in our hands."""
 
     def __init__(self) -> None:

@@ -27,33 +27,33 @@ LEFT_OPEN = (
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 )
-PATIENCE_S = 100.0
+TIMEOUT_S = 100.0
 
 
 @dataclass(kw_only=True)
-class Book:
-    """Who was given what, in the order in which it came; filled from any thread."""
+class Deliveries:
+    """The events that each client or host was given, in order; filled from any thread."""
 
-    told: list[tuple[str, str, int]] = field(default_factory=list)
+    items: list[tuple[str, str, int]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, who: str, partition: str, number: int) -> None:
+    def add(self, who: str, partition: str, number: int) -> None:
         with self.lock:
-            self.told.append((who, partition, number))
+            self.items.append((who, partition, number))
 
     def events(self) -> set[tuple[str, int]]:
         with self.lock:
-            return {(partition, number) for _, partition, number in self.told}
+            return {(partition, number) for _, partition, number in self.items}
 
     def twice(self, who: Callable[[str], bool]) -> list[tuple[str, int]]:
         """What was given more than once to some of them."""
         with self.lock:
-            times = Counter((partition, n) for name, partition, n in self.told if who(name))
+            times = Counter((partition, n) for name, partition, n in self.items if who(name))
         return [event for event, count in times.items() if count > 1]
 
     def by(self, who: str) -> int:
         with self.lock:
-            return sum(1 for name, _, _ in self.told if name == who)
+            return sum(1 for name, _, _ in self.items if name == who)
 
 
 @dataclass(kw_only=True)
@@ -64,7 +64,7 @@ class Hub:
     server: HubServer
     partitions: list[str]
     sent: set[tuple[str, int]] = field(default_factory=set)
-    book: Book = field(default_factory=Book)
+    deliveries: Deliveries = field(default_factory=Deliveries)
 
     @property
     def namespace(self) -> str:
@@ -98,21 +98,21 @@ class Hub:
 
     async def all_seen(self) -> None:
         """Wait until every event was given to somebody."""
-        await until(lambda: self.book.events() >= self.sent)
+        await until(lambda: self.deliveries.events() >= self.sent)
 
     def client(self, name: str, store: Any, **options: Any) -> Client:
         """A stock asynchronous client."""
         made = EventHubConsumerClient.from_connection_string(
             self.server.connection_string(HUB), CONSUMERS, checkpoint_store=store, **options
         )
-        return Client(name=name, book=self.book, client=made)
+        return Client(name=name, deliveries=self.deliveries, client=made)
 
     def blocking_client(self, name: str, store: Any, **options: Any) -> BlockingReader:
         """A stock blocking client."""
         made = BlockingClient.from_connection_string(
             self.server.connection_string(HUB), CONSUMERS, checkpoint_store=store, **options
         )
-        return BlockingReader(name=name, book=self.book, client=made)
+        return BlockingReader(name=name, deliveries=self.deliveries, client=made)
 
 
 @dataclass(kw_only=True)
@@ -120,7 +120,7 @@ class Client:
     """A stock client that writes a checkpoint after each batch, and says what it works on."""
 
     name: str
-    book: Book
+    deliveries: Deliveries
     client: EventHubConsumerClient
     owned: set[str] = field(default_factory=set)
     errors: list[Exception] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Client:
         self.busy += 1
         try:
             for event in events:
-                self.book.note(self.name, context.partition_id, event.sequence_number)
+                self.deliveries.add(self.name, context.partition_id, event.sequence_number)
             if events:
                 await context.update_checkpoint(events[-1])
         finally:
@@ -170,7 +170,7 @@ class BlockingReader:
     """The same with a blocking client, in a thread."""
 
     name: str
-    book: Book
+    deliveries: Deliveries
     client: BlockingClient
     owned: set[str] = field(default_factory=set)
     errors: list[Exception] = field(default_factory=list)
@@ -197,14 +197,14 @@ class BlockingReader:
 
     def _on_batch(self, context: Any, events: list[Any]) -> None:
         for event in events:
-            self.book.note(self.name, context.partition_id, event.sequence_number)
+            self.deliveries.add(self.name, context.partition_id, event.sequence_number)
         if events:
             context.update_checkpoint(events[-1])
 
 
 async def until(true: Callable[[], bool]) -> None:
     """Return when it is so; fail if it does not come to pass."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while True:
             if true():
                 return
@@ -212,10 +212,10 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def hub(place: Path, *, partitions: int) -> AsyncIterator[Hub]:
+async def hub(path: Path, *, partitions: int) -> AsyncIterator[Hub]:
     """A log in a directory, and a server for it on a free port."""
-    url = f"sqlite:///{place}/log.db"
-    log = await asyncio.to_thread(lambda: Log.open(url, volumes=[place / "disk"]))
+    url = f"sqlite:///{path}/log.db"
+    log = await asyncio.to_thread(lambda: Log.open(url, volumes=[path / "disk"]))
     try:
         log.create(HUB, partitions=partitions)
         async with HubServer(log, HubOptions(port=0)) as server:
@@ -223,4 +223,4 @@ async def hub(place: Path, *, partitions: int) -> AsyncIterator[Hub]:
             yield Hub(log=log, server=server, partitions=ids)
     finally:
         await asyncio.to_thread(log.close)
-        gc.collect()  # what their client has left open is theirs, and of this test
+        gc.collect()  # what Azure's client has left open must not outlive this test

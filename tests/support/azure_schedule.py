@@ -30,7 +30,7 @@ from leasehold.testing.clock import ManualClock
 
 ROOT = "/c01/"
 START_S = 1_800_000_000.25
-PATIENCE_S = 90.0
+TIMEOUT_S = 90.0
 
 
 @dataclass
@@ -54,8 +54,10 @@ class Service:
     now_s: float = START_S
     blobs: dict[str, Blob] = field(default_factory=dict)
     written: int = 0
-    on_book: Callable[[str, dict[str, object]], None] = lambda _name, _book: None
-    on_slip: Callable[[str, Mapping[str, str], Mapping[str, str]], None] = lambda *_: None
+    on_document: Callable[[str, dict[str, object]], None] = lambda _name, _document: None
+    on_checkpoint_blob: Callable[[str, Mapping[str, str], Mapping[str, str]], None] = lambda *_: (
+        None
+    )
 
     def do(
         self,
@@ -77,20 +79,20 @@ class Service:
         )
 
     def _list(self, prefix: str) -> bytes:
-        told = []
+        reply = []
         for name in sorted(self.blobs):
             if name.startswith(prefix):
                 blob = self.blobs[name]
                 state = "leased" if blob.locked(self.now_s) else "expired"
                 state = state if blob.lease_id else "available"
                 more = "".join(f"<{k}>{escape(v)}</{k}>" for k, v in blob.metadata.items())
-                told.append(
+                reply.append(
                     f"<Blob><Name>{escape(name)}</Name><Properties><Etag>{blob.etag}</Etag>"
                     f"<Last-Modified>{http_date(blob.modified_s)}</Last-Modified>"
                     f"<LeaseState>{state}</LeaseState></Properties>"
                     f"<Metadata>{more}</Metadata></Blob>"
                 )
-        return f"<R><Blobs>{''.join(told)}</Blobs><NextMarker/></R>".encode()
+        return f"<R><Blobs>{''.join(reply)}</Blobs><NextMarker/></R>".encode()
 
     def _get(
         self, name: str, headers: Mapping[str, str], _body: bytes
@@ -98,10 +100,10 @@ class Service:
         blob = self.blobs.get(name)
         if blob is None:
             return 404, {}, b""
-        told = {"etag": f'"{blob.etag}"', "last-modified": http_date(blob.modified_s)}
-        if headers.get("If-None-Match") == told["etag"]:
-            return 304, told, b""
-        return 200, told | {f"x-ms-meta-{k}": v for k, v in blob.metadata.items()}, blob.body
+        reply = {"etag": f'"{blob.etag}"', "last-modified": http_date(blob.modified_s)}
+        if headers.get("If-None-Match") == reply["etag"]:
+            return 304, reply, b""
+        return 200, reply | {f"x-ms-meta-{k}": v for k, v in blob.metadata.items()}, blob.body
 
     def _put(
         self, name: str, headers: Mapping[str, str], body: bytes
@@ -116,7 +118,7 @@ class Service:
         self.written += 1
         self.blobs[name] = Blob(body, f"e{self.written}", _metadata(headers), self.now_s)
         if name.endswith("/book"):
-            self.on_book(name, json.loads(body))
+            self.on_document(name, json.loads(body))
         return 201, {"etag": f'"e{self.written}"'}, b""
 
     def _set_metadata(
@@ -130,7 +132,7 @@ class Service:
         self.written += 1
         before, blob.metadata = blob.metadata, _metadata(headers)
         blob.etag, blob.modified_s = f"e{self.written}", self.now_s
-        self.on_slip(name, before, blob.metadata)
+        self.on_checkpoint_blob(name, before, blob.metadata)
         return 200, {"etag": f'"{blob.etag}"'}, b""
 
     def _delete(
@@ -191,7 +193,7 @@ class Call:
     """A call of a host in a thread of its own, which stops at each request."""
 
     work: Callable[[threading.Event], object]
-    given_up: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     over: bool = False
@@ -202,7 +204,7 @@ class Call:
     def run(self) -> None:
         try:
             self.pause()
-            self.answer = self.work(self.given_up)
+            self.answer = self.work(self.cancelled)
         except Stop:
             pass
         except Exception as error:  # noqa: BLE001 - judged by who called
@@ -212,13 +214,13 @@ class Call:
 
     def pause(self) -> None:
         self.stopped.release()
-        if not self.go.acquire(timeout=PATIENCE_S) or self.dropped:
+        if not self.go.acquire(timeout=TIMEOUT_S) or self.dropped:
             raise Stop
 
     def step(self) -> None:
         """Let it go on until its next stop."""
         self.go.release()
-        assert self.stopped.acquire(timeout=PATIENCE_S)
+        assert self.stopped.acquire(timeout=TIMEOUT_S)
 
 
 CURRENT = threading.local()
@@ -232,11 +234,11 @@ def started(work: Callable[[threading.Event], object]) -> Call:
         call.run()
 
     threading.Thread(target=run, daemon=True).start()
-    assert call.stopped.acquire(timeout=PATIENCE_S)
+    assert call.stopped.acquire(timeout=TIMEOUT_S)
     return call
 
 
-class ScheduledWire(HttpClient):
+class ScheduledHttpClient(HttpClient):
     """Asks the service in the order of the schedule. Some answers are lost."""
 
     def __init__(self, service: Service, clock: HostClock, rng: random.Random) -> None:
@@ -244,7 +246,7 @@ class ScheduledWire(HttpClient):
         super().__init__(address, Sas(""), clock=clock, rng=rng)
         self.service, self.rng, self.limbo = service, rng, list[Callable[[], object]]()
 
-    def _tried(
+    def _send_once(
         self,
         method: str,
         path: str,
@@ -259,16 +261,16 @@ class ScheduledWire(HttpClient):
             if luck < 0.02:
                 self.limbo.append(lambda: self.service.do(method, path, query, headers, body))
             return None, ConnectionResetError("lost on the way")
-        status, told, content = self.service.do(method, path, query, headers, body)
-        told["date"] = http_date(self.service.now_s)
+        status, reply, content = self.service.do(method, path, query, headers, body)
+        reply["date"] = http_date(self.service.now_s)
         call.pause()
         if luck > 0.97:
             return None, ConnectionResetError("the answer is lost")
         answer = HttpResponse(
             status=status,
-            headers=told,
+            headers=reply,
             body=content,
-            date_s=date_s(told["date"]),
+            date_s=date_s(reply["date"]),
             sent_s=sent_s,
             received_s=self._clock.boottime_s(),
         )
@@ -281,12 +283,12 @@ class HostStore:
 
     def __init__(self, service: Service, rng: random.Random) -> None:
         self.clock = HostClock(service, rng.uniform(0.97, 1.03))
-        self.wire = ScheduledWire(service, self.clock, rng)
-        self.shelf = DocumentCache(
-            Container(BlobAddress.of("azure-blob://acme/c01?sas=x", {}), self.wire),
+        self.http_client = ScheduledHttpClient(service, self.clock, rng)
+        self.cache = DocumentCache(
+            Container(BlobAddress.of("azure-blob://acme/c01?sas=x", {}), self.http_client),
             clock=self.clock,
             rng=rng,
         )
         proofs = LeaseProofs(self.clock)
-        self.leasing = BlobLeases(self.shelf, proofs, self.clock)
-        self.keeping = OwnershipCalls(self.shelf, proofs, self.clock)
+        self.leases = BlobLeases(self.cache, proofs, self.clock)
+        self.ownerships = OwnershipCalls(self.cache, proofs, self.clock)

@@ -1,7 +1,7 @@
-"""Members of ours beside the real balancer of azure-eventhub, in simulated time.
+"""Members of Leasehold beside the real balancer of azure-eventhub, in simulated time.
 
-Theirs is their own ``OwnershipManager``, asked each 30 to 36 s as their client asks it. Nothing
-waits, and no event is read.
+That is the client's own ``OwnershipManager``, called each 30 to 36 s as the client calls it.
+Nothing waits, and no event is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.support.job_scene import LoopClock
 
 from leasehold import LeaseTiming, Member, MemberOptions
 from leasehold.azure import MixedStore, RecordsStore
-from leasehold.azure.interop.records import owner_of_ours
+from leasehold.azure.interop.records import host_owner_id
 from leasehold.clock import SystemClock
 from leasehold.model import Ownership
 from leasehold.names import partition_group, partition_key
@@ -32,12 +32,12 @@ from leasehold.testing.sim.loop import run_simulated
 
 NAMESPACE, HUB, CONSUMERS = "ns.servicebus.windows.net", "orders", "$Default"
 GROUP = partition_group(HUB, CONSUMERS)
-THEIR_CYCLE_S = 36.0
+CLIENT_CYCLE_S = 36.0
 EXPIRY_S = 180.0
 
 
-class TheirStore:
-    """A ``CheckpointStore`` of theirs as it should be: fresh rows, compare-and-set, counted."""
+class FakeAzureStore:
+    """A ``CheckpointStore`` of Azure as it should be: fresh rows, compare-and-set, counted."""
 
     def __init__(self) -> None:
         self.owners: dict[str, dict[str, Any]] = {}
@@ -47,7 +47,7 @@ class TheirStore:
         self.away = False
         self._etags = count(1)
 
-    async def list_ownership(self, *place: str, **kwargs: object) -> Iterable[dict[str, Any]]:
+    async def list_ownership(self, *names: str, **kwargs: object) -> Iterable[dict[str, Any]]:
         self._called("list_ownership")
         return deepcopy(list(self.owners.values()))
 
@@ -69,7 +69,7 @@ class TheirStore:
         self._called("update_checkpoint")
         self.positions[checkpoint["partition_id"]] = dict(checkpoint)
 
-    async def list_checkpoints(self, *place: str, **kwargs: object) -> Iterable[dict[str, Any]]:
+    async def list_checkpoints(self, *names: str, **kwargs: object) -> Iterable[dict[str, Any]]:
         self._called("list_checkpoints")
         return deepcopy(list(self.positions.values()))
 
@@ -86,7 +86,7 @@ def _wall_s() -> float:
 
 @dataclass(kw_only=True)
 class Work:
-    """A keeper whose work stops at once; or, if it is ``slow``, when it is told to."""
+    """A handler whose work stops immediately or, if it is ``slow``, when the test says so."""
 
     ended: list[tuple[str, str]] = field(default_factory=list)
     slow: bool = False
@@ -104,14 +104,14 @@ class Work:
 
 
 class Group:
-    """Members of ours and clients of theirs over one pair of stores."""
+    """Members of Leasehold and clients of Azure over one pair of stores."""
 
     def __init__(self, *, partitions: int, seed: int = 1, alone: bool = False) -> None:
         self.partitions = [str(number) for number in range(partitions)]
         self.keys = [partition_key(HUB, CONSUMERS, each) for each in self.partitions]
         self.alone = alone
-        self.ours = MemoryStore(LoopClock())
-        self.theirs = TheirStore()
+        self.store = MemoryStore(LoopClock())
+        self.azure_store = FakeAzureStore()
         self.members: list[Member] = []
         self.clients: list[OwnershipManager] = []
         self.work: dict[Member, Work] = {}
@@ -120,7 +120,7 @@ class Group:
         self.rng = random.Random(seed)
 
     async def __aenter__(self) -> Self:
-        await self.ours.declare(self.keys)
+        await self.store.declare(self.keys)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class Group:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     def mixed(self) -> MixedStore:
-        """The store of one host: together with the others of ours, or with nobody."""
+        """The store of one host: shared with the other hosts, or private."""
         given: dict[str, Any] = {
             "namespace": NAMESPACE,
             "hub": HUB,
@@ -140,11 +140,11 @@ class Group:
             "rng": self.rng,
         }
         if self.alone:
-            return RecordsStore(self.theirs, **given)
-        return MixedStore(self.ours, self.theirs, **given)
+            return RecordsStore(self.azure_store, **given)
+        return MixedStore(self.store, self.azure_store, **given)
 
     def host(self, most: int | None = None, *, slow: bool = False) -> Member:
-        """One of ours, running."""
+        """Start a member of Leasehold."""
         number, work, store = len(self.members), Work(slow=slow), self.mixed()
 
         async def run() -> None:
@@ -168,7 +168,7 @@ class Group:
     def client(
         self, name: str, strategy: LoadBalancingStrategy = LoadBalancingStrategy.GREEDY
     ) -> OwnershipManager:
-        """One of theirs, running; cancelling its task is a crash."""
+        """Start a client of Azure; cancelling its task is a crash."""
 
         async def ids() -> list[str]:
             return self.partitions
@@ -176,7 +176,7 @@ class Group:
         client: Any = SimpleNamespace(
             _address=SimpleNamespace(hostname=NAMESPACE), eventhub_name=HUB, get_partition_ids=ids
         )
-        theirs: Any = self.theirs
+        theirs: Any = self.azure_store
         manager = OwnershipManager(client, CONSUMERS, name, theirs, EXPIRY_S, strategy, None)
 
         async def cycle() -> None:
@@ -196,7 +196,7 @@ class Group:
             await client.release_ownership(each["partition_id"])
 
     def counts(self) -> Counter[str]:
-        """How many partitions each works on, by its own word."""
+        """How many partitions each works on, as it says."""
         counts = Counter(
             {each.holder or each.options.name: len(each.held()) for each in self.members}
         )
@@ -214,28 +214,30 @@ class Group:
         )
 
     async def epochs(self) -> dict[str, int]:
-        return {key: each.epoch for key, each in (await self.ours.resources(GROUP)).items()}
+        return {key: each.epoch for key, each in (await self.store.resources(GROUP)).items()}
 
     def agrees(self) -> bool:
-        """Whether each of ours holds exactly what their records say of it."""
+        """Whether each member holds exactly what Azure's records say of it."""
         for member in self.members:
             held = {each.key.rpartition("/")[2] for each in member.held()}
-            me = owner_of_ours(member.holder or "")
+            owner_id = host_owner_id(member.holder or "")
             named = {
-                row["partition_id"] for row in self.theirs.owners.values() if row["owner_id"] == me
+                row["partition_id"]
+                for row in self.azure_store.owners.values()
+                if row["owner_id"] == owner_id
             }
             if held != named:
                 return False
         return True
 
     async def cycles_until(self, true: Callable[[], bool], *, most: float = 20.0) -> float:
-        """How many cycles of theirs it takes."""
+        """How many cycles of the clients it takes."""
         now = asyncio.get_running_loop().time
         began_s = now()
         while not true():
-            assert now() - began_s < most * THEIR_CYCLE_S, self.counts()
+            assert now() - began_s < most * CLIENT_CYCLE_S, self.counts()
             await asyncio.sleep(0.5)
-        return (now() - began_s) / THEIR_CYCLE_S
+        return (now() - began_s) / CLIENT_CYCLE_S
 
 
 def play(

@@ -17,7 +17,7 @@ from tests.support.azurite import Azurite, shared_azurite, shared_azurite_by_han
 from leasehold.azure.blob_store import document_cache
 from leasehold.azure.blob_store.address import BlobAddress
 from leasehold.azure.blob_store.container import OK, Container
-from leasehold.azure.blob_store.credentials import right_for
+from leasehold.azure.blob_store.credentials import credential_for
 from leasehold.azure.blob_store.http import HttpClient
 from leasehold.azure.blob_store.naming import LeaseLocation, lease_id
 from leasehold.clock import SystemClock, system_random
@@ -34,7 +34,7 @@ SHORTEST_S, LONGEST_S = 15.0, 60.0
 SLICE_S = 45.0
 
 
-class ByHand(ManualTime):
+class ManualTimeScene(ManualTime):
     # Three units are the longest lease, and a twentieth of one is the second that the service's
     # time is told to.
     unit_s = 20.0
@@ -49,8 +49,10 @@ class ByHand(ManualTime):
         self._service = service
         self._kept: list[Lease] = []
         address, clock = BlobAddress.of(url, {}), SystemClock()
-        wire = HttpClient(address, right_for(address, clock), clock=clock, rng=system_random())
-        self._container = Container(address, wire)
+        http_client = HttpClient(
+            address, credential_for(address, clock), clock=clock, rng=system_random()
+        )
+        self._container = Container(address, http_client)
         service.set_clock(self.now())
 
     def open(self) -> AbstractAsyncContextManager[Store]:
@@ -73,10 +75,10 @@ class ByHand(ManualTime):
 
     def close(self) -> None:
         # Azurite looks through all blobs that it has, whichever container is asked for.
-        wire, path = self._container.wire, BlobAddress.of(self._url, {}).path()
+        http_client, path = self._container.http_client, BlobAddress.of(self._url, {}).path()
         query = {"restype": "container"}
-        wire.ask("DELETE", path, query=query, again=True, given_up=threading.Event())
-        wire.close()
+        http_client.request("DELETE", path, query=query, retry=True, cancelled=threading.Event())
+        http_client.close()
 
     def _renewed(self, lease: Lease) -> bool:
         """Renew the blob's lease itself, behind the store's back: nothing else happens."""
@@ -105,12 +107,12 @@ class TestAzureBlobStore(StoreContract):
     @pytest.fixture
     def harness(
         self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-    ) -> Iterator[ByHand]:
-        # Half of the tests read the book anew for each call, as if each came from elsewhere.
+    ) -> Iterator[ManualTimeScene]:
+        # Half of the tests read the document anew for each call, as if each came from elsewhere.
         if len(request.node.name) % 2:
             monkeypatch.setattr(document_cache, "_SPARES", 0)
         service = shared_azurite_by_hand()
-        harness = ByHand(service, service.new_store_url())
+        harness = ManualTimeScene(service, service.new_store_url())
         yield harness
         harness.close()
 

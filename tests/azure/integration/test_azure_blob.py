@@ -11,7 +11,16 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.support.azure_blob_scene import GROUP, LEASE, NEVER, ByHand, granted, keys, opened, owned
+from tests.support.azure_blob_scene import (
+    GROUP,
+    LEASE,
+    NEVER,
+    ManualTimeScene,
+    granted,
+    keys,
+    opened,
+    owned,
+)
 from tests.support.azurite import shared_azurite
 
 from leasehold.azure.blob_store import AzureBlobStore, http
@@ -82,10 +91,10 @@ async def test_a_thousand_keys_are_declared_by_one_write(url: str) -> None:
 
 class _Calls:
     def __init__(self, store: AzureBlobStore) -> None:
-        self._store, self._seen = store, store.wire.calls
+        self._store, self._seen = store, store.http_client.calls
 
     def since(self) -> int:
-        before, self._seen = self._seen, self._store.wire.calls
+        before, self._seen = self._seen, self._store.http_client.calls
         return self._seen - before
 
 
@@ -185,13 +194,13 @@ async def test_a_container_that_is_gone_is_said(url: str) -> None:
             await store.renew(lease)
 
 
-async def test_a_damaged_book_stops_its_group_and_no_other(url: str) -> None:
+async def test_a_damaged_document_stops_its_group_and_no_other(url: str) -> None:
     async with opened(url) as store:
         await store.declare([*keys(1), "job/nightly"])
-        book = LeaseLocation(GROUP).book
-        found = store._container.get(book, NEVER)
+        document = LeaseLocation(GROUP).document_blob
+        found = store._container.get(document, NEVER)
         assert found is not None
-        store._container.put(book, b"{", etag=found.etag, metadata={}, given_up=NEVER)
+        store._container.put(document, b"{", etag=found.etag, metadata={}, cancelled=NEVER)
         with pytest.raises(StoreUnusable, match="damaged"):
             await store.resources(GROUP)
         assert set(await store.resources("job")) == {"job/nightly"}
@@ -202,7 +211,7 @@ async def test_a_damaged_book_stops_its_group_and_no_other(url: str) -> None:
 
 @pytest.mark.spec("L4", "L7")
 async def test_a_lease_that_was_ended_can_not_be_renewed_behind_the_books_back() -> None:
-    world = ByHand()
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store:
         dying = await granted(store, "dying", duration=LEASE)
         await owned(store, dying, 1)
@@ -220,7 +229,7 @@ async def test_a_lease_that_was_ended_can_not_be_renewed_behind_the_books_back()
 
 async def test_who_renewed_just_before_it_was_to_be_ended_lives_on() -> None:
     """The listing said that it is over, and then it was renewed: the service decides."""
-    world = ByHand()
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store:
         dying = await granted(store, "dying", duration=LEASE)
         (mine,) = await owned(store, dying, 1)
@@ -229,8 +238,8 @@ async def test_who_renewed_just_before_it_was_to_be_ended_lives_on() -> None:
         blob = LeaseLocation(GROUP).holder_blob("dying")
         real = store._container.list
 
-        def look(path: str, given_up: threading.Event) -> object:
-            found = real(path, given_up)
+        def look(path: str, cancelled: threading.Event) -> object:
+            found = real(path, cancelled)
             store._container.lease(blob, "renew", NEVER, lease_id=lease_id(dying.token))
             return found
 
@@ -244,7 +253,7 @@ async def test_who_renewed_just_before_it_was_to_be_ended_lives_on() -> None:
 
 async def test_a_break_is_never_early() -> None:
     """The service tells whole seconds: the rest is on the safe side."""
-    world = ByHand()
+    world = ManualTimeScene()
     world.pass_time(0.9)
     async with opened(world.url, world.clock) as store:
         lease = await granted(store)
@@ -274,7 +283,7 @@ async def test_a_lease_that_an_operator_broke_past_the_store_is_lost(url: str) -
 
 
 async def test_those_who_were_alone_leave_nothing_behind_for_ever() -> None:
-    world = ByHand()
+    world = ManualTimeScene()
 
     async def loner(store: AzureBlobStore, name: str) -> Lease:
         return await store.grant(
@@ -298,7 +307,7 @@ async def test_those_who_were_alone_leave_nothing_behind_for_ever() -> None:
 @pytest.mark.parametrize("by_hand", [True, pytest.param(False, marks=pytest.mark.soak)])
 async def test_a_dead_host_is_replaced(by_hand: bool) -> None:
     """By a clock in our hands, and by the service's own: that takes 15 s."""
-    world = ByHand() if by_hand else None
+    world = ManualTimeScene() if by_hand else None
     url, ours = (world.url, world.clock) if world else (shared_azurite().new_store_url(), None)
     clock = SystemClock()
     async with opened(url, ours) as store, opened(url, ours) as second:
@@ -333,16 +342,16 @@ async def test_a_dead_host_is_replaced(by_hand: bool) -> None:
 
 
 @pytest.mark.spec("B10")
-async def test_old_terms_leave_the_book_and_are_found_again(url: str) -> None:
+async def test_old_terms_leave_the_document_and_are_found_again(url: str) -> None:
     async with opened(url) as store, opened(url) as second:
         lease = await granted(store)
         (mine,) = await owned(store, lease, 1)
         for epoch in range(1, 30):
             await store.release([mine], notes={mine.key: f"note {epoch}"})
             (mine,) = await store.claim(lease, [KeyClaim(key=mine.key, seen_epoch=epoch)])
-        book = store._container.get(LeaseLocation(GROUP).book, NEVER)
-        assert book is not None
-        assert len(json.loads(book.body)["keys"][0][4]) <= 9
+        document = store._container.get(LeaseLocation(GROUP).document_blob, NEVER)
+        assert document is not None
+        assert len(json.loads(document.body)["keys"][0][4]) <= 9
         for each in (store, second):
             terms = await each.history(mine.key, limit=100)
             assert [term.epoch for term in terms] == list(range(30, 0, -1))
@@ -357,8 +366,8 @@ async def test_a_spill_that_was_left_half_done_loses_and_doubles_nothing(url: st
         real, failed = store._container.put, list[str]()
 
         def put(name: str, body: bytes, **named: object) -> str | None:
-            # The history is written, and then the book of this step is not.
-            if name == LeaseLocation(GROUP).book and history_blob(mine.key) in failed[-1:]:
+            # The history is written, and then the document of this step is not.
+            if name == LeaseLocation(GROUP).document_blob and history_blob(mine.key) in failed[-1:]:
                 failed.append("book")
                 raise StoreUnavailable("the machine was switched off")
             failed.append(name)

@@ -13,7 +13,7 @@ from tests.support.azure_blob_scene import (
     GROUP,
     LEASE,
     NEVER,
-    ByHand,
+    ManualTimeScene,
     granted,
     keys,
     opened,
@@ -48,7 +48,7 @@ def renewed(store: AzureBlobStore, lease: Lease) -> bool:
 @pytest.mark.spec("L5")
 async def test_a_break_after_a_whole_lease_lasts_a_whole_lease() -> None:
     """Its owner may have renewed a moment before, and believes in it for all that time."""
-    world = ByHand()
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store:
         lease = await granted(store, duration=LEASE)
         (mine,) = await owned(store, lease, 1)
@@ -66,7 +66,7 @@ async def test_a_break_after_a_whole_lease_lasts_a_whole_lease() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["once", "and again"])
 async def test_a_break_that_is_written_late_does_not_come_early(again: bool) -> None:
     """Who orders it is paused before the write; meanwhile the owner renews, and hears nothing."""
-    world = ByHand()
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store, opened(world.url, world.clock) as other:
         lease = await granted(store, duration=LEASE)
         (mine,) = await owned(store, lease, 1)
@@ -85,9 +85,9 @@ async def test_a_break_that_is_written_late_does_not_come_early(again: bool) -> 
         if again:
             assert await other.break_(mine.key, epoch=1, after=LEASE)
         assert not await other.claim(watcher, [KeyClaim(key=mine.key, seen_epoch=1)])
-        told = [each for each in (await store.renew(lease)).resources if each.key == mine.key]
-        assert told[0].breaking_s is not None
-        assert 13.0 <= told[0].breaking_s <= 15.0
+        changes = [each for each in (await store.renew(lease)).resources if each.key == mine.key]
+        assert changes[0].breaking_s is not None
+        assert 13.0 <= changes[0].breaking_s <= 15.0
         world.pass_time(14.5)
         assert not await other.claim(watcher, [KeyClaim(key=mine.key, seen_epoch=1)])
         assert renewed(store, lease)
@@ -97,7 +97,7 @@ async def test_a_break_that_is_written_late_does_not_come_early(again: bool) -> 
 
 
 async def test_a_second_break_only_shortens_and_a_later_write_keeps_the_first() -> None:
-    world = ByHand()
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store:
         lease = await granted(store)
         (mine,) = await owned(store, lease, 1)
@@ -114,7 +114,7 @@ async def test_without_the_service_s_time_nothing_is_begun(url: str) -> None:
         lease = await granted(store)
         (mine,) = await owned(store, lease, 1)
         with (
-            patch.object(document_cache, "moment", lambda *_: None),
+            patch.object(document_cache, "service_time_now", lambda *_: None),
             pytest.raises(StoreUnavailable, match="what time it is"),
         ):
             await store.break_(mine.key, epoch=1, after=LEASE)
@@ -124,9 +124,9 @@ async def test_without_the_service_s_time_nothing_is_begun(url: str) -> None:
 # ------------------------------------------------------------------ leases
 
 
-async def test_a_lease_that_the_book_has_ended_is_not_kept_alive_by_renewals() -> None:
+async def test_a_lease_that_the_document_has_ended_is_not_kept_alive_by_renewals() -> None:
     """Its blob may still be there, because who revoked it was cut off."""
-    world = ByHand()
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store:
         lease = await granted(store, duration=LEASE)
         with (
@@ -155,15 +155,15 @@ async def test_a_grant_is_not_repeated_on_a_lease_that_was_broken_past_the_store
 async def test_a_call_that_was_given_up_sends_nothing_more(url: str) -> None:
     """A grant that goes on behind its caller's back could bring a dead lease to life."""
     async with opened(url) as store:
-        given_up, before = threading.Event(), store.wire.calls
-        given_up.set()
+        cancelled, before = threading.Event(), store.http_client.calls
+        cancelled.set()
         lease = Lease(holder="late", token="t", group=GROUP, duration_s=15.0)
         with pytest.raises(StoreUnavailable, match="given up"):
-            store._leasing.grant(lease, MemberInfo(), given_up)
-        assert store.wire.calls == before
+            store._leases.grant(lease, MemberInfo(), cancelled)
+        assert store.http_client.calls == before
 
 
-async def test_a_guest_does_not_make_the_book_grow_for_ever(url: str) -> None:
+async def test_a_guest_does_not_make_the_document_grow_for_ever(url: str) -> None:
     async with opened(url) as store:
         lease = await store.grant(
             holder="worker", token="t", group="", duration=timedelta(seconds=60), info=MemberInfo()
@@ -173,11 +173,13 @@ async def test_a_guest_does_not_make_the_book_grow_for_ever(url: str) -> None:
         for epoch in range(24):
             (mine,) = await store.claim(lease, [KeyClaim(key="job/a", seen_epoch=epoch)])
             await store.release([mine])
-            told = await store.renew(lease, since=version)
-            assert [term.epoch for term in told.ended] == [epoch + 1]
-            version = told.version
-            book = store._shelf.read(LeaseLocation("job"), lambda turn: turn.book, NEVER)
-            row = book.lease_row("worker")
+            changes = await store.renew(lease, since=version)
+            assert [term.epoch for term in changes.ended] == [epoch + 1]
+            version = changes.version
+            document = store._cache.read(
+                LeaseLocation("job"), lambda context: context.document, NEVER
+            )
+            row = document.lease_row("worker")
             assert row is not None
             sizes.append(len(row.ended_terms))
         assert max(sizes) <= 2
@@ -191,8 +193,8 @@ def _unavailable(*_args: object, **_named: object) -> bool:
 
 
 def _changed(store: AzureBlobStore, **more: str) -> Callable[..., HttpResponse]:
-    """As ``Wire.ask``, with more in the query of each listing."""
-    real = store.wire.ask
+    """As ``Wire.request``, with more in the query of each listing."""
+    real = store.http_client.request
 
     def ask(method: str, path: str, **named: object) -> HttpResponse:
         query = dict(named.pop("query", None) or {})  # type: ignore[call-overload]
@@ -206,7 +208,7 @@ def _changed(store: AzureBlobStore, **more: str) -> Callable[..., HttpResponse]:
 async def test_a_listing_of_many_pages_is_read_whole(url: str) -> None:
     async with opened(url) as store:
         names = [f"höst {number} / 100% & <more>" for number in range(5)]
-        with patch.object(store.wire, "ask", _changed(store, maxresults="2")):
+        with patch.object(store.http_client, "request", _changed(store, maxresults="2")):
             leases = [await granted(store, name) for name in names]
             assert set(await store.members(GROUP)) == set(names)
             (mine,) = await owned(store, leases[-1], 1)
@@ -219,14 +221,14 @@ async def test_a_listing_of_many_pages_is_read_whole(url: str) -> None:
 
 async def test_a_listing_that_is_none_is_said_to_be_so(url: str) -> None:
     async with opened(url) as store:
-        real = store.wire.ask
+        real = store.http_client.request
 
         def ask(method: str, path: str, **named: object) -> HttpResponse:
             answer = real(method, path, **named)  # type: ignore[arg-type]
             return replace(answer, body=b"<html>Please log in<br></html>")
 
         with (
-            patch.object(store.wire, "ask", ask),
+            patch.object(store.http_client, "request", ask),
             pytest.raises(StoreUnusable, match="makes no sense"),
         ):
             await store.groups()
@@ -236,10 +238,10 @@ async def test_books_without_metadata_are_passed_over_by_searches(url: str) -> N
     async with opened(url) as store:
         await granted(store)
         await store.declare([*keys(1), "job/nightly"])
-        book = LeaseLocation(GROUP).book
-        found = store._container.get(book, NEVER)
+        document = LeaseLocation(GROUP).document_blob
+        found = store._container.get(document, NEVER)
         assert found is not None
-        store._container.put(book, found.body, etag=found.etag, metadata={}, given_up=NEVER)
+        store._container.put(document, found.body, etag=found.etag, metadata={}, cancelled=NEVER)
         assert await store.groups() == ["job"]
         assert not await store.request_leave("host")
         assert set(await store.resources(GROUP)) == set(keys(1))

@@ -44,7 +44,7 @@ async def service() -> AsyncIterator[Service]:
         yield Service(blobs)
 
 
-async def told(blob: BlobLease) -> dict[str, object]:
+async def record_in(blob: BlobLease) -> dict[str, object]:
     """What the record of a partition says."""
     found = await blob.read()
     assert found is not None
@@ -70,7 +70,7 @@ async def test_a_partition_goes_from_host_to_host_by_the_token_in_its_record(
 
     # Another host finds no free one, reads the token of this one, and takes it over.
     assert await blob.acquire(LEASE) is None
-    known = await told(blob)
+    known = await record_in(blob)
     assert known == {"Owner": "one", "Token": token, "Epoch": 1, "Offset": "7"}
     stolen = await blob.change(str(known["Token"]))
     assert stolen != token
@@ -82,8 +82,8 @@ async def test_a_partition_goes_from_host_to_host_by_the_token_in_its_record(
     with pytest.raises(LeaseLost):
         await blob.renew(token)
     assert not await blob.release(token)
-    assert (await told(blob))["Owner"] == "two"
-    assert (await told(blob))["Offset"] == "7"
+    assert (await record_in(blob))["Owner"] == "two"
+    assert (await record_in(blob))["Offset"] == "7"
 
     # Renewed, it outlives its first 30 seconds; left alone, the first one can have it again.
     service.pass_time(20)
@@ -105,12 +105,12 @@ async def test_of_two_thieves_with_one_token_one_gets_the_partition(service: Ser
     token = await blob.acquire(LEASE)
     assert token is not None
     await owned(blob, "one", token, epoch=1)
-    read_by_both = str((await told(blob))["Token"])
+    read_by_both = str((await record_in(blob))["Token"])
     won = await blob.change(read_by_both)
     with pytest.raises(LeaseLost):
         await blob.change(read_by_both)
     await owned(blob, "two", won, epoch=2)
-    assert (await told(blob))["Owner"] == "two"
+    assert (await record_in(blob))["Owner"] == "two"
 
 
 async def has_reservation(blob: BlobLease, reservation: str) -> bool:

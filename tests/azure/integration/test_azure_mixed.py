@@ -87,7 +87,7 @@ class Scene:
     looks: Counter[str] = field(default_factory=Counter)
 
     async def host(self, name: str, **more: Any) -> EventProcessor:
-        """One of ours, started; ``more`` is for the processor."""
+        """Start a host of Leasehold; ``more`` is for the processor."""
         records = self.records[name] = BlobRecords.from_connection_string(
             self.azurite.connection_string, self.container
         )
@@ -97,13 +97,13 @@ class Scene:
         return await self._started(name, store, **more)
 
     async def lone_host(self, name: str) -> EventProcessor:
-        """One of ours with nothing but their own store."""
-        theirs: Any = BlobCheckpointStore.from_connection_string(
+        """Start a host of Leasehold with nothing but Azure's own store."""
+        azure_store: Any = BlobCheckpointStore.from_connection_string(
             self.azurite.connection_string, self.container
         )
-        self.stack.push_async_callback(theirs._container_client.close)
-        self._count(name, theirs)
-        return await self._started(name, EagerAlone(theirs, **self._group()))
+        self.stack.push_async_callback(azure_store._container_client.close)
+        self._count(name, azure_store)
+        return await self._started(name, EagerAlone(azure_store, **self._group()))
 
     def _group(self) -> dict[str, Any]:
         expiry = timedelta(seconds=EXPIRY_S)
@@ -123,7 +123,7 @@ class Scene:
 
         async def on_batch(context: Any, batch: EventBatch) -> None:
             for event in batch:
-                self.hub.book.note(name, context.partition, event.sequence_number)
+                self.hub.deliveries.add(name, context.partition, event.sequence_number)
 
         made = EventProcessor(
             SharedSource(EventHubsSource(self.hub.address)),
@@ -147,7 +147,7 @@ class Scene:
     async def client(
         self, name: str, strategy: LoadBalancingStrategy = LoadBalancingStrategy.GREEDY
     ) -> Client:
-        """One of theirs, started."""
+        """Start a client of Azure."""
         store = BlobCheckpointStore.from_connection_string(
             self.azurite.connection_string, self.container
         )
@@ -166,8 +166,8 @@ class Scene:
 
     def shares(self) -> list[int]:
         """How many partitions each works on, in order."""
-        ours = [len(each.held()) for each in self.hosts.values()]
-        return sorted(ours + [len(each.owned) for each in self.clients.values()])
+        held = [len(each.held()) for each in self.hosts.values()]
+        return sorted(held + [len(each.owned) for each in self.clients.values()])
 
     async def settled(self, *shares: int) -> None:
         """Wait until the partitions are shared out so, and stay so for three cycles of everybody.
@@ -191,7 +191,7 @@ class Scene:
         """What was given to anybody since then, and had been given to somebody before."""
         known: set[tuple[str, int]] = set()
         found = []
-        for number, (who, partition, sequence) in enumerate(self.hub.book.told):
+        for number, (who, partition, sequence) in enumerate(self.hub.deliveries.items):
             if number >= since and (partition, sequence) in known:
                 found.append((who, partition, sequence))
             known.add((partition, sequence))
@@ -202,17 +202,15 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(
-    place: Path, *, partitions: int = 8, on_blobs: bool = False
-) -> AsyncIterator[Scene]:
+async def scene(path: Path, *, partitions: int = 8, on_blobs: bool = False) -> AsyncIterator[Scene]:
     azurite = await asyncio.to_thread(shared_azurite)
     container = await asyncio.to_thread(azurite.new_container, "mixed")
-    async with hub(place, partitions=partitions) as h, AsyncExitStack() as stack:
+    async with hub(path, partitions=partitions) as h, AsyncExitStack() as stack:
         yield Scene(
             hub=h,
             azurite=azurite,
             container=container,
-            url=azurite.new_store_url() if on_blobs else f"sqlite:///{place}/leases.db",
+            url=azurite.new_store_url() if on_blobs else f"sqlite:///{path}/leases.db",
             stack=stack,
         )
 
@@ -231,9 +229,9 @@ async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
         await s.settled(2, 2, 2, 2)
         await s.hub.send(BATCH)
         await s.hub.all_seen()
-        assert all(s.hub.book.by(name) >= 20 for name in (*s.hosts, *s.clients))
-        # Theirs leave: ours go on from the checkpoints that theirs have written.
-        before = len(s.hub.book.told)
+        assert all(s.hub.deliveries.by(name) >= 20 for name in (*s.hosts, *s.clients))
+        # The clients leave: the hosts resume from the checkpoints that the clients have written.
+        before = len(s.hub.deliveries.items)
         await asyncio.gather(s.leave("theirs1"), s.leave("theirs2"))
         await s.settled(4, 4)
         await s.hub.send(BATCH)
@@ -244,12 +242,12 @@ async def test_they_share_and_each_goes_on_from_the_checkpoints_of_the_other(
         await s.settled(2, 3, 3)
         await asyncio.gather(s.leave("ours1"), s.leave("ours2"))
         await s.settled(8)
-        before = len(s.hub.book.told)
+        before = len(s.hub.deliveries.items)
         await s.hub.send(BATCH)
         await s.hub.all_seen()
         assert s.came_again(before) == []
         assert client.errors == []
-        assert s.hub.book.twice(lambda who: who.startswith("ours")) == []
+        assert s.hub.deliveries.twice(lambda who: who.startswith("ours")) == []
 
 
 async def test_ours_need_nothing_but_the_store_of_theirs(tmp_path: Path) -> None:
@@ -266,7 +264,7 @@ async def test_ours_need_nothing_but_the_store_of_theirs(tmp_path: Path) -> None
         await s.hub.all_seen()
         # Whoever leaves, the others go on where it ended.
         for name, shares in (("theirs1", (4, 4)), ("ours1", (8,))):
-            before = len(s.hub.book.told)
+            before = len(s.hub.deliveries.items)
             await s.leave(name)
             await s.settled(*shares)
             await s.hub.send(BATCH)
@@ -277,7 +275,7 @@ async def test_ours_need_nothing_but_the_store_of_theirs(tmp_path: Path) -> None
 async def test_a_partition_that_a_client_takes_while_it_is_given_up_is_told_of(
     tmp_path: Path,
 ) -> None:
-    told: list[HookEvent] = []
+    hook_events: list[HookEvent] = []
 
     async with scene(tmp_path, partitions=2) as s:
 
@@ -292,20 +290,20 @@ async def test_a_partition_that_a_client_takes_while_it_is_given_up_is_told_of(
             s.azurite.connection_string, s.container
         )
         s.stack.push_async_callback(s.records["theirs"].close)
-        host = await s.host("ours", on_partition_close=on_close, hooks=[told.append])
+        host = await s.host("ours", on_partition_close=on_close, hooks=[hook_events.append])
         await until(lambda: s.shares() == [2])
         await s.hub.send(BATCH)
         await s.hub.all_seen()
         await s.leave("ours")
-        overtaken = [each.partition for each in told if isinstance(each, Overtaken)]
+        overtaken = [each.partition for each in hook_events if isinstance(each, Overtaken)]
         assert overtaken == ["1"]
         assert host.counts().by_event["Overtaken"] == 1
         rows = await s.records["theirs"].list_ownership(s.hub.namespace, HUB, CONSUMERS)
         assert {each["partition_id"]: each["owner_id"] for each in rows} == {"0": "", "1": "client"}
-        async with open_store(s.url) as ours:
+        async with open_store(s.url) as store:
             ends = {
                 each: [
-                    term.reason for term in await ours.history(partition_key(HUB, CONSUMERS, each))
+                    term.reason for term in await store.history(partition_key(HUB, CONSUMERS, each))
                 ]
                 for each in "01"
             }
@@ -320,20 +318,20 @@ async def test_storage_that_can_not_be_used_is_told_at_the_start(
 ) -> None:
     azurite = await asyncio.to_thread(shared_azurite)
     connection, container = azurite.connection_string, azurite.new_container("mixed")
-    words = "key or the token"
+    message = "key or the token"
     if what == "no container":
-        container, words = "nowhere", "create the container"
+        container, message = "nowhere", "create the container"
     else:
         connection = re.sub("AccountKey=....", "AccountKey=AAAA", connection)
-    place: dict[str, Any] = {"namespace": "ns", "hub": "orders"}
+    names: dict[str, Any] = {"namespace": "ns", "hub": "orders"}
     async with BlobRecords.from_connection_string(connection, container) as records:
         url = f"sqlite:///{tmp_path}/leases.db"
-        store = RecordsStore(records, **place) if alone else MixedStore(url, records, **place)
+        store = RecordsStore(records, **names) if alone else MixedStore(url, records, **names)
         source = MemorySource("orders", partitions=1)
         processor = EventProcessor(source, store, CONSUMERS, on_batch=_nothing)
-        with pytest.raises(StoreUnusable, match=words) as told:
+        with pytest.raises(StoreUnusable, match=message) as caught:
             await processor.start()
-        assert "AccountKey" not in str(told.value)
+        assert "AccountKey" not in str(caught.value)
         await store.close()
 
 
@@ -397,7 +395,7 @@ async def test_hosts_that_come_late_get_their_share_while_events_flow_and_none_i
 async def test_they_share_at_the_default_expiry_with_our_leases_in_blobs_too(
     tmp_path: Path,
 ) -> None:
-    """Blob leases last 60 s at most, and theirs look dead after 180 s."""
+    """Blob leases last 60 s at most, and the records of clients expire after 180 s."""
     async with scene(tmp_path, partitions=4, on_blobs=True) as s:
         await s.client("theirs")
         await until(lambda: s.shares() == [4])
@@ -405,10 +403,10 @@ async def test_they_share_at_the_default_expiry_with_our_leases_in_blobs_too(
         await s.settled(2, 2)
         await s.hub.send(BATCH)
         await s.hub.all_seen()
-        assert all(s.hub.book.by(name) >= BATCH for name in ("ours", "theirs"))
+        assert all(s.hub.deliveries.by(name) >= BATCH for name in ("ours", "theirs"))
         await s.leave("theirs")
         await s.settled(4)
-        before = len(s.hub.book.told)
+        before = len(s.hub.deliveries.items)
         await s.hub.send(BATCH)
         await s.hub.all_seen()
         assert s.came_again(before) == []

@@ -37,7 +37,7 @@ ODD_CHECKPOINTS: dict[str, dict[str, str]] = {
     "4": {"offset": "4096", "sequencenumber": ""},
     "5": {},
 }
-PLACE = ("ns", "orders", "$Default")
+CONSUMER_GROUP = ("ns", "orders", "$Default")
 
 
 @pytest.fixture
@@ -59,21 +59,22 @@ async def test_no_odd_record_stops_ours_while_each_of_them_stops_theirs(
     container.upload_blob("ns/orders/$Default/checkpoint/0", b"", metadata=java)
     stock: Any = BlockingBlobCheckpointStore("", "", container_client=container)
     with pytest.raises(KeyError):
-        stock.list_ownership(*PLACE)
+        stock.list_ownership(*CONSUMER_GROUP)
     with pytest.raises((KeyError, TypeError, ValueError)):
-        stock.list_checkpoints(*PLACE)
+        stock.list_checkpoints(*CONSUMER_GROUP)
 
     records = BlobRecords(container)
     owners = {
-        each["partition_id"]: each["owner_id"] for each in await records.list_ownership(*PLACE)
+        each["partition_id"]: each["owner_id"]
+        for each in await records.list_ownership(*CONSUMER_GROUP)
     }
     assert owners == {"0": "abc", "1": "abc", "2": "", "3": ""}
     found = {
         each["partition_id"]: (each["sequence_number"], each["offset"])
-        for each in await records.list_checkpoints(*PLACE)
+        for each in await records.list_checkpoints(*CONSUMER_GROUP)
     }
     assert found == {"0": (90, "9000"), "1": (17, 17), "3": (17, 17)}
-    rows = {each["partition_id"]: each for each in await records.list_ownership(*PLACE)}
+    rows = {each["partition_id"]: each for each in await records.list_ownership(*CONSUMER_GROUP)}
     (won,) = await records.claim_ownership([{**rows["2"], "owner_id": "me"}])
     assert won["etag"] != rows["2"]["etag"]
 
@@ -88,28 +89,28 @@ async def test_owners_of_another_spelling_are_seen_and_robbed_where_they_look(
     container.upload_blob(f"{java}1", b"", metadata={"ownerid": "java"})
     container.upload_blob(f"{python}2", b"", metadata={"ownerid": "python"})
     blobs, clock = BlobRecords(container), SystemClock()
-    place = ConsumerGroup(namespace="ns", hub="orders", group="$Default")
-    records = OwnershipRecords(blobs, place, expiry_s=60.0, clock=clock)
-    await records.look()
-    assert [records.client(each) for each in "012"] == ["java", "java", "python"]
+    consumer_group = ConsumerGroup(namespace="ns", hub="orders", group="$Default")
+    records = OwnershipRecords(blobs, consumer_group, expiry_s=60.0, clock=clock)
+    await records.refresh()
+    assert [records.live_client(each) for each in "012"] == ["java", "java", "python"]
     assert await records.write({"0": "leasehold:me"}) == {"0"}
     stored = container.get_blob_client(f"{java}0").get_blob_properties()
     assert stored.metadata == {"ownerid": "leasehold:me"}
     assert await records.write({"3": "leasehold:me"}) == {"3"}
     assert container.get_blob_client(f"{python}3").exists()
-    await records.look()
-    assert [records.owner(each) for each in "03"] == ["leasehold:me", "leasehold:me"]
+    await records.refresh()
+    assert [records.live_owner(each) for each in "03"] == ["leasehold:me", "leasehold:me"]
 
 
 async def test_the_other_spelling_is_searched_for_now_and_then(container: ContainerClient) -> None:
     records = BlobRecords(container)
     container.upload_blob("ns/orders/$default/ownership/0", b"", metadata={"ownerid": "python"})
     for _ in range(6):
-        await records.list_ownership(*PLACE)
+        await records.list_ownership(*CONSUMER_GROUP)
     assert records.calls == 7
     container.upload_blob("ns/orders/$Default/ownership/1", b"", metadata={"ownerid": "java"})
     for number in (9, 11, 13):
-        found = await records.list_ownership(*PLACE)
+        found = await records.list_ownership(*CONSUMER_GROUP)
         assert {each["owner_id"] for each in found} == {"python", "java"}
         assert records.calls == number
     same = BlobRecords(container)
@@ -153,22 +154,22 @@ async def test_their_blocking_store_serves_as_well(container: ContainerClient) -
     records = OwnershipRecords(
         stock, ConsumerGroup(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock
     )
-    await records.look()
+    await records.refresh()
     assert await records.write({"0": "leasehold:me", "1": "leasehold:me"}) == {"0", "1"}
-    await records.look()
-    assert records.owner("0") == "leasehold:me"
+    await records.refresh()
+    assert records.live_owner("0") == "leasehold:me"
     other = OwnershipRecords(
         stock, ConsumerGroup(namespace="ns", hub="o", group="g"), expiry_s=60.0, clock=clock
     )
-    await other.look()
+    await other.refresh()
     assert await other.write({"0": "client"}) == {"0"}
     assert await records.write({"0": "leasehold:me"}) == set()
-    await records.put("1", Position(sequence_number=7, offset="700"))
+    await records.write_checkpoint("1", Position(sequence_number=7, offset="700"))
     assert (await other.positions())["1"] == Position(sequence_number=7)
     # What their store could not write at all it returns as it was: that is not won.
     container.delete_container()
     with pytest.raises(StoreUnavailable):
-        await records.look()
+        await records.refresh()
     assert await records.write({"1": "leasehold:me"}) == set()
 
 
@@ -176,9 +177,9 @@ async def test_a_checkpoint_is_taken_back_to_the_beginning_for_their_clients_too
     container: ContainerClient,
 ) -> None:
     records, key = BlobRecords(container), partition_key("o", "g", "1")
-    async with open_store("memory://") as ours:
-        await ours.declare([key])
-        store = MixedStore(ours, records, namespace="ns", hub="o")
+    async with open_store("memory://") as leases:
+        await leases.declare([key])
+        store = MixedStore(leases, records, namespace="ns", hub="o")
         assert await store.reset({key: Position(sequence_number=7, offset="700")}) == {}
         assert await store.reset({key: None}) == {}
         assert await store.checkpoints(group_of(key)) == {}

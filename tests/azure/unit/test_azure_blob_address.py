@@ -1,4 +1,4 @@
-"""URLs of the Azure Blob store: what they mean, where the right comes from, what is shown."""
+"""URLs of the Azure Blob store: what they mean, where the credential comes from, what is shown."""
 
 from __future__ import annotations
 

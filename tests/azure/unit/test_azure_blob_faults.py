@@ -48,7 +48,7 @@ def test_a_process_with_many_open_files_keeps_its_connections() -> None:
             many.append(socket.socket())
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            connection = HttpConnection("127.0.0.1", port, tls=None, answer_s=90.0)
+            connection = HttpConnection("127.0.0.1", port, tls=None, timeout_s=90.0)
             peer, _ = server.accept()
             assert not connection.ended()
             peer.close()
@@ -81,28 +81,28 @@ class _Blobs:
         return "e"
 
 
-def test_old_terms_leave_a_big_book_little_by_little() -> None:
+def test_old_terms_leave_a_big_document_little_by_little() -> None:
     """All keys of a group change owners together: no call moves the terms of all of them."""
-    book, blobs = GroupDocument(LeaseLocation("p/g")), _Blobs()
-    spill = HistoryArchive(blobs)  # type: ignore[arg-type]
+    document, blobs = GroupDocument(LeaseLocation("p/g")), _Blobs()
+    archive = HistoryArchive(blobs)  # type: ignore[arg-type]
     names = [f"p/g/{number}" for number in range(100)]
-    book.declare(names)
+    document.declare(names)
     leases = [Lease(holder=f"h{n}", token="t", group="p/g", duration_s=30.0) for n in range(2)]
     for lease in leases:
-        book.grant(lease, MemberInfo(), NOW, WALL)
+        document.grant(lease, MemberInfo(), NOW, WALL)
     max_calls, max_terms = 0, 0
     for epoch in range(120):
         wanted = [KeyClaim(key=key, seen_epoch=epoch) for key in names]
-        taken = book.claim(leases[epoch % 2], wanted, force=True, now=NOW, wall=WALL)
+        taken = document.claim(leases[epoch % 2], wanted, force=True, now=NOW, wall=WALL)
         assert len(taken) == len(names)
         before = blobs.calls
-        spill.relieve(book, NEVER)
+        archive.archive_old_terms(document, NEVER)
         max_calls = max(max_calls, blobs.calls - before)
-        max_terms = max(max_terms, *(len(row.terms) for row in book.rows))
+        max_terms = max(max_terms, *(len(row.terms) for row in document.rows))
     assert max_calls <= 2 * (1 + len(names) // 32)
     assert max_terms < 64
     for key in (names[0], names[-1]):
-        terms = spill.history(key, list(book.history(key, 100))[::-1], NEVER)
+        terms = archive.history(key, list(document.history(key, 100))[::-1], NEVER)
         assert [term.epoch for term in terms[-100:]] == list(range(21, 121))
 
 
@@ -110,18 +110,18 @@ def test_old_terms_leave_a_big_book_little_by_little() -> None:
 
 
 def test_a_break_is_due_by_the_time_at_which_it_was_written() -> None:
-    book = GroupDocument(LeaseLocation("p/g"))
-    book.declare(["p/g/a"])
+    document = GroupDocument(LeaseLocation("p/g"))
+    document.declare(["p/g/a"])
     lease = Lease(holder="h", token="t", group="p/g", duration_s=15.0)
-    book.grant(lease, MemberInfo(), NOW, WALL)
-    book.claim(lease, [KeyClaim(key="p/g/a", seen_epoch=0)], force=False, now=NOW, wall=WALL)
-    book.break_after("p/g/a", 1, 40.0, slack_s=1.0, now=NOW, wall=WALL)
-    again = from_json(book.home, to_json(book), modified_s=NOW + 100)
+    document.grant(lease, MemberInfo(), NOW, WALL)
+    document.claim(lease, [KeyClaim(key="p/g/a", seen_epoch=0)], force=False, now=NOW, wall=WALL)
+    document.break_after("p/g/a", 1, 40.0, slack_s=1.0, now=NOW, wall=WALL)
+    again = from_json(document.location, to_json(document), modified_s=NOW + 100)
     (row,) = again.rows
     assert row.break_at == NOW + 100 + 1 + 15  # from then on, and one lease at most
-    later = from_json(book.home, to_json(again), modified_s=NOW + 200)
+    later = from_json(document.location, to_json(again), modified_s=NOW + 200)
     assert next(iter(later.rows)).break_at == row.break_at
-    later.judge_alive(NOW + 105, ())
+    later.apply_liveness(NOW + 105, ())
     later.break_after("p/g/a", 1, 40.0, slack_s=1.0, now=NOW + 105, wall=WALL)
     assert to_json(later) == to_json(again)
 
@@ -146,23 +146,23 @@ class Credential:
 def test_a_token_that_is_still_good_is_used_while_there_is_no_new_one() -> None:
     clock = ManualClock()
     credential = Credential(clock)
-    right = Bearer(credential, clock)
-    assert right.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t1"}
+    blob_credential = Bearer(credential, clock)
+    assert blob_credential.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t1"}
     credential.fails = True
     clock.advance(3500)
     for _ in range(9):
-        assert right.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t1"}
+        assert blob_credential.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t1"}
     assert credential.asked == 2  # and not for each call anew
     credential.fails = False
     clock.advance(60)
-    assert right.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t3"}
+    assert blob_credential.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t3"}
 
 
 def test_nobody_waits_for_a_new_token_while_the_old_one_is_good() -> None:
     clock, entered, leave = ManualClock(), threading.Event(), threading.Event()
     credential = Credential(clock)
-    right = Bearer(credential, clock)
-    right.headers("GET", "/", {}, {})
+    blob_credential = Bearer(credential, clock)
+    blob_credential.headers("GET", "/", {}, {})
     real = credential.get_token
 
     def slow(scope: str) -> SimpleNamespace:
@@ -171,14 +171,14 @@ def test_nobody_waits_for_a_new_token_while_the_old_one_is_good() -> None:
         return real(scope)
 
     clock.advance(3500)
-    asking = threading.Thread(target=right.headers, args=("GET", "/", {}, {}))
+    asking = threading.Thread(target=blob_credential.headers, args=("GET", "/", {}, {}))
     with patch.object(credential, "get_token", slow):
         asking.start()
         assert entered.wait(90)
-        assert right.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t1"}
+        assert blob_credential.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t1"}
         leave.set()
         asking.join()
-    assert right.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t2"}
+    assert blob_credential.headers("GET", "/", {}, {}) == {"Authorization": "Bearer t2"}
 
 
 # ------------------------------------------------------------------ heads of requests

@@ -1,4 +1,4 @@
-"""The parts of the Azure Blob store that need no service: names, books, rights, and time."""
+"""Parts of the Azure Blob store that need no service: names, documents, credentials, time."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ def test_tokens_leave_only_digests() -> None:
 
 
 def _lived() -> GroupDocument:
-    """A book with something of everything in it."""
-    book = GroupDocument(LeaseLocation("p/g"))
+    """A document with something of everything in it."""
+    document = GroupDocument(LeaseLocation("p/g"))
     keys = [f"p/g/{name}" for name in ("a", "b", "c", "d", "été 🚀", "e")]
-    book.declare(keys)
+    document.declare(keys)
     leases = [
         Lease(holder=f"h{n}", token=f"t{n}", group=group, duration_s=30.0)
         for n, group in enumerate(("p/g", "p/g", "p/g", "", "other"))
     ]
     for lease in leases:
-        book.grant(lease, MemberInfo(host="é", most=3, loads={"k": 0.5}), NOW, WALL)
+        document.grant(lease, MemberInfo(host="é", most=3, loads={"k": 0.5}), NOW, WALL)
 
     def steal(number: int, key: str) -> None:
         wanted = [KeyClaim(key=key, seen_epoch=1, note="begun")]
-        book.claim(leases[number], wanted, force=True, now=NOW, wall=WALL)
+        document.claim(leases[number], wanted, force=True, now=NOW, wall=WALL)
 
-    mine = book.claim(
+    mine = document.claim(
         leases[0],
         [KeyClaim(key=key, seen_epoch=0) for key in keys],
         force=False,
@@ -75,57 +75,59 @@ def _lived() -> GroupDocument:
     )
     steal(3, keys[1])
     steal(4, keys[2])
-    book.hand_over([HandOver(ownership=mine[0], to="h1", note="over")], 50.0, NOW, WALL)
-    book.break_(keys[3], 1, 20.0, NOW, WALL)
-    book.ask(leases[1], KeyClaim(key=keys[4], seen_epoch=1), NOW, WALL)
-    book.checkpoint(
+    document.hand_over([HandOver(ownership=mine[0], to="h1", note="over")], 50.0, NOW, WALL)
+    document.break_(keys[3], 1, 20.0, NOW, WALL)
+    document.ask(leases[1], KeyClaim(key=keys[4], seen_epoch=1), NOW, WALL)
+    document.checkpoint(
         [CheckpointWrite(ownership=mine[4], position=Position(sequence_number=7, offset="o"))],
         NOW,
         WALL,
     )
-    book.checkpoint(
+    document.checkpoint(
         [CheckpointWrite(ownership=mine[1], position=Position(sequence_number=7))], NOW, WALL
     )
-    book.annotate([Note(ownership=mine[4], text="half")], NOW)
-    book.release([mine[5]], {}, NOW, WALL)
-    book.forget([keys[5]], NOW, WALL)
-    book.reset({}, NOW, WALL)
-    book.request_leave("h1", NOW, WALL)
-    book.revoke(leases[2], NOW, WALL)
-    book.goes_abroad("h1", "x/y")
-    book.hear("h1", "x/y", {"x/y/1": 4}, [(3, book.history(keys[5], 1)[0])])
-    book.spilled.add(keys[0])
-    return book
+    document.annotate([Note(ownership=mine[4], text="half")], NOW)
+    document.release([mine[5]], {}, NOW, WALL)
+    document.forget([keys[5]], NOW, WALL)
+    document.reset({}, NOW, WALL)
+    document.request_leave("h1", NOW, WALL)
+    document.revoke(leases[2], NOW, WALL)
+    document.note_group_elsewhere("h1", "x/y")
+    document.apply_changes_elsewhere(
+        "h1", "x/y", {"x/y/1": 4}, [(3, document.history(keys[5], 1)[0])]
+    )
+    document.archived.add(keys[0])
+    return document
 
 
-def test_a_book_is_read_as_it_was_written() -> None:
-    book = _lived()
-    body = to_json(book)
-    again = from_json(book.home, body)
+def test_a_document_is_read_as_it_was_written() -> None:
+    document = _lived()
+    body = to_json(document)
+    again = from_json(document.location, body)
     assert to_json(again) == body
-    for each in (book, again):
-        each.judge_alive(NOW, {"h3"})
-    assert again.resources("p/g", NOW) == book.resources("p/g", NOW)
-    assert again.members("p/g", NOW) == book.members("p/g", NOW)
-    assert again.checkpoints("p/g") == book.checkpoints("p/g")
-    assert again.fenced == book.fenced == 1
+    for each in (document, again):
+        each.apply_liveness(NOW, {"h3"})
+    assert again.resources("p/g", NOW) == document.resources("p/g", NOW)
+    assert again.members("p/g", NOW) == document.members("p/g", NOW)
+    assert again.checkpoints("p/g") == document.checkpoints("p/g")
+    assert again.fenced == document.fenced == 1
     me = Lease(holder="h1", token="t1", group="p/g", duration_s=30.0)
-    told = [each.renew(me, 0, None, NOW, WALL) for each in (book, again)]
-    assert told[0] == told[1]
-    assert told[0].ended
-    assert again.news_abroad("h1", 0) == {"x/y": ["x/y/1"]}
-    assert to_json(again) == to_json(book)
+    changes = [each.renew(me, 0, None, NOW, WALL) for each in (document, again)]
+    assert changes[0] == changes[1]
+    assert changes[0].ended
+    assert again.changed_elsewhere("h1", 0) == {"x/y": ["x/y/1"]}
+    assert to_json(again) == to_json(document)
 
 
 def test_the_time_of_writing_is_all_that_changes() -> None:
-    book = _lived()
-    book.wall_s = 17
-    body = to_json(book)
-    assert at_wall(body, book, 18) == to_json(book) != body
+    document = _lived()
+    document.wall_s = 17
+    body = to_json(document)
+    assert at_wall(body, document, 18) == to_json(document) != body
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         (b"", "damaged"),
         (b"{}", "damaged"),
@@ -135,15 +137,15 @@ def test_the_time_of_writing_is_all_that_changes() -> None:
         (b"[]", "damaged"),
     ],
 )
-def test_a_book_that_is_none_is_said_to_be_so(body: bytes, words: str) -> None:
-    with pytest.raises(StoreUnusable, match=words):
+def test_a_document_that_is_none_is_said_to_be_so(body: bytes, message: str) -> None:
+    with pytest.raises(StoreUnusable, match=message):
         from_json(LeaseLocation("p/g"), body)
 
 
 def test_a_request_is_signed_as_the_service_reads_it() -> None:
-    right = AccountKey("acme", "a2V5")
+    blob_credential = AccountKey("acme", "a2V5")
     headers = {"x-ms-date": "now", "x-ms-version": "v", "Content-Length": "0", "If-Match": '"e"'}
-    found = right.headers("PUT", "/acme/c/b", {"comp": "lease", "a": "b"}, headers)
+    found = blob_credential.headers("PUT", "/acme/c/b", {"comp": "lease", "a": "b"}, headers)
     text = 'PUT\n\n\n\n\n\n\n\n"e"\n\n\n\nx-ms-date:now\nx-ms-version:v\n/acme/acme/c/b\na:b\n'
     text += "comp:lease"
     expected = base64.b64encode(hmac.digest(b"key", text.encode(), hashlib.sha256)).decode()
@@ -174,54 +176,54 @@ class Credential:
 def test_a_token_is_replaced_before_its_end() -> None:
     clock = ManualClock()
     credential = Credential(clock)
-    right = Bearer(credential, clock)
+    blob_credential = Bearer(credential, clock)
     seen = []
     for _ in range(8):
-        seen.append(right.headers("GET", "/", {}, {})["Authorization"])
+        seen.append(blob_credential.headers("GET", "/", {}, {})["Authorization"])
         clock.advance(600)
     assert seen == ["Bearer t1"] * 6 + ["Bearer t2"] * 2
     credential.fails = True
     clock.advance(3600)
     with pytest.raises(StoreUnusable, match="AZURE_STORAGE_KEY"):
-        right.headers("GET", "/", {}, {})
+        blob_credential.headers("GET", "/", {}, {})
 
 
 def test_time_lies_between_two_bounds() -> None:
     clock = ManualClock()
     start = clock.boottime_s()
-    wire = SimpleNamespace(
+    http_client = SimpleNamespace(
         latest=SimpleNamespace(date_s=5000.0, sent_s=start - 0.5, received_s=start)
     )
     clock.advance(2)
-    found = service_time.moment(wire, clock)  # type: ignore[arg-type]
+    found = service_time.service_time_now(http_client, clock)  # type: ignore[arg-type]
     assert found is not None
     # Two seconds by a clock that may be wrong by a twentieth.
     assert (found.low_s, found.high_s) == pytest.approx((5001.9, 5003.625))
     assert found.slack_s == pytest.approx(1.725)
     clock.advance(60)
-    assert service_time.moment(wire, clock) is None  # type: ignore[arg-type]
+    assert service_time.service_time_now(http_client, clock) is None  # type: ignore[arg-type]
 
 
 def test_guests_that_have_nothing_are_not_kept_for_ever() -> None:
-    book = _lived()
+    document = _lived()
     for number in range(300):
         lease = Lease(holder=f"g{number}", token="t", group="", duration_s=30.0)
-        row = replace_row(book, lease)
-        book.adopt(row)
+        row = replace_row(document, lease)
+        document.add_outsider(row)
         key = "p/g/new"
-        book.declare([key])
-        epoch = book._resources[key].epoch
-        (taken,) = book.claim(
+        document.declare([key])
+        epoch = document._resources[key].epoch
+        (taken,) = document.claim(
             lease, [KeyClaim(key=key, seen_epoch=epoch)], force=True, now=NOW, wall=WALL
         )
-        book.release([taken], {}, NOW, WALL)
-    kept = {row.lease.holder for row in book.kept_leases()}
+        document.release([taken], {}, NOW, WALL)
+    kept = {row.lease.holder for row in document.leases_to_store()}
     assert "g299" in kept
     assert "g0" not in kept
     assert {"h0", "h1", "h3", "h4"} <= kept
 
 
-def replace_row(book: GroupDocument, lease: Lease) -> LeaseRow:
-    row = book.lease_row("h0")
+def replace_row(document: GroupDocument, lease: Lease) -> LeaseRow:
+    row = document.lease_row("h0")
     assert row is not None
     return replace(row, lease=lease, ends_at=NOW + 30, owned={}, abroad={}, ended_terms=[])

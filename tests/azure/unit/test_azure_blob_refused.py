@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from leasehold.azure.blob_store.address import BlobAddress
-from leasehold.azure.blob_store.credentials import ended_on, right_for
+from leasehold.azure.blob_store.credentials import credential_for, expired_on
 from leasehold.azure.blob_store.http import HttpClient
 from leasehold.errors import StoreUnusable
 from leasehold.testing.clock import ManualClock
@@ -35,10 +35,12 @@ class Refusing:
 
 def _refusal(address: BlobAddress, status: int, monkeypatch: pytest.MonkeyPatch) -> str:
     clock = ManualClock()
-    wire = HttpClient(address, right_for(address, clock), clock=clock, rng=random.Random(1))
-    monkeypatch.setattr(wire, "_connection", lambda: Refusing(status))
+    http_client = HttpClient(
+        address, credential_for(address, clock), clock=clock, rng=random.Random(1)
+    )
+    monkeypatch.setattr(http_client, "_connection", lambda: Refusing(status))
     with pytest.raises(StoreUnusable) as caught:
-        wire.ask("GET", "/c01", again=True, given_up=threading.Event())
+        http_client.request("GET", "/c01", retry=True, cancelled=threading.Event())
     assert "top" not in str(caught.value)
     return str(caught.value)
 
@@ -81,4 +83,4 @@ def test_else_all_is_named_that_may_be_wrong(
     ],
 )
 def test_the_end_of_a_sas_is_read_in_each_of_its_forms(said: str, end: str) -> None:
-    assert ended_on(f"sv=2021&se={said}&sig=x", NOW) == end
+    assert expired_on(f"sv=2021&se={said}&sig=x", NOW) == end

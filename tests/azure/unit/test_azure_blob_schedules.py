@@ -20,7 +20,7 @@ from tests.support.azure_schedule import CURRENT, Call, HostStore, Service, star
 from tests.support.seeds import seeded
 
 from leasehold.azure.blob_store import checkpoint_blobs, document_cache, http, ownerships
-from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs, slip_from
+from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs, parse_checkpoint_blob
 from leasehold.azure.blob_store.document_cache import DocumentCache, GroupListing
 from leasehold.azure.blob_store.group_document import GroupDocument
 from leasehold.azure.blob_store.naming import LeaseLocation
@@ -41,7 +41,7 @@ from leasehold.model import (
 )
 
 GROUP = "partition/orders/billing"
-BOOK = LeaseLocation(GROUP).book
+DOCUMENT = LeaseLocation(GROUP).document_blob
 KEYS = [f"{GROUP}/{number}" for number in range(3)]
 LEASE_S = 15.0
 # The part of a lease that a host does not believe in: its clock may run slow.
@@ -100,8 +100,8 @@ class Host:
             since, sent_s = self.version, self.now_s()
             self._call(
                 kind,
-                lambda given_up: self.store.leasing.renew(lease, since, None, given_up),
-                lambda told: self._renewed(lease, sent_s, told),
+                lambda cancelled: self.store.leases.renew(lease, since, None, cancelled),
+                lambda changes: self._renewed(lease, sent_s, changes),
             )
         elif kind == "claim":
             self._call(kind, self._claiming(lease), lambda taken: self._claimed(lease, taken))
@@ -110,49 +110,51 @@ class Host:
         elif kind == "revoke":
             self._stop()
             self._call(
-                kind, lambda given_up: self.store.leasing.revoke(lease, given_up), lambda _: None
+                kind, lambda cancelled: self.store.leases.revoke(lease, cancelled), lambda _: None
             )
         elif mine:
             self._with(kind, rng.choice(mine))
 
     def _with(self, kind: str, mine: Ownership) -> None:
-        keeping = self.store.keeping
+        ownerships = self.store.ownerships
         back = self.rng.choice([0, 0, 0, 20])  # some are behind
-        position = Position(sequence_number=max(0, self.store.wire.service.written - back))
+        position = Position(sequence_number=max(0, self.store.http_client.service.written - back))
         if kind == "checkpoint":
-            marks = [CheckpointWrite(ownership=mine, position=position)]
+            writes = [CheckpointWrite(ownership=mine, position=position)]
 
             def marked(refused: Mapping[str, Refusal]) -> None:
                 if not refused:
                     self.acknowledged(mine.key, position.sequence_number)
 
-            self._call(kind, lambda given_up: keeping.checkpoint(marks, given_up), marked)
+            self._call(kind, lambda cancelled: ownerships.checkpoint(writes, cancelled), marked)
             return
         del self.owned[mine.key]
         if kind == "release":
-            self._call(kind, lambda given_up: keeping.release([mine], {}, given_up), lambda _: None)
+            self._call(
+                kind, lambda cancelled: ownerships.release([mine], {}, cancelled), lambda _: None
+            )
         else:
             to = f"{self.rng.choice('abc')}.{self.rng.randint(1, 3)}"
             passed = [HandOver(ownership=mine, to=to)]
             self._call(
-                kind, lambda given_up: keeping.hand_over(passed, 5.0, given_up), lambda _: None
+                kind, lambda cancelled: ownerships.hand_over(passed, 5.0, cancelled), lambda _: None
             )
 
     def step_beside(self) -> None:
         """Begin a checkpoint beside all other calls, or let one go on."""
         mine = [each for key, each in self.owned.items() if self.believes(key)]
         if mine and len(self.beside) < MAX_BESIDE and self.rng.random() < SELDOM:
-            position = Position(sequence_number=self.store.wire.service.written)
-            mark = CheckpointWrite(ownership=self.rng.choice(mine), position=position)
-            call = started(lambda given_up: self.store.keeping.checkpoint([mark], given_up))
-            self.beside.append((call, mark))
+            position = Position(sequence_number=self.store.http_client.service.written)
+            write = CheckpointWrite(ownership=self.rng.choice(mine), position=position)
+            call = started(lambda cancelled: self.store.ownerships.checkpoint([write], cancelled))
+            self.beside.append((call, write))
         elif self.beside:
-            call, mark = self.rng.choice(self.beside)
+            call, write = self.rng.choice(self.beside)
             call.step()
             if call.over:
-                self.beside.remove((call, mark))
+                self.beside.remove((call, write))
                 if call.error is None and not call.answer:
-                    self.acknowledged(mark.ownership.key, mark.position.sequence_number)
+                    self.acknowledged(write.ownership.key, write.position.sequence_number)
                     self.done.add("beside")
                 assert isinstance(call.error, StoreUnavailable | None), call.error
 
@@ -170,17 +172,17 @@ class Host:
 
         self._call(
             "grant",
-            lambda given_up: self.store.leasing.grant(lease, MemberInfo(), given_up),
+            lambda cancelled: self.store.leases.grant(lease, MemberInfo(), cancelled),
             granted,
         )
 
     def _claiming(self, lease: Lease) -> Callable[[threading.Event], object]:
-        def claim(given_up: threading.Event) -> object:
-            found: Mapping[str, Resource] = self.store.shelf.read(
+        def claim(cancelled: threading.Event) -> object:
+            found: Mapping[str, Resource] = self.store.cache.read(
                 LeaseLocation(GROUP),
-                lambda turn: turn.book.resources(GROUP, turn.now),
-                given_up,
-                concerns=GroupDocument.everybody,
+                lambda context: context.document.resources(GROUP, context.now),
+                cancelled,
+                liveness_of=GroupDocument.live_holders,
             )
             free = {State.AVAILABLE, State.BROKEN, State.EXPIRED}
             wanted = [
@@ -188,18 +190,20 @@ class Host:
                 for key, each in found.items()
                 if each.state in free
             ]
-            return self.store.keeping.claim(lease, wanted, given_up, force=False)
+            return self.store.ownerships.claim(lease, wanted, cancelled, force=False)
 
         return claim
 
-    def _breaking(self, given_up: threading.Event) -> object:
+    def _breaking(self, cancelled: threading.Event) -> object:
         key = self.rng.choice(KEYS)
-        found = self.store.shelf.read(
-            LeaseLocation(GROUP), lambda turn: turn.book.resources(GROUP, turn.now), given_up
+        found = self.store.cache.read(
+            LeaseLocation(GROUP),
+            lambda context: context.document.resources(GROUP, context.now),
+            cancelled,
         )
         if key not in found:
             return None
-        return self.store.keeping.break_(key, found[key].epoch, LEASE_S, given_up)
+        return self.store.ownerships.break_(key, found[key].epoch, LEASE_S, cancelled)
 
     def _call(
         self,
@@ -225,15 +229,15 @@ class Host:
         elif not isinstance(call.error, StoreUnavailable):
             raise call.error
 
-    def _renewed(self, lease: Lease, sent_s: float, told: Changes) -> None:
+    def _renewed(self, lease: Lease, sent_s: float, changes: Changes) -> None:
         if lease != self.lease:
             return
         self.trusted_s = max(self.trusted_s, sent_s + LEASE_S * (1 - MARGIN))
-        self.version = told.version
-        for term in told.ended:
+        self.version = changes.version
+        for term in changes.ended:
             if term.key in self.owned and self.owned[term.key].epoch == term.epoch:
                 del self.owned[term.key]
-        for each in told.resources:
+        for each in changes.resources:
             if each.holder == lease.holder and each.breaking_s is not None:
                 self.stops_s[each.key] = sent_s + each.breaking_s * (1 - MARGIN)
 
@@ -254,18 +258,18 @@ class Host:
 
 @dataclass
 class Judge:
-    """Looks at every book and every slip that is written."""
+    """Looks at every document and every checkpoint blob that is written."""
 
     service: Service
     wrong: list[str] = field(default_factory=list)
-    jotted: int = 0
+    written_to_blobs: int = 0
     reached: dict[str, int] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
-    marks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    latest: dict[str, tuple[int, int]] = field(default_factory=dict)
     ended: set[tuple[str, str]] = field(default_factory=set)
     takers: dict[tuple[str, int], str] = field(default_factory=dict)
 
-    def told(self, judgement: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, judgement: Callable[..., None]) -> Callable[..., None]:
         """In the thread of a call, whose error nobody may hear."""
 
         def judged(*seen: object) -> None:
@@ -276,20 +280,20 @@ class Judge:
 
         return judged
 
-    def look(self, name: str, book: dict[str, Any]) -> None:
-        for last, epoch, _, holder, terms, *_ in book["keys"]:
-            key = f"{book['group']}/{last}"
+    def check_document(self, name: str, document: dict[str, Any]) -> None:
+        for last, epoch, _, holder, terms, *_ in document["keys"]:
+            key = f"{document['group']}/{last}"
             assert epoch >= self.epochs.get(key, 0), "an epoch fell"
             self.epochs[key] = epoch
             for number, term in enumerate(terms):
                 assert self.takers.setdefault((key, term[0]), term[1]) == term[1], "one epoch, two"
                 open_ = len(term) < 5 or term[4] is None
                 assert open_ == (number == len(terms) - 1 and holder is not None), "no end"
-        for last, epoch, number, *_ in book["marks"]:
-            key = f"{book['group']}/{last}"
-            assert (epoch, number) >= self.marks.get(key, (0, 0)), "a checkpoint went back"
-            self.marks[key] = (epoch, number)
-        for each in book["leases"]:
+        for last, epoch, number, *_ in document["marks"]:
+            key = f"{document['group']}/{last}"
+            assert (epoch, number) >= self.latest.get(key, (0, 0)), "a checkpoint went back"
+            self.latest[key] = (epoch, number)
+        for each in document["leases"]:
             known = (name, each["holder"])
             if "ended" in each:
                 self.ended.add(known)
@@ -297,28 +301,32 @@ class Judge:
                 assert known not in self.ended, "a dead lease came back"
         self.positions()
 
-    def slip(self, name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-        old, new = slip_from(before, GROUP), slip_from(after, GROUP)
-        assert not self.service.blobs[name].lease_id, "who comes late writes on a sealed slip"
+    def check_checkpoint_blob(
+        self, name: str, before: Mapping[str, str], after: Mapping[str, str]
+    ) -> None:
+        old, new = parse_checkpoint_blob(before, GROUP), parse_checkpoint_blob(after, GROUP)
+        assert not self.service.blobs[name].lease_id, "a late call writes a sealed checkpoint blob"
         named, owners = self._owners()
-        for key, mark in new.marks.items():
-            if old.marks.get(key) != mark:
-                self.jotted += 1
-                assert name in named, "a slip that nobody looks at"
-                assert owners[key] == (named[name], mark.epoch), "not by the owner"
+        for key, checkpoint in new.checkpoints.items():
+            if old.checkpoints.get(key) != checkpoint:
+                self.written_to_blobs += 1
+                assert name in named, "a checkpoint blob that nobody looks at"
+                assert owners[key] == (named[name], checkpoint.epoch), "not by the owner"
         self.positions()
 
     def positions(self) -> dict[str, int]:
-        """How far each key is, by the book and the slips that it names."""
+        """How far each key is, by the document and the checkpoint blobs that it names."""
         named, owners = self._owners()
-        book = json.loads(self.service.blobs[BOOK].body)
-        found = {f"{GROUP}/{last}": number for last, _, number, *_ in book["marks"]}
+        document = json.loads(self.service.blobs[DOCUMENT].body)
+        found = {f"{GROUP}/{last}": number for last, _, number, *_ in document["marks"]}
         for name, holder in named.items():
             if name not in self.service.blobs:
                 continue  # nobody has written there yet, or not any more
-            for key, mark in slip_from(self.service.blobs[name].metadata, GROUP).marks.items():
-                if owners[key] == (holder, mark.epoch):
-                    found[key] = max(found.get(key, -1), mark.position.sequence_number)
+            for key, write in parse_checkpoint_blob(
+                self.service.blobs[name].metadata, GROUP
+            ).checkpoints.items():
+                if owners[key] == (holder, write.epoch):
+                    found[key] = max(found.get(key, -1), write.position.sequence_number)
         for key, number in self.reached.items():
             assert found.get(key, -1) >= number, "a position was lost"
         self.reached = found
@@ -328,13 +336,14 @@ class Judge:
         assert self.positions()[key] >= number, "a position was acknowledged and is not there"
 
     def _owners(self) -> tuple[dict[str, str], dict[str, tuple[str | None, int]]]:
-        """The slips that the book names, with their holders, and who owns each key."""
-        book = json.loads(self.service.blobs[BOOK].body)
-        leases = (each for each in book["leases"] if "slip" in each)
+        """The checkpoint blobs that the document names, their holders, and who owns each key."""
+        document = json.loads(self.service.blobs[DOCUMENT].body)
+        leases = (each for each in document["leases"] if "slip" in each)
         named = {
-            LeaseLocation(GROUP).slip_blob(each["holder"], each["slip"]): each for each in leases
+            LeaseLocation(GROUP).checkpoint_blob(each["holder"], each["slip"]): each
+            for each in leases
         }
-        owners = {f"{GROUP}/{each[0]}": (each[3], each[1]) for each in book["keys"]}
+        owners = {f"{GROUP}/{each[0]}": (each[3], each[1]) for each in document["keys"]}
         return {name: each["holder"] for name, each in named.items()}, owners
 
 
@@ -356,7 +365,7 @@ def test_no_order_of_things_gives_a_key_to_two(seed: int, weather: tuple[float, 
     if not is_known(seed):
         return
     assert max(judge.epochs.values()) > 1 or weather is CALM
-    assert judge.jotted or weather is WILD
+    assert judge.written_to_blobs or weather is WILD
     assert {"grant", "renew", "claim"} <= set[str]().union(*(host.done for host in hosts))
 
 
@@ -366,34 +375,34 @@ def test_nor_do_five_hosts_with_several_calls_at_a_time(seed: int) -> None:
     """So many take turns to look. Calls of one host stop also between comparing and writing."""
     looks, real_look, real_jot, real_make = (
         list[int](),
-        DocumentCache.glance,
-        CheckpointBlobs.jot,
-        CheckpointBlobs.make,
+        DocumentCache.poll_document,
+        CheckpointBlobs.write,
+        CheckpointBlobs.create,
     )
 
-    def glance(*given: Any) -> GroupListing:
+    def poll_document(*given: Any) -> GroupListing:
         looks.append(1)
         return real_look(*given)
 
-    def jot(*given: Any) -> bool:
+    def write(*given: Any) -> bool:
         CURRENT.call.pause()
         return real_jot(*given)
 
-    def make(*given: Any) -> str | None:
+    def create(*given: Any) -> str | None:
         name = real_make(*given)
         CURRENT.call.pause()
         return name
 
     with (
-        patch.object(DocumentCache, "glance", glance),
-        patch.object(CheckpointBlobs, "jot", jot),
-        patch.object(CheckpointBlobs, "make", make),
+        patch.object(DocumentCache, "poll_document", poll_document),
+        patch.object(CheckpointBlobs, "write", write),
+        patch.object(CheckpointBlobs, "create", create),
     ):
         judge, hosts = _played(random.Random(seed), [GROUP] * 5, (30.0, 0.01), 0.4)
     if not is_known(seed):
         return
     assert looks
-    assert judge.jotted
+    assert judge.written_to_blobs
     assert any("beside" in host.done for host in hosts)
 
 
@@ -403,30 +412,33 @@ def _played(
     """A host for each group; ``beside`` says how many of all steps are of calls beside others."""
     service = Service()
     judge = Judge(service)
-    service.on_book, service.on_slip = judge.told(judge.look), judge.told(judge.slip)
+    service.on_document, service.on_checkpoint_blob = (
+        judge.guarded(judge.check_document),
+        judge.guarded(judge.check_checkpoint_blob),
+    )
     hosts = [
         Host(name, HostStore(service, rng), rng, judge.acknowledged, weather[0], group)
         for name, group in zip("abcde", groups, strict=False)
     ]
     running: list[tuple[Host, Call]] = []
-    first = started(lambda given_up: hosts[0].store.keeping.declare(KEYS, given_up))
+    first = started(lambda cancelled: hosts[0].store.ownerships.declare(KEYS, cancelled))
     while not first.over:
         first.step()
-    patience, asleep = rng.choice([0.0, 0.02, 0.1]), set[int]()
+    give_up_rate, paused = rng.choice([0.0, 0.02, 0.1]), set[int]()
     with (
-        patch.object(http, "_LADDER", AT_ONCE),
-        patch.object(document_cache, "_LADDER", AT_ONCE),
-        patch.object(document_cache, "_COURTESY_S", 0.0),
-        patch.object(checkpoint_blobs, "_COURTESY_S", 0.0),
-        patch.object(checkpoint_blobs, "_YIELDING_S", 0.0),
-        patch.object(ownerships, "_COURTESY_S", 0.0),
-        patch.object(ownerships, "_OFTEN", 0),  # a slip for everybody
+        patch.object(http, "_BACKOFF", AT_ONCE),
+        patch.object(document_cache, "_BACKOFF", AT_ONCE),
+        patch.object(document_cache, "_LOCK_TIMEOUT_S", 0.0),
+        patch.object(checkpoint_blobs, "_LOCK_TIMEOUT_S", 0.0),
+        patch.object(checkpoint_blobs, "_YIELD_S", 0.0),
+        patch.object(ownerships, "_LOCK_TIMEOUT_S", 0.0),
+        patch.object(ownerships, "_OFTEN_WRITES", 0),  # a checkpoint blob for every host
     ):
         for _ in range(STEPS * (2 if beside else 1)):
             if beside and rng.random() < beside:
                 rng.choice(hosts).step_beside()
             else:
-                _something(rng, service, hosts, running, asleep, patience, weather[1])
+                _something(rng, service, hosts, running, paused, give_up_rate, weather[1])
             for key in KEYS:
                 assert sum(host.believes(key) for host in hosts) <= 1, "two believe in one key"
             assert not judge.wrong, judge.wrong
@@ -442,8 +454,8 @@ def _something(
     service: Service,
     hosts: list[Host],
     running: list[tuple[Host, Call]],
-    asleep: set[int],
-    patience: float,
+    paused: set[int],
+    give_up_rate: float,
     hurry: float,
 ) -> None:
     """One host takes one step, or time passes, or what was lost arrives after all."""
@@ -452,10 +464,10 @@ def _something(
         service.now_s += rng.choices([0.1, 0.5, 1.0, 3.0, 8.0, 16.0], [4, 4, 3, 2, 1, 1])[0]
         return
     if rng.random() < 0.03:
-        asleep.clear()
-        asleep.update(rng.sample(range(len(hosts)), rng.choice([0, 1, 1, 2])))
-    host = rng.choice([each for n, each in enumerate(hosts) if n not in asleep])
-    limbo = host.store.wire.limbo
+        paused.clear()
+        paused.update(rng.sample(range(len(hosts)), rng.choice([0, 1, 1, 2])))
+    host = rng.choice([each for n, each in enumerate(hosts) if n not in paused])
+    limbo = host.store.http_client.limbo
     if luck < hurry + 0.02 and limbo:
         limbo.pop(rng.randrange(len(limbo)))()
         return
@@ -472,6 +484,6 @@ def _something(
         if call is host.call:
             host.call = None
             host.hear(call)
-    elif call is host.call and rng.random() < patience:
-        call.given_up.set()  # nobody waits for it any more, and it goes on a little
+    elif call is host.call and rng.random() < give_up_rate:
+        call.cancelled.set()  # nobody waits for it any more, and it goes on a little
         host.call = None

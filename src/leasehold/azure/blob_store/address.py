@@ -1,4 +1,4 @@
-"""Where the container is, and with what right it is used: a URL, and what of it may be shown.
+"""The address of a container and its credential, from a URL and the environment.
 
 ================================================================  ==============================
 URL                                                               meaning
@@ -8,9 +8,10 @@ URL                                                               meaning
 ``azure-blob://HOST:PORT/ACCOUNT/CONTAINER[/PREFIX][?tls=0]``     an emulator, or a private one
 ================================================================  ==============================
 
-The right is the first that is there: ``?sas=`` in the URL, AZURE_STORAGE_SAS_TOKEN,
+The credential is the first of these that exists: ``?sas=`` in the URL, AZURE_STORAGE_SAS_TOKEN,
 AZURE_STORAGE_KEY, AZURE_STORAGE_CONNECTION_STRING if it is of this account (its BlobEndpoint is
-then used too), and else Entra ID by ``DefaultAzureCredential``. No secret is ever shown.
+then used too). Without any of them it is Entra ID, by ``DefaultAzureCredential``. No secret is ever
+shown.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
 _CONTAINER = re.compile(r"[a-z0-9$](?:-?[a-z0-9]){2,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9_~-]+(?:/[A-Za-z0-9_~-]+)*")
 _LONGEST_PREFIX = 200
-# What may be quoted: neither a key nor a SAS looks so.
+# What may be quoted: neither a key nor a SAS looks like this.
 _HARMLESS = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 _SWITCH = {"0", "1"}
 
@@ -61,10 +62,10 @@ class BlobAddress:
 
     @classmethod
     def of(cls, url: str, environment: Mapping[str, str]) -> BlobAddress:
-        """What the URL says, completed by the environment.
+        """Parse the URL, and complete it from the environment.
 
         Raises:
-            InvalidUrl: it can not be read. The message does not quote it: it may hold a secret.
+            InvalidUrl: the URL is not valid. The message does not quote it: it may hold a secret.
         """
         try:
             parts = urlsplit(url)
@@ -81,18 +82,18 @@ class BlobAddress:
 
     @property
     def url(self) -> str:
-        """To be shown: without secrets."""
-        place = "/".join(filter(None, (self.container, self.prefix)))
+        """The URL without secrets, for display."""
+        container_path = "/".join(filter(None, (self.container, self.prefix)))
         if self.root:
             port = f":{self.port}" if self.port else ""
-            return f"azure-blob://{self.host}{port}{self.root}/{place}" + (
+            return f"azure-blob://{self.host}{port}{self.root}/{container_path}" + (
                 "" if self.tls else "?tls=0"
             )
         public = self.host == f"{self.account}.{_PUBLIC}"
-        return f"azure-blob://{self.account if public else self.host}/{place}"
+        return f"azure-blob://{self.account if public else self.host}/{container_path}"
 
     def path(self, name: str = "") -> str:
-        """The path of a blob, quoted as it is sent and signed."""
+        """Return the path of a blob, quoted as it is sent and signed."""
         return f"{self.root}/{self.container}" + (f"/{quote(name, safe='/$~=')}" if name else "")
 
 
@@ -126,11 +127,11 @@ def _checked(
         not _PREFIX.fullmatch(address.prefix) or len(address.prefix) > _LONGEST_PREFIX
     ):
         raise _unreadable("a prefix has letters, digits, _, ~ and -, with slashes between")
-    return _with_right(address, query.get("sas", ""), environment)
+    return _with_credential(address, query.get("sas", ""), environment)
 
 
 def _check_part(what: str, name: str, allowed: re.Pattern[str], may_be: str) -> None:
-    """Say which part of the URL is wrong, and only what is to be said of that one."""
+    """Check one part of the URL; the error names only that part."""
     if allowed.fullmatch(name):
         return
     if _HARMLESS.fullmatch(name):
@@ -140,7 +141,7 @@ def _check_part(what: str, name: str, allowed: re.Pattern[str], may_be: str) -> 
     raise _unreadable(f"{wrong} ({may_be})", _SHORT)
 
 
-def _with_right(address: BlobAddress, sas: str, environment: Mapping[str, str]) -> BlobAddress:
+def _with_credential(address: BlobAddress, sas: str, environment: Mapping[str, str]) -> BlobAddress:
     sas = sas or environment.get("AZURE_STORAGE_SAS_TOKEN", "")
     if sas:
         return replace(address, sas=sas.removeprefix("?"))

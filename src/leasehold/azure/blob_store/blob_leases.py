@@ -1,16 +1,14 @@
-"""Leases on blobs: grant, renew and revoke, each as calls to the service and a step on the book.
+"""Leases on blobs: grant, renew and revoke, each as requests and a step on the document.
 
 A holder has one blob with one real lease. To renew is to renew that lease, whatever the holder
-owns. A lease is over when the service says so, and ended when a book says so; between the two the
-blob is removed, so that nothing can bring the lease back.
+owns. A lease is over when the service says so, and ended when a document says so. Between the two
+the blob is deleted, so that nothing can bring the lease back.
 
-How often a member looks who is alive.
-
-A listing costs twelve times as much as a reading of the book that has not changed, and whoever
-finds somebody dead tells all the others by the book. So the members of a group of partitions take
-turns: of four each looks in every second third of a lease, of six and more in every third one, in
-an order that follows from their names and the service's clock. Up to three, and in all other
-groups, each renewal looks. So does one that has not looked for nearly a lease.
+A listing costs twelve times as much as polling an unchanged document, and a member that finds an
+expired lease records it in the document for all others. So the members of a partition group take
+turns to list. Of four, each lists in every second third of a lease; of six and more, in every third
+one. The order follows from their names and the service's clock. Up to three members, and in all
+other groups, each renewal lists. So does one that has not listed for nearly a lease.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from leasehold.azure.blob_store.container import CREATED, NOT_FOUND, OK
-from leasehold.azure.blob_store.naming import ALONE, LeaseLocation, lease_id, token_digest
-from leasehold.azure.blob_store.service_time import moment
+from leasehold.azure.blob_store.naming import UNGROUPED, LeaseLocation, lease_id, token_digest
+from leasehold.azure.blob_store.service_time import service_time_now
 from leasehold.errors import LeaseLost, StoreUnavailable
 from leasehold.model import EndReason, Lease
 from leasehold.names import PARTITION
@@ -30,26 +28,26 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Mapping
 
-    from leasehold.azure.blob_store.document_cache import DocumentCache, DocumentStep, GroupListing
+    from leasehold.azure.blob_store.document_cache import DocumentCache, GroupListing, StepContext
     from leasehold.azure.blob_store.group_document import GroupDocument
     from leasehold.azure.blob_store.service_time import LeaseProofs, ServiceTime
     from leasehold.clock import Clock
     from leasehold.model import Changes, MemberInfo, Resource, Term
 
-_IN_A_TURN, _MAX_TURNS = 2, 3  # two look in each turn: one of them may be the dead one
-_SLOTS = 3  # of a lease: members renew about so often
+_IN_A_TURN, _MAX_TURNS = 2, 3  # two list in each turn: one of them may have crashed
+_SLOTS = 3  # of a lease: members renew about this often
 _LONGEST = 0.95
 _MAX = 10_000
 
 
 def turns(members: int) -> int:
-    """In one of how many turns a member looks, in a group of so many."""
+    """Return in one of how many turns a member lists, in a group of this size."""
     return max(1, min(members // _IN_A_TURN, _MAX_TURNS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LastLook:
-    """When a holder looked last, and the company that it found itself in."""
+    """When a holder listed last, and its rank among the members then."""
 
     looked_s: float
     slot: int
@@ -59,15 +57,14 @@ class _LastLook:
 
 
 class LookSchedule:
-    """The turns of each holder of this process."""
+    """Decides which renewals of this process list the group."""
 
     def __init__(self, clock: Clock) -> None:
-        """Nobody has looked yet."""
         self._clock = clock
         self._seen: dict[tuple[str, str], _LastLook] = {}
 
     def due(self, lease: Lease, now: ServiceTime | None) -> bool:
-        """Whether this renewal has to look; ``now`` by the service's clock."""
+        """Return whether this renewal must list; ``now`` by the service's clock."""
         seen = self._seen.get((lease.group, lease.holder))
         if seen is None or now is None or seen.turns == 1:
             return True
@@ -84,9 +81,9 @@ class LookSchedule:
         *,
         began_s: float,
     ) -> None:
-        """It has looked in a renewal that began then.
+        """Record a listing by a renewal that began at ``began_s``.
 
-        ``leases_s`` are the members of its group, with the lengths of their leases.
+        ``leases_s`` has the lease lengths of the members of its group.
         """
         if now is None or lease.holder not in leases_s:
             return
@@ -103,7 +100,7 @@ class LookSchedule:
         )
 
     def forget(self, lease: Lease) -> None:
-        """It is over."""
+        """Forget a lease that is over."""
         self._seen.pop((lease.group, lease.holder), None)
 
 
@@ -111,240 +108,277 @@ def _slot(now: ServiceTime, shortest_s: float) -> int:
     return int(now.low_s * _SLOTS / shortest_s)
 
 
-_ROUNDS = 4
-_LOOKS = 3
+_MAX_ACQUIRE_ATTEMPTS = 4
+_MAX_LOOKS = 3
 _MAX_SWEPT = 4
-# A book of somebody alone that was not written for so long, and whose lease does not run, is old.
+# The document of a holder without a group is old after this time, if its lease does not run.
 _OLD_S = 2 * 3600.0
 
 
-def bare(lease: Lease) -> Lease:
-    """As books know it: with the digest of its token."""
+def lease_with_digest(lease: Lease) -> Lease:
+    """Return the lease as group documents have it: with the digest of its token."""
     return replace(lease, token=token_digest(lease.token))
 
 
 class BlobLeases:
-    """The three calls about leases, by threads."""
+    """The three calls about leases, in threads."""
 
-    def __init__(self, shelf: DocumentCache, proofs: LeaseProofs, clock: Clock) -> None:
-        """Over the books and the blobs of one container."""
-        self._shelf = shelf
+    def __init__(self, cache: DocumentCache, proofs: LeaseProofs, clock: Clock) -> None:
+        self._cache = cache
         self._proofs = proofs
         self._clock = clock
-        self._watch = LookSchedule(clock)
+        self._look_schedule = LookSchedule(clock)
 
     # ------------------------------------------------------------ grant
 
-    def grant(self, lease: Lease, info: MemberInfo, given_up: threading.Event) -> Lease:
-        """See ``Store.grant``."""
-        home = LeaseLocation.of(lease.group, lease.holder)
-        look = self._shelf.look(home, given_up)
-        known = self._shelf.read(
-            home, lambda turn: turn.book.lease_row(lease.holder), given_up, look=look
+    def grant(self, lease: Lease, info: MemberInfo, cancelled: threading.Event) -> Lease:
+        """Grant a lease, or repeat a grant."""
+        location = LeaseLocation.of(lease.group, lease.holder)
+        listing = self._cache.list_group(location, cancelled)
+        known = self._cache.read(
+            location,
+            lambda context: context.document.lease_row(lease.holder),
+            cancelled,
+            listing=listing,
         )
         runs = True
         if known is None:
-            self._acquire(home, lease, given_up)
-        elif look.runs(lease.holder) and known.ended is None:
-            runs = self._renew_blob(home, lease, known.lease.duration_s, given_up)
-        granted = self._shelf.change(
-            home,
-            lambda turn: turn.book.grant(bare(lease), info, turn.now, turn.wall),
-            given_up,
-            concerns=lambda _: {lease.holder},
+            self._acquire(location, lease, cancelled)
+        elif listing.runs(lease.holder) and known.ended is None:
+            runs = self._renew_blob(location, lease, known.lease.duration_s, cancelled)
+        granted = self._cache.change(
+            location,
+            lambda context: context.document.grant(
+                lease_with_digest(lease), info, context.now, context.wall
+            ),
+            cancelled,
+            liveness_of=lambda _: {lease.holder},
             proven=self._proofs.of([(lease.holder, lease.token)]),
         )
         if not runs:
-            # It is in the book, and yet not ours to renew: somebody has broken it, past all books.
+            # It is in the document and cannot be renewed: it was broken outside of the store.
             raise lost_lease(lease.holder, EndReason.BROKEN.value)
-        self._sweep(home, look, given_up)
+        self._sweep(location, listing, cancelled)
         return replace(granted, token=lease.token)
 
-    def _acquire(self, home: LeaseLocation, lease: Lease, given_up: threading.Event) -> None:
-        blob = home.holder_blob(lease.holder)
-        for _ in range(_ROUNDS):
+    def _acquire(self, location: LeaseLocation, lease: Lease, cancelled: threading.Event) -> None:
+        blob = location.holder_blob(lease.holder)
+        for _ in range(_MAX_ACQUIRE_ATTEMPTS):
             try:
-                # That it is there already is no refusal: the call may be a repetition.
-                self._shelf.container.put(blob, b"", etag=None, metadata={}, given_up=given_up)
+                # That it exists is not a refusal: the call may be a repetition.
+                self._cache.container.put(blob, b"", etag=None, metadata={}, cancelled=cancelled)
             except StoreUnavailable:
-                if given_up.is_set():
+                if cancelled.is_set():
                     raise
-            answer = self._shelf.container.lease(
+            response = self._cache.container.lease(
                 blob,
                 "acquire",
-                given_up,
+                cancelled,
                 proposed_lease_id=lease_id(lease.token),
                 lease_duration=int(lease.duration_s),
             )
-            if answer.status == CREATED:
-                self._note(lease, answer.sent_s, lease.duration_s)
+            if response.status == CREATED:
+                self._note(lease, response.sent_s, lease.duration_s)
                 return
-            if answer.status != NOT_FOUND:
+            if response.status != NOT_FOUND:
                 raise lost_lease(lease.holder, "another token is in use")
         raise StoreUnavailable(f"the blob of {lease.holder} does not stay where it is put")
 
-    def _sweep(self, home: LeaseLocation, look: GroupListing, given_up: threading.Event) -> None:
-        """Remove blobs that nobody needs: of members that never came into the book, or ended."""
-        start = home.holder_blob("")
+    def _sweep(
+        self, location: LeaseLocation, listing: GroupListing, cancelled: threading.Event
+    ) -> None:
+        """Delete blobs of members that never reached the document, or that ended."""
+        start = location.holder_blob("")
         over = {
             name
-            for name, blob in look.blobs.items()
+            for name, blob in listing.blobs.items()
             if name.startswith(start) and blob.lease_state == "expired"
         }
         if over:
-            over -= self._shelf.read(home, lambda turn: _living_blobs(turn.book), given_up)
-        self._shelf.slips.sweep(
-            home,
-            lambda: self._shelf.read(home, lambda turn: dict(turn.book.slips), given_up),
-            given_up,
+            over -= self._cache.read(
+                location, lambda context: _living_blobs(context.document), cancelled
+            )
+        self._cache.checkpoint_blobs.sweep(
+            location,
+            lambda: self._cache.read(
+                location, lambda context: dict(context.document.blob_names), cancelled
+            ),
+            cancelled,
         )
-        if not home.group:
-            over |= self._old_loners(given_up)
+        if not location.group:
+            over |= self._old_ungrouped(cancelled)
         for name in sorted(over)[:_MAX_SWEPT]:
-            self._shelf.container.delete(name, given_up)
+            self._cache.container.delete(name, cancelled)
 
-    def _old_loners(self, given_up: threading.Event) -> set[str]:
-        """The blobs of holders without a group that ended long ago: nobody else would look."""
-        blobs = self._shelf.container.list(ALONE, given_up).values()
-        latest = self._shelf.container.wire.latest
+    def _old_ungrouped(self, cancelled: threading.Event) -> set[str]:
+        """Return blobs of holders without a group that ended long ago."""
+        blobs = self._cache.container.list(UNGROUPED, cancelled).values()
+        latest = self._cache.container.http_client.latest
         before_s = latest.date_s - _OLD_S if latest is not None else 0.0
         start = {blob.name: "/".join(blob.name.split("/")[:2]) for blob in blobs}
         busy = {start[blob.name] for blob in blobs if blob.locked or blob.modified_s >= before_s}
-        return {name for name, place in start.items() if place not in busy}
+        return {name for name, folder in start.items() if folder not in busy}
 
     # ------------------------------------------------------------ renew
 
     def renew(
-        self, lease: Lease, since: int, info: MemberInfo | None, given_up: threading.Event
+        self, lease: Lease, since: int, info: MemberInfo | None, cancelled: threading.Event
     ) -> Changes:
-        """See ``Store.renew``; not every renewal looks who else is alive: see ``watch``."""
-        home = LeaseLocation.of(lease.group, lease.holder)
+        """Renew a lease; ``LookSchedule`` decides whether this also lists the group."""
+        location = LeaseLocation.of(lease.group, lease.holder)
         began_s = self._clock.boottime_s()
-        for tried in range(1 + _LOOKS):
-            alone = tried == 0 and not self._watch.due(lease, self._now())
-            look = (self._shelf.glance if alone else self._shelf.look)(home, given_up)
-            duration_s, groups, lengths_s = self._shelf.read(
-                home, lambda turn: _known(turn.book, lease.holder), given_up, look=look
+        for attempt in range(1 + _MAX_LOOKS):
+            document_only = attempt == 0 and not self._look_schedule.due(lease, self._now())
+            listing = (self._cache.poll_document if document_only else self._cache.list_group)(
+                location, cancelled
             )
-            # What the book has ended is not kept alive for the books of other groups.
-            runs = duration_s > 0 and (alone or look.runs(lease.holder))
-            renewed = runs and self._renew_blob(home, lease, duration_s, given_up)
-            if alone and not renewed:
-                continue  # why is seen by a look
-            abroad = {group: self._news_abroad(lease.holder, group, given_up) for group in groups}
+            duration_s, groups, lengths_s = self._cache.read(
+                location,
+                lambda context: _known(context.document, lease.holder),
+                cancelled,
+                listing=listing,
+            )
+            # What the document has ended is not kept alive for the documents of other groups.
+            runs = duration_s > 0 and (document_only or listing.runs(lease.holder))
+            renewed = runs and self._renew_blob(location, lease, duration_s, cancelled)
+            if document_only and not renewed:
+                continue  # a listing shows why
+            elsewhere = {
+                group: self._changes_elsewhere(lease.holder, group, cancelled) for group in groups
+            }
             try:
-                heard = self._heard(
-                    lease, since, info, look, abroad, given_up, renewed=renewed, alone=alone
+                changes = self._renew_in_document(
+                    lease,
+                    since,
+                    info,
+                    listing,
+                    elsewhere,
+                    cancelled,
+                    renewed=renewed,
+                    document_only=document_only,
                 )
             except _NotRenewed:
-                continue  # it was not renewed, and yet it runs: look once more
-            if not alone:
-                self._watch.looked(lease, lengths_s, self._now(), began_s=began_s)
-            return heard
-        # It runs and is not ours to renew: somebody has broken or taken it, past all books.
+                continue  # it was not renewed, and yet it runs: list again
+            if not document_only:
+                self._look_schedule.looked(lease, lengths_s, self._now(), began_s=began_s)
+            return changes
+        # It runs and cannot be renewed: it was broken or taken outside of the store.
         raise lost_lease(lease.holder, EndReason.BROKEN.value)
 
-    def _heard(
+    def _renew_in_document(
         self,
         lease: Lease,
         since: int,
         info: MemberInfo | None,
-        look: GroupListing,
-        abroad: Mapping[str, _News],
-        given_up: threading.Event,
+        listing: GroupListing,
+        elsewhere: Mapping[str, _ChangesElsewhere],
+        cancelled: threading.Event,
         *,
         renewed: bool,
-        alone: bool,
+        document_only: bool,
     ) -> Changes:
-        def step(turn: DocumentStep) -> Changes:
-            turn.book.live(bare(lease), turn.now, turn.wall)
+        def step(context: StepContext) -> Changes:
+            context.document.live(lease_with_digest(lease), context.now, context.wall)
             if not renewed:
                 raise _NotRenewed("it runs")
-            for group, news in abroad.items():
-                turn.book.hear(lease.holder, group, news.keys, news.ended)
-            told = turn.book.renew(bare(lease), since, info, turn.now, turn.wall)
-            resources = [cautious(each, turn) for each in told.resources]
-            for group, keys in turn.book.news_abroad(lease.holder, since).items():
-                if group in abroad:
-                    resources += [abroad[group].shown[key] for key in keys]
+            for group, changes in elsewhere.items():
+                context.document.apply_changes_elsewhere(
+                    lease.holder, group, changes.keys, changes.ended
+                )
+            told = context.document.renew(
+                lease_with_digest(lease), since, info, context.now, context.wall
+            )
+            resources = [with_safe_break_time(each, context) for each in told.resources]
+            for group, keys in context.document.changed_elsewhere(lease.holder, since).items():
+                if group in elsewhere:
+                    resources += [elsewhere[group].shown[key] for key in keys]
             return replace(told, resources=tuple(resources))
 
-        return self._shelf.change(
-            look.home,
+        return self._cache.change(
+            listing.location,
             step,
-            given_up,
-            # Without a look nobody but ourselves is judged.
-            concerns=lambda book: {lease.holder} | (set() if alone else book.everybody()),
+            cancelled,
+            # Without a listing only this holder is judged.
+            liveness_of=lambda document: (
+                {lease.holder} | (set() if document_only else document.live_holders())
+            ),
             proven={lease.holder} if renewed else (),
-            # What was not renewed may be over since it was looked at.
-            look=look if renewed else None,
-            told_by_version=True,
+            # What was not renewed may have expired since the listing.
+            listing=listing if renewed else None,
+            only_new_version=True,
         )
 
     def _renew_blob(
-        self, home: LeaseLocation, lease: Lease, duration_s: float, given_up: threading.Event
+        self, location: LeaseLocation, lease: Lease, duration_s: float, cancelled: threading.Event
     ) -> bool:
-        answer = self._shelf.container.lease(
-            home.holder_blob(lease.holder), "renew", given_up, lease_id=lease_id(lease.token)
+        response = self._cache.container.lease(
+            location.holder_blob(lease.holder), "renew", cancelled, lease_id=lease_id(lease.token)
         )
-        if answer.status == OK:
-            self._note(lease, answer.sent_s, duration_s)
+        if response.status == OK:
+            self._note(lease, response.sent_s, duration_s)
             return True
         self._proofs.drop(lease.holder)
         return False
 
-    def _news_abroad(self, holder: str, group: str, given_up: threading.Event) -> _News:
-        def news(turn: DocumentStep) -> _News:
-            keys, ended = turn.book.news_for(holder)
-            shown = [cautious(each, turn) for each in turn.book.shown(keys, turn.now)]
-            return _News(keys=keys, ended=ended, shown={each.key: each for each in shown})
+    def _changes_elsewhere(
+        self, holder: str, group: str, cancelled: threading.Event
+    ) -> _ChangesElsewhere:
+        def changes(context: StepContext) -> _ChangesElsewhere:
+            keys, ended = context.document.outsider_changes(holder)
+            shown = [
+                with_safe_break_time(each, context)
+                for each in context.document.shown(keys, context.now)
+            ]
+            return _ChangesElsewhere(
+                keys=keys, ended=ended, shown={each.key: each for each in shown}
+            )
 
-        return self._shelf.read(LeaseLocation(group), news, given_up)
+        return self._cache.read(LeaseLocation(group), changes, cancelled)
 
     # ------------------------------------------------------------ revoke
 
-    def revoke(self, lease: Lease, given_up: threading.Event) -> None:
-        """See ``Store.revoke``."""
-        home = LeaseLocation.of(lease.group, lease.holder)
+    def revoke(self, lease: Lease, cancelled: threading.Event) -> None:
+        """End a lease."""
+        location = LeaseLocation.of(lease.group, lease.holder)
 
-        def end(turn: DocumentStep) -> list[str] | None:
-            row = turn.book.lease_row(lease.holder)
-            if row is None or row.lease.token != bare(lease).token:
+        def end(context: StepContext) -> list[str] | None:
+            row = context.document.lease_row(lease.holder)
+            if row is None or row.lease.token != lease_with_digest(lease).token:
                 return None
-            turn.book.revoke(bare(lease), turn.now, turn.wall)
-            return list(turn.book.abroad.get(lease.holder, ()))
+            context.document.revoke(lease_with_digest(lease), context.now, context.wall)
+            return list(context.document.keys_elsewhere.get(lease.holder, ()))
 
         proven = self._proofs.of([(lease.holder, lease.token)])
-        groups = self._shelf.change(
-            home, end, given_up, concerns=lambda _: {lease.holder}, proven=proven
+        groups = self._cache.change(
+            location, end, cancelled, liveness_of=lambda _: {lease.holder}, proven=proven
         )
         if groups is None:
             return
         for group in groups:
-            self._shelf.change(
+            self._cache.change(
                 LeaseLocation(group),
                 end,
-                given_up,
-                concerns=lambda _: {lease.holder},
+                cancelled,
+                liveness_of=lambda _: {lease.holder},
                 proven=proven,
             )
         self._proofs.drop(lease.holder)
-        self._watch.forget(lease)
-        self._shelf.slips.drop(home, lease.holder)
-        blob, shown = home.holder_blob(lease.holder), lease_id(lease.token)
-        if not self._shelf.container.delete(blob, given_up, lease_id=shown):
-            self._shelf.container.delete(blob, given_up)
+        self._look_schedule.forget(lease)
+        self._cache.checkpoint_blobs.drop(location, lease.holder)
+        blob, shown = location.holder_blob(lease.holder), lease_id(lease.token)
+        if not self._cache.container.delete(blob, cancelled, lease_id=shown):
+            self._cache.container.delete(blob, cancelled)
 
     def _now(self) -> ServiceTime | None:
-        return moment(self._shelf.container.wire, self._clock)
+        return service_time_now(self._cache.container.http_client, self._clock)
 
     def _note(self, lease: Lease, sent_s: float, duration_s: float) -> None:
         self._proofs.note(lease.holder, lease.token, sent_s=sent_s, duration_s=duration_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _News:
-    """What a holder has to hear of its keys in one other group."""
+class _ChangesElsewhere:
+    """Changes of a holder's keys in one other group."""
 
     keys: dict[str, int]
     ended: list[tuple[int, Term]]
@@ -355,30 +389,30 @@ class _NotRenewed(LeaseLost):
     """The lease could not be renewed, and the service does not say that it is over."""
 
 
-def cautious(resource: Resource, turn: DocumentStep) -> Resource:
-    """The time until a break is told so short that it is true whatever the exact time is."""
+def with_safe_break_time(resource: Resource, context: StepContext) -> Resource:
+    """Shorten the time until a break, so that it is safe for any true time."""
     if resource.breaking_s is None:
         return resource
-    return replace(resource, breaking_s=max(0.0, resource.breaking_s - turn.moment.slack_s))
+    return replace(resource, breaking_s=max(0.0, resource.breaking_s - context.time.slack_s))
 
 
-def _known(book: GroupDocument, holder: str) -> tuple[float, list[str], dict[str, float]]:
-    """How long the lease of a holder lasts, 0 if it is over; and the company that it is in.
+def _known(document: GroupDocument, holder: str) -> tuple[float, list[str], dict[str, float]]:
+    """Return a holder's lease duration (0 if it is over), its other groups, and all durations.
 
-    That is the other groups that it has keys of, and how long the lease of each member lasts.
+    The other groups are those that it has keys of; the durations are by member.
     """
-    row = book.lease_row(holder)
+    row = document.lease_row(holder)
     lives = row is not None and row.ended is None
     duration_s = row.lease.duration_s if row and lives else 0.0
-    rows = [book.lease_row(each) for each in book.everybody()]
+    rows = [document.lease_row(each) for each in document.live_holders()]
     lengths_s = {
         each.lease.holder: each.lease.duration_s
         for each in rows
-        if each is not None and book.is_member(each)
+        if each is not None and document.is_member(each)
     }
-    return duration_s, list(book.abroad.get(holder, ())), lengths_s
+    return duration_s, list(document.keys_elsewhere.get(holder, ())), lengths_s
 
 
-def _living_blobs(book: GroupDocument) -> set[str]:
-    rows = (book.lease_row(holder) for holder in book.everybody())
-    return {book.home.holder_blob(row.lease.holder) for row in rows if row is not None}
+def _living_blobs(document: GroupDocument) -> set[str]:
+    rows = (document.lease_row(holder) for holder in document.live_holders())
+    return {document.location.holder_blob(row.lease.holder) for row in rows if row is not None}

@@ -1,24 +1,18 @@
-"""Slips: positions are written beside the book, so that a checkpoint is one cheap call.
+"""Checkpoint blobs: positions beside the group document, so that a checkpoint is one cheap request.
 
-How it works, in words:
-
-* The book names the slip of a holder. The blob is made before the book names it, and its name is
-  never used twice. Positions go into its metadata, under the condition that nobody has written
-  there since (``If-Match``): nearly always that is the holder alone.
-* Whoever is about to take a key from a holder, or a part of its right to it, first **seals** its
-  slip: by a blob lease without an end, whose id everybody knows and no writer shows. From then on
-  the holder can write there no more, however long it was paused before it tried. A lease is had at
-  the first try, also while the holder writes there without a pause. What is on the slip goes into
-  the book in the same write that takes the key, and that write does not name the slip any longer.
-* To seal is always safe: a holder that finds its slip sealed goes by the book, where it is told
-  whether the key is still its own, and gets a new slip.
-* A slip is removed when the book that took it in is written. One that is not there has nothing on
-  it: either nobody wrote there yet, or the book has it, and then the copy that names it is old.
-
-A slip: positions of one holder, written beside the book, in the metadata of a blob of its own.
-
-A position on a slip counts as if it stood in the book: for the keys that the book gives to that
-holder, under the epoch that the book has for them, as long as the book names the slip.
+* The document names the blob of a holder. The blob is created before the document names it, and its
+  name is never used twice. Positions are its metadata, written under ``If-Match``: nearly always
+  the holder alone writes there. A position counts as if it were in the document: for keys that the
+  document gives to that holder, under their epoch, while the document names the blob.
+* Before a process takes a key or a part of it from a holder, it **seals** the holder's blob: by a
+  blob lease without end, whose id every process knows and no writer sends. After that the holder
+  cannot write there, however long it was paused. The first attempt gets the lease, even while the
+  holder writes without a pause. The positions go into the document in the same write that takes the
+  key, and that write no longer names the blob.
+* Sealing is always safe: a holder that finds its blob sealed writes to the document, which decides
+  whether it still owns the key, and gets a new blob.
+* A blob is deleted after the document that merged it is written. A missing blob counts as empty:
+  it was never written, or a newer document has its content.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.azure.blob_store.container import CREATED, NOT_FOUND
-from leasehold.azure.blob_store.document_json import mark_from, mark_to
+from leasehold.azure.blob_store.document_json import checkpoint_from_json, checkpoint_to_json
 from leasehold.azure.blob_store.naming import lease_id
 from leasehold.clock import new_suffix
 from leasehold.errors import StoreUnavailable, StoreUnusable
@@ -48,255 +42,268 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint
 
 # The service keeps 8 KiB of metadata for a blob, names and all.
-_MAX_LETTERS = 7_500
-_MARKS, _WRITE = "marks", "mark"
+_MAX_METADATA_CHARS = 7_500
+_CHECKPOINTS_FIELD, _WRITE_ID_FIELD = "marks", "mark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointBlob:
-    """What is on a slip. ``written`` tells one writing of it from another."""
+    """The content of a checkpoint blob. ``write_id`` tells one write from another."""
 
-    marks: Mapping[str, Checkpoint] = field(default_factory=dict)
-    written: str = ""
+    checkpoints: Mapping[str, Checkpoint] = field(default_factory=dict)
+    write_id: str = ""
 
     def metadata(self, group: str) -> dict[str, str]:
-        """As the service keeps it; all keys are of this group."""
+        """Return the metadata to store; all keys are of this group."""
         cut = len(group) + 1
-        marks = [mark_to(each, cut) for each in self.marks.values()]
-        told = json.dumps(marks, ensure_ascii=False, separators=(",", ":"))
-        packed = base64.b64encode(zlib.compress(told.encode())).decode()
-        return {_MARKS: packed, _WRITE: self.written}
+        checkpoints = [checkpoint_to_json(each, cut) for each in self.checkpoints.values()]
+        text = json.dumps(checkpoints, ensure_ascii=False, separators=(",", ":"))
+        packed = base64.b64encode(zlib.compress(text.encode())).decode()
+        return {_CHECKPOINTS_FIELD: packed, _WRITE_ID_FIELD: self.write_id}
 
 
 def fits(metadata: Mapping[str, str]) -> bool:
-    """Whether the service can keep what ``CheckpointBlob.metadata`` made."""
-    return len(metadata[_MARKS]) <= _MAX_LETTERS
+    """Return whether the service can store what ``CheckpointBlob.metadata`` returned."""
+    return len(metadata[_CHECKPOINTS_FIELD]) <= _MAX_METADATA_CHARS
 
 
-def slip_from(metadata: Mapping[str, str], group: str) -> CheckpointBlob:
-    """What ``CheckpointBlob.metadata`` wrote.
-
-    Raises:
-        StoreUnusable: it is damaged.
-    """
+def parse_checkpoint_blob(metadata: Mapping[str, str], group: str) -> CheckpointBlob:
+    """Parse what ``CheckpointBlob.metadata`` wrote."""
     try:
-        told = json.loads(zlib.decompress(base64.b64decode(metadata[_MARKS], validate=True)))
-        marks = [mark_from(f"{group}/{last}", *rest) for last, *rest in told]
+        rows = json.loads(
+            zlib.decompress(base64.b64decode(metadata[_CHECKPOINTS_FIELD], validate=True))
+        )
+        checkpoints = [checkpoint_from_json(f"{group}/{last}", *rest) for last, *rest in rows]
     except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:
         raise StoreUnusable(
             f"a blob with positions of {group} is damaged: its metadata was changed by somebody "
             "else; remove the blob, and what is in the book counts"
         ) from error
     return CheckpointBlob(
-        marks={each.key: each for each in marks}, written=metadata.get(_WRITE, "")
+        checkpoints={each.key: each for each in checkpoints},
+        write_id=metadata.get(_WRITE_ID_FIELD, ""),
     )
 
 
 T = TypeVar("T")
 
-_SEAL, _FOR_EVER = lease_id("the seal of a slip"), -1
-# Calls of one holder take turns; who would wait for long goes by the book, and is in the way of the
-# others there. So long that as many calls as there are threads have had their turn.
-_COURTESY_S = 2.0
-# Who has sealed a slip writes the book before its holder does, if that takes no longer.
-_YIELDING_S = 0.25
-# A slip that no book names, and that was not written for so long, was left behind.
+_SEAL, _INFINITE = lease_id("the seal of a slip"), -1
+# Calls of one holder take turns; a call that would wait for longer writes to the document, and
+# conflicts with the others there. Long enough for as many calls as there are threads.
+_LOCK_TIMEOUT_S = 2.0
+# A process that has sealed a blob writes the document before the holder, if it is this fast.
+_YIELD_S = 0.25
+# A blob that no document names, and that was not written for this long, is abandoned.
 _OLD_S = 2 * 3600.0
 _MAX_SWEPT = 20
 _MAX_OWN = 1_000
-_AT_ONCE = 8
+_PARALLEL = 8
 
 
 @dataclass(slots=True)
 class OwnCheckpointBlob:
-    """A slip that this process has made, and what it has written there."""
+    """A blob that this process has created, and what it has written there."""
 
     name: str
     etag: str
-    slip: CheckpointBlob
+    content: CheckpointBlob
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class CheckpointBlobs:
-    """The slips of one container. Safe to use from several threads."""
+    """The checkpoint blobs of one container. Safe to use from several threads."""
 
     def __init__(self, container: Container) -> None:
-        """Have none yet."""
         self._container = container
         self._own: dict[tuple[LeaseLocation, str], OwnCheckpointBlob] = {}
 
     # ------------------------------------------------------------ of this process
 
-    def make(self, home: LeaseLocation, holder: str, given_up: threading.Event) -> str | None:
-        """An empty slip, for the book to name; None if it could not be made."""
+    def create(
+        self, location: LeaseLocation, holder: str, cancelled: threading.Event
+    ) -> str | None:
+        """Create an empty blob, for the document to name; None if that failed."""
         name, empty = new_suffix(), CheckpointBlob()
-        blob, told = home.slip_blob(holder, name), empty.metadata(home.group)
+        blob, metadata = location.checkpoint_blob(holder, name), empty.metadata(location.group)
         with suppress(StoreUnavailable):
-            etag = self._container.put(blob, b"", etag=None, metadata=told, given_up=given_up)
+            etag = self._container.put(blob, b"", etag=None, metadata=metadata, cancelled=cancelled)
             if etag is not None:
                 if len(self._own) >= _MAX_OWN:
-                    self._own.clear()  # holders that died; the others go by the book once
-                self._own[home, holder] = OwnCheckpointBlob(name, etag, empty)
+                    self._own.clear()  # expired holders; the others write to the document once
+                self._own[location, holder] = OwnCheckpointBlob(name, etag, empty)
                 return name
         return None
 
     def own(
-        self, home: LeaseLocation, holder: str, book: GroupDocument
+        self, location: LeaseLocation, holder: str, document: GroupDocument
     ) -> OwnCheckpointBlob | None:
-        """The slip that this process has for a holder; None if the book has another."""
-        own = self._own.get((home, holder))
-        return own if own is not None and book.slips.get(holder) == own.name else None
+        """Return this process's blob for a holder; None if the document names another."""
+        own = self._own.get((location, holder))
+        return own if own is not None and document.blob_names.get(holder) == own.name else None
 
-    def jot(
+    def write(
         self,
-        home: LeaseLocation,
+        location: LeaseLocation,
         holder: str,
         own: OwnCheckpointBlob,
-        marks: Mapping[str, Checkpoint],
-        given_up: threading.Event,
+        checkpoints: Mapping[str, Checkpoint],
+        cancelled: threading.Event,
     ) -> bool:
-        """Write positions on this very slip, beside those that are on it.
+        """Add positions to this very blob.
 
-        Another one, which another call has made since, may be one that no book names.
+        A blob that another call has created since may be one that no document names.
 
         Returns:
-            False if it is sealed, full, gone, busy or further on, or if there was no answer: then
-            it is the book that knows, and is asked.
-
-        Raises:
-            StoreUnavailable: there is no answer at all; they may have been written.
+            False if the blob is sealed, full, gone, busy or further on, or if there was no
+            response: then the document decides.
         """
-        if not own.lock.acquire(timeout=_COURTESY_S):
+        if not own.lock.acquire(timeout=_LOCK_TIMEOUT_S):
             return False
         try:
-            if self._own.get((home, holder)) is not own:
+            if self._own.get((location, holder)) is not own:
                 return False
-            there = own.slip.marks
-            if any(key in there and there[key].position > marks[key].position for key in marks):
+            there = own.content.checkpoints
+            if any(
+                key in there and there[key].position > checkpoints[key].position
+                for key in checkpoints
+            ):
                 return False  # another call was faster
-            slip = CheckpointBlob(marks={**there, **marks}, written=new_suffix())
-            told = slip.metadata(home.group)
-            etag = self._put(home, holder, own, told, given_up) if fits(told) else None
+            content = CheckpointBlob(checkpoints={**there, **checkpoints}, write_id=new_suffix())
+            metadata = content.metadata(location.group)
+            etag = self._put(location, holder, own, metadata, cancelled) if fits(metadata) else None
             if etag is None:
-                self.drop(home, holder, own.name)
+                self.drop(location, holder, own.name)
                 return False
-            own.etag, own.slip = etag, slip
+            own.etag, own.content = etag, content
         except StoreUnavailable:
-            self.drop(home, holder, own.name)
+            self.drop(location, holder, own.name)
             raise
         finally:
             own.lock.release()
         return True
 
-    def drop(self, home: LeaseLocation, holder: str, name: str = "") -> None:
-        """Write there no more; if there is a name, on that one."""
-        own = self._own.get((home, holder))
+    def drop(self, location: LeaseLocation, holder: str, name: str = "") -> None:
+        """Stop writing to the blob of a holder; with a name, only to that one."""
+        own = self._own.get((location, holder))
         if own is not None and name in {"", own.name}:
-            self._own.pop((home, holder), None)
+            self._own.pop((location, holder), None)
 
     def _put(
         self,
-        home: LeaseLocation,
+        location: LeaseLocation,
         holder: str,
         own: OwnCheckpointBlob,
-        told: Mapping[str, str],
-        given_up: threading.Event,
+        metadata: Mapping[str, str],
+        cancelled: threading.Event,
     ) -> str | None:
-        blob = home.slip_blob(holder, own.name)
+        blob = location.checkpoint_blob(holder, own.name)
         try:
-            etag = self._container.set_metadata(blob, told, etag=own.etag, given_up=given_up)
+            etag = self._container.set_metadata(blob, metadata, etag=own.etag, cancelled=cancelled)
         except StoreUnavailable:
-            # Unknown: if the last word on it is ours, it was done.
-            found = self._container.get(blob, given_up)
-            # Else it may still come: who goes by the book seals the slip first.
-            return found.etag if found is not None and found.metadata == told else None
-        if etag is None and self._own.get((home, holder)) is own:
-            # Another process has sealed it and is about to write the book, maybe from farther away.
-            given_up.wait(_YIELDING_S)
+            # Unknown: if the last write there is this one, it was done.
+            found = self._container.get(blob, cancelled)
+            # Otherwise it may still arrive: a write to the document seals the blob first.
+            return found.etag if found is not None and found.metadata == metadata else None
+        if etag is None and self._own.get((location, holder)) is own:
+            # Another process has sealed it and is about to write the document, maybe from farther
+            # away.
+            cancelled.wait(_YIELD_S)
         return etag
 
-    # ------------------------------------------------------------ of anybody
+    # ------------------------------------------------------------ of any process
 
     def sealed(
         self,
-        home: LeaseLocation,
-        book: GroupDocument,
+        location: LeaseLocation,
+        document: GroupDocument,
         holders: Collection[str],
-        given_up: threading.Event,
+        cancelled: threading.Event,
     ) -> dict[str, CheckpointBlob]:
-        """By blob the slips that a book names for these holders; nothing is written there after.
-
-        Raises:
-            StoreUnavailable: there is no answer.
-            StoreUnusable: somebody has put a lease of another kind on it, or has damaged it.
-        """
-        named = {each: book.slips[each] for each in holders if each in book.slips}
+        """Seal the blobs that a document names for these holders; return them by name."""
+        named = {each: document.blob_names[each] for each in holders if each in document.blob_names}
         for holder, name in named.items():
-            self.drop(home, holder, name)
-        blobs = [home.slip_blob(holder, name) for holder, name in named.items()]
-        found = _each(lambda blob: self._seal(home, blob, given_up), blobs)
+            self.drop(location, holder, name)
+        blobs = [location.checkpoint_blob(holder, name) for holder, name in named.items()]
+        found = _for_each(lambda blob: self._seal(location, blob, cancelled), blobs)
         return dict(zip(blobs, found, strict=True))
 
-    def _seal(self, home: LeaseLocation, blob: str, given_up: threading.Event) -> CheckpointBlob:
-        answer = self._container.lease(
-            blob, "acquire", given_up, proposed_lease_id=_SEAL, lease_duration=_FOR_EVER
+    def _seal(
+        self, location: LeaseLocation, blob: str, cancelled: threading.Event
+    ) -> CheckpointBlob:
+        response = self._container.lease(
+            blob, "acquire", cancelled, proposed_lease_id=_SEAL, lease_duration=_INFINITE
         )
-        if answer.status not in {CREATED, NOT_FOUND}:
+        if response.status not in {CREATED, NOT_FOUND}:
             raise StoreUnusable(
-                f"the blob {blob} has a lease that is not ours ({answer.status} {answer.code}): "
-                "break that lease, or remove the blob, and what is in the book counts"
+                f"the blob {blob} has a lease that is not ours ({response.status} "
+                f"{response.code}): break that lease, or remove the blob, and what is in the book "
+                "counts"
             )
-        found = self._container.get(blob, given_up) if answer.status == CREATED else None
-        return slip_from(found.metadata, home.group) if found is not None else CheckpointBlob()
+        found = self._container.get(blob, cancelled) if response.status == CREATED else None
+        return (
+            parse_checkpoint_blob(found.metadata, location.group)
+            if found is not None
+            else CheckpointBlob()
+        )
 
     def all(
-        self, home: LeaseLocation, book: GroupDocument, given_up: threading.Event
+        self, location: LeaseLocation, document: GroupDocument, cancelled: threading.Event
     ) -> tuple[dict[str, CheckpointBlob], bool]:
-        """By holder the slips that a book names, and whether all of them are there."""
-        if not book.slips:
+        """Return the blobs that a document names, by holder, and whether all exist."""
+        if not document.blob_names:
             return {}, True
-        listed = self._container.list(home.slips, given_up)
-        named = {holder: home.slip_blob(holder, name) for holder, name in book.slips.items()}
+        listed = self._container.list(location.checkpoint_prefix, cancelled)
+        named = {
+            holder: location.checkpoint_blob(holder, name)
+            for holder, name in document.blob_names.items()
+        }
         found = {
-            holder: slip_from(listed[blob].metadata, home.group)
+            holder: parse_checkpoint_blob(listed[blob].metadata, location.group)
             for holder, blob in named.items()
             if blob in listed
         }
         return found, len(found) == len(named)
 
     def remove(
-        self, home: LeaseLocation, names: Mapping[str, str], given_up: threading.Event
+        self, location: LeaseLocation, names: Mapping[str, str], cancelled: threading.Event
     ) -> None:
-        """Remove slips that the book has taken in, by holder. What stays is swept later."""
+        """Delete merged blobs, by holder. What remains is swept later."""
 
         def remove(blob: str) -> None:
             with suppress(StoreUnavailable):
-                self._delete(blob, given_up)
+                self._delete(blob, cancelled)
 
-        _each(remove, [home.slip_blob(holder, name) for holder, name in names.items()])
+        _for_each(
+            remove, [location.checkpoint_blob(holder, name) for holder, name in names.items()]
+        )
 
     def sweep(
-        self, home: LeaseLocation, named: Callable[[], Mapping[str, str]], given_up: threading.Event
+        self,
+        location: LeaseLocation,
+        named: Callable[[], Mapping[str, str]],
+        cancelled: threading.Event,
     ) -> None:
-        """Remove slips that were left behind: they are old, and the book does not name them."""
-        listed = self._container.list(home.slips, given_up) if home.group else {}
-        latest = self._container.wire.latest
+        """Delete abandoned blobs: they are old, and the document does not name them."""
+        listed = (
+            self._container.list(location.checkpoint_prefix, cancelled) if location.group else {}
+        )
+        latest = self._container.http_client.latest
         before_s = latest.date_s - _OLD_S if latest is not None else 0.0
         old = {blob.name for blob in listed.values() if blob.modified_s < before_s}
         if old:
-            old -= {home.slip_blob(holder, name) for holder, name in named().items()}
+            old -= {location.checkpoint_blob(holder, name) for holder, name in named().items()}
         for blob in sorted(old)[:_MAX_SWEPT]:
-            self._delete(blob, given_up)
+            self._delete(blob, cancelled)
 
-    def _delete(self, blob: str, given_up: threading.Event) -> None:
-        """Sealed or, if it never came so far, not."""
-        if not self._container.delete(blob, given_up, lease_id=_SEAL):
-            self._container.delete(blob, given_up)
+    def _delete(self, blob: str, cancelled: threading.Event) -> None:
+        """Delete a blob, sealed or not."""
+        if not self._container.delete(blob, cancelled, lease_id=_SEAL):
+            self._container.delete(blob, cancelled)
 
 
-def _each(act: Callable[[str], T], blobs: Sequence[str]) -> list[T]:
-    """Several at a time if there are many: when many hosts die at once nobody has much time."""
-    if len(blobs) <= _AT_ONCE:
+def _for_each(act: Callable[[str], T], blobs: Sequence[str]) -> list[T]:
+    """Apply to each blob; in parallel if there are many, for when many hosts crash together."""
+    if len(blobs) <= _PARALLEL:
         return [act(blob) for blob in blobs]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL) as pool:
         return list(pool.map(act, blobs))

@@ -1,4 +1,4 @@
-"""The calls that the store makes of a container: each is one request, and says what came of it."""
+"""The requests that the store makes to a container: each method is one request."""
 
 from __future__ import annotations
 
@@ -53,30 +53,29 @@ class ReadBlob:
 class Container:
     """One container, below one prefix. Names are given and returned without the prefix."""
 
-    def __init__(self, address: BlobAddress, wire: HttpClient) -> None:
-        """Ask nothing yet."""
-        self.wire = wire
+    def __init__(self, address: BlobAddress, http_client: HttpClient) -> None:
+        self.http_client = http_client
         self._address = address
         self._prefix = f"{address.prefix}/" if address.prefix else ""
 
-    def make(self, given_up: threading.Event) -> None:
-        """Make the container unless it is there.
-
-        Raises:
-            StoreUnavailable: there is no answer.
-            StoreUnusable: it is not there, and we may not make it.
-        """
+    def create_if_missing(self, cancelled: threading.Event) -> None:
+        """Create the container unless it exists."""
         query = {"restype": "container", "comp": "list", "maxresults": "1"}
         path = self._address.path()
-        if self.wire.ask("GET", path, query=query, again=True, given_up=given_up).status == OK:
+        if (
+            self.http_client.request(
+                "GET", path, query=query, retry=True, cancelled=cancelled
+            ).status
+            == OK
+        ):
             return
-        answer = self.wire.ask(
-            "PUT", path, query={"restype": "container"}, again=True, given_up=given_up
+        response = self.http_client.request(
+            "PUT", path, query={"restype": "container"}, retry=True, cancelled=cancelled
         )
-        if answer.status not in {CREATED, CONFLICT} or answer.code == "ContainerBeingDeleted":
+        if response.status not in {CREATED, CONFLICT} or response.code == "ContainerBeingDeleted":
             raise StoreUnusable(
-                f"the container {self._address.container} can not be made ({answer.status} "
-                f"{answer.code}): make it, or wait until the deleted one is gone"
+                f"the container {self._address.container} can not be made ({response.status} "
+                f"{response.code}): make it, or wait until the deleted one is gone"
             )
 
     def put(
@@ -86,46 +85,48 @@ class Container:
         *,
         etag: str | None,
         metadata: Mapping[str, str],
-        given_up: threading.Event,
+        cancelled: threading.Event,
     ) -> str | None:
-        """Write a blob if it still has this ETag, or if there is none (None); the new ETag.
+        """Write a blob if it still has this ETag, or does not exist (None); return the new ETag.
 
-        None if it has changed. An answer that is lost is not asked for again: whether it was
-        written is unknown.
+        None if it has changed. A lost response is not requested again: whether the blob was written
+        is unknown.
         """
         headers = {"x-ms-blob-type": "BlockBlob", "Content-Type": "application/json"}
         headers |= {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'}
         headers |= {f"x-ms-meta-{key}": value for key, value in metadata.items()}
-        answer = self._ask("PUT", name, headers=headers, body=body, again=False, given_up=given_up)
-        if answer.status == CREATED:
-            return answer.etag
-        if answer.status in {NOT_FOUND, CONFLICT, FAILED}:
-            _check_container(answer)
+        response = self._request(
+            "PUT", name, headers=headers, body=body, retry=False, cancelled=cancelled
+        )
+        if response.status == CREATED:
+            return response.etag
+        if response.status in {NOT_FOUND, CONFLICT, FAILED}:
+            _check_container(response)
             return None
-        raise _odd(answer, name)
+        raise _unexpected(response, name)
 
-    def get(self, name: str, given_up: threading.Event, *, etag: str = "") -> ReadBlob | None:
-        """Read a blob; None if there is none. ``body`` is empty if it still has ``etag``."""
+    def get(self, name: str, cancelled: threading.Event, *, etag: str = "") -> ReadBlob | None:
+        """Read a blob; None if it does not exist. ``body`` is empty if it still has ``etag``."""
         headers = {"If-None-Match": f'"{etag}"'} if etag else {}
-        answer = self._ask("GET", name, headers=headers, again=True, given_up=given_up)
-        if answer.status == NOT_FOUND:
-            _check_container(answer)
+        response = self._request("GET", name, headers=headers, retry=True, cancelled=cancelled)
+        if response.status == NOT_FOUND:
+            _check_container(response)
             return None
-        if answer.status == UNCHANGED:
+        if response.status == UNCHANGED:
             return ReadBlob(body=b"", etag=etag, metadata={})
-        if answer.status != OK:
-            raise _odd(answer, name)
+        if response.status != OK:
+            raise _unexpected(response, name)
         metadata = {
             key.removeprefix("x-ms-meta-"): value
-            for key, value in answer.headers.items()
+            for key, value in response.headers.items()
             if key.startswith("x-ms-meta-")
         }
         return ReadBlob(
-            body=answer.body,
-            etag=answer.etag,
+            body=response.body,
+            etag=response.etag,
             metadata=metadata,
-            modified_s=date_s(answer.headers.get("last-modified", "")),
-            lease_state=answer.headers.get("x-ms-lease-state", ""),
+            modified_s=date_s(response.headers.get("last-modified", "")),
+            lease_state=response.headers.get("x-ms-lease-state", ""),
         )
 
     def put_leased(
@@ -135,48 +136,55 @@ class Container:
         *,
         lease_id: str,
         metadata: Mapping[str, str],
-        given_up: threading.Event,
+        cancelled: threading.Event,
     ) -> HttpResponse:
-        """Write a blob that is there, under its lease: the same bytes twice are one write."""
+        """Replace an existing blob under its lease. Repeating the write changes nothing."""
         headers = {"x-ms-blob-type": "BlockBlob", "If-Match": "*", "x-ms-lease-id": lease_id}
         headers |= {f"x-ms-meta-{key}": value for key, value in metadata.items()}
-        answer = self._ask("PUT", name, headers=headers, body=body, again=True, given_up=given_up)
-        _check_container(answer)
-        return answer
+        response = self._request(
+            "PUT", name, headers=headers, body=body, retry=True, cancelled=cancelled
+        )
+        _check_container(response)
+        return response
 
     def set_metadata(
-        self, name: str, metadata: Mapping[str, str], *, etag: str, given_up: threading.Event
+        self, name: str, metadata: Mapping[str, str], *, etag: str, cancelled: threading.Event
     ) -> str | None:
-        """Write the metadata of a blob that still has this ETag; the new ETag.
+        """Write the metadata of a blob that still has this ETag; return the new ETag.
 
-        None if it has changed, or is gone. An answer that is lost is not asked for again: whether
-        it was written is unknown.
+        None if it has changed or is gone. A lost response is not requested again: whether the
+        metadata was written is unknown.
         """
         headers = {"If-Match": f'"{etag}"'}
         headers |= {f"x-ms-meta-{key}": value for key, value in metadata.items()}
-        answer = self._ask(
-            "PUT", name, query={"comp": "metadata"}, headers=headers, again=False, given_up=given_up
+        response = self._request(
+            "PUT",
+            name,
+            query={"comp": "metadata"},
+            headers=headers,
+            retry=False,
+            cancelled=cancelled,
         )
-        if answer.status == OK:
-            return answer.etag
-        if answer.status in {NOT_FOUND, CONFLICT, FAILED}:
-            _check_container(answer)
+        if response.status == OK:
+            return response.etag
+        if response.status in {NOT_FOUND, CONFLICT, FAILED}:
+            _check_container(response)
             return None
-        raise _odd(answer, name)
+        raise _unexpected(response, name)
 
-    def list(self, path: str, given_up: threading.Event) -> dict[str, ListedBlob]:
-        """All blobs whose name begins with ``path``: one call for each 5,000."""
+    def list(self, path: str, cancelled: threading.Event) -> dict[str, ListedBlob]:
+        """List all blobs whose name begins with ``path``: one request for each 5,000."""
         query = {"restype": "container", "comp": "list", "include": "metadata"}
         query["prefix"] = self._prefix + path
         found: dict[str, ListedBlob] = {}
         for _ in range(_MAX_PAGES):
-            answer = self.wire.ask(
-                "GET", self._address.path(), query=query, again=True, given_up=given_up
+            response = self.http_client.request(
+                "GET", self._address.path(), query=query, retry=True, cancelled=cancelled
             )
-            if answer.status != OK:
-                _check_container(answer)
-                raise _odd(answer, path)
-            root = _parsed(answer, path)
+            if response.status != OK:
+                _check_container(response)
+                raise _unexpected(response, path)
+            root = _parsed(response, path)
             for each in root.iter("Blob"):
                 listed = _listed(each, len(self._prefix))
                 found[listed.name] = listed
@@ -186,25 +194,25 @@ class Container:
         raise StoreUnusable(f"there are too many blobs below {path}: use another prefix")
 
     def lease(
-        self, name: str, action: str, given_up: threading.Event, **more: str | int
+        self, name: str, action: str, cancelled: threading.Event, **more: str | int
     ) -> HttpResponse:
-        """One operation on the lease of a blob; ``more`` are its headers without ``x-ms-``."""
+        """Send one lease operation for a blob; ``more`` are its headers without ``x-ms-``."""
         headers = {"x-ms-lease-action": action}
         headers |= {f"x-ms-{key.replace('_', '-')}": str(value) for key, value in more.items()}
-        answer = self._ask(
-            "PUT", name, query={"comp": "lease"}, headers=headers, again=True, given_up=given_up
+        response = self._request(
+            "PUT", name, query={"comp": "lease"}, headers=headers, retry=True, cancelled=cancelled
         )
-        _check_container(answer)
-        return answer
+        _check_container(response)
+        return response
 
-    def delete(self, name: str, given_up: threading.Event, *, lease_id: str = "") -> bool:
-        """Remove a blob; whether it is gone. Not if its lease runs and is not shown."""
+    def delete(self, name: str, cancelled: threading.Event, *, lease_id: str = "") -> bool:
+        """Delete a blob; return whether it is gone. A running lease needs its ``lease_id``."""
         headers = {"x-ms-lease-id": lease_id} if lease_id else {}
-        answer = self._ask("DELETE", name, headers=headers, again=True, given_up=given_up)
-        _check_container(answer)
-        return answer.status in {ACCEPTED, NOT_FOUND}
+        response = self._request("DELETE", name, headers=headers, retry=True, cancelled=cancelled)
+        _check_container(response)
+        return response.status in {ACCEPTED, NOT_FOUND}
 
-    def _ask(
+    def _request(
         self,
         method: str,
         name: str,
@@ -212,36 +220,36 @@ class Container:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str],
         body: bytes = b"",
-        again: bool,
-        given_up: threading.Event,
+        retry: bool,
+        cancelled: threading.Event,
     ) -> HttpResponse:
-        return self.wire.ask(
+        return self.http_client.request(
             method,
             self._address.path(self._prefix + name),
             query=query,
             headers=headers,
             body=body,
-            again=again,
-            given_up=given_up,
+            retry=retry,
+            cancelled=cancelled,
         )
 
 
-def in_metadata(text: str) -> str:
-    """Any text, as metadata can hold it."""
+def encode_metadata(text: str) -> str:
+    """Encode any text as metadata."""
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def from_metadata(text: str) -> str:
-    """What ``in_metadata`` wrote."""
+def decode_metadata(text: str) -> str:
+    """Decode what ``encode_metadata`` wrote."""
     return base64.urlsafe_b64decode(text.encode()).decode()
 
 
-def _parsed(answer: HttpResponse, path: str) -> ET.Element:
+def _parsed(response: HttpResponse, path: str) -> ET.Element:
     try:
         # The service is the one that we trust with everything else.
-        return ET.fromstring(answer.body)  # noqa: S314
+        return ET.fromstring(response.body)  # noqa: S314
     except ET.ParseError as error:
-        raise _odd(answer, path) from error
+        raise _unexpected(response, path) from error
 
 
 def _listed(blob: ET.Element, cut: int) -> ListedBlob:
@@ -257,16 +265,16 @@ def _listed(blob: ET.Element, cut: int) -> ListedBlob:
     )
 
 
-def _check_container(answer: HttpResponse) -> None:
-    if answer.code in {"ContainerNotFound", "ContainerBeingDeleted"}:
+def _check_container(response: HttpResponse) -> None:
+    if response.code in {"ContainerNotFound", "ContainerBeingDeleted"}:
         raise StoreUnusable(
             "the container of this store is gone: open the store anew, which makes it again; "
             "what was in it is lost"
         )
 
 
-def _odd(answer: HttpResponse, name: str) -> StoreUnusable:
+def _unexpected(response: HttpResponse, name: str) -> StoreUnusable:
     return StoreUnusable(
         f"the blob service gave an answer that makes no sense for {name}: "
-        f"{answer.status} {answer.code}"
+        f"{response.status} {response.code}"
     )

@@ -1,4 +1,4 @@
-"""Rights: what makes a request ours. A shared key, a SAS, or a token of Entra ID."""
+"""Credentials for the blob service: an account key, a SAS, or a token of Entra ID."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.azure_blob")
 
 _SCOPE = "https://storage.azure.com/.default"
-# A token is replaced while it is still good, so that no call waits for a new one in vain.
+# A token is replaced while it is still valid, so that no call waits for a new one in vain.
 _REFRESH_S = 300.0
 _PAUSE_S = 20.0
 _SIGNED = (
@@ -43,31 +43,27 @@ _SIGNED = (
 
 
 class BlobCredential(Protocol):
-    """Proves to the service who asks."""
+    """Authenticates requests to the service."""
 
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """What is to be added to the headers of this request."""
+        """Return what must be added to the headers of this request."""
         ...
 
     @property
     def query(self) -> str:
-        """What is to be added to the query, as it is."""
+        """What must be added to the query, as it is."""
         ...
 
 
 class AccountKey:
-    """The key of the account: every request is signed with it."""
+    """The key of the account, which signs every request."""
 
     query = ""
 
     def __init__(self, account: str, key: str) -> None:
-        """Sign for this account.
-
-        Raises:
-            InvalidUrl: the key is no key. It is not quoted.
-        """
+        """Sign for this account."""
         self._account = account
         try:
             self._key = base64.b64decode(key, validate=True)
@@ -79,7 +75,7 @@ class AccountKey:
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``BlobCredential``."""
+        """Return the signature of this request."""
         plain = {name: headers.get(name, "") for name in _SIGNED}
         if plain["Content-Length"] == "0":
             plain["Content-Length"] = ""
@@ -93,22 +89,21 @@ class AccountKey:
 
 
 class Sas:
-    """A shared access signature, which goes with the query."""
+    """A shared access signature, which is part of the query."""
 
     def __init__(self, sas: str) -> None:
-        """Use it as it is."""
         self.query = sas
 
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """See ``BlobCredential``."""
+        """Return nothing: the signature is in the query."""
         del method, path, query, headers
         return {}
 
 
-def ended_on(sas: str, now: datetime) -> str:
-    """When the time of a SAS was over, as its ``se`` says; empty if it is not, or tells none."""
+def expired_on(sas: str, now: datetime) -> str:
+    """Return when a SAS expired, from its ``se``; empty if it has not, or has no ``se``."""
     try:
         said = datetime.fromisoformat(parse_qs(sas)["se"][0])
     except (KeyError, ValueError):
@@ -118,7 +113,7 @@ def ended_on(sas: str, now: datetime) -> str:
 
 
 class Bearer:
-    """A token of Entra ID, replaced before its end."""
+    """A token of Entra ID, replaced before it expires."""
 
     query = ""
 
@@ -128,35 +123,31 @@ class Bearer:
         self._clock = clock
         self._lock = threading.Lock()
         # The token, its end, and from when on a new one is asked for.
-        self._kept = ("", 0.0, 0.0)
+        self._token = ("", 0.0, 0.0)
 
     def headers(
         self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """Return the header. While the old token is good, only one caller waits for a new one.
-
-        Raises:
-            StoreUnusable: there is no credential that Entra ID accepts.
-        """
+        """Return the header. While the old token is valid, only one caller waits for a new one."""
         del method, path, query, headers
         now_s = self._clock.utc_now().timestamp()
-        _, ends_at, ask_at = self._kept
+        _, ends_at, ask_at = self._token
         if now_s > ask_at and self._lock.acquire(blocking=now_s >= ends_at):
             try:
-                if now_s > self._kept[2]:  # not asked for in the meantime
+                if now_s > self._token[2]:  # not asked for in the meantime
                     self._renew(now_s)
             finally:
                 self._lock.release()
-        return {"Authorization": f"Bearer {self._kept[0]}"}
+        return {"Authorization": f"Bearer {self._token[0]}"}
 
     def _renew(self, now_s: float) -> None:
-        token, ends_at, _ = self._kept
+        token, ends_at, _ = self._token
         try:
             found = token_of(self._credential, _SCOPE)
         except Exception as error:
             said = reason_of(error)
             if now_s < ends_at:
-                self._kept = (token, ends_at, now_s + _PAUSE_S)
+                self._token = (token, ends_at, now_s + _PAUSE_S)
                 log.warning("the token of Entra ID can not be renewed yet: %s", said)
                 return
             raise StoreUnusable(
@@ -165,22 +156,17 @@ class Bearer:
                 f"or log in to Entra ID (azure-identity says: {said})"
             ) from error
         ends_at = float(found.expires_on)
-        self._kept = (found.token, ends_at, ends_at - _REFRESH_S)
+        self._token = (found.token, ends_at, ends_at - _REFRESH_S)
 
 
-def right_for(address: BlobAddress, clock: Clock) -> BlobCredential:
-    """The right that the address has.
-
-    Raises:
-        InvalidUrl: there is no secret, and azure-identity is not installed, or the token would
-            go unencrypted.
-    """
+def credential_for(address: BlobAddress, clock: Clock) -> BlobCredential:
+    """Return the credential of an address."""
     if address.sas:
         return Sas(address.sas)
     if address.key:
         return AccountKey(address.account, address.key)
     if not address.tls:
-        # Who reads a token on its way can act with it until its end.
+        # A process that reads a token in transit can act with it until it expires.
         raise InvalidUrl(
             "without a key or a SAS the right comes from Entra ID, whose tokens go by https only: "
             "set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or the AZURE_STORAGE_CONNECTION_STRING "

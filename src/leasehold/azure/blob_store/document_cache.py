@@ -1,18 +1,17 @@
-"""The books: read when they have changed, and written by compare-and-set.
+"""The group documents: fetched when they have changed, and written by compare-and-set.
 
-A step is a function of a ``DocumentStep``: the book, the time, and who is alive by the service's
-word. It is taken on the copy that we have; what it changed is written only if nobody has written
-since, and else it is taken again on what is there now. An answer that changed nothing is given only
-if the copy was found to be current during the call. Before a step, each lease that is over is
-*fenced*: its blob is removed, which the service does only while no lease runs on it. A late renewal
-then finds nothing to renew: what was ended stays ended. And before a step that takes a key, or a
-part of the right to it, from somebody is written, the slip of that holder is sealed and taken into
-the book (see ``slips``).
+A step is a function of a ``StepContext``: the document, the time, and whose lease has expired. It
+runs on the cached copy. A change is written only if the document has not been written since;
+otherwise the step runs again on the new document. A result without a change is returned only if the
+copy was found to be current during the call.
 
-Old terms: they leave the book for a blob of their key, so that the book stays small.
+Before a step, each expired lease is *fenced*: its blob is deleted, which the service does only
+while no lease runs on it. So a late renewal finds nothing, and what has ended stays ended. Before a
+step that takes a key or a part of it from a holder is written, that holder's checkpoint blob is
+sealed and merged into the document (``checkpoint_blobs``).
 
-They are written there before the book without them is, and each is known by its epoch: whoever
-does it twice, or stops in between, has changed nothing.
+Old terms move to a history blob of their key, so that the document stays small. They are written
+there first, and each is known by its epoch: doing it twice, or stopping in between, is safe.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from leasehold.azure.blob_store.checkpoint_blobs import CheckpointBlobs
-from leasehold.azure.blob_store.container import in_metadata
+from leasehold.azure.blob_store.container import encode_metadata
 from leasehold.azure.blob_store.document_json import (
     at_wall,
     from_json,
@@ -35,8 +34,8 @@ from leasehold.azure.blob_store.document_json import (
     to_json,
 )
 from leasehold.azure.blob_store.group_document import GroupDocument
-from leasehold.azure.blob_store.naming import ALONE, LeaseLocation, history_blob
-from leasehold.azure.blob_store.service_time import moment, wall
+from leasehold.azure.blob_store.naming import UNGROUPED, LeaseLocation, history_blob
+from leasehold.azure.blob_store.service_time import service_time_now, wall
 from leasehold.clock import new_suffix
 from leasehold.core.backoff import Backoff
 from leasehold.errors import LeaseLost, StoreUnavailable, UnknownResource
@@ -54,48 +53,47 @@ if TYPE_CHECKING:
     from leasehold.model import Checkpoint, Term
     from leasehold.stores.rows import ResourceRow
 
-# A key has up to so many terms in the book, and fewer after a spill. Only a share of the full keys
-# at a time, so that no call takes long; but all have had their turn after so many writes, long
-# before one has so many terms that the oldest are dropped.
-_MANY = 8
-_FEW = 4
+# Terms of a key in the document: up to the first number, and the second after archiving. Each write
+# archives a share of the full keys, so that no call takes long. All keys get there in time, long
+# before the oldest terms of one would be dropped.
+_ARCHIVE_ABOVE_TERMS = 8
+_TERMS_LEFT = 4
 _SHARES = 32
-_ARCHIVE_TRIES = 20
+_MAX_ARCHIVE_ATTEMPTS = 20
 
 
 class HistoryArchive:
-    """Moves old terms out of books, and finds them again."""
+    """Moves old terms out of documents into history blobs, and reads them back."""
 
     def __init__(self, container: Container) -> None:
-        """Move nothing yet."""
         self._container = container
 
-    def relieve(self, book: GroupDocument, given_up: threading.Event) -> bool:
-        """Move the oldest terms of the fullest keys out, if there are many; whether there were."""
-        full = [row for row in book.rows if len(row.terms) > _MANY]
+    def archive_old_terms(self, document: GroupDocument, cancelled: threading.Event) -> bool:
+        """Move the oldest terms of the fullest keys out; return whether any key was full."""
+        full = [row for row in document.rows if len(row.terms) > _ARCHIVE_ABOVE_TERMS]
         full.sort(key=lambda row: len(row.terms), reverse=True)
         for row in full[: 1 + len(full) // _SHARES]:
-            self._move(book, row, given_up)
+            self._move(document, row, cancelled)
         return bool(full)
 
-    def history(self, key: str, terms: list[Term], given_up: threading.Event) -> list[Term]:
-        """All terms that are kept of a key, oldest first; ``terms`` are those of the book."""
-        found = self._container.get(history_blob(key), given_up)
+    def history(self, key: str, terms: list[Term], cancelled: threading.Event) -> list[Term]:
+        """Return all terms of a key, oldest first; ``terms`` are those of the document."""
+        found = self._container.get(history_blob(key), cancelled)
         older = terms_from_json(key, found.body) if found is not None else []
         return _joined(older, terms)
 
-    def _move(self, book: GroupDocument, row: ResourceRow, given_up: threading.Event) -> None:
-        leaving, staying = row.terms[:-_FEW], row.terms[-_FEW:]
+    def _move(self, document: GroupDocument, row: ResourceRow, cancelled: threading.Event) -> None:
+        leaving, staying = row.terms[:-_TERMS_LEFT], row.terms[-_TERMS_LEFT:]
         name = history_blob(row.key)
-        for _ in range(_ARCHIVE_TRIES):
-            found = self._container.get(name, given_up)
+        for _ in range(_MAX_ARCHIVE_ATTEMPTS):
+            found = self._container.get(name, cancelled)
             older = terms_from_json(row.key, found.body) if found is not None else []
             body = terms_to_json(row.key, _joined(older, leaving)[-HISTORY_LIMIT:])
             etag = found.etag if found is not None else None
             if found is not None and found.body == body:
                 break
             try:
-                done = self._container.put(name, body, etag=etag, metadata={}, given_up=given_up)
+                done = self._container.put(name, body, etag=etag, metadata={}, cancelled=cancelled)
             except StoreUnavailable:
                 continue  # unknown: read again, and find out
             if done is not None:
@@ -103,429 +101,459 @@ class HistoryArchive:
         else:
             raise StoreUnavailable(f"the history of {row.key} can not be written")
         row.terms[:] = staying
-        book.spilled.add(row.key)
+        document.archived.add(row.key)
 
 
-def _joined(older: list[Term], newer: list[Term]) -> list[Term]:
-    by_epoch = {term.epoch: term for term in older} | {term.epoch: term for term in newer}
+def _joined(older: list[Term], etag: list[Term]) -> list[Term]:
+    by_epoch = {term.epoch: term for term in older} | {term.epoch: term for term in etag}
     return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
 T = TypeVar("T")
-Concerns = Callable[[GroupDocument], set[str]]
+HolderSelector = Callable[[GroupDocument], set[str]]
 
-_TRIES = 60
-_LADDER = Backoff(base_s=0.01, max_s=0.5)
+_MAX_ATTEMPTS = 60
+_BACKOFF = Backoff(base_s=0.01, max_s=0.5)
 _SPARES = 1
-# Calls of one process take turns, so as not to be in each other's way, but nobody waits for long.
-_COURTESY_S = 0.5
+# Calls of one process take turns, so that they do not conflict; but none waits for longer.
+_LOCK_TIMEOUT_S = 0.5
 
 
-def nobody(_book: GroupDocument) -> set[str]:
-    """For steps that do not depend on anybody's life."""
+def no_holders(_document: GroupDocument) -> set[str]:
+    """Select no holders: for steps that do not depend on anyone's lease."""
     return set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupListing:
-    """A home as one listing shows it. ``etag`` is that of its book, if there is one."""
+    """A location as one listing shows it. ``etag`` is that of its document, if it exists."""
 
-    home: LeaseLocation
+    location: LeaseLocation
     etag: str | None
     blobs: Mapping[str, ListedBlob]
 
     def runs(self, holder: str) -> bool:
-        """Whether the lease of this holder runs, by the service's clock."""
-        found = self.blobs.get(self.home.holder_blob(holder))
+        """Return whether the lease of this holder runs, by the service's clock."""
+        found = self.blobs.get(self.location.holder_blob(holder))
         return found is not None and found.locked
 
     def shows(self, holder: str) -> bool:
-        """Whether there is a blob of this holder at all."""
-        return self.home.holder_blob(holder) in self.blobs
+        """Return whether this holder has a blob."""
+        return self.location.holder_blob(holder) in self.blobs
 
 
 @dataclass(slots=True)
 class _CachedDocument:
-    """A book as it was last read or written."""
+    """A document as it was last read or written."""
 
     etag: str | None
     body: bytes
     modified_s: float = 0.0
-    # Read from the body already, and not in use.
+    # Parsed from the body, and not in use.
     spare: deque[GroupDocument] = field(default_factory=lambda: deque(maxlen=_SPARES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentStep:
+class StepContext:
     """What a step works on."""
 
-    book: GroupDocument
-    moment: ServiceTime
-    dead: Collection[str]
+    document: GroupDocument
+    time: ServiceTime
+    expired: Collection[str]
 
     @property
     def now(self) -> float:
-        """It is not earlier than this."""
-        return self.moment.low_s
+        """The earliest that the time can be."""
+        return self.time.low_s
 
     @property
     def wall(self) -> datetime:
-        """The same for people; it never goes back in one book."""
-        return wall(max(self.moment.low_s, self.book.wall_s))
+        """The wall-clock time; it never goes back in one document."""
+        return wall(max(self.time.low_s, self.document.wall_s))
 
 
 class DocumentCache:
-    """All books of one container. Safe to use from several threads."""
+    """All documents of one container. Safe to use from several threads."""
 
     def __init__(self, container: Container, *, clock: Clock, rng: random.Random) -> None:
-        """Know nothing yet."""
         self.container = container
-        self.spill = HistoryArchive(container)
-        self.slips = CheckpointBlobs(container)
+        self.archive = HistoryArchive(container)
+        self.checkpoint_blobs = CheckpointBlobs(container)
         self._clock = clock
         self._rng = rng
-        self._kept: dict[LeaseLocation, _CachedDocument] = {}
-        self._last: dict[LeaseLocation, _CachedDocument] = {}  # also while it is written anew
-        self._turns: dict[LeaseLocation, threading.Lock] = {}
+        self._cached: dict[LeaseLocation, _CachedDocument] = {}
+        self._last_seen: dict[
+            LeaseLocation, _CachedDocument
+        ] = {}  # also while it is being rewritten
+        self._locks: dict[LeaseLocation, threading.Lock] = {}
 
-    # ------------------------------------------------------------ the two ways
+    # ------------------------------------------------------------ read and change
 
     def change(
         self,
-        home: LeaseLocation,
-        step: Callable[[DocumentStep], T],
-        given_up: threading.Event,
+        location: LeaseLocation,
+        step: Callable[[StepContext], T],
+        cancelled: threading.Event,
         *,
-        concerns: Concerns = nobody,
+        liveness_of: HolderSelector = no_holders,
         proven: Collection[str] = (),
-        look: GroupListing | None = None,
-        told_by_version: bool = False,
-        folds: Collection[str] = (),
+        listing: GroupListing | None = None,
+        only_new_version: bool = False,
+        merge_blobs_of: Collection[str] = (),
     ) -> T:
-        """Take a step on a book and write it down.
+        """Run a step on a document and write the result.
 
-        ``concerns`` names those on whose life the step depends, and ``proven`` those of them that
-        are known to live. ``told_by_version``: nothing is worth writing unless the version rose.
-        ``folds``: the step looks at the positions of these, so that their slips are taken in first.
+        ``liveness_of`` selects the holders on whose leases the step depends; the leases of
+        ``proven`` are known to run. ``only_new_version``: write only if the version rose.
+        ``merge_blobs_of``: the step reads the positions of these holders, so their checkpoint blobs
+        are merged first.
 
-        Raises:
-            LeaseLost: the step says so; what time has ended is written down all the same.
-            UnknownResource: the step says so.
-            StoreUnavailable: no answer, or too many others write at the same time.
+        A ``LeaseLost`` or ``UnknownResource`` of the step is raised after its changes are written.
         """
-        turns = self._turns.setdefault(home, threading.Lock())
-        in_turn = turns.acquire(timeout=_COURTESY_S)
+        lock = self._locks.setdefault(location, threading.Lock())
+        locked = lock.acquire(timeout=_LOCK_TIMEOUT_S)
         sealed: dict[str, CheckpointBlob] = {}
         try:
-            for tried in range(1, _TRIES + 1):
-                first = tried == 1
-                kept, turn, current = self._turn(
-                    home, concerns, proven, look, given_up, trust=first, fence=True
+            for attempt in range(1, _MAX_ATTEMPTS + 1):
+                first = attempt == 1
+                cached, context, current = self._prepare(
+                    location, liveness_of, proven, listing, cancelled, use_cached=first, fence=True
                 )
-                look = None
-                before = turn.book.version
-                turn, answer, folded = self._stepped(kept, turn, step, folds, sealed, given_up)
-                if told_by_version and turn.book.version == before and not folded:
-                    body = kept.body
+                listing = None
+                before = context.document.version
+                context, result, merged = self._run_step(
+                    cached, context, step, merge_blobs_of, sealed, cancelled
+                )
+                if only_new_version and context.document.version == before and not merged:
+                    body = cached.body
                 else:
-                    body = self._written_out(turn, kept, given_up)
-                done = current if body == kept.body else self._write(turn, kept, body, given_up)
-                if body == kept.body:
-                    kept.spare.append(turn.book)
+                    body = self._serialize(context, cached, cancelled)
+                done = (
+                    current
+                    if body == cached.body
+                    else self._write(context, cached, body, cancelled)
+                )
+                if body == cached.body:
+                    cached.spare.append(context.document)
                 if done:
-                    self.slips.remove(home, folded, given_up)
-                    if isinstance(answer, LeaseLost | UnknownResource):
-                        raise answer
-                    return answer
-                if body != kept.body and given_up.wait(_LADDER.pause_s(tried, self._rng)):
+                    self.checkpoint_blobs.remove(location, merged, cancelled)
+                    if isinstance(result, LeaseLost | UnknownResource):
+                        raise result
+                    return result
+                if body != cached.body and cancelled.wait(_BACKOFF.pause_s(attempt, self._rng)):
                     break
         finally:
-            if in_turn:
-                turns.release()
+            if locked:
+                lock.release()
         raise StoreUnavailable(
-            f"too many others write the book of {home.group or home.holder} at the same time: "
-            "checkpoint less often, or split the group"
+            f"too many others write the book of {location.group or location.holder} at the same "
+            "time: checkpoint less often, or split the group"
         )
 
     def read(
         self,
-        home: LeaseLocation,
-        look_up: Callable[[DocumentStep], T],
-        given_up: threading.Event,
+        location: LeaseLocation,
+        look_up: Callable[[StepContext], T],
+        cancelled: threading.Event,
         *,
-        concerns: Concerns = nobody,
-        look: GroupListing | None = None,
+        liveness_of: HolderSelector = no_holders,
+        listing: GroupListing | None = None,
     ) -> T:
-        """Answer from a book that is current, and change nothing."""
-        if look is None and concerns is not nobody:
-            look = self.look(home, given_up)
-        kept, turn, _ = self._turn(home, concerns, (), look, given_up, trust=False, fence=False)
-        turn.book.judge_alive(turn.now, turn.dead)
-        answer = look_up(turn)
-        kept.spare.append(turn.book)
-        return answer
+        """Run a function on a current document, and change nothing."""
+        if listing is None and liveness_of is not no_holders:
+            listing = self.list_group(location, cancelled)
+        cached, context, _ = self._prepare(
+            location, liveness_of, (), listing, cancelled, use_cached=False, fence=False
+        )
+        context.document.apply_liveness(context.now, context.expired)
+        result = look_up(context)
+        cached.spare.append(context.document)
+        return result
 
-    def look(self, home: LeaseLocation, given_up: threading.Event) -> GroupListing:
-        """One listing: who is alive in a home, and whether its book has changed."""
-        blobs = self.container.list(home.path, given_up)
-        book = blobs.get(home.book)
-        return GroupListing(home=home, etag=book.etag if book else None, blobs=blobs)
+    def list_group(self, location: LeaseLocation, cancelled: threading.Event) -> GroupListing:
+        """List a location: whose lease runs, and whether the document has changed."""
+        blobs = self.container.list(location.path, cancelled)
+        document = blobs.get(location.document_blob)
+        return GroupListing(
+            location=location, etag=document.etag if document else None, blobs=blobs
+        )
 
-    def glance(self, home: LeaseLocation, given_up: threading.Event) -> GroupListing:
-        """The book alone, which is cheaper: nobody is found to be dead."""
-        return GroupListing(home=home, etag=self._fetched(home, given_up).etag, blobs={})
+    def poll_document(self, location: LeaseLocation, cancelled: threading.Event) -> GroupListing:
+        """Fetch the document alone, which is cheaper: no lease is found to be over."""
+        return GroupListing(location=location, etag=self._fetch(location, cancelled).etag, blobs={})
 
-    def checkpoints(self, home: LeaseLocation, given_up: threading.Event) -> dict[str, Checkpoint]:
-        """All positions, those on slips too.
-
-        Raises:
-            StoreUnavailable: no answer, or the slips are sealed again and again.
-        """
-        for tried in range(1, _TRIES + 1):
-            kept, turn, _ = self._turn(home, nobody, (), None, given_up, trust=False, fence=False)
-            slips, complete = self.slips.all(home, turn.book, given_up)
-            found = turn.book.with_slips(slips)
-            kept.spare.append(turn.book)
-            # One that is gone was taken in by a newer book; else there was nothing on it.
-            if complete or self._fetched(home, given_up).etag == kept.etag:
+    def checkpoints(
+        self, location: LeaseLocation, cancelled: threading.Event
+    ) -> dict[str, Checkpoint]:
+        """Return all positions, those in checkpoint blobs too."""
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            cached, context, _ = self._prepare(
+                location, no_holders, (), None, cancelled, use_cached=False, fence=False
+            )
+            blobs, complete = self.checkpoint_blobs.all(location, context.document, cancelled)
+            found = context.document.checkpoints_with(blobs)
+            cached.spare.append(context.document)
+            # A newer document has merged a missing blob; or else the blob was empty.
+            if complete or self._fetch(location, cancelled).etag == cached.etag:
                 return found
-            if given_up.wait(_LADDER.pause_s(tried, self._rng)):
+            if cancelled.wait(_BACKOFF.pause_s(attempt, self._rng)):
                 break
-        raise StoreUnavailable(f"the positions of {home.group} change hands all the time")
+        raise StoreUnavailable(f"the positions of {location.group} change hands all the time")
 
     @contextmanager
-    def copy(self, home: LeaseLocation) -> Iterator[tuple[GroupDocument, datetime] | None]:
-        """The book as it was last seen, and the time; None if either is not known. Not to change.
+    def copy(self, location: LeaseLocation) -> Iterator[tuple[GroupDocument, datetime] | None]:
+        """Lend the document as last seen, and the time; None if either is unknown. Read-only.
 
-        Nothing is asked of the service: it may be old.
+        The service is not asked: the copy may be old.
         """
-        kept, now = self._last.get(home), moment(self.container.wire, self._clock)
-        if kept is None or now is None:
+        cached, now = (
+            self._last_seen.get(location),
+            service_time_now(self.container.http_client, self._clock),
+        )
+        if cached is None or now is None:
             yield None
             return
-        book = self._book(home, kept)
+        document = self._document(location, cached)
         try:
-            yield book, wall(max(now.low_s, book.wall_s))
+            yield document, wall(max(now.low_s, document.wall_s))
         finally:
-            kept.spare.append(book)
+            cached.spare.append(document)
 
-    # ------------------------------------------------------------ a turn
+    # ------------------------------------------------------------ steps
 
-    def _stepped(
+    def _run_step(
         self,
-        kept: _CachedDocument,
-        turn: DocumentStep,
-        step: Callable[[DocumentStep], T],
-        folds: Collection[str],
+        cached: _CachedDocument,
+        context: StepContext,
+        step: Callable[[StepContext], T],
+        merge_blobs_of: Collection[str],
         sealed: dict[str, CheckpointBlob],
-        given_up: threading.Event,
-    ) -> tuple[DocumentStep, T | LeaseLost | UnknownResource, dict[str, str]]:
-        """Take a step with all slips taken in that it needs; by holder, those that it took in.
+        cancelled: threading.Event,
+    ) -> tuple[StepContext, T | LeaseLost | UnknownResource, dict[str, str]]:
+        """Run a step with all checkpoint blobs merged that it needs; return also those, by holder.
 
-        ``sealed`` are those that are known by now, by their blobs.
+        ``sealed`` are the blobs whose content is known by now, by name.
         """
-        home = turn.book.home
-        sealed |= self.slips.sealed(home, turn.book, folds, given_up)
+        location = context.document.location
+        sealed |= self.checkpoint_blobs.sealed(
+            location, context.document, merge_blobs_of, cancelled
+        )
         while True:
-            folded = _folded(turn.book, sealed)
-            tenures = turn.book.tenures()
-            answer = _taken(step, turn)
-            loose = turn.book.loosened(tenures)
-            if not loose:
-                return turn, answer, folded
-            # Once more, with what is on them. If the book is old by now, it is not written.
-            sealed |= self.slips.sealed(home, turn.book, loose, given_up)
-            turn = replace(turn, book=self._book(home, kept))
+            merged = _merge_sealed(context.document, sealed)
+            held_before = context.document.held_keys()
+            result = _call_step(step, context)
+            losing = context.document.holders_with_losses(held_before)
+            if not losing:
+                return context, result, merged
+            # Run it again with their positions. If the document is old by now, it is not written.
+            sealed |= self.checkpoint_blobs.sealed(location, context.document, losing, cancelled)
+            context = replace(context, document=self._document(location, cached))
 
-    def _turn(
+    def _prepare(
         self,
-        home: LeaseLocation,
-        concerns: Concerns,
+        location: LeaseLocation,
+        liveness_of: HolderSelector,
         proven: Collection[str],
-        look: GroupListing | None,
-        given_up: threading.Event,
+        listing: GroupListing | None,
+        cancelled: threading.Event,
         *,
-        trust: bool,
+        use_cached: bool,
         fence: bool,
-    ) -> tuple[_CachedDocument, DocumentStep, bool]:
-        """The book, who is dead, and whether the book was found to be current in this call."""
-        kept = self._kept.get(home)
-        now = moment(self.container.wire, self._clock)
+    ) -> tuple[_CachedDocument, StepContext, bool]:
+        """Return the cached document, the context, and whether the document is current."""
+        cached = self._cached.get(location)
+        now = service_time_now(self.container.http_client, self._clock)
         current = False
-        if look is not None:
-            kept, current = self._as_listed(home, look.etag, given_up), True
-        elif kept is None or not trust or now is None:
-            kept, current = self._fetched(home, given_up), True
-        book = self._book(home, kept)
-        unproven = concerns(book) - set(proven)
-        if look is None and any(_is_here(book, each) for each in unproven):
-            look = self.look(home, given_up)
-            if look.etag != kept.etag:
-                kept.spare.append(book)
-                kept = self._as_listed(home, look.etag, given_up)
-                book = self._book(home, kept)
-                unproven = concerns(book) - set(proven)
+        if listing is not None:
+            cached, current = self._fetch_if_changed(location, listing.etag, cancelled), True
+        elif cached is None or not use_cached or now is None:
+            cached, current = self._fetch(location, cancelled), True
+        document = self._document(location, cached)
+        unproven = liveness_of(document) - set(proven)
+        if listing is None and any(_is_live_member(document, each) for each in unproven):
+            listing = self.list_group(location, cancelled)
+            if listing.etag != cached.etag:
+                cached.spare.append(document)
+                cached = self._fetch_if_changed(location, listing.etag, cancelled)
+                document = self._document(location, cached)
+                unproven = liveness_of(document) - set(proven)
             current = True
-        dead = self._dead(book, unproven, look, given_up, fence=fence, newer=kept.etag)
-        now = moment(self.container.wire, self._clock)
-        if now is None:  # the machine slept in between: look once more
-            self._fetched(home, given_up)
-            now = moment(self.container.wire, self._clock)
+        expired = self._expired(
+            document, unproven, listing, cancelled, fence=fence, etag=cached.etag
+        )
+        now = service_time_now(self.container.http_client, self._clock)
+        if now is None:  # the machine was suspended in between: ask again
+            self._fetch(location, cancelled)
+            now = service_time_now(self.container.http_client, self._clock)
         if now is None:
             raise StoreUnavailable(
                 "the blob service does not say what time it is: see that nothing between here and "
                 "there takes the Date from its answers"
             )
-        return kept, DocumentStep(book=book, moment=now, dead=dead), current
+        return cached, StepContext(document=document, time=now, expired=expired), current
 
-    def _dead(
+    def _expired(
         self,
-        book: GroupDocument,
+        document: GroupDocument,
         names: Collection[str],
-        look: GroupListing | None,
-        given_up: threading.Event,
+        listing: GroupListing | None,
+        cancelled: threading.Event,
         *,
         fence: bool,
-        newer: str | None,
+        etag: str | None,
     ) -> set[str]:
-        looks = {look.home: look} if look is not None else {}
-        abroad = [each for each in names if not _is_here(book, each)]
-        homes = {_home_of(book, each) for each in abroad} - {None}
-        self._look_at([home for home in homes if home and home not in looks], looks, given_up)
-        dead = set()
+        listings = {listing.location: listing} if listing is not None else {}
+        elsewhere = [each for each in names if not _is_live_member(document, each)]
+        locations = {_location_of(document, each) for each in elsewhere} - {None}
+        self._list_groups(
+            [location for location in locations if location and location not in listings],
+            listings,
+            cancelled,
+        )
+        expired = set()
         for name in names:
-            home = _home_of(book, name)
-            if home is None or looks[home].runs(name):
+            location = _location_of(document, name)
+            if location is None or listings[location].runs(name):
                 continue
-            # A member that came after the listing is not in it, and lives.
-            unseen = home == book.home and look is not None and look.etag != newer
+            # A member that joined after the listing is not in it, and is alive.
+            unseen = location == document.location and listing is not None and listing.etag != etag
             if fence:
-                gone = self.container.delete(home.holder_blob(name), given_up)
+                gone = self.container.delete(location.holder_blob(name), cancelled)
             else:
-                gone = looks[home].shows(name) or not unseen
+                gone = listings[location].shows(name) or not unseen
             if gone:
-                dead.add(name)
-        return dead
+                expired.add(name)
+        return expired
 
-    def _look_at(
+    def _list_groups(
         self,
-        homes: Collection[LeaseLocation],
-        looks: dict[LeaseLocation, GroupListing],
-        given_up: threading.Event,
+        locations: Collection[LeaseLocation],
+        listings: dict[LeaseLocation, GroupListing],
+        cancelled: threading.Event,
     ) -> None:
-        """One listing for each group, and one for all that are alone if they are several."""
-        alone = [home for home in homes if not home.group]
+        """List each group once, and all holders without a group in one request."""
+        alone = [location for location in locations if not location.group]
         if len(alone) > 1:
-            blobs = self.container.list(ALONE, given_up)
-            looks |= {home: GroupListing(home=home, etag=None, blobs=blobs) for home in alone}
-        for home in homes:
-            if home not in looks:
-                looks[home] = self.look(home, given_up)
+            blobs = self.container.list(UNGROUPED, cancelled)
+            listings |= {
+                location: GroupListing(location=location, etag=None, blobs=blobs)
+                for location in alone
+            }
+        for location in locations:
+            if location not in listings:
+                listings[location] = self.list_group(location, cancelled)
 
     # ------------------------------------------------------------ copies
 
-    def _book(self, home: LeaseLocation, kept: _CachedDocument) -> GroupDocument:
+    def _document(self, location: LeaseLocation, cached: _CachedDocument) -> GroupDocument:
         with suppress(IndexError):
-            return kept.spare.pop()
-        if not kept.body:
-            return GroupDocument(home)
-        return from_json(home, kept.body, modified_s=kept.modified_s)
+            return cached.spare.pop()
+        if not cached.body:
+            return GroupDocument(location)
+        return from_json(location, cached.body, modified_s=cached.modified_s)
 
-    def _as_listed(
-        self, home: LeaseLocation, etag: str | None, given_up: threading.Event
+    def _fetch_if_changed(
+        self, location: LeaseLocation, etag: str | None, cancelled: threading.Event
     ) -> _CachedDocument:
-        kept = self._kept.get(home)
-        if kept is not None and kept.etag == etag:
-            return kept
+        cached = self._cached.get(location)
+        if cached is not None and cached.etag == etag:
+            return cached
         if etag is None:
-            return self._keep(home, None, b"")
-        return self._fetched(home, given_up)
+            return self._remember(location, None, b"")
+        return self._fetch(location, cancelled)
 
-    def _fetched(self, home: LeaseLocation, given_up: threading.Event) -> _CachedDocument:
-        kept = self._kept.get(home)
-        known = kept.etag if kept is not None else None
-        found = self.container.get(home.book, given_up, etag=known or "")
+    def _fetch(self, location: LeaseLocation, cancelled: threading.Event) -> _CachedDocument:
+        cached = self._cached.get(location)
+        known = cached.etag if cached is not None else None
+        found = self.container.get(location.document_blob, cancelled, etag=known or "")
         if found is None:
-            return self._keep(home, None, b"")
-        if kept is not None and found.etag == known:
-            return kept
-        return self._keep(home, found.etag, found.body, found.modified_s)
+            return self._remember(location, None, b"")
+        if cached is not None and found.etag == known:
+            return cached
+        return self._remember(location, found.etag, found.body, found.modified_s)
 
-    def _keep(
-        self, home: LeaseLocation, etag: str | None, body: bytes, modified_s: float = 0.0
+    def _remember(
+        self, location: LeaseLocation, etag: str | None, body: bytes, modified_s: float = 0.0
     ) -> _CachedDocument:
-        kept = _CachedDocument(etag, body, modified_s)
-        self._kept[home] = self._last[home] = kept
-        return kept
+        cached = _CachedDocument(etag, body, modified_s)
+        self._cached[location] = self._last_seen[location] = cached
+        return cached
 
     # ------------------------------------------------------------ writing
 
-    def _written_out(
-        self, turn: DocumentStep, kept: _CachedDocument, given_up: threading.Event
+    def _serialize(
+        self, context: StepContext, cached: _CachedDocument, cancelled: threading.Event
     ) -> bytes:
-        book, body = turn.book, to_json(turn.book)
-        if body == kept.body or (not kept.body and body == to_json(GroupDocument(book.home))):
-            return kept.body
-        if self.spill.relieve(book, given_up):
-            body = to_json(book)
-        return at_wall(body, book, int(turn.wall.timestamp()))
+        document, body = context.document, to_json(context.document)
+        if body == cached.body or (
+            not cached.body and body == to_json(GroupDocument(document.location))
+        ):
+            return cached.body
+        if self.archive.archive_old_terms(document, cancelled):
+            body = to_json(document)
+        return at_wall(body, document, int(context.wall.timestamp()))
 
     def _write(
-        self, turn: DocumentStep, kept: _CachedDocument, body: bytes, given_up: threading.Event
+        self, context: StepContext, cached: _CachedDocument, body: bytes, cancelled: threading.Event
     ) -> bool:
-        """Write the book unless somebody has written since; whether it was written."""
-        home, mark = turn.book.home, new_suffix()
+        """Write the document unless it was written since; return whether it was written."""
+        location, write_id = context.document.location, new_suffix()
         metadata = {
-            "group": in_metadata(home.group),
-            "keys": str(turn.book.shared_keys),
-            "mark": mark,
+            "group": encode_metadata(location.group),
+            "keys": str(context.document.shared_keys),
+            "mark": write_id,
         }
-        self._kept.pop(home, None)
-        put = partial(self.container.put, home.book, body, etag=kept.etag, metadata=metadata)
+        self._cached.pop(location, None)
+        put = partial(
+            self.container.put, location.document_blob, body, etag=cached.etag, metadata=metadata
+        )
         try:
-            etag = put(given_up=given_up)
+            etag = put(cancelled=cancelled)
         except StoreUnavailable:
-            # Unknown: if the last word in it is ours, it was done.
-            found = self.container.get(home.book, given_up)
-            if found is None or found.metadata.get("mark") != mark:
+            # Unknown: if the last write there is this one, it was done.
+            found = self.container.get(location.document_blob, cancelled)
+            if found is None or found.metadata.get("mark") != write_id:
                 return False
             etag = found.etag
         if etag is None:
             return False
-        if not turn.book.fresh:  # else when it was written must be read
-            self._keep(home, etag, body).spare.append(turn.book)
+        if not context.document.new_breaks:  # otherwise the time of the write must be read
+            self._remember(location, etag, body).spare.append(context.document)
         return True
 
 
-def _taken(
-    step: Callable[[DocumentStep], T], turn: DocumentStep
+def _call_step(
+    step: Callable[[StepContext], T], context: StepContext
 ) -> T | LeaseLost | UnknownResource:
-    turn.book.judge_alive(turn.now, turn.dead)
+    context.document.apply_liveness(context.now, context.expired)
     try:
-        return step(turn)
+        return step(context)
     except (LeaseLost, UnknownResource) as refusal:
-        # To be said when what time has ended is written down, and if the book is current.
+        # Raised after what has expired is recorded, and if the document is current.
         return refusal
 
 
-def _folded(book: GroupDocument, sealed: Mapping[str, CheckpointBlob]) -> dict[str, str]:
-    """Take sealed slips into a book that names them; by holder, those it named."""
+def _merge_sealed(document: GroupDocument, sealed: Mapping[str, CheckpointBlob]) -> dict[str, str]:
+    """Merge sealed blobs into a document that names them; return those, by holder."""
     if not sealed:
         return {}
-    blobs = {each: book.home.slip_blob(each, name) for each, name in book.slips.items()}
-    named = {each: name for each, name in book.slips.items() if blobs[each] in sealed}
-    book.fold({each: sealed[blobs[each]] for each in named})
+    blobs = {
+        each: document.location.checkpoint_blob(each, name)
+        for each, name in document.blob_names.items()
+    }
+    named = {each: name for each, name in document.blob_names.items() if blobs[each] in sealed}
+    document.merge_blobs({each: sealed[blobs[each]] for each in named})
     return named
 
 
-def _is_here(book: GroupDocument, holder: str) -> bool:
-    row = book.lease_row(holder)
-    return row is not None and row.ended is None and book.is_member(row)
+def _is_live_member(document: GroupDocument, holder: str) -> bool:
+    row = document.lease_row(holder)
+    return row is not None and row.ended is None and document.is_member(row)
 
 
-def _home_of(book: GroupDocument, holder: str) -> LeaseLocation | None:
-    """Where the lease of a holder that the book knows is kept; None if it is over, or unknown."""
-    row = book.lease_row(holder)
+def _location_of(document: GroupDocument, holder: str) -> LeaseLocation | None:
+    """Return where the lease of a known holder is stored; None if it is over or unknown."""
+    row = document.lease_row(holder)
     if row is None or row.ended is not None:
         return None
     return LeaseLocation.of(row.lease.group, holder)

@@ -1,13 +1,12 @@
-"""Requests to the blob service: kept connections, one deadline, one ladder of retries.
+"""HTTP requests to the blob service: kept connections, one deadline, retries with backoff.
 
-A request is sent by a thread. It is tried again after trouble of the server or the network only
-where twice is the same as once; else the trouble is raised, and whether it was done is *unknown*.
-The time of every answer is kept: the service's clock is the store's clock.
+A request is sent in the caller's thread. After a failure of the server or the network it is
+repeated only where repeating changes nothing; otherwise the failure is raised, and whether the
+request took effect is *unknown*. The time of every response is kept: the service's clock is the
+store's clock.
 
-One kept connection of HTTP/1.1: a request goes out, its answer comes back, nothing else.
-
-Small on purpose: reading an answer with ``http.client`` costs three times the CPU. Every length is
-bounded, and whatever is not an answer of HTTP closes the connection.
+The connection is small on purpose: reading a response with ``http.client`` costs three times the
+CPU. Every length is bounded, and anything that is not an HTTP response closes the connection.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from leasehold.azure.blob_store.credentials import ended_on
+from leasehold.azure.blob_store.credentials import expired_on
 from leasehold.core.backoff import Backoff
 from leasehold.errors import StoreUnavailable, StoreUnusable, UsageError
 
@@ -44,21 +43,17 @@ _MIN_FINAL = 200
 
 
 class BadResponse(OSError):
-    """What came is no answer of HTTP."""
+    """The server sent something that is not a valid HTTP response."""
 
 
 class HttpConnection:
-    """To one server; for one thread at a time."""
+    """A connection to one server; for one thread at a time."""
 
     def __init__(
-        self, host: str, port: int, *, tls: ssl.SSLContext | None, answer_s: float
+        self, host: str, port: int, *, tls: ssl.SSLContext | None, timeout_s: float
     ) -> None:
-        """Connect.
-
-        Raises:
-            OSError: there is nobody, or not in time.
-        """
-        made = socket.create_connection((host, port), timeout=answer_s)
+        """Connect."""
+        made = socket.create_connection((host, port), timeout=timeout_s)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self._socket = made if tls is None else tls.wrap_socket(made, server_hostname=host)
@@ -71,15 +66,11 @@ class HttpConnection:
         self._poll.register(self._socket, select.POLLIN)
 
     def ended(self) -> bool:
-        """Whether the other side has ended it: all that can be read while nothing was asked."""
+        """Return whether the server has closed it: anything readable while idle means that."""
         return bool(self._read or self._poll.poll(0))
 
     def exchange(self, request: bytes) -> tuple[int, Mapping[str, str], bytes, bool]:
-        """Status, headers in small letters, body, and whether the connection may be used again.
-
-        Raises:
-            OSError: it broke, or there was no answer in time.
-        """
+        """Return status, headers in lower case, body, and whether the connection can be reused."""
         self._socket.sendall(request)
         status, headers = self._head()
         while status < _MIN_FINAL:
@@ -94,7 +85,7 @@ class HttpConnection:
         raise BadResponse("an answer without a length")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._socket.close()
 
     def _head(self) -> tuple[int, Mapping[str, str]]:
@@ -167,10 +158,10 @@ def _number(text: str, base: int) -> int:
 
 SERVICE_VERSION = "2021-12-02"
 _TLS_PORT, _PORT = 443, 80
-_LIMIT_S = 10.0
-_ANSWER_S = 4.0
-_TRIES = 4
-_LADDER = Backoff(base_s=0.1, max_s=1.0)
+_REQUEST_TIMEOUT_S = 10.0
+_RESPONSE_TIMEOUT_S = 4.0
+_MAX_ATTEMPTS = 4
+_BACKOFF = Backoff(base_s=0.1, max_s=1.0)
 _BUSY = frozenset((408, 429, 500, 502, 503, 504))
 _MIN_ERROR = 500
 _REFUSED = {
@@ -189,7 +180,7 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """What the service said, and when, by its clock and by ours."""
+    """A response, with its time by the service's clock and by this host's."""
 
     status: int
     headers: Mapping[str, str]
@@ -200,12 +191,12 @@ class HttpResponse:
 
     @property
     def code(self) -> str:
-        """The service's own word for a refusal."""
+        """The service's error code."""
         return self.headers.get("x-ms-error-code", "")
 
     @property
     def etag(self) -> str:
-        """Without its quotes: listings have none."""
+        """The ETag without quotes, as in listings."""
         return self.headers.get("etag", "").strip('"')
 
 
@@ -215,10 +206,9 @@ class HttpClient:
     def __init__(
         self, address: BlobAddress, right: BlobCredential, *, clock: Clock, rng: random.Random
     ) -> None:
-        """Connect when there is something to send."""
         self.calls = 0
         self._address = address
-        self._right = right
+        self._credential = right
         self._clock = clock
         self._rng = rng
         self._idle: deque[HttpConnection] = deque()
@@ -230,10 +220,10 @@ class HttpClient:
 
     @property
     def latest(self) -> HttpResponse | None:
-        """The last answer that came: what time it is."""
+        """The last response: it has the time."""
         return self._latest
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -241,45 +231,46 @@ class HttpClient:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
-        again: bool,
-        given_up: threading.Event,
+        retry: bool,
+        cancelled: threading.Event,
     ) -> HttpResponse:
-        """The answer, which may be a refusal of the request by the state of things.
+        """Send a request and return the response, which may be a conflict with the blob's state.
 
         Raises:
-            StoreUnavailable: no answer in time, a busy service, or a call that was given up before
-                this was sent. Unless ``again`` the request was sent once at most, and may have
-                been carried out.
-            StoreUnusable: the service refuses us.
+            StoreUnavailable: no response in time, a busy service, or a call that was cancelled
+                before
+                this was sent. Without ``retry`` the request was sent at most once, and may have
+                taken effect.
+            StoreUnusable: the service refuses access.
         """
-        until_s = self._clock.boottime_s() + _LIMIT_S
-        for tried in range(1, _TRIES + 1):
-            # Nobody waits for it any more: what it would do now may be out of date.
-            if given_up.is_set():
+        until_s = self._clock.boottime_s() + _REQUEST_TIMEOUT_S
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            # The caller no longer waits for it: what it would do now may be out of date.
+            if cancelled.is_set():
                 raise StoreUnavailable(f"the call was given up before {method} was sent")
-            answer, trouble = self._tried(method, path, query or {}, headers or {}, body)
-            if answer is not None and answer.status not in _BUSY:
-                return self._checked(answer, method)
-            words = f"it says {answer.status} {answer.code}" if answer else str(trouble)
-            if isinstance(trouble, ssl.SSLCertVerificationError):
+            response, error = self._send_once(method, path, query or {}, headers or {}, body)
+            if response is not None and response.status not in _BUSY:
+                return self._checked(response, method)
+            words = f"it says {response.status} {response.code}" if response else str(error)
+            if isinstance(error, ssl.SSLCertVerificationError):
                 words += " (SSL_CERT_FILE names a file of certificates to trust)"
-            elif isinstance(trouble, ssl.SSLError):
+            elif isinstance(error, ssl.SSLError):
                 words += " (an endpoint without TLS needs ?tls=0 in the URL)"
-            over = tried == _TRIES or self._clock.boottime_s() >= until_s
-            if not again or over or given_up.wait(_LADDER.pause_s(tried, self._rng)):
+            over = attempt == _MAX_ATTEMPTS or self._clock.boottime_s() >= until_s
+            if not retry or over or cancelled.wait(_BACKOFF.pause_s(attempt, self._rng)):
                 raise StoreUnavailable(
                     f"no answer from the blob service at {self._where()} to {method}: {words}; "
                     "see that the endpoint is right and reachable"
-                ) from trouble
+                ) from error
         raise AssertionError("the last try raises")
 
     def close(self) -> None:
-        """Give all connections back. Again is harmless."""
+        """Close all connections. Safe to call twice."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
-    def _tried(
+    def _send_once(
         self,
         method: str,
         path: str,
@@ -292,8 +283,8 @@ class HttpClient:
         named["x-ms-version"] = SERVICE_VERSION
         named["x-ms-date"] = format_datetime(self._clock.utc_now(), usegmt=True)
         named["Content-Length"] = str(len(body))
-        named |= self._right.headers(method, path, query, named)
-        asked = "&".join(filter(None, (urlencode(query, quote_via=quote), self._right.query)))
+        named |= self._credential.headers(method, path, query, named)
+        asked = "&".join(filter(None, (urlencode(query, quote_via=quote), self._credential.query)))
         lines = [f"{method} {path}?{asked} HTTP/1.1" if asked else f"{method} {path} HTTP/1.1"]
         lines.append(f"Host: {self._host}")
         lines += [f"{name}: {value}" for name, value in named.items()]
@@ -312,7 +303,7 @@ class HttpClient:
         else:
             connection.close()
         self.calls += 1
-        answer = HttpResponse(
+        response = HttpResponse(
             status=status,
             headers=found,
             body=content,
@@ -320,9 +311,9 @@ class HttpClient:
             sent_s=sent_s,
             received_s=self._clock.boottime_s(),
         )
-        if answer.date_s:
-            self._latest = answer
-        return answer, None
+        if response.date_s:
+            self._latest = response
+        return response, None
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -343,18 +334,20 @@ class HttpClient:
                 return kept
             kept.close()
         port = self._address.port or (_TLS_PORT if self._address.tls else _PORT)
-        return HttpConnection(self._address.host, port, tls=self._tls, answer_s=_ANSWER_S)
+        return HttpConnection(
+            self._address.host, port, tls=self._tls, timeout_s=_RESPONSE_TIMEOUT_S
+        )
 
-    def _checked(self, answer: HttpResponse, method: str) -> HttpResponse:
-        if answer.status in _REFUSED or answer.status >= _MIN_ERROR:
-            what = _REFUSED.get(answer.status, "the service can not do this")
-            ended = ended_on(self._address.sas, self._clock.utc_now())
+    def _checked(self, response: HttpResponse, method: str) -> HttpResponse:
+        if response.status in _REFUSED or response.status >= _MIN_ERROR:
+            what = _REFUSED.get(response.status, "the service can not do this")
+            ended = expired_on(self._address.sas, self._clock.utc_now())
             advice = f"the SAS ended on {ended}: make a new one" if ended else _ADVICE
             raise StoreUnusable(
-                f"{what} ({method} at {self._where()}: {answer.status} {answer.code}): "
-                f"{advice if answer.status in _NOT_LET_IN else _ADVICE}"
+                f"{what} ({method} at {self._where()}: {response.status} {response.code}): "
+                f"{advice if response.status in _NOT_LET_IN else _ADVICE}"
             )
-        return answer
+        return response
 
     def _where(self) -> str:
         return f"{self._host}, container {self._address.container}"
@@ -362,7 +355,7 @@ class HttpClient:
 
 @lru_cache(maxsize=64)
 def date_s(text: str) -> float:
-    """A date of HTTP in seconds since 1970; 0 if it is none."""
+    """Parse an HTTP date into seconds since 1970; 0 if it is not valid."""
     try:
         return parsedate_to_datetime(text).timestamp()
     except ValueError:

@@ -16,10 +16,10 @@ LONGEST_S = 60.0
 
 
 def lease_s(duration: timedelta) -> float:
-    """The duration in seconds.
+    """Return the duration in seconds.
 
     Raises:
-        InvalidDuration: outside 15 to 60 seconds, or no whole number of them.
+        InvalidDuration: outside 15 to 60 seconds, or not a whole number of them.
     """
     seconds = seconds_of(duration, what="lease", min_s=-math.inf, max_s=math.inf)
     if not SHORTEST_S <= seconds <= LONGEST_S or not seconds.is_integer():

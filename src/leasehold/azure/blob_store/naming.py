@@ -1,16 +1,16 @@
-"""Names of blobs: where a group, a holder and the history of a key are kept.
+"""Names of blobs: the group document, the lease of a holder, checkpoints, and the history of a key.
 
 ::
 
-    {prefix}/groups/{group}/book               the book of a group
+    {prefix}/groups/{group}/book               the group document
     {prefix}/groups/{group}/holders/{holder}   the leased blob of each of its members
-    {prefix}/alone/{holder}/…                  the same for a holder without a group
-    {prefix}/slips/{group}/{holder}-{name}     positions of a member, beside the book
+    {prefix}/alone/{holder}/…                  document and lease of a holder without a group
+    {prefix}/slips/{group}/{holder}-{name}     a checkpoint blob of a member
     {prefix}/history/{group}/{key}             the older terms of a key
 
-A part is written as it is if it is of letters, digits, ``-``, ``_``, ``~`` and ``$``; all else is
-quoted with ``=``. A long one is cut, and its digest put in the place of the rest: no two parts are
-ever alike. What a part says is never read back from its name.
+A part that has only letters, digits, ``-``, ``_``, ``~`` and ``$`` is written as it is; other
+characters are quoted with ``=``. A long part is cut, and its digest replaces the rest: two
+different texts never have the same name. The text is never read back from the name.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from leasehold.names import group_of
 if TYPE_CHECKING:
     from leasehold.model import Ownership
 
-GROUPS, ALONE = "groups/", "alone/"
+GROUPS, UNGROUPED = "groups/", "alone/"
 _LONGEST_PART = 160
 _DIGEST_LETTERS = 40
 
 
 def part(text: str) -> str:
-    """One part of a blob's name, for any text."""
+    """Quote any text as one part of a blob's name."""
     # Dots are special to URLs, and "=" is the sign of the quoting itself.
     quoted = quote(text, safe="$").replace(".", "%2E").replace("%", "=")
     if len(quoted) <= _LONGEST_PART:
@@ -43,59 +43,59 @@ def part(text: str) -> str:
 
 
 def token_digest(token: str) -> str:
-    """What is kept of a token: who reads the container can not act with it."""
+    """Return what is stored of a token: a reader of the container cannot act with it."""
     return hashlib.sha256(f"leasehold token {token}".encode()).hexdigest()[:32]
 
 
-def bare_ownership(ownership: Ownership) -> Ownership:
-    """As books know it: with the digest of its token."""
+def ownership_with_digest(ownership: Ownership) -> Ownership:
+    """Return the ownership as group documents have it: with the digest of its token."""
     return replace(ownership, token=token_digest(ownership.token))
 
 
 def lease_id(token: str) -> str:
-    """The id of the blob lease of whoever has this token: a GUID that nobody can guess."""
+    """Return the id of the blob lease for this token: a GUID that other processes cannot guess."""
     return str(UUID(bytes=hashlib.sha256(f"leasehold lease {token}".encode()).digest()[:16]))
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLocation:
-    """Where a lease is kept: with its group, or alone."""
+    """Where a lease is stored: with its group, or for a holder without a group."""
 
     group: str
     holder: str = ""
 
     @classmethod
     def of(cls, group: str, holder: str) -> LeaseLocation:
-        """The home of a holder of ``group``, which may be empty."""
+        """Return the location for a holder of ``group``, which may be empty."""
         return cls(group) if group else cls("", holder)
 
     @property
     def path(self) -> str:
-        """The name that all its blobs begin with; ends with a slash."""
+        """The prefix of all its blobs; ends with a slash."""
         if self.group:
             return f"{GROUPS}{part(self.group)}/"
-        return f"{ALONE}{part(self.holder)}/"
+        return f"{UNGROUPED}{part(self.holder)}/"
 
     @property
-    def book(self) -> str:
-        """The blob of its book."""
+    def document_blob(self) -> str:
+        """The blob of the group document."""
         return f"{self.path}book"
 
     def holder_blob(self, holder: str) -> str:
-        """The leased blob of one holder."""
+        """Return the leased blob of one holder."""
         return f"{self.path}holders/{part(holder)}"
 
     @property
-    def slips(self) -> str:
-        """The name that all its slips begin with; ends with a slash."""
+    def checkpoint_prefix(self) -> str:
+        """The prefix of all its checkpoint blobs; ends with a slash."""
         return f"slips/{part(self.group)}/"
 
-    def slip_blob(self, holder: str, name: str) -> str:
-        """One slip of one holder: a name is never used twice."""
-        return f"{self.slips}{part(holder)}-{name}"
+    def checkpoint_blob(self, holder: str, name: str) -> str:
+        """Return one checkpoint blob of a holder; a name is never used twice."""
+        return f"{self.checkpoint_prefix}{part(holder)}-{name}"
 
 
 def history_blob(key: str) -> str:
-    """Where the older terms of a key are kept."""
+    """Return the blob with the older terms of a key."""
     group = group_of(key)
     return f"history/{part(group)}/{part(key[len(group) + 1 :])}"

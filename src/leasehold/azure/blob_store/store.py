@@ -1,4 +1,4 @@
-"""The Azure Blob store: any number of machines, one container, no server of one's own."""
+"""``AzureBlobStore``: a store for any number of machines in one container, without a server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from leasehold.azure.blob_store.blob_leases import BlobLeases, cautious
+from leasehold.azure.blob_store.blob_leases import BlobLeases, with_safe_break_time
 from leasehold.azure.blob_store.container import Container
-from leasehold.azure.blob_store.credentials import right_for
-from leasehold.azure.blob_store.document_cache import DocumentCache, DocumentStep, nobody
+from leasehold.azure.blob_store.credentials import credential_for
+from leasehold.azure.blob_store.document_cache import DocumentCache, StepContext, no_holders
 from leasehold.azure.blob_store.group_document import GroupDocument
 from leasehold.azure.blob_store.http import HttpClient
 from leasehold.azure.blob_store.lease_lengths import lease_s
@@ -53,44 +53,44 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Threads of our own, so that a program that fills the common pool with slow work does not delay
-# a renewal.
+# The store's own threads, so that a program that fills the common pool with slow work does not
+# delay a renewal.
 _THREADS = 16
 
 
 class AzureBlobStore:
     """A ``Store`` in a container. Its clock is the service's.
 
-    A call that is cancelled may still be carried out: to its caller that is *unknown*, as the
-    contract says of an answer that never came.
+    A call that is cancelled may still be carried out: to its caller the result is *unknown*, as the
+    contract says of a lost response.
     """
 
     def __init__(self, address: BlobAddress, *, clock: Clock) -> None:
         """Over a container that is there; ``AzureBlobStore.open`` makes one."""
         self._url = address.url
         rng = system_random()
-        self.wire = HttpClient(address, right_for(address, clock), clock=clock, rng=rng)
-        self._container = Container(address, self.wire)
-        self._shelf = DocumentCache(self._container, clock=clock, rng=rng)
+        self.http_client = HttpClient(address, credential_for(address, clock), clock=clock, rng=rng)
+        self._container = Container(address, self.http_client)
+        self._cache = DocumentCache(self._container, clock=clock, rng=rng)
         proofs = LeaseProofs(clock)
-        self._leasing = BlobLeases(self._shelf, proofs, clock)
-        self._keeping = OwnershipCalls(self._shelf, proofs, clock)
+        self._leases = BlobLeases(self._cache, proofs, clock)
+        self._ownerships = OwnershipCalls(self._cache, proofs, clock)
         self._threads = CapacityLimiter(_THREADS)
 
     @classmethod
     async def open(cls, address: BlobAddress, *, clock: Clock) -> AzureBlobStore:
-        """Open the container, made if it is not there.
+        """Open the container, and create it if it does not exist.
 
         Raises:
-            InvalidUrl: there is no right, and no way to get one.
-            StoreUnavailable: there is no answer.
-            StoreUnusable: we may not use it.
+            InvalidUrl: there is no credential.
+            StoreUnavailable: the service does not answer.
+            StoreUnusable: the service refuses access.
         """
         store = cls(address, clock=clock)
         try:
-            await store._in_thread(store._container.make)
+            await store._in_thread(store._container.create_if_missing)
         except BaseException:
-            store.wire.close()
+            store.http_client.close()
             raise
         return store
 
@@ -103,11 +103,11 @@ class AzureBlobStore:
 
     async def declare(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
-        return await self._in_thread(partial(self._keeping.declare, checked_keys(keys)))
+        return await self._in_thread(partial(self._ownerships.declare, checked_keys(keys)))
 
     async def forget(self, keys: Sequence[str]) -> int:
         """See ``Store``."""
-        return await self._in_thread(partial(self._keeping.forget, checked_keys(keys)))
+        return await self._in_thread(partial(self._ownerships.forget, checked_keys(keys)))
 
     def check_lease(self, duration: timedelta) -> None:
         """See ``LeaseLimits``."""
@@ -116,138 +116,140 @@ class AzureBlobStore:
     async def grant(
         self, *, holder: str, token: str, group: str, duration: timedelta, info: MemberInfo
     ) -> Lease:
-        """See ``Store``. From 15 to 60 seconds, in whole seconds."""
+        """See ``Store``. The duration is 15 to 60 whole seconds."""
         check_name(holder, what="holder")
         check_name(token, what="token")
         if group:
             check_group(group)
         lease = Lease(holder=holder, token=token, group=group, duration_s=lease_s(duration))
-        return await self._in_thread(partial(self._leasing.grant, lease, info))
+        return await self._in_thread(partial(self._leases.grant, lease, info))
 
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``. From four members of a stream on, they take turns to look who is alive.
+        """See ``Store``. From four members of a stream on, they take turns to check who is alive.
 
-        So a lease that ran out may be ended by a later renewal than the first one after its end:
-        by each that comes a whole lease after the last look of who renews, at the latest.
+        So an expired lease may be ended later than by the first renewal after its end: at the
+        latest by a renewal a whole lease after its own last check.
         """
-        return await self._in_thread(partial(self._leasing.renew, lease, since, info))
+        return await self._in_thread(partial(self._leases.renew, lease, since, info))
 
     async def revoke(self, lease: Lease) -> None:
         """See ``Store``."""
-        await self._in_thread(partial(self._leasing.revoke, lease))
+        await self._in_thread(partial(self._leases.revoke, lease))
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
         """See ``Store``."""
-        return await self._in_thread(partial(self._keeping.claim, lease, wanted, force=force))
+        return await self._in_thread(partial(self._ownerships.claim, lease, wanted, force=force))
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
         """See ``Store``."""
-        return await self._in_thread(partial(self._keeping.ask, lease, wanted))
+        return await self._in_thread(partial(self._ownerships.ask, lease, wanted))
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
         """See ``Store``."""
-        kept_s = limit_s(limit, what="hand-over limit")
-        return await self._in_thread(partial(self._keeping.hand_over, hand_overs, kept_s))
+        limit_seconds = limit_s(limit, what="hand-over limit")
+        return await self._in_thread(partial(self._ownerships.hand_over, hand_overs, limit_seconds))
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
         """See ``Store``."""
         checked = checked_notes(ownerships, notes)
-        return await self._in_thread(partial(self._keeping.release, ownerships, checked))
+        return await self._in_thread(partial(self._ownerships.release, ownerships, checked))
 
     async def break_(self, key: str, *, epoch: int, after: timedelta) -> Resource | None:
         """See ``Store``."""
         after_s = limit_s(after, what="break period")
-        return await self._in_thread(partial(self._keeping.break_, key, epoch, after_s))
+        return await self._in_thread(partial(self._ownerships.break_, key, epoch, after_s))
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``. One request for each group, however many marks there are."""
-        return await self._in_thread(partial(self._keeping.checkpoint, marks))
+        """See ``Store``. One request for each group, however many checkpoints there are."""
+        return await self._in_thread(partial(self._ownerships.checkpoint, marks))
 
     async def annotate(self, notes: Sequence[Note]) -> Sequence[str]:
         """See ``Store``."""
-        return await self._in_thread(partial(self._keeping.annotate, notes))
+        return await self._in_thread(partial(self._ownerships.annotate, notes))
 
     async def request_hand_over(self, key: str, *, epoch: int, to: str) -> bool:
         """See ``Store``."""
         check_suggestion(key, epoch=epoch, to=to)
-        return await self._in_thread(partial(self._keeping.request_hand_over, key, epoch, to))
+        return await self._in_thread(partial(self._ownerships.request_hand_over, key, epoch, to))
 
     async def request_leave(self, holder: str) -> bool:
         """See ``Store``."""
         check_name(holder, what="holder")
-        return await self._in_thread(partial(self._keeping.request_leave, holder))
+        return await self._in_thread(partial(self._ownerships.request_leave, holder))
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
         """See ``Store``. Keys of several groups are changed group by group."""
         checked = checked_positions(positions)
-        return await self._in_thread(partial(self._keeping.reset, checked))
+        return await self._in_thread(partial(self._ownerships.reset, checked))
 
     # ------------------------------------------------------------- reads
 
     async def groups(self) -> Sequence[str]:
         """See ``Store``."""
-        return await self._in_thread(self._keeping.groups)
+        return await self._in_thread(self._ownerships.groups)
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
         """See ``Store``."""
-        return await self._in_thread(partial(self._shelf.checkpoints, LeaseLocation(group)))
+        return await self._in_thread(partial(self._cache.checkpoints, LeaseLocation(group)))
 
     async def resources(self, group: str) -> Mapping[str, Resource]:
         """See ``Store``."""
 
-        def shown(turn: DocumentStep) -> Mapping[str, Resource]:
-            found = turn.book.resources(group, turn.now)
-            return {key: cautious(each, turn) for key, each in found.items()}
+        def shown(context: StepContext) -> Mapping[str, Resource]:
+            found = context.document.resources(group, context.now)
+            return {key: with_safe_break_time(each, context) for key, each in found.items()}
 
         return await self._read(group, shown, alive=True)
 
     async def members(self, group: str) -> Mapping[str, MemberRecord]:
         """See ``Store``. How long a lease still runs is not known: at most its duration."""
-        return await self._read(group, lambda turn: turn.book.members(group, turn.now), alive=True)
+        return await self._read(
+            group, lambda context: context.document.members(group, context.now), alive=True
+        )
 
     async def history(self, key: str, *, limit: int = 10) -> Sequence[Term]:
         """See ``Store``."""
 
-        def terms(turn: DocumentStep) -> tuple[list[Term], bool]:
-            found = list(turn.book.history(key, limit))
-            return found, len(found) < limit and key in turn.book.spilled
+        def terms(context: StepContext) -> tuple[list[Term], bool]:
+            found = list(context.document.history(key, limit))
+            return found, len(found) < limit and key in context.document.archived
 
         found, more = await self._read(group_of(key), terms)
         if more:
-            older = partial(self._shelf.spill.history, key, found[::-1])
+            older = partial(self._cache.archive.history, key, found[::-1])
             found = (await self._in_thread(older))[: -limit - 1 : -1]
         return found
 
     async def fenced_writes(self, group: str) -> int:
         """See ``Store``."""
-        return await self._read(group, lambda turn: turn.book.fenced_writes(group))
+        return await self._read(group, lambda context: context.document.fenced_writes(group))
 
     async def close(self) -> None:
-        """See ``Store``. A call that still runs ends by itself."""
-        self.wire.close()
+        """See ``Store``. A call that still runs ends on its own."""
+        self.http_client.close()
 
     # ------------------------------------------------------------- parts
 
     async def _read(
-        self, group: str, look_up: Callable[[DocumentStep], T], *, alive: bool = False
+        self, group: str, look_up: Callable[[StepContext], T], *, alive: bool = False
     ) -> T:
-        concerns = GroupDocument.everybody if alive else nobody
+        liveness_of = GroupDocument.live_holders if alive else no_holders
         return await self._in_thread(
-            partial(self._shelf.read, LeaseLocation(group), look_up, concerns=concerns)
+            partial(self._cache.read, LeaseLocation(group), look_up, liveness_of=liveness_of)
         )
 
     async def _in_thread(self, call: Callable[[threading.Event], T]) -> T:
-        given_up = threading.Event()
+        cancelled = threading.Event()
         try:
             return await to_thread.run_sync(
-                call, given_up, abandon_on_cancel=True, limiter=self._threads
+                call, cancelled, abandon_on_cancel=True, limiter=self._threads
             )
         finally:
             # Cancelled while it waits for its turn: it need not wait any longer.
-            given_up.set()
+            cancelled.set()

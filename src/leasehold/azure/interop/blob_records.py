@@ -1,17 +1,17 @@
 """The blobs of Azure's own ``BlobCheckpointStore``, read and written without its faults.
 
-It is a ``CheckpointStore`` of theirs as well: a stock client may use it in the place of
-``BlobCheckpointStore``, beside others that use that one. What it does otherwise:
+It is also a ``CheckpointStore`` of Azure: a stock client may use it instead of
+``BlobCheckpointStore``, beside others that use that one. The differences:
 
-* No record of anybody stops it: ``layout`` reads them all.
-* A claim is won only if the service has said so. Theirs counts every unknown failure as won.
-* A first claim creates the blob, and only if there is none. Theirs sets the metadata of a blob
-  that may be there, which Azurite allows.
+* No record of any client stops it: ``record_layout`` reads them all.
+* A claim is won only if the service said so. Azure's counts every unknown failure as won.
+* A first claim creates the blob, and only if it does not exist. Azure's sets the metadata of a blob
+  that may exist, which Azurite allows.
 * Checkpoints are found under names in either spelling, and the one that is ahead counts.
-* So are owners: of two records of a partition the one counts that was written last by somebody who
-  owns it, and a claim is written to that one. The other spelling is looked for in the first look
-  and in every sixth; in each, once something was found there.
-* It belongs to no event loop: the requests are made in threads.
+* So are owners: of two records of a partition, the one counts that its owner wrote last, and a
+  claim is written to that one. The other spelling is searched in the first and every sixth read; in
+  each, once something was found there.
+* It is not bound to an event loop: the requests are made in threads.
 
 Needs ``pip install 'leasehold[azure]'``.
 """
@@ -38,12 +38,12 @@ from azure.storage.blob import ContainerClient, LinearRetry
 from leasehold.azure.interop.record_layout import (
     BEGINNING,
     ConsumerGroup,
+    azure_offset,
     checkpoint_metadata,
+    consumer_group_of,
     ownership_metadata,
-    place_of,
-    record_of,
-    resume_at,
-    stored_of,
+    parse_checkpoint,
+    parse_ownership,
 )
 from leasehold.errors import UsageError
 
@@ -60,7 +60,7 @@ log = logging.getLogger("leasehold.azure")
 T = TypeVar("T")
 Row = dict[str, Any]
 
-_AT_ONCE = 16
+_PARALLEL = 16
 _LOOKS_PER_SEARCH = 6
 _CONNECT_S = 5
 _READ_S = 5
@@ -71,19 +71,18 @@ class BlobRecords(_Contract):
     """The records of any number of groups in one container, which must exist."""
 
     def __init__(self, container: ContainerClient, *, lower: bool = True) -> None:
-        """Connects to nothing yet; ``container`` is closed with this.
+        """Connect to nothing yet; ``container`` is closed with this.
 
         ``lower``: names are written in lower case, as Azure's clients for Python, .NET and
-        JavaScript do. Say False to share a group with those for Java, Go, Rust and C++, which would
-        not find a record of ours before they have written one of their own.
+        JavaScript do. Pass False to share a group with those for Java, Go, Rust and C++, which
+        would not find such a record before they have written one themselves.
         """
         self._container = container
         self._lower = lower
         self._looks: Counter[ConsumerGroup] = Counter()
-        self._in_both: set[ConsumerGroup] = set()  # with records in the spelling that is not ours
-        self._found_in: dict[
-            tuple[ConsumerGroup, str], bool
-        ] = {}  # by partition: whether in lower case
+        self._in_both: set[ConsumerGroup] = set()  # with records in the other spelling
+        # By partition: whether its record has the name in lower case.
+        self._lower_case: dict[tuple[ConsumerGroup, str], bool] = {}
         self._counting = threading.Lock()
         self._calls = 0
 
@@ -91,9 +90,9 @@ class BlobRecords(_Contract):
     def from_connection_string(
         cls, connection_string: str, container: str, *, lower: bool = True
     ) -> Self:
-        """The records in a container of the storage account that the text names."""
-        # By themselves they wait for 15 s, three times, also after a connection that was merely
-        # closed while it lay idle; and a checkpoint that is written so late is an old one.
+        """Return the records in a container of the storage account that the text names."""
+        # The defaults wait for 15 s, three times, also after an idle connection was closed; and a
+        # checkpoint that is written that late is an old one.
         made = ContainerClient.from_connection_string(
             connection_string,
             container,
@@ -105,7 +104,7 @@ class BlobRecords(_Contract):
 
     @property
     def calls(self) -> int:
-        """How many requests were made so far."""
+        """The number of requests so far."""
         return self._calls
 
     async def list_ownership(
@@ -115,27 +114,27 @@ class BlobRecords(_Contract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[Row]:
-        """The owner of each partition, as far as one is named. One call for each 5,000.
+        """List the owner of each partition, if one is named, with one request for each 5,000.
 
-        One more in the looks that search for the other spelling, if the names differ in it.
+        One more in the reads that search for the other spelling, if the names differ in it.
         """
         del kwargs
-        place = _place(fully_qualified_namespace, eventhub_name, consumer_group)
-        found = await self._records(place, lower=self._lower)
+        group = _consumer_group(fully_qualified_namespace, eventhub_name, consumer_group)
+        found = await self._records(group, lower=self._lower)
         spelled = dict.fromkeys(found, self._lower)
-        if self._is_searched(place):
-            others = await self._records(place, lower=not self._lower)
+        if self._is_searched(group):
+            others = await self._records(group, lower=not self._lower)
             if others:
-                self._in_both.add(place)
+                self._in_both.add(group)
             for partition, other in others.items():
                 known = found.get(partition)
                 if known is None or _counts_more(other, known):
                     found[partition], spelled[partition] = other, not self._lower
         for partition, lower in spelled.items():
-            self._found_in[place, partition] = lower
+            self._lower_case[group, partition] = lower
         return [
             {
-                **place.ids(),
+                **group.ids(),
                 "partition_id": each.partition,
                 "owner_id": each.owner,
                 "etag": each.etag,
@@ -153,19 +152,19 @@ class BlobRecords(_Contract):
             AzureError: nothing was written, and at least one attempt failed unheard.
         """
         del kwargs
-        lanes = CapacityLimiter(_AT_ONCE)
+        limiter = CapacityLimiter(_PARALLEL)
         won: list[Row] = []
         failed: list[Exception] = []
 
         async def claim(wanted: Mapping[str, Any]) -> None:
             try:
-                done = await _threaded(partial(self._claim, wanted), lanes)
-            except Exception as error:  # noqa: BLE001 - told below, alone and not in a group
+                done = await _threaded(partial(self._claim, wanted), limiter)
+            except Exception as error:  # noqa: BLE001 - raised below, alone and not in a group
                 failed.append(error)
             else:
                 won.extend([done] if done is not None else [])
 
-        # Not ``gather``: of a cancelled one nobody can tell who has cancelled it.
+        # Not ``gather``: it does not show who has cancelled a task.
         async with create_task_group() as tasks:
             for each in ownership_list:
                 tasks.start_soon(claim, each)
@@ -176,20 +175,20 @@ class BlobRecords(_Contract):
         return won
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **kwargs: object) -> None:
-        """Write a checkpoint, as their clients do: whatever is there.
+        """Write a checkpoint without a condition, as Azure's clients do.
 
         Raises:
-            UsageError: it has no sequence number; -1 is the place before the first event.
+            UsageError: it has no sequence number; -1 is the position before the first event.
             AzureError: it could not be written.
         """
         del kwargs
-        place, partition = place_of(checkpoint), str(checkpoint["partition_id"])
-        position = stored_of(partition, checkpoint).position
+        group, partition = consumer_group_of(checkpoint), str(checkpoint["partition_id"])
+        position = parse_checkpoint(partition, checkpoint).position
         if checkpoint.get("sequence_number") == BEGINNING.sequence_number:
             position = BEGINNING
         if position is None:
             raise UsageError(f"a checkpoint needs a sequence number: {dict(checkpoint)!r}")
-        blob = place.blob_name("checkpoint", partition, lower=self._lower)
+        blob = group.blob_name("checkpoint", partition, lower=self._lower)
         await _threaded(partial(self._write, blob, checkpoint_metadata(position)))
 
     async def list_checkpoints(
@@ -199,23 +198,23 @@ class BlobRecords(_Contract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[Row]:
-        """The checkpoint of each partition that says where to go on."""
+        """List the checkpoint of each partition that says where to resume."""
         del kwargs
-        place = _place(fully_qualified_namespace, eventhub_name, consumer_group)
+        group = _consumer_group(fully_qualified_namespace, eventhub_name, consumer_group)
         rows: dict[str, Row] = {}
-        for lower in (True, False) if _has_two_spellings(place) else (True,):
-            for blob in await self._blobs(place, "checkpoint", lower=lower):
-                found = stored_of(_partition(blob), blob.metadata)
+        for lower in (True, False) if _has_two_spellings(group) else (True,):
+            for blob in await self._blobs(group, "checkpoint", lower=lower):
+                found = parse_checkpoint(_partition(blob), blob.metadata)
                 known = rows.get(found.partition)
                 if found.position is None or (
                     known and known["sequence_number"] >= found.position.sequence_number
                 ):
                     continue
                 rows[found.partition] = {
-                    **place.ids(),
+                    **group.ids(),
                     "partition_id": found.partition,
                     "sequence_number": found.position.sequence_number,
-                    "offset": resume_at(found.position),
+                    "offset": azure_offset(found.position),
                 }
         return list(rows.values())
 
@@ -234,24 +233,24 @@ class BlobRecords(_Contract):
     ) -> None:
         await self.close()
 
-    def _is_searched(self, place: ConsumerGroup) -> bool:
-        looks = self._looks[place]
-        self._looks[place] = looks + 1
-        is_due = place in self._in_both or looks % _LOOKS_PER_SEARCH == 0
-        return is_due and _has_two_spellings(place)
+    def _is_searched(self, group: ConsumerGroup) -> bool:
+        looks = self._looks[group]
+        self._looks[group] = looks + 1
+        is_due = group in self._in_both or looks % _LOOKS_PER_SEARCH == 0
+        return is_due and _has_two_spellings(group)
 
-    async def _records(self, place: ConsumerGroup, *, lower: bool) -> dict[str, OwnershipRecord]:
+    async def _records(self, group: ConsumerGroup, *, lower: bool) -> dict[str, OwnershipRecord]:
         return {
-            _partition(blob): record_of(
+            _partition(blob): parse_ownership(
                 _partition(blob), blob.metadata, etag=blob.etag, modified=blob.last_modified
             )
-            for blob in await self._blobs(place, "ownership", lower=lower)
+            for blob in await self._blobs(group, "ownership", lower=lower)
         }
 
     async def _blobs(
-        self, place: ConsumerGroup, kind: Kind, *, lower: bool
+        self, group: ConsumerGroup, kind: Kind, *, lower: bool
     ) -> list[BlobProperties]:
-        prefix = place.prefix(kind, lower=lower)
+        prefix = group.prefix(kind, lower=lower)
 
         def pages() -> list[BlobProperties]:
             listed = self._container.list_blobs(name_starts_with=prefix, include=["metadata"])
@@ -268,10 +267,10 @@ class BlobRecords(_Contract):
             self._calls += 1
 
     def _claim(self, wanted: Mapping[str, Any]) -> Row | None:
-        """What was won, or None; nothing else is ever won."""
-        place, partition = place_of(wanted), str(wanted["partition_id"])
-        lower = self._found_in.get((place, partition), self._lower)
-        name = place.blob_name("ownership", partition, lower=lower)
+        """Return what was won, or None."""
+        group, partition = consumer_group_of(wanted), str(wanted["partition_id"])
+        lower = self._lower_case.get((group, partition), self._lower)
+        name = group.blob_name("ownership", partition, lower=lower)
         metadata = ownership_metadata(str(wanted.get("owner_id") or ""))
         try:
             if wanted.get("etag"):
@@ -308,21 +307,21 @@ class BlobRecords(_Contract):
         return blob.upload_blob(b"", overwrite=False, metadata=metadata)
 
 
-async def _threaded(work: Callable[[], T], lanes: CapacityLimiter | None = None) -> T:
-    # A request that hangs must not hold up who has stopped waiting for it.
-    return await to_thread.run_sync(work, limiter=lanes, abandon_on_cancel=True)
+async def _threaded(work: Callable[[], T], limiter: CapacityLimiter | None = None) -> T:
+    # A request that hangs must not block a caller that has stopped waiting for it.
+    return await to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
 
 
-def _place(namespace: str, hub: str, group: str) -> ConsumerGroup:
+def _consumer_group(namespace: str, hub: str, group: str) -> ConsumerGroup:
     return ConsumerGroup(namespace=namespace, hub=hub, group=group)
 
 
-def _has_two_spellings(place: ConsumerGroup) -> bool:
-    return place.prefix("ownership") != place.prefix("ownership", lower=False)
+def _has_two_spellings(group: ConsumerGroup) -> bool:
+    return group.prefix("ownership") != group.prefix("ownership", lower=False)
 
 
 def _counts_more(one: OwnershipRecord, other: OwnershipRecord) -> bool:
-    """Of two records of a partition: whoever owns it has written the later one."""
+    """Return which of two records of a partition counts: an owned one, then the later one."""
     return bool(one.owner) and (not other.owner or one.modified_s > other.modified_s)
 
 

@@ -3,21 +3,21 @@
 ``AsyncCheckpointStore`` is for ``azure.eventhub.aio``; ``CheckpointStore`` is for the blocking
 clients and runs the other one in a thread. ``ClientOwnerships`` answers the four calls of both.
 
-An owner of theirs is a holder of ours: one lease covers all that it owns, so a round of their load
-balancer is one renewal, and one claim if it wants something new. Guarantees:
+An owner of Azure is a holder of Leasehold: one lease covers all that it owns. So a round of the
+client's load balancer is one renewal, and one claim if it wants something new. Guarantees:
 
-1. **The lease decides**, by the store's clock. Whoever lets it end owns nothing, whatever the
-   clocks of the machines say: a living owner is always shown as fresh, any other as free.
+1. **The lease decides**, by the store's clock. An owner whose lease ends owns nothing, whatever the
+   clocks of the machines say: a live owner is always shown as fresh, any other as free.
 2. **A claim is a compare-and-set** on the epoch, which is in the etag. Only what was won is
-   returned; an answer that never came is an error, and counts as nothing won.
+   returned; a lost answer is an error, and counts as nothing won.
 3. **A checkpoint is fenced**: an owner that has lost the partition is refused with
-   ``FencedWrite``. Checkpoints never go back: one that would is left out, without an error, for
-   their client delivers some events twice after it has connected again.
-4. **Nobody keeps more than its even share**: what is too much is left out of the answer, so that
-   their client stops it, and handed over one round later, when it has stopped.
+   ``FencedWrite``. Checkpoints never go back: one that would is skipped, without an error, because
+   the client delivers some events twice after it has connected again.
+4. **No owner keeps more than its even share**: what is too much is omitted from the answer, so that
+   the client stops it, and is handed over one round later, when it has stopped.
 
-A claim that names the present owner's etag takes the partition by force, as their balancer means
-it. A partition that is being handed over to somebody else can not be taken.
+A claim that names the present owner's etag takes the partition forcibly, as the client's balancer
+means it. A partition that is being handed over to another holder cannot be taken.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ except ImportError as error:
         f"Azure's clients need the package {error.name!r}: pip install 'leasehold[azure]'"
     ) from error
 
-from leasehold.azure.interop.record_layout import ConsumerGroup, place_of, resume_at, stored_of
+from leasehold.azure.interop.record_layout import (
+    ConsumerGroup,
+    azure_offset,
+    consumer_group_of,
+    parse_checkpoint,
+)
 from leasehold.clock import SystemClock, host_name, new_suffix, new_token, system_random
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.core.lease_timing import MAX_LEASE_S, MIN_LEASE_S
@@ -72,10 +77,10 @@ _IN_FORCE = frozenset((State.LEASED, State.BREAKING))
 
 @dataclass(slots=True, kw_only=True)
 class _ClientLease:
-    """One owner of theirs in one group: its lease, what it owns, and what it is giving up."""
+    """One owner of Azure in one group: its lease, what it owns, and what it is giving up."""
 
     owner: str
-    place: ConsumerGroup
+    consumer_group: ConsumerGroup
     lease: Lease
     owned: dict[str, Ownership] = field(default_factory=dict)
     stopping: set[str] = field(default_factory=set)
@@ -87,7 +92,6 @@ class ClientOwnerships:
     def __init__(
         self, store: Store, *, stream: str, lease: timedelta, clock: Clock, rng: random.Random
     ) -> None:
-        """Nobody has a lease yet: each owner gets one with its first claim."""
         self._store = store
         self._stream = stream
         self._lease = lease
@@ -96,61 +100,57 @@ class ClientOwnerships:
         self._client_leases: dict[tuple[str, str], _ClientLease] = {}
         self._owners: dict[str, str] = {}  # by holder: all that were ever granted here
         self._ended: set[str] = set()
-        self._turn = anyio.Lock()
+        self._lock = anyio.Lock()
 
     # ----------------------------------------------------------- ownership
 
-    async def list_ownership(self, place: ConsumerGroup) -> list[Row]:
-        """Each partition that was ever claimed, and its owner; one call, which only reads."""
-        found = await self._store.resources(place.keys_group)
+    async def list_ownership(self, consumer_group: ConsumerGroup) -> list[Row]:
+        """List each partition that was ever claimed, with its owner, by one read."""
+        found = await self._store.resources(consumer_group.keys_group)
         return [
-            self._row(place, resource, owner=self._shown_owner(resource))
+            self._row(consumer_group, resource, owner=self._shown_owner(resource))
             for _, resource in sorted(found.items())
         ]
 
     async def claim_ownership(self, wanted: Iterable[Mapping[str, Any]]) -> list[Row]:
-        """Take, keep or, with an empty owner, give up; return what was done so.
-
-        Raises:
-            StoreError: the store did not answer, or can not serve; nothing is known to be won.
-        """
+        """Take, keep or, with an empty owner, give up; return what was done."""
         by_owner: dict[tuple[ConsumerGroup, str], list[Mapping[str, Any]]] = defaultdict(list)
         for each in wanted:
-            place = place_of(each, stream=self._stream)
-            by_owner[place, str(each.get("owner_id") or "")].append(each)
+            consumer_group = consumer_group_of(each, stream=self._stream)
+            by_owner[consumer_group, str(each.get("owner_id") or "")].append(each)
         won: list[Row] = []
-        async with self._turn:
-            for (place, owner), rows in by_owner.items():
-                turn = self._round(place, owner, rows) if owner else self._free(place, rows)
-                won += await turn
+        async with self._lock:
+            for (consumer_group, owner), rows in by_owner.items():
+                work = (
+                    self._balance(consumer_group, owner, rows)
+                    if owner
+                    else self._release(consumer_group, rows)
+                )
+                won += await work
         return won
 
     async def close(self) -> None:
-        """End every lease that was granted here: what is still owned is free at once.
-
-        Raises:
-            StoreError: some could not be ended; they end by themselves.
-        """
-        trouble: StoreError | None = None
-        async with self._turn:
+        """End every lease that was granted here; raise if some could not be ended."""
+        failure: StoreError | None = None
+        async with self._lock:
             while self._client_leases:
                 _, client = self._client_leases.popitem()
                 self._ended.update(client.owned)
                 try:
                     await self._store.revoke(client.lease)
                 except StoreError as error:
-                    trouble = error
-        if trouble is not None:
-            raise trouble
+                    failure = error
+        if failure is not None:
+            raise failure
 
-    async def _round(
-        self, place: ConsumerGroup, owner: str, rows: Sequence[Mapping[str, Any]]
+    async def _balance(
+        self, consumer_group: ConsumerGroup, owner: str, rows: Sequence[Mapping[str, Any]]
     ) -> list[Row]:
-        """One round of a client's balancer: renew, claim what is new, give up what is too much."""
-        client, changes = await self._renewed(place, owner)
+        """Run one round of a balancer: renew, claim what is new, give up what is too much."""
+        client, changes = await self._renewed(consumer_group, owner)
         known = {each.key: each for each in changes.resources if not each.forgotten}
-        self._take_stock(client, known)
-        wanted = {place.key(str(row["partition_id"])): row for row in rows}
+        self._drop_lost(client, known)
+        wanted = {consumer_group.key(str(row["partition_id"])): row for row in rows}
         missing = [key for key in wanted if key not in known]
         if missing:
             await self._store.declare(missing)
@@ -164,38 +164,40 @@ class ClientOwnerships:
             client.owned[ownership.key] = ownership
             self._ended.discard(ownership.key)
         if won:
-            client.stopping.clear()  # the group is another one now: look again in the next round
+            client.stopping.clear()  # the group has changed: check again in the next round
         else:
             await self._give_up_surplus(client, changes)
         kept = [key for key in wanted if key in client.owned and key not in client.stopping]
         return [self._won(wanted[key], client.owned[key].epoch, owner=owner) for key in kept]
 
-    async def _renewed(self, place: ConsumerGroup, owner: str) -> tuple[_ClientLease, Changes]:
-        """The client of an owner under a lease that lives, and the whole group as it is now."""
-        client = self._client_leases.get((place.keys_group, owner))
+    async def _renewed(
+        self, consumer_group: ConsumerGroup, owner: str
+    ) -> tuple[_ClientLease, Changes]:
+        """Return the client of an owner under a running lease, and the whole group."""
+        client = self._client_leases.get((consumer_group.keys_group, owner))
         if client is not None:
             try:
                 return client, await self._store.renew(client.lease)
             except LeaseLost as lost:
                 log.warning("%s: lease lost (%s); joining again", owner, lost.reason)
                 self._ended.update(client.owned)
-                del self._client_leases[place.keys_group, owner]
+                del self._client_leases[consumer_group.keys_group, owner]
         holder = owner if owner not in self._owners else f"{owner}~{new_suffix()}"
         self._owners[holder] = owner
         lease = await self._store.grant(
             holder=holder,
             token=new_token(),
-            group=place.keys_group,
+            group=consumer_group.keys_group,
             duration=self._lease,
             info=MemberInfo(host=host_name(), pid=os.getpid()),
         )
-        client = self._client_leases[place.keys_group, owner] = _ClientLease(
-            owner=owner, place=place, lease=lease
+        client = self._client_leases[consumer_group.keys_group, owner] = _ClientLease(
+            owner=owner, consumer_group=consumer_group, lease=lease
         )
         return client, await self._store.renew(lease)
 
-    def _take_stock(self, client: _ClientLease, known: Mapping[str, Resource]) -> None:
-        """Forget what is not ours any more by the store's word."""
+    def _drop_lost(self, client: _ClientLease, known: Mapping[str, Resource]) -> None:
+        """Forget what the client no longer owns by the store."""
         for key, ownership in list(client.owned.items()):
             now = known.get(key)
             held = now is not None and now.holder == client.lease.holder and now.state in _IN_FORCE
@@ -205,7 +207,9 @@ class ClientOwnerships:
 
     async def _give_up_surplus(self, client: _ClientLease, changes: Changes) -> None:
         snapshot = Snapshot(
-            members={peer.holder: sound(peer.info) for peer in changes.members if peer.alive},
+            members={
+                member.holder: sound(member.info) for member in changes.members if member.alive
+            },
             resources={each.key: each for each in changes.resources if not each.forgotten},
         )
         if client.lease.holder not in snapshot.members:
@@ -224,11 +228,13 @@ class ClientOwnerships:
                 client.stopping.discard(key)
                 self._ended.add(key)
 
-    async def _free(self, place: ConsumerGroup, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    async def _release(
+        self, consumer_group: ConsumerGroup, rows: Sequence[Mapping[str, Any]]
+    ) -> list[Row]:
         """Release what this process owns and names; with its last partition an owner leaves."""
         done: list[Row] = []
         for row in rows:
-            key = place.key(str(row["partition_id"]))
+            key = consumer_group.key(str(row["partition_id"]))
             client = self._client_lease_of(key)
             if client is None or client.owned[key].epoch != _epoch(row.get("etag")):
                 continue
@@ -237,7 +243,7 @@ class ClientOwnerships:
             if client.owned:
                 await self._store.release([ownership])
             else:
-                del self._client_leases[place.keys_group, client.owner]
+                del self._client_leases[consumer_group.keys_group, client.owner]
                 await self._store.revoke(client.lease)
             done.append(self._won(row, ownership.epoch, owner=""))
         return done
@@ -247,37 +253,33 @@ class ClientOwnerships:
     async def update_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
         """Write a checkpoint under the ownership that this process has.
 
-        A client that was started for one partition by name owns nothing, and nobody balances it:
-        then the checkpoint is written if nobody else owns the partition.
-
-        Raises:
-            FencedWrite: the partition was lost, or is somebody else's; nothing was written.
-            UsageError: there is no sequence number; nothing was written.
+        A client that was started for one partition by name owns nothing, and is not balanced: then
+        the checkpoint is written if no other client owns the partition.
         """
-        place = place_of(checkpoint, stream=self._stream)
-        key, position = place.key(str(checkpoint["partition_id"])), _position(checkpoint)
+        consumer_group = consumer_group_of(checkpoint, stream=self._stream)
+        key, position = consumer_group.key(str(checkpoint["partition_id"])), _position(checkpoint)
         client = self._client_lease_of(key)
         if client is not None:
-            await self._mark(client.owned[key], position)
+            await self._write(client.owned[key], position)
         elif key in self._ended:
             raise _fenced(key, 0)
         else:
-            await self._mark_unowned(key, position)
+            await self._write_unowned(key, position)
 
-    async def list_checkpoints(self, place: ConsumerGroup) -> list[Row]:
-        """All checkpoints of the group, in the words of their clients."""
-        found = await self._store.checkpoints(place.keys_group)
+    async def list_checkpoints(self, consumer_group: ConsumerGroup) -> list[Row]:
+        """List all checkpoints of the group, as Azure's clients expect them."""
+        found = await self._store.checkpoints(consumer_group.keys_group)
         return [
             {
-                **place.ids(),
+                **consumer_group.ids(),
                 "partition_id": last_part(key),
-                "offset": resume_at(checkpoint.position),
+                "offset": azure_offset(checkpoint.position),
                 "sequence_number": checkpoint.position.sequence_number,
             }
             for key, checkpoint in sorted(found.items())
         ]
 
-    async def _mark(self, ownership: Ownership, position: Position) -> None:
+    async def _write(self, ownership: Ownership, position: Position) -> None:
         refused = await self._store.checkpoint(
             [CheckpointWrite(ownership=ownership, position=position)]
         )
@@ -287,8 +289,8 @@ class ClientOwnerships:
         if reason is Refusal.BEHIND:
             log.info("%s: a checkpoint that would go back was left out", ownership.key)
 
-    async def _mark_unowned(self, key: str, position: Position) -> None:
-        """Own the key for the length of one write, unless somebody else does."""
+    async def _write_unowned(self, key: str, position: Position) -> None:
+        """Own the key for the length of one write, unless another holder does."""
         holder = f"checkpoint-{new_suffix()}"
         lease = await self._store.grant(
             holder=holder, token=new_token(), group="", duration=self._lease, info=MemberInfo()
@@ -300,12 +302,12 @@ class ClientOwnerships:
             won = await self._store.claim(lease, [KeyClaim(key=key, seen_epoch=epoch)])
             if not won:
                 raise _fenced(key, epoch)
-            await self._mark(won[0], position)
+            await self._write(won[0], position)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._store.revoke(lease)
 
-    # ---------------------------------------------------------------- words
+    # ---------------------------------------------------------------- rows
 
     def _client_lease_of(self, key: str) -> _ClientLease | None:
         return next(
@@ -313,16 +315,16 @@ class ClientOwnerships:
         )
 
     def _shown_owner(self, resource: Resource) -> str:
-        """Who has it, or is about to get it; a client of this process may claim what is kept."""
+        """Return the owner or receiver; a client of this process may claim what is reserved."""
         if resource.holder is not None and resource.state in _IN_FORCE:
             return self._owners.get(resource.holder, resource.holder)
         if resource.handed_to is not None and resource.handed_to not in self._owners:
             return resource.handed_to
         return ""
 
-    def _row(self, place: ConsumerGroup, resource: Resource, *, owner: str) -> Row:
+    def _row(self, consumer_group: ConsumerGroup, resource: Resource, *, owner: str) -> Row:
         return {
-            **place.ids(),
+            **consumer_group.ids(),
             "partition_id": last_part(resource.key),
             "owner_id": owner,
             "etag": f"{resource.epoch}.{resource.version}",
@@ -334,18 +336,18 @@ class ClientOwnerships:
         return {**row, "owner_id": owner, **stamp}
 
     def _now_s(self) -> float:
-        # Their clients compare it with their own clock: a living owner is never an old one.
+        # Azure's clients compare it with their own clock: a live owner is never an old one.
         return self._clock.utc_now().timestamp()
 
 
 def _epoch(etag: object) -> int:
-    """The epoch in an etag of ours; 0, that of a key nobody ever had, for any other."""
+    """Return the epoch in an etag; 0, that of a key without an owner yet, for any other."""
     head = str(etag or "").partition(".")[0]
     return int(head) if head.isascii() and head.isdigit() else 0
 
 
 def _position(checkpoint: Mapping[str, Any]) -> Position:
-    position = stored_of("", checkpoint).position
+    position = parse_checkpoint("", checkpoint).position
     if position is None:
         raise UsageError(
             f"a checkpoint needs a sequence number, not {checkpoint.get('sequence_number')!r}: "
@@ -378,17 +380,17 @@ class AsyncCheckpointStore(AsyncContract):
         stream: str = "",
         clock: Clock | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Connect to nothing yet.
 
         ``store``: its URL, or a store, which then is not closed. ``lease``: how long a client that
-        has died keeps its partitions. It must be longer than the client's
+        has crashed keeps its partitions. It must be longer than the client's
         ``load_balancing_interval`` by a good half, since a client renews once in each. ``stream``:
-        the name that the stream has to hosts of ours which are in the same group; without one the
-        keys have the names of namespace and hub.
+        the name of the stream for Leasehold hosts in the same group; without one the keys have the
+        names of namespace and hub.
 
         Raises:
             InvalidDuration: the lease is shorter or longer than any store allows.
-            InvalidName: the stream can not be in a key.
+            InvalidName: the stream is not valid in a key.
         """
         if stream:
             check_name(stream, what="stream")
@@ -409,10 +411,10 @@ class AsyncCheckpointStore(AsyncContract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[dict[str, Any]]:
-        """All partitions that were ever claimed, with their owners; ours among them."""
+        """List all partitions that were ever claimed, with their owners."""
         del kwargs
-        place = self._place(fully_qualified_namespace, eventhub_name, consumer_group)
-        return await (await self._opened_ownerships()).list_ownership(place)
+        group = self._group(fully_qualified_namespace, eventhub_name, consumer_group)
+        return await (await self._opened_ownerships()).list_ownership(group)
 
     async def claim_ownership(
         self, ownership_list: Iterable[Mapping[str, Any]], **kwargs: object
@@ -420,7 +422,7 @@ class AsyncCheckpointStore(AsyncContract):
         """Take, keep or give up partitions; return those for which it was done.
 
         Raises:
-            StoreError: the store did not answer, or can not serve.
+            StoreError: the store did not answer, or cannot serve.
         """
         del kwargs
         return await (await self._opened_ownerships()).claim_ownership(ownership_list)
@@ -429,7 +431,7 @@ class AsyncCheckpointStore(AsyncContract):
         """Write a checkpoint.
 
         Raises:
-            FencedWrite: the partition is not owned here any more.
+            FencedWrite: the partition is no longer owned here.
             UsageError: it has no sequence number.
         """
         del kwargs
@@ -442,20 +444,20 @@ class AsyncCheckpointStore(AsyncContract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[dict[str, Any]]:
-        """All checkpoints of the group."""
+        """List all checkpoints of the group."""
         del kwargs
-        place = self._place(fully_qualified_namespace, eventhub_name, consumer_group)
-        return await (await self._opened_ownerships()).list_checkpoints(place)
+        group = self._group(fully_qualified_namespace, eventhub_name, consumer_group)
+        return await (await self._opened_ownerships()).list_checkpoints(group)
 
     async def close(self) -> None:
-        """End the leases of this process, and close what was opened. Again is harmless."""
+        """End the leases of this process, and close what was opened. Safe to call twice."""
         self._closed = True
         with anyio.CancelScope(shield=True):
             async with self._opening:
-                desk, self._ownerships = self._ownerships, None
+                ownerships, self._ownerships = self._ownerships, None
             try:
-                if desk is not None:
-                    await desk.close()
+                if ownerships is not None:
+                    await ownerships.close()
             finally:
                 await self._opened.aclose()
 
@@ -473,7 +475,7 @@ class AsyncCheckpointStore(AsyncContract):
     async def _opened_ownerships(self) -> ClientOwnerships:
         async with self._opening:
             if self._closed:
-                # A client that sleeps its interval out must not get a lease that nobody ends.
+                # A client that waits for its interval must not get a lease that is never ended.
                 raise UsageError("this CheckpointStore was closed: make another one")
             if self._ownerships is None:
                 store = self._store
@@ -489,15 +491,15 @@ class AsyncCheckpointStore(AsyncContract):
                 )
             return self._ownerships
 
-    def _place(self, namespace: str, hub: str, group: str) -> ConsumerGroup:
+    def _group(self, namespace: str, hub: str, group: str) -> ConsumerGroup:
         return ConsumerGroup(namespace=namespace, hub=hub, group=group, stream=self._stream)
 
 
 class CheckpointStore(Contract):
     """Give it to ``EventHubConsumerClient(..., checkpoint_store=...)``; close it after the client.
 
-    For any number of clients and threads. A process that was forked after its first use is told to
-    make its own.
+    For any number of clients and threads. A process that was forked after its first use must make
+    its own.
     """
 
     def __init__(
@@ -508,11 +510,11 @@ class CheckpointStore(Contract):
         stream: str = "",
         clock: Clock | None = None,
     ) -> None:
-        """Connects to nothing yet. The arguments are those of ``AsyncCheckpointStore``.
+        """Connect to nothing yet. The arguments are those of ``AsyncCheckpointStore``.
 
         Raises:
             InvalidDuration: the lease is shorter or longer than any store allows.
-            InvalidName: the stream can not be in a key.
+            InvalidName: the stream is not valid in a key.
         """
         self._inner = AsyncCheckpointStore(store, lease=lease, stream=stream, clock=clock)
         self._starting = threading.Lock()
@@ -528,7 +530,7 @@ class CheckpointStore(Contract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[dict[str, Any]]:
-        """All partitions that were ever claimed, with their owners; ours among them."""
+        """List all partitions that were ever claimed, with their owners."""
         del kwargs
         return self._call(
             self._inner.list_ownership(fully_qualified_namespace, eventhub_name, consumer_group)
@@ -540,7 +542,7 @@ class CheckpointStore(Contract):
         """Take, keep or give up partitions; return those for which it was done.
 
         Raises:
-            StoreError: the store did not answer, or can not serve.
+            StoreError: the store did not answer, or cannot serve.
         """
         del kwargs
         return self._call(self._inner.claim_ownership(list(ownership_list)))
@@ -549,7 +551,7 @@ class CheckpointStore(Contract):
         """Write a checkpoint.
 
         Raises:
-            FencedWrite: the partition is not owned here any more.
+            FencedWrite: the partition is no longer owned here.
             UsageError: it has no sequence number.
         """
         del kwargs
@@ -562,14 +564,14 @@ class CheckpointStore(Contract):
         consumer_group: str,
         **kwargs: object,
     ) -> Iterable[dict[str, Any]]:
-        """All checkpoints of the group."""
+        """List all checkpoints of the group."""
         del kwargs
         return self._call(
             self._inner.list_checkpoints(fully_qualified_namespace, eventhub_name, consumer_group)
         )
 
     def close(self) -> None:
-        """End the leases of this process, and close what was opened. Again is harmless."""
+        """End the leases of this process, and close what was opened. Safe to call twice."""
         with self._starting:
             self._closed = True
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
@@ -615,13 +617,13 @@ class CheckpointStore(Contract):
                 self._loop = asyncio.new_event_loop()
                 # A daemon: a program that forgot to close it must still be able to end.
                 self._thread = threading.Thread(
-                    target=_live, args=(self._loop,), name="leasehold-azure", daemon=True
+                    target=_run_loop, args=(self._loop,), name="leasehold-azure", daemon=True
                 )
                 self._thread.start()
             return self._loop
 
 
-def _live(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

@@ -1,45 +1,31 @@
-"""``MixedStore``: our hosts and Azure's own clients in one consumer group.
+"""``MixedStore`` and ``RecordsStore``: Leasehold hosts and Azure's clients in one group.
 
-A ``Store`` over two others. *Ours* has the leases, the epochs, the members and the fenced
-checkpoints, as ever. *Theirs* is any ``CheckpointStore`` of Azure, and its records say who may
-read: a host of ours owns a partition only if it holds the key in ours and stands in the record of
-theirs. ``border`` has what is done in each cycle.
+``MixedStore`` is a ``Store`` over two others. A Leasehold store (``ours``) has the leases, epochs,
+members and fenced checkpoints. A ``CheckpointStore`` of Azure (``theirs``) has the records, which
+decide who may read: a host owns a partition only if it holds the key and the record names it.
+``reconciler`` has what is done in each cycle, ``release_protocol`` the order of releases.
 
-Guarantees:
+Guarantees of ``MixedStore``:
 
-1. A partition is claimed first in their record, by compare-and-set, and then in our store; so what
-   a host of ours holds was never anybody else's at that moment.
-2. What a client of theirs has taken ends for our host as stolen, at its next cycle, and its writes
-   are fenced from the moment any host of ours has seen it.
-3. What is over our share, or left at the end, is drained, checkpointed and then given to their
-   clients; nothing of it is delivered twice. It is not given up before the checkpoint is in theirs,
-   unless that takes longer than a lease; even then their record keeps our name until it is there.
-   If one of theirs was faster and has claimed it before that, the term ends as stolen, not as
-   released: then its last events may come twice.
-4. Checkpoints are written to ours first, where they are fenced, then to theirs. Reading gives the
-   one that is ahead; and whoever owns a partition of which theirs is behind brings it up.
-5. While their records can not be read or written, or do not answer, our hosts go on with what they
-   have, until their clients might take it for abandoned; then they stop.
+1. A partition is claimed first in its record, by compare-and-set, and then in the store: at that
+   time it had no other owner.
+2. What a client has taken ends for the host as stolen, at its next cycle. The host's writes are
+   fenced from when any host has seen it.
+3. What is above the hosts' share, or left at the end, is drained, checkpointed and then given to
+   clients; none of it is delivered twice. It is not released before its checkpoint is in the
+   records, unless that takes longer than a lease; even then the record names the host until it is
+   there. If a client was faster, the term ends as stolen: then its last events may come twice.
+4. Checkpoints are written to the store first, where they are fenced, then to the records. Reads
+   return the one that is ahead, and the owner of a partition brings the records up to date.
+5. While the records cannot be read or written, hosts continue with what they have, until clients
+   might take it for abandoned; then they stop.
 
-A store that passes every call on to another one: the ground for those that change a few.
-
-``RecordsStore``: our hosts on a ``CheckpointStore`` of Azure's clients, and on nothing else.
-
-What ``MixedStore`` keeps in a store of ours each host keeps for itself here, in memory. So hosts of
-ours, each in its own process, meet in the records of theirs only, as stock clients do, beside
-which they may run.
-
-Guarantees:
-
-1. A partition is claimed by compare-and-set; what a host works on was nobody else's at that moment.
-   What another one takes ends here as stolen, at the next look.
-2. What is over the even share, or left at the end, is drained, checkpointed and then given away:
-   to one of ours, or to a client of theirs. A newcomer takes one partition by force, to be seen.
-3. A host that its storage does not answer stops before anybody can take it for dead.
-
-Not guaranteed, for their records have no room for it: a fence. A host that was paused in the very
-moment of a checkpoint, and comes back after somebody else has taken over, moves the checkpoint
-back, as a client of theirs does. With a store of ours, in ``MixedStore``, it is refused.
+``RecordsStore`` needs no shared store: each host keeps the same in its own memory, and hosts meet
+in the records only, as stock clients do. It guarantees the compare-and-set (1), the graceful
+release, to a host or a client, and that a host stops before others can take it for dead. A newcomer
+takes one partition forcibly, to be seen. **It has no fence**: a host that was paused during a
+checkpoint, and resumes after another owner took over, moves the checkpoint back, as a stock client
+does. ``MixedStore`` refuses that.
 """
 
 from __future__ import annotations
@@ -52,17 +38,21 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from leasehold.azure.interop.reconciler import MAX_AT_ONCE, Reconciler
+from leasehold.azure.interop.reconciler import MAX_WRITES_PER_CALL, Reconciler
 from leasehold.azure.interop.record_layout import BEGINNING, ConsumerGroup
 from leasehold.azure.interop.records import (
     OwnershipRecords,
-    can_be_told,
-    is_of_ours,
+    has_offset,
+    host_owner_id,
+    is_host_owner,
     is_refusal,
     is_stand_in,
-    owner_of_ours,
 )
-from leasehold.azure.interop.release_protocol import PendingReleases, ReleaseProtocol, must_be_ready
+from leasehold.azure.interop.release_protocol import (
+    PendingCheckpoints,
+    ReleaseProtocol,
+    raise_if_waiting,
+)
 from leasehold.clock import SystemClock, system_random
 from leasehold.core.lease_timing import MAX_LEASE_S
 from leasehold.errors import InvalidOptions, StoreUnavailable, StoreUnusable, UsageError
@@ -95,10 +85,9 @@ if TYPE_CHECKING:
 
 
 class PassThrough:
-    """A ``Store``. Opened by its URL, it belongs to the event loop that uses it first."""
+    """A ``Store`` that passes every call on. It belongs to the event loop that uses it first."""
 
     def __init__(self, store: str | Store, *, clock: Clock) -> None:
-        """Connects to nothing yet; a store that is handed in is not closed."""
         self._given = store
         self._clock = clock
         self._opened = AsyncExitStack()
@@ -113,7 +102,7 @@ class PassThrough:
         return f"{urlsplit(str(self._given)).scheme}://…"  # the rest may hold a secret
 
     async def inner(self) -> Store:
-        """The store that is asked."""
+        """Return the inner store; open it on first use."""
         if self._store is None:
             async with self._opening:
                 if self._store is None:
@@ -226,10 +215,10 @@ log = logging.getLogger("leasehold.azure")
 T = TypeVar("T")
 
 _MIN_EXPIRY_S = 1.0
-# Six in each cycle of their clients, at the usual six cycles per expiry.
-_LOOKS_PER_EXPIRY = 36
-# Of a lease: how long theirs may take within one call. Two such waits and our own store's answer
-# fit into the 0.3 of a lease that a member gives to a call.
+# Six in each cycle of Azure's clients, at the usual six cycles per expiry.
+_READS_PER_EXPIRY = 36
+# The part of a lease that Azure's store may take within one call. Two such waits and the answer of
+# Leasehold's store fit into the 0.3 of a lease that a member gives to a call.
 _SHARE_OF_LEASE = 0.12
 
 
@@ -239,7 +228,7 @@ class MixedStore(PassThrough):
     For the event loop that uses it first; the processor uses it in that of its leases.
     """
 
-    _alone = False
+    _private_store = False
 
     def __init__(
         self,
@@ -252,18 +241,18 @@ class MixedStore(PassThrough):
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Connect to nothing yet.
 
-        ``ours``: a store of ours or its URL; all of our hosts of the group use the same one.
-        ``theirs``: blocking or asynchronous; ``aio.BlobRecords`` is the one that no odd record
-        stops. ``namespace`` and ``hub`` are as their clients name them (the host of the connection
+        ``ours``: a Leasehold store or its URL; all hosts of the group use the same one. ``theirs``:
+        blocking or asynchronous; ``BlobRecords`` is the one that no malformed record stops.
+        ``namespace`` and ``hub`` are as Azure's clients name them (the host of the connection
         string, with its port if it has one); the consumer group is that of the processor.
-        ``expiry``: the ``partition_ownership_expiration_interval`` of their clients, the shortest
-        of all of them.
+        ``expiry``: the ``partition_ownership_expiration_interval`` of the clients, the shortest of
+        all of them.
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong.
-            UsageError: ``ours`` is the URL of a store that nobody else could use.
+            UsageError: ``ours`` is the URL of a store that no other process can use.
         """
         if isinstance(ours, str) and ours.startswith("memory:"):
             raise UsageError(
@@ -273,35 +262,37 @@ class MixedStore(PassThrough):
         super().__init__(ours, clock=clock or SystemClock())
         check_name(namespace, what="namespace")
         check_name(hub, what="hub")
-        self._theirs = theirs
+        self._azure_store = theirs
         self._namespace = namespace
         self._hub = hub
         self._expiry_s = seconds_of(expiry, what="expiry", min_s=_MIN_EXPIRY_S, max_s=MAX_LEASE_S)
         self._rng = rng or system_random()
         self._records: dict[str, OwnershipRecords] = {}
-        self._borders: dict[str, Reconciler] = {}
-        self._limit_s = self._expiry_s / _LOOKS_PER_EXPIRY
-        self._arrears = PendingReleases(self._put, allowed=self._is_still_ours, clock=self._clock)
-        self._parting = ReleaseProtocol(
-            self._arrears, self._borders, in_time=self._in_time, clock=self._clock
+        self._reconcilers: dict[str, Reconciler] = {}
+        self._timeout_s = self._expiry_s / _READS_PER_EXPIRY
+        self._pending = PendingCheckpoints(
+            self._write_checkpoint, allowed=self._is_latest, clock=self._clock
         )
-        self._own: set[str] = set()  # all owner ids that were ever used here
+        self._release_protocol = ReleaseProtocol(
+            self._pending, self._reconcilers, bounded=self._bounded, clock=self._clock
+        )
+        self._own_ids: set[str] = set()  # all owner ids that were ever used here
 
     # -------------------------------------------------------------- leases
 
     async def declare(self, keys: Sequence[str]) -> int:
-        """See ``Store``. Before the first ones their records are looked at.
+        """See ``Store``. Azure's records are read before the first keys.
 
         Raises:
-            StoreUnusable: their container is not there, or the key is wrong.
+            StoreUnusable: Azure's container does not exist, or the credential is refused.
         """
         for records in {self._records_of(group_of(each)) for each in keys}:
-            if records.looked_s is None:
+            if records.read_s is None:
                 try:
-                    await self._in_time(records.look())
-                except StoreUnavailable as trouble:
-                    if is_refusal(trouble):  # else it may pass, and is borne for a while
-                        raise StoreUnusable(str(trouble)) from trouble.__cause__
+                    await self._bounded(records.refresh())
+                except StoreUnavailable as error:
+                    if is_refusal(error):  # otherwise it may pass, and is tolerated for a while
+                        raise StoreUnusable(str(error)) from error.__cause__
         return await super().declare(keys)
 
     async def grant(
@@ -310,7 +301,7 @@ class MixedStore(PassThrough):
         """See ``Store``.
 
         Raises:
-            InvalidOptions: the lease is not shorter than half of the expiry.
+            InvalidOptions: the lease is longer than half of the expiry.
         """
         if duration.total_seconds() * 2 > self._expiry_s:
             raise InvalidOptions(
@@ -318,7 +309,7 @@ class MixedStore(PassThrough):
                 f"{self._expiry_s / 2:g} s): Azure's clients would take what a host of ours still "
                 "works on; shorten the lease"
             )
-        self._limit_s = min(self._limit_s, duration.total_seconds() * _SHARE_OF_LEASE)
+        self._timeout_s = min(self._timeout_s, duration.total_seconds() * _SHARE_OF_LEASE)
         return await super().grant(
             holder=holder, token=token, group=group, duration=duration, info=info
         )
@@ -326,181 +317,181 @@ class MixedStore(PassThrough):
     async def renew(
         self, lease: Lease, *, since: int = 0, info: MemberInfo | None = None
     ) -> Changes:
-        """See ``Store``. At times one call more, to theirs; others if something has to be done."""
+        """See ``Store``. At times this also reads Azure's records, and writes them if needed."""
         changes = await super().renew(lease, since=since, info=info)
-        border = await self._border(lease)
-        border.learn(changes)
+        reconciler = await self._reconciler(lease)
+        reconciler.apply(changes)
         changed = False
         try:
-            if waiting := border.to_extend():
-                await self._in_time(border.extend(waiting))
-            if self._is_due(border.records) or self._arrears.failed or border.looks_dead_soon():
-                changed = await self._in_time(self._settled(border))
-        except StoreUnavailable as trouble:
-            self._bear(border, lease, trouble)
+            if waiting := reconciler.to_extend():
+                await self._bounded(reconciler.extend(waiting))
+            if (
+                self._is_due(reconciler.records)
+                or self._pending.failed
+                or reconciler.expires_soon()
+            ):
+                changed = await self._bounded(self._reconcile(reconciler))
+        except StoreUnavailable as error:
+            self._tolerate(reconciler, lease, error)
             return changes
-        if border.looks_dead_soon():
+        if reconciler.expires_soon():
             raise StoreUnavailable(
                 "the records of Azure's clients: those of what is held here could not be written "
                 "for so long that they will look dead"
             )
         if changed:
             changes = await super().renew(lease, since=since)
-            border.learn(changes)
+            reconciler.apply(changes)
         return changes
 
     async def revoke(self, lease: Lease) -> None:
-        """See ``Store``. What stands in their records is freed."""
-        border = self._borders.get(lease.holder)
-        left = list(border.records.by_partition) if border is not None else []
-        if border is not None:
-            await self._parting.secure(border, left, limit_s=self._limit_s / 2)
+        """See ``Store``. The records that name this host are freed."""
+        reconciler = self._reconcilers.get(lease.holder)
+        left = list(reconciler.records.by_partition) if reconciler is not None else []
+        if reconciler is not None:
+            await self._release_protocol.secure(reconciler, left, timeout_s=self._timeout_s / 2)
         await super().revoke(lease)
-        self._borders.pop(lease.holder, None)
-        if border is not None:
-            await self._parting.write_off(border.records, lease.group, left, border.me)
+        self._reconcilers.pop(lease.holder, None)
+        if reconciler is not None:
+            await self._release_protocol.free_records(
+                reconciler.records, lease.group, left, reconciler.owner_id
+            )
 
     async def close(self) -> None:
         """See ``Store``."""
-        await self._arrears.close()
+        await self._pending.close()
         await super().close()
 
-    async def _settled(self, border: Reconciler) -> bool:
-        await border.records.look()
-        # Not all of the time: that one checkpoint hangs must not keep us from the records.
-        await self._parting.catch_up(limit_s=self._limit_s / 2)
-        return await border.settle()
+    async def _reconcile(self, reconciler: Reconciler) -> bool:
+        await reconciler.records.refresh()
+        # Not the whole timeout: one hanging checkpoint must not keep this host from the records.
+        await self._release_protocol.retry_pending(timeout_s=self._timeout_s / 2)
+        return await reconciler.reconcile()
 
-    async def _in_time(self, answer: Awaitable[T]) -> T:
-        """What theirs say, if they do soon: a lease of ours must not end for want of it.
-
-        Raises:
-            StoreUnavailable: they do not.
-        """
+    async def _bounded(self, answer: Awaitable[T]) -> T:
+        """Await a call to Azure's store, but not for so long that a lease would end."""
         try:
-            return await self._clock.bounded(answer, seconds=self._limit_s)
+            return await self._clock.bounded(answer, seconds=self._timeout_s)
         except TimeoutError as late:
             raise StoreUnavailable(
-                f"the records of Azure's clients: no answer within {self._limit_s:.3g} s"
+                f"the records of Azure's clients: no answer within {self._timeout_s:.3g} s"
             ) from late
 
     def _is_due(self, records: OwnershipRecords) -> bool:
-        since_s = self._clock.boottime_s() - (records.looked_s or 0.0)
-        return records.looked_s is None or since_s >= self._expiry_s / _LOOKS_PER_EXPIRY
+        since_s = self._clock.boottime_s() - (records.read_s or 0.0)
+        return records.read_s is None or since_s >= self._expiry_s / _READS_PER_EXPIRY
 
-    def _bear(self, border: Reconciler, lease: Lease, trouble: StoreUnavailable) -> None:
-        """Go on without their records, for as long as nobody there can take ours for dead.
-
-        Raises:
-            StoreUnavailable: that time is over.
-        """
-        now_s, looked_s = self._clock.boottime_s(), border.records.looked_s
-        # A record of ours is refreshed after half of the expiry, and a lease is trusted on.
+    def _tolerate(self, reconciler: Reconciler, lease: Lease, error: StoreUnavailable) -> None:
+        """Continue without the records while no client can take this host for dead, or raise."""
+        now_s, read_s = self._clock.boottime_s(), reconciler.records.read_s
+        # A host's record is refreshed after half of the expiry, and its lease still runs.
         allowed_s = self._expiry_s / 2 - lease.duration_s
-        if looked_s is None or now_s - looked_s > allowed_s or border.looks_dead_soon():
-            raise trouble
-        log.warning(
-            "%s: going on without the records of Azure's clients: %s", lease.holder, trouble
-        )
+        if read_s is None or now_s - read_s > allowed_s or reconciler.expires_soon():
+            raise error
+        log.warning("%s: going on without the records of Azure's clients: %s", lease.holder, error)
 
     # ---------------------------------------------------------- ownerships
 
     async def claim(
         self, lease: Lease, wanted: Sequence[KeyClaim], *, force: bool = False
     ) -> Sequence[Ownership]:
-        """See ``Store``. At most 64 at once: each is a request of its own to theirs."""
-        border = await self._border(lease)
-        records, me = border.records, border.me
-        if records.looked_s is None:
-            await records.look()
-        asked = {last_part(each.key): each for each in wanted[:MAX_AT_ONCE]}
-        # Also where our name stands already: somebody may have taken it since. And who was given
-        # one by a host that shares no store with it says so by writing it again.
-        to_write = [each for each in asked if force or not records.client(each)]
-        mine = await records.write(dict.fromkeys(to_write, me))
+        """See ``Store``. At most 64 in one call: each is a separate request to Azure's store."""
+        reconciler = await self._reconciler(lease)
+        records, owner_id = reconciler.records, reconciler.owner_id
+        if records.read_s is None:
+            await records.refresh()
+        asked = {last_part(each.key): each for each in wanted[:MAX_WRITES_PER_CALL]}
+        # Also where the record names this host: it may have been taken since. And a host that was
+        # given one by a host with another store confirms that by writing it again.
+        to_write = [each for each in asked if force or not records.live_client(each)]
+        mine = await records.write(dict.fromkeys(to_write, owner_id))
         if not mine:
             return ()
         to_claim = [each for partition, each in asked.items() if partition in mine]
         won = await super().claim(lease, to_claim, force=force)
-        border.won(won)
+        reconciler.add_claimed(won)
         had = {last_part(each.key) for each in won}
-        await self._parting.write_off(records, lease.group, mine - had, me)
+        await self._release_protocol.free_records(records, lease.group, mine - had, owner_id)
         return won
 
     async def ask(self, lease: Lease, wanted: KeyClaim) -> bool:
-        """See ``Store``. Clients of theirs do not answer, so they are not asked."""
-        border = await self._border(lease)
-        if border.records.client(last_part(wanted.key)):
+        """See ``Store``. Clients do not answer, so they are not asked."""
+        reconciler = await self._reconciler(lease)
+        if reconciler.records.live_client(last_part(wanted.key)):
             return False
         return await super().ask(lease, wanted)
 
     async def hand_over(self, hand_overs: Sequence[HandOver], *, limit: timedelta) -> Sequence[str]:
-        """See ``Store``. To a client of theirs: released in ours, and given in its record.
+        """See ``Store``. To a client: released in the store, and given in its record.
 
         Raises:
-            StoreUnavailable: for some the last checkpoint is not in theirs, or it is not sure
-                whether a client has claimed them; the others are passed.
+            StoreUnavailable: for some the last checkpoint is not in the records, or it is not
+                certain
+                whether a client has claimed them; the others are handed over.
         """
         ownerships = [each.ownership for each in hand_overs]
-        owed = await self._parting.secure_all(ownerships, limit_s=self._limit_s / 2)
-        ready = [each for each in hand_overs if each.ownership.key not in owed]
-        away = [each for each in ready if is_stand_in(each.to)]
-        inside = [each for each in ready if each not in away]
-        passed = list(await super().hand_over(inside, limit=limit)) if inside else []
+        waiting = await self._release_protocol.secure_all(ownerships, timeout_s=self._timeout_s / 2)
+        ready = [each for each in hand_overs if each.ownership.key not in waiting]
+        to_clients = [each for each in ready if is_stand_in(each.to)]
+        to_hosts = [each for each in ready if each not in to_clients]
+        passed = list(await super().hand_over(to_hosts, limit=limit)) if to_hosts else []
         by_client: dict[tuple[str, str], list[HandOver]] = {}
-        for each in away:
+        for each in to_clients:
             by_client.setdefault((group_of(each.ownership.key), each.to), []).append(each)
         for (group, to), found in by_client.items():
             notes = {each.ownership.key: each.note for each in found if each.note is not None}
-            client = self._records_of(group).client_named(to)
-            passed += await self._give([each.ownership for each in found], to=client, notes=notes)
-        must_be_ready(owed)
+            client = self._records_of(group).client_of_stand_in(to)
+            passed += await self._release_to(
+                [each.ownership for each in found], to=client, notes=notes
+            )
+        raise_if_waiting(waiting)
         return passed
 
     async def release(
         self, ownerships: Sequence[Ownership], *, notes: Mapping[str, str] | None = None
     ) -> Sequence[str]:
-        """See ``Store``. Their records are freed too, after the last checkpoint was written.
+        """See ``Store``. The records are freed too, after the last checkpoint was written.
 
         Raises:
-            StoreUnavailable: for some it is not in theirs, or it is not sure whether a client has
-                claimed them; the others are released.
+            StoreUnavailable: for some it is not in the records, or it is not certain whether a
+                client
+                has claimed them; the others are released.
         """
-        owed = await self._parting.secure_all(ownerships, limit_s=self._limit_s / 2)
-        ready = [each for each in ownerships if each.key not in owed]
-        noted = {key: note for key, note in (notes or {}).items() if key not in owed}
-        done = await self._give(ready, to="", notes=noted) if ready else ()
-        must_be_ready(owed)
+        waiting = await self._release_protocol.secure_all(ownerships, timeout_s=self._timeout_s / 2)
+        ready = [each for each in ownerships if each.key not in waiting]
+        noted = {key: note for key, note in (notes or {}).items() if key not in waiting}
+        done = await self._release_to(ready, to="", notes=noted) if ready else ()
+        raise_if_waiting(waiting)
         return done
 
-    async def _give(
+    async def _release_to(
         self, ownerships: Sequence[Ownership], *, to: str, notes: Mapping[str, str] | None
     ) -> Sequence[str]:
         done = await super().release(ownerships, notes=notes)
         over = [each for each in ownerships if each.key in done]
-        await self._parting.write_off_all(over, self._records_of, to=to)
+        await self._release_protocol.free_all_records(over, self._records_of, to=to)
         return done
 
     # --------------------------------------------------------- checkpoints
 
     async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:
-        """See ``Store``. What ours has taken is written to theirs; if that fails, in a cycle."""
+        """See ``Store``. What is accepted is written to the records too, and retried on failure."""
         refused = await super().checkpoint(marks)
-        self._arrears.add(
-            mark
-            for mark in marks
-            if mark.ownership.key not in refused and can_be_told(mark.position)
+        self._pending.add(
+            write
+            for write in marks
+            if write.ownership.key not in refused and has_offset(write.position)
         )
-        keys = {mark.ownership.key for mark in marks}
-        await self._arrears.write(limit_s=self._limit_s, keys=keys)
+        keys = {write.ownership.key for write in marks}
+        await self._pending.write(timeout_s=self._timeout_s, keys=keys)
         return refused
 
     async def checkpoints(self, group: str) -> Mapping[str, Checkpoint]:
-        """See ``Store``. Of each partition the checkpoint that is ahead, ours or theirs."""
+        """See ``Store``. Of each partition the checkpoint that is ahead, here or in the records."""
         found = dict(await super().checkpoints(group))
-        theirs = await self._records_of(group).positions()
-        self._arrears.inherit(self._lacking(found.values(), theirs))
-        for partition, position in theirs.items():
+        azure_positions = await self._records_of(group).positions()
+        self._pending.add_missing(self._missing_in_azure(found.values(), azure_positions))
+        for partition, position in azure_positions.items():
             key = f"{group}/{partition}"
             known = found.get(key)
             if known is None or known.position < position:
@@ -513,61 +504,65 @@ class MixedStore(PassThrough):
         return found
 
     async def reset(self, positions: Mapping[str, Position | None]) -> Mapping[str, str]:
-        """See ``Store``. Theirs are put to the same places; without one, to the beginning."""
+        """See ``Store``. The records get the same positions; without one, the beginning."""
         held = await super().reset(positions)
         if not held:
             for key, position in positions.items():
-                self._arrears.forget(key)
+                self._pending.forget(key)
                 records = self._records_of(group_of(key))
-                await records.put(last_part(key), position or BEGINNING)
+                await records.write_checkpoint(last_part(key), position or BEGINNING)
         return held
 
-    def _lacking(
-        self, ours: Iterable[Checkpoint], theirs: Mapping[str, Position]
+    def _missing_in_azure(
+        self, stored: Iterable[Checkpoint], azure_positions: Mapping[str, Position]
     ) -> Iterable[CheckpointWrite]:
-        """What we own, and whoever had it before us could not tell theirs of."""
-        for known in ours:
-            there = theirs.get(last_part(known.key))
-            if can_be_told(known.position) and (there is None or there < known.position):
-                owned = (border.owned(known.key) for border in self._borders.values())
+        """Yield checkpoints of owned keys that a previous owner could not write to the records."""
+        for known in stored:
+            there = azure_positions.get(last_part(known.key))
+            if has_offset(known.position) and (there is None or there < known.position):
+                owned = (
+                    reconciler.ownership_of(known.key) for reconciler in self._reconcilers.values()
+                )
                 for ownership in filter(None, owned):
                     yield CheckpointWrite(ownership=ownership, position=known.position)
 
-    def _is_still_ours(self, mark: CheckpointWrite) -> bool:
-        border = self._borders.get(mark.ownership.holder)
-        return border is not None and border.is_still(mark.ownership)
+    def _is_latest(self, write: CheckpointWrite) -> bool:
+        reconciler = self._reconcilers.get(write.ownership.holder)
+        return reconciler is not None and reconciler.is_latest(write.ownership)
 
-    async def _put(self, key: str, position: Position) -> None:
-        await self._records_of(group_of(key)).put(last_part(key), position)
+    async def _write_checkpoint(self, key: str, position: Position) -> None:
+        await self._records_of(group_of(key)).write_checkpoint(last_part(key), position)
 
     # --------------------------------------------------------------- parts
 
-    async def _border(self, lease: Lease) -> Reconciler:
-        border = self._borders.get(lease.holder)
-        if border is None:
-            self._own.add(owner_of_ours(lease.holder))
-            border = self._borders[lease.holder] = Reconciler(
+    async def _reconciler(self, lease: Lease) -> Reconciler:
+        reconciler = self._reconcilers.get(lease.holder)
+        if reconciler is None:
+            self._own_ids.add(host_owner_id(lease.holder))
+            reconciler = self._reconcilers[lease.holder] = Reconciler(
                 await self.inner(),
                 self._records_of(lease.group),
                 lease=lease,
-                owes=self._arrears.owes,
-                alone=self._alone,
+                is_pending=self._pending.is_pending,
+                private_store=self._private_store,
                 expiry_s=self._expiry_s,
                 clock=self._clock,
                 rng=self._rng,
             )
-        return border
+        return reconciler
 
     def _records_of(self, group: str) -> OwnershipRecords:
         records = self._records.get(group)
         if records is None:
-            place = ConsumerGroup(namespace=self._namespace, hub=self._hub, group=last_part(group))
+            consumer_group = ConsumerGroup(
+                namespace=self._namespace, hub=self._hub, group=last_part(group)
+            )
             records = self._records[group] = OwnershipRecords(
-                self._theirs,
-                place,
+                self._azure_store,
+                consumer_group,
                 expiry_s=self._expiry_s,
                 clock=self._clock,
-                is_ours=self._own.__contains__ if self._alone else is_of_ours,
+                is_host=self._own_ids.__contains__ if self._private_store else is_host_owner,
             )
         return records
 
@@ -575,7 +570,7 @@ class MixedStore(PassThrough):
 class RecordsStore(MixedStore):
     """Give it to ``EventProcessor`` as its store, one for each processor."""
 
-    _alone = True
+    _private_store = True
 
     def __init__(
         self,
@@ -587,7 +582,7 @@ class RecordsStore(MixedStore):
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Connects to nothing yet. The arguments are those of ``MixedStore``.
+        """Connect to nothing yet. The arguments are those of ``MixedStore``.
 
         Raises:
             InvalidName, InvalidDuration: with what is wrong.
@@ -605,5 +600,5 @@ class RecordsStore(MixedStore):
 
     @property
     def url(self) -> str:
-        """See ``Store``: only to be shown, there is nothing to be opened by it."""
+        """See ``Store``: for display only, nothing can be opened by it."""
         return f"azure-records://{self._namespace}/{self._hub}"

@@ -1,22 +1,22 @@
-"""Where two worlds meet: one host of ours among Azure's clients, after each of its renewals.
+"""One Leasehold host among Azure's clients: what it does after each of its renewals.
 
-The truth of who may read lies in *their* records, for nobody there looks anywhere else. So that our
-hosts see it too, each living client of theirs is a member of our group, under a lease of its own
-that our hosts keep for it, and holds in our store what it owns in their records. Whatever it takes
-from a host of ours ends there as stolen, with a new epoch, which fences the one that lost it.
+Azure's records decide who may read, for clients look nowhere else. So that hosts see it too, each
+live client is a member of the group in Leasehold's store: a *stand-in*, under its own lease, which
+the hosts extend. It holds in the store what the client owns in the records. What a client takes
+from a host ends in the store as stolen, with a new epoch, which fences the host.
 
 In each cycle a host
 
-1. *mirrors*: gives our store the owners that their records name;
-2. *keeps*: refreshes the records of what it holds, long before they look dead;
-3. *shares*: takes from clients that own more than the even share what is missing in its own, or
-   in that of another client. They never give anything away by themselves;
-4. *clears up*: frees the records that hosts of ours have left behind, with their checkpoints.
+1. *mirrors*: brings the owners that the records name into the store;
+2. *refreshes* the records of what it holds, long before they expire;
+3. *rebalances*: takes partitions from clients that own more than the even share, for itself or for
+   another client. Clients never give anything away;
+4. *frees* the records that hosts have left behind, after writing their checkpoints.
 
-To give a partition to a client is to write its name into the record: it finds it there in its next
-cycle, and begins, whatever its strategy. If it has gone, the record is freed again.
+To give a partition to a client is to write its name into the record: it finds it in its next cycle,
+and begins, whatever its strategy. If it has gone, the record is freed again.
 
-All of it may be done by several hosts at once, or again: each step is a compare-and-set.
+Several hosts may do all of this at the same time, or twice: each step is a compare-and-set.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from leasehold.azure.interop.records import (
-    can_be_told,
-    host_of,
-    is_of_ours,
+    has_offset,
+    host_of_owner,
+    host_owner_id,
+    is_host_owner,
     is_stand_in,
-    owner_of_ours,
     stand_in,
-    token_of,
+    stand_in_token,
 )
 from leasehold.core.balance import Snapshot, Strategy, plan
 from leasehold.errors import InvalidDuration, LeaseLost
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.azure")
 
-# Each is a request of its own to their storage, and all of them share the time of one call.
-MAX_AT_ONCE = 64
-_MAX_LIVES = 100
+# Each is a separate request to Azure's storage, and all of them share the time of one call.
+MAX_WRITES_PER_CALL = 64
+_MAX_GENERATIONS = 100
 _EXTENSIONS_PER_LEASE = 3
 _IN_FORCE = frozenset((State.LEASED, State.BREAKING))
 
 
 class Reconciler:
-    """One lease of a host of ours, and the records of its group."""
+    """One lease of a host, and the records of its group."""
 
     def __init__(
         self,
@@ -68,56 +68,55 @@ class Reconciler:
         records: OwnershipRecords,
         *,
         lease: Lease,
-        owes: Callable[[str], bool],
-        alone: bool,
+        is_pending: Callable[[str], bool],
+        private_store: bool,
         expiry_s: float,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """Nothing is known yet.
+        """``is_pending``: whether Azure's records lack the last checkpoint of a key.
 
-        ``owes``: whether theirs lack our last checkpoint of a key. ``alone``: no other host shares
-        our store, and those of ours that are elsewhere count as clients, but for one thing: they
-        give away what they have too much of.
+        ``private_store``: no other host shares the store. Hosts with other stores then count as
+        clients, except that they give away what they have too much of.
         """
         self.records = records
-        self.me = owner_of_ours(lease.holder)
+        self.owner_id = host_owner_id(lease.holder)
         self.lease_s = lease.duration_s
         self._store = store
         self._lease = lease
-        self._owes = owes
-        self._alone = alone
+        self._is_pending = is_pending
+        self._private_store = private_store
         self._expiry_s = expiry_s
         self._clock = clock
         self._rng = rng
-        self._view = GroupState()
-        self._won: dict[str, Ownership] = {}  # what no renewal may have told yet
-        self._lives: dict[str, int] = {}
-        self._stand_in_s = expiry_s  # or less, where the store does not give so long a lease
+        self._group_state = GroupState()
+        self._claimed: dict[str, Ownership] = {}  # perhaps not in a renewal yet
+        self._generations: dict[str, int] = {}
+        self._stand_in_s = expiry_s  # or less, if the store limits leases
         self._due_s: dict[str, float] = {}  # by owner: when its lease is to be extended from here
-        self._free_s: dict[str, float] = {}  # by partition: since when nobody has it
+        self._free_s: dict[str, float] = {}  # by partition: since when it has no owner
         self._orphans: set[str] = set()
-        self._unclaimed: set[str] = set()  # in our name, and not held
-        self._capped_s: dict[str, float] = {}  # by owner: when it was last seen to want no more
-        self._shy: set[str] = set()  # clients that did not take what they were given
+        self._unclaimed: set[str] = set()  # named for this host, and not held
+        self._capped_s: dict[str, float] = {}  # by owner: when its limit was last confirmed
+        self._unresponsive: set[str] = set()  # clients that did not take what they were given
 
-    def learn(self, changes: Changes) -> None:
-        """Take in what a renewal of this lease has told."""
-        self._view.apply(changes)
+    def apply(self, changes: Changes) -> None:
+        """Apply the changes that a renewal of this lease returned."""
+        self._group_state.apply(changes)
 
-    def is_still(self, ownership: Ownership) -> bool:
-        """Whether nobody else has had the key since then, as far as was seen here."""
-        known = self._view.resources.get(ownership.key)
-        named = self.records.named(last_part(ownership.key))
-        return known is not None and known.epoch <= ownership.epoch and named in {"", self.me}
+    def is_latest(self, ownership: Ownership) -> bool:
+        """Return whether no other owner has had the key since then, as seen here."""
+        known = self._group_state.resources.get(ownership.key)
+        named = self.records.named_owner(last_part(ownership.key))
+        return known is not None and known.epoch <= ownership.epoch and named in {"", self.owner_id}
 
-    def won(self, ownerships: Iterable[Ownership]) -> None:
-        """Take in what was claimed under this lease."""
-        self._won |= {each.key: each for each in ownerships}
+    def add_claimed(self, ownerships: Iterable[Ownership]) -> None:
+        """Add what was claimed under this lease."""
+        self._claimed |= {each.key: each for each in ownerships}
 
-    def owned(self, key: str) -> Ownership | None:
-        """The ownership of a key, as far as was seen here."""
-        known, won = self._view.resources.get(key), self._won.get(key)
+    def ownership_of(self, key: str) -> Ownership | None:
+        """Return the ownership of a key, as seen here."""
+        known, won = self._group_state.resources.get(key), self._claimed.get(key)
         if won is not None and (known is None or known.epoch <= won.epoch):
             return won
         if known is None or not _holds(known, self._lease.holder):
@@ -125,165 +124,162 @@ class Reconciler:
         holder, token = self._lease.holder, self._lease.token
         return Ownership(key=key, epoch=known.epoch, holder=holder, token=token)
 
-    def looks_dead_soon(self) -> bool:
-        """Whether a record of what we hold may look dead to them within a lease from now."""
-        held = (last_part(k) for k, each in self._view.resources.items() if self._is_mine(each))
-        ours = (each for each in held if self.records.named(each) == self.me)
-        return any(self.records.age_s(each) > self._expiry_s - self.lease_s for each in ours)
+    def expires_soon(self) -> bool:
+        """Return whether a record of what this host holds may expire within a lease."""
+        held = (
+            last_part(k) for k, each in self._group_state.resources.items() if self._is_mine(each)
+        )
+        named = (each for each in held if self.records.named_owner(each) == self.owner_id)
+        return any(self.records.age_s(each) > self._expiry_s - self.lease_s for each in named)
 
     def _is_mine(self, resource: Resource) -> bool:
         return _holds(resource, self._lease.holder)
 
     def to_extend(self) -> list[str]:
-        """The clients that live by what was last read, and whose stand-ins need to be extended."""
-        living = {self.records.client(each) for each in self.records.by_partition}
+        """Return the clients that are live and whose stand-ins need to be extended."""
+        living = {self.records.live_client(each) for each in self.records.by_partition}
         return sorted(each for each in living if each in self._due_s and self._is_due(each))
 
     async def extend(self, owners: Iterable[str]) -> None:
-        """Extend their stand-ins, which so outlive a pause in which no record can be read."""
+        """Extend stand-ins, so that they outlive a time in which no record can be read."""
         for owner in owners:
             try:
-                await self._granted(owner)
+                await self._extended_lease(owner)
             except LeaseLost as lost:
-                self._without_stand_in(owner, lost)
+                self._log_missing_stand_in(owner, lost)
 
     async def confirm(self, partitions: Iterable[str]) -> None:
-        """See that their records name us still; what a client has claimed is stolen from now on.
+        """Check that the records still name this host; what a client has claimed becomes stolen.
 
-        A record that is written again takes the ground from under every claim that was begun
-        before it.
+        Writing a record again defeats every claim that was begun before it.
         """
         asked = [*partitions]
-        mine = [each for each in asked if self.records.named(each) == self.me]
-        if len(await self.records.write(dict.fromkeys(mine, self.me))) < len(mine):
-            await self.records.look()
-        # A look before this may have seen it already, and nobody has told our store.
-        if any(map(self.records.client, asked)):
+        mine = [each for each in asked if self.records.named_owner(each) == self.owner_id]
+        if len(await self.records.write(dict.fromkeys(mine, self.owner_id))) < len(mine):
+            await self.records.refresh()
+        # An earlier read may have seen it already, without a change in the store.
+        if any(map(self.records.live_client, asked)):
             await self._mirror()
 
-    async def settle(self) -> bool:
-        """Mirror, keep, share, clear up; say whether our store has changed."""
+    async def reconcile(self) -> bool:
+        """Mirror, refresh, rebalance and free; return whether the store has changed."""
         changed = await self._mirror()
         if changed:
-            await self._refresh()
-        left_behind = await self._keep()
-        changed |= await self._share()
-        # At last: what others have left must not keep us from what is ours.
-        await self._clear_up(left_behind)
+            await self._renew_lease()
+        left_behind = await self._refresh_records()
+        changed |= await self._rebalance()
+        # Last: what others have left must not keep this host from its own records.
+        await self._free_orphans(left_behind)
         return changed
 
-    async def _refresh(self) -> None:
-        self.learn(await self._store.renew(self._lease, since=self._view.version))
+    async def _renew_lease(self) -> None:
+        self.apply(await self._store.renew(self._lease, since=self._group_state.version))
 
     # -------------------------------------------------------------- mirror
 
     async def _mirror(self) -> bool:
         keys: dict[str, list[Resource]] = {}
-        for resource in self._view.resources.values():
-            owner = self.records.client(last_part(resource.key))
+        for resource in self._group_state.resources.values():
+            owner = self.records.live_client(last_part(resource.key))
             if owner:
                 keys.setdefault(owner, []).append(resource)
         counts = Counter({owner: len(owned) for owner, owned in keys.items()})
-        self._watch_free_ones()
-        changed = await self._let_go()
+        self._track_free_partitions()
+        changed = await self._release_gone()
         for owner in sorted(keys):
             try:
-                lease = await self._life_of(owner, count=counts[owner])
+                lease = await self._stand_in_lease(owner, count=counts[owner])
                 taken = [each for each in keys[owner] if not _holds(each, lease.holder)]
                 wanted = [KeyClaim(key=each.key, seen_epoch=each.epoch) for each in taken]
                 if wanted:
                     changed |= bool(await self._store.claim(lease, wanted, force=True))
-            except LeaseLost as lost:  # not ours, but that of the stand-in: there will be another
-                self._without_stand_in(owner, lost)
-        self._forget_gone()
-        return await self._tell_of_idle_ones(set(keys)) or changed
+            except LeaseLost as lost:  # that of the stand-in: there will be another
+                self._log_missing_stand_in(owner, lost)
+        self._forget_gone_clients()
+        return await self._drain_idle_clients(set(keys)) or changed
 
-    def _forget_gone(self) -> None:
-        """Clients have a new name after each start: nothing is kept of those that are not here."""
-        living = {self.records.named(each) for each in self.records.by_partition}
-        members = {holder.partition("#")[0] for holder in self._view.members}
-        for known in (self._due_s, self._lives, self._capped_s):
+    def _forget_gone_clients(self) -> None:
+        """Forget clients that have gone: each start of a client has a new name."""
+        living = {self.records.named_owner(each) for each in self.records.by_partition}
+        members = {holder.partition("#")[0] for holder in self._group_state.members}
+        for known in (self._due_s, self._generations, self._capped_s):
             for owner in [each for each in known if each not in living]:
                 if stand_in(owner) not in members:
                     del known[owner]
-        self._shy &= living
+        self._unresponsive &= living
 
-    async def _let_go(self) -> bool:
-        """Free in our store what a client of theirs has no more."""
+    async def _release_gone(self) -> bool:
+        """Release in the store what a client no longer has."""
         over = [
-            Ownership(key=each.key, epoch=each.epoch, holder=holder, token=token_of(holder))
-            for each in self._view.resources.values()
+            Ownership(key=each.key, epoch=each.epoch, holder=holder, token=stand_in_token(holder))
+            for each in self._group_state.resources.values()
             if (holder := each.holder) is not None
             and is_stand_in(holder)
             and each.state in _IN_FORCE
-            and holder.partition("#")[0] != stand_in(self.records.client(last_part(each.key)))
+            and holder.partition("#")[0] != stand_in(self.records.live_client(last_part(each.key)))
         ]
         given: list[Ownership] = []
-        if self._alone:
-            given = [each for each in over if self.records.named(last_part(each.key)) == self.me]
+        if self._private_store:
+            given = [
+                each
+                for each in over
+                if self.records.named_owner(last_part(each.key)) == self.owner_id
+            ]
         free = [each for each in over if each not in given]
         done = [*await self._store.release(free)] if free else []
         if given:
-            # Somebody elsewhere has given it to us. At home it would be kept for us until we come.
+            # A host with another store has given it to this one. A shared store would reserve it.
             kept = [HandOver(ownership=each, to=self._lease.holder) for each in given]
             limit = timedelta(seconds=self._expiry_s / 2)
             done += await self._store.hand_over(kept, limit=limit)
         return bool(done)
 
-    async def _life_of(self, owner: str, *, count: int) -> Lease:
-        """The lease of the stand-in for a client that lives, extended from time to time."""
-        holder = stand_in(owner, self._lives.get(owner, 1))
+    async def _stand_in_lease(self, owner: str, *, count: int) -> Lease:
+        """Return the lease of the stand-in for a live client, extended from time to time."""
+        holder = stand_in(owner, self._generations.get(owner, 1))
         lease = self._lease_of(holder)
-        peer = self._view.members.get(holder)
-        if peer is None or self._is_due(owner):
-            lease = await self._granted(owner)
-        most = self._max_of(owner, count, peer.info.most if peer is not None else None)
+        member = self._group_state.members.get(holder)
+        if member is None or self._is_due(owner):
+            lease = await self._extended_lease(owner)
+        most = self._max_of(owner, count, member.info.most if member is not None else None)
         wanted = MemberInfo(host="azure", most=most)
-        if peer is not None and peer.info != wanted:
-            await self._tell(lease, wanted)
+        if member is not None and member.info != wanted:
+            await self._set_info(lease, wanted)
         return lease
 
     def _max_of(self, owner: str, count: int, most: int | None) -> int | None:
-        """What it may be given, if it did not take what it could have: the others shall."""
+        """Return the limit for a client that did not take what it could have."""
         if most is not None and count > most:
-            self._shy.discard(owner)
+            self._unresponsive.discard(owner)
             return None
         now_s = self._clock.boottime_s()
-        if self._stuck() or owner in self._shy:
+        if self._is_partition_stuck() or owner in self._unresponsive:
             self._capped_s[owner] = now_s
-            if is_of_ours(owner):
-                self._shy.discard(owner)  # it had its reasons, which may have ended
+            if is_host_owner(owner):
+                self._unresponsive.discard(owner)  # it had its reasons, which may have ended
             return count
         if most is not None and now_s - self._capped_s.setdefault(owner, now_s) > self._expiry_s:
             return None
         return most
 
-    async def _granted(self, owner: str) -> Lease:
-        """A lease for the stand-in, under the first of its lives that has not ended.
-
-        Raises:
-            LeaseLost: it has come back too often for one look.
-        """
-        first = self._lives.get(owner, 1)
-        for life in range(first, first + _MAX_LIVES):
+    async def _extended_lease(self, owner: str) -> Lease:
+        """Return a lease for the stand-in, in the first generation that has not ended."""
+        first = self._generations.get(owner, 1)
+        for generation in range(first, first + _MAX_GENERATIONS):
             sent_s = self._clock.boottime_s()
             try:
-                granted = await self._grant(stand_in(owner, life))
+                granted = await self._grant(stand_in(owner, generation))
             except LeaseLost:
                 continue
-            self._lives[owner] = life
-            # Another host of ours may have begun it with a lease of another length.
+            self._generations[owner] = generation
+            # Another host may have begun it with a lease of another length.
             self._due_s[owner] = sent_s + granted.duration_s / _EXTENSIONS_PER_LEASE
             return granted
-        self._lives[owner] = first + _MAX_LIVES
-        raise LeaseLost(f"{owner} has come back {_MAX_LIVES} times", key=owner)
+        self._generations[owner] = first + _MAX_GENERATIONS
+        raise LeaseLost(f"{owner} has come back {_MAX_GENERATIONS} times", key=owner)
 
     async def _grant(self, holder: str) -> Lease:
-        """A lease of the whole expiry, or one like ours where the store gives none so long.
-
-        Raises:
-            LeaseLost: this holder's lease has ended.
-        """
+        """Grant the whole expiry, or as long as this host's lease if the store refuses that."""
         try:
             return await self._grant_for(holder, self._stand_in_s)
         except InvalidDuration:
@@ -293,7 +289,7 @@ class Reconciler:
     async def _grant_for(self, holder: str, seconds: float) -> Lease:
         return await self._store.grant(
             holder=holder,
-            token=token_of(holder),
+            token=stand_in_token(holder),
             group=self._lease.group,
             duration=timedelta(seconds=seconds),
             info=MemberInfo(host="azure"),
@@ -302,25 +298,25 @@ class Reconciler:
     def _is_due(self, owner: str) -> bool:
         return self._clock.boottime_s() >= self._due_s.get(owner, 0.0)
 
-    def _without_stand_in(self, owner: str, lost: LeaseLost) -> None:
+    def _log_missing_stand_in(self, owner: str, lost: LeaseLost) -> None:
         log.warning("%s could not be stood for: %s", owner, lost)
         self._due_s.pop(owner, None)
 
-    async def _tell_of_idle_ones(self, owners: set[str]) -> bool:
-        """Clients that own nothing get nothing, until they own something or are forgotten."""
+    async def _drain_idle_clients(self, owners: set[str]) -> bool:
+        """Give nothing to clients that own nothing, until they own something or are forgotten."""
         names = {stand_in(owner) for owner in owners}
         told = False
-        for holder, peer in list(self._view.members.items()):
+        for holder, member in list(self._group_state.members.items()):
             idle = is_stand_in(holder) and holder.partition("#")[0] not in names
-            if idle and not peer.info.draining:
-                told |= await self._tell(
+            if idle and not member.info.draining:
+                told |= await self._set_info(
                     self._lease_of(holder), MemberInfo(host="azure", draining=True)
                 )
         return told
 
-    async def _tell(self, lease: Lease, info: MemberInfo) -> bool:
+    async def _set_info(self, lease: Lease, info: MemberInfo) -> bool:
         try:
-            await self._store.renew(lease, since=self._view.version, info=info)
+            await self._store.renew(lease, since=self._group_state.version, info=info)
         except LeaseLost:
             return False  # it is gone already
         return True
@@ -328,123 +324,129 @@ class Reconciler:
     def _lease_of(self, holder: str) -> Lease:
         return Lease(
             holder=holder,
-            token=token_of(holder),
+            token=stand_in_token(holder),
             group=self._lease.group,
             duration_s=self._stand_in_s,
         )
 
-    def _watch_free_ones(self) -> None:
+    def _track_free_partitions(self) -> None:
         now_s, free = self._clock.boottime_s(), {}
-        for key, resource in self._view.resources.items():
+        for key, resource in self._group_state.resources.items():
             partition = last_part(key)
             owned = resource.holder is not None or resource.handed_to is not None
-            if not owned and not self.records.owner(partition):
+            if not owned and not self.records.live_owner(partition):
                 free[partition] = self._free_s.get(partition, now_s)
         self._free_s = free
 
-    def _stuck(self) -> bool:
-        """Whether something was free for so long that none of their clients will take it."""
+    def _is_partition_stuck(self) -> bool:
+        """Return whether a partition was free for so long that no client will take it."""
         oldest_s = min(self._free_s.values(), default=self._clock.boottime_s())
         return self._clock.boottime_s() - oldest_s > self._expiry_s / 2
 
     # ---------------------------------------------------------------- keep
 
-    async def _keep(self) -> set[str]:
-        """Refresh what is ours; what hosts that have gone have left behind is returned."""
+    async def _refresh_records(self) -> set[str]:
+        """Refresh this host's records; return partitions that gone hosts have left behind."""
         owners: dict[str, str] = {}
         orphans: set[str] = set()
         unclaimed: set[str] = set()
-        for key, resource in self._view.resources.items():
+        for key, resource in self._group_state.resources.items():
             partition = last_part(key)
-            named = self.records.named(partition)
+            named = self.records.named_owner(partition)
             if self._is_mine(resource):
-                is_mine = named == self.me
-                if not self.records.client(partition) and (
-                    not is_mine or self.records.due(partition)
+                is_mine = named == self.owner_id
+                if not self.records.live_client(partition) and (
+                    not is_mine or self.records.needs_refresh(partition)
                 ):
-                    owners[partition] = self.me
-            elif named == self.me:
-                if resource.handed_to is None and not self._owes(key):
+                    owners[partition] = self.owner_id
+            elif named == self.owner_id:
+                if resource.handed_to is None and not self._is_pending(key):
                     unclaimed.add(partition)
             elif resource.holder is None and resource.handed_to is None and self._is_gone(named):
-                # For us it is free already. For them it is not; but most likely one of us will
-                # take it at once.
+                # To hosts it is free already, to clients it is not; but most likely a host will
+                # take it immediately.
                 orphans.add(partition)
-        untaken = self.records.untaken()
-        self._shy |= {self.records.named(each) for each in untaken}
+        unaccepted = self.records.unaccepted()
+        self._unresponsive |= {self.records.named_owner(each) for each in unaccepted}
         left_behind = orphans & self._orphans
-        # A host that is alone may just have been given it, and is about to claim it.
-        left = unclaimed & self._unclaimed if self._alone else unclaimed
-        owners |= dict.fromkeys([*left, *untaken], "")
+        # A host with a private store may just have been given it, and is about to claim it.
+        left = unclaimed & self._unclaimed if self._private_store else unclaimed
+        owners |= dict.fromkeys([*left, *unaccepted], "")
         self._orphans, self._unclaimed = orphans, unclaimed
-        await self.records.write(dict(list(owners.items())[:MAX_AT_ONCE]))
+        await self.records.write(dict(list(owners.items())[:MAX_WRITES_PER_CALL]))
         return left_behind
 
-    async def _clear_up(self, left_behind: set[str]) -> None:
-        some = sorted(left_behind)[:MAX_AT_ONCE]
+    async def _free_orphans(self, left_behind: set[str]) -> None:
+        some = sorted(left_behind)[:MAX_WRITES_PER_CALL]
         if some:
-            await self._bring_up(some)
+            await self._copy_checkpoints(some)
             await self.records.write(dict.fromkeys(some, ""))
 
-    async def _bring_up(self, partitions: Iterable[str]) -> None:
-        """Give theirs the checkpoints that a host which has gone could not write there."""
-        ours = await self._store.checkpoints(self._lease.group)
-        theirs = await self.records.positions()
+    async def _copy_checkpoints(self, partitions: Iterable[str]) -> None:
+        """Write checkpoints to Azure's records that a gone host could not write there."""
+        stored = await self._store.checkpoints(self._lease.group)
+        azure_positions = await self.records.positions()
         for partition in partitions:
-            known = ours.get(f"{self._lease.group}/{partition}")
-            if known is not None and can_be_told(known.position):
-                there = theirs.get(partition)
+            known = stored.get(f"{self._lease.group}/{partition}")
+            if known is not None and has_offset(known.position):
+                there = azure_positions.get(partition)
                 if there is None or there < known.position:
-                    await self.records.put(partition, known.position)
+                    await self.records.write_checkpoint(partition, known.position)
 
     def _is_gone(self, owner: str) -> bool:
-        return self.records.is_ours(owner) and host_of(owner) not in self._view.members
+        return self.records.is_host(owner) and host_of_owner(owner) not in self._group_state.members
 
     # --------------------------------------------------------------- share
 
-    async def _share(self) -> bool:
-        members = {holder: peer.info for holder, peer in self._view.members.items()}
-        me = members.get(self._lease.holder)
-        if me is None or me.draining:
+    async def _rebalance(self) -> bool:
+        members = {holder: member.info for holder, member in self._group_state.members.items()}
+        own_info = members.get(self._lease.holder)
+        if own_info is None or own_info.draining:
             return False
-        snapshot = Snapshot(members=members, resources=self._view.resources)
+        snapshot = Snapshot(members=members, resources=self._group_state.resources)
         mine: list[str] = []
-        theirs: dict[str, str] = {}
+        between_clients: dict[str, str] = {}
         for holder in filter(is_stand_in, sorted(members)):
             for key, to in plan(Strategy.EVEN, snapshot, holder, self._rng).hand_over.items():
                 if to == self._lease.holder:
                     mine.append(key)
-                elif is_stand_in(to) and self._arranges(members):
-                    theirs[last_part(key)] = self.records.client_named(to)
-        await self.records.write(dict(list(theirs.items())[:MAX_AT_ONCE]))
-        return await self._take(self._takeable(mine)[:MAX_AT_ONCE])
+                elif is_stand_in(to) and self._moves_between_clients(members):
+                    between_clients[last_part(key)] = self.records.client_of_stand_in(to)
+        await self.records.write(dict(list(between_clients.items())[:MAX_WRITES_PER_CALL]))
+        return await self._take(self._takeable(mine)[:MAX_WRITES_PER_CALL])
 
-    def _arranges(self, members: Iterable[str]) -> bool:
-        """Whether it is this host that moves partitions between clients of theirs."""
+    def _moves_between_clients(self, members: Iterable[str]) -> bool:
+        """Return whether this host is the one that moves partitions between clients."""
         first = min(holder for holder in members if not is_stand_in(holder))
-        return first == self._lease.holder and not self._alone
+        return first == self._lease.holder and not self._private_store
 
     def _takeable(self, keys: list[str]) -> list[str]:
-        """Those that nobody will give us by himself.
+        """Return those keys that no owner will give to this host.
 
-        One of ours that shares no store with us gives as soon as it sees us, in good order; and it
-        sees us as soon as we own one.
+        A host with another store gives gracefully as soon as it sees this one; and it sees this one
+        as soon as it owns something.
         """
-        if not self._alone:
+        if not self._private_store:
             return keys
-        taken = [each for each in keys if not is_of_ours(self.records.client(last_part(each)))]
-        is_seen = any(self.records.named(each) == self.me for each in self.records.by_partition)
+        taken = [
+            each for each in keys if not is_host_owner(self.records.live_client(last_part(each)))
+        ]
+        is_seen = any(
+            self.records.named_owner(each) == self.owner_id for each in self.records.by_partition
+        )
         return taken if taken or is_seen else keys[:1]
 
     async def _take(self, keys: list[str]) -> bool:
-        """Take from clients of theirs: first in their records, then in our store."""
-        won = await self.records.write(dict.fromkeys(map(last_part, keys), self.me))
+        """Take from clients: first in Azure's records, then in the store."""
+        won = await self.records.write(dict.fromkeys(map(last_part, keys), self.owner_id))
         taken = [key for key in keys if last_part(key) in won]
         if not taken:
             return False
-        wanted = [KeyClaim(key=key, seen_epoch=self._view.resources[key].epoch) for key in taken]
+        wanted = [
+            KeyClaim(key=key, seen_epoch=self._group_state.resources[key].epoch) for key in taken
+        ]
         await self._store.claim(self._lease, wanted, force=True)
-        # What our store has refused is freed in their records by the next ``_keep``.
+        # What the store has refused is freed in the records by the next ``_refresh_records``.
         return True
 
 

@@ -1,13 +1,13 @@
-"""How Azure's Event Hubs clients keep their records: names, metadata, and what is found in them.
+"""How Azure's Event Hubs clients store their records: names, metadata, and what is found in them.
 
-Pure. Written is exactly what their clients write; read is everything that any of them has ever
-written, and no record is so odd that reading it raises:
+Pure functions. They write exactly what Azure's clients write, and read everything that any of them
+has ever written; no record is so malformed that reading it raises:
 
 ==============================================  ===========================================
 found                                           read as
 ==============================================  ===========================================
 ``ownerid`` in any casing (C++: ``ownerId``)    the owner
-no ``ownerid``, or an empty one                 nobody owns it
+no ``ownerid``, or an empty one                 no owner
 ``offset`` empty, ``None``, ``no offset``       no offset (.NET 5.11, Python)
 ``sequencenumber`` empty, ``None``, no number   no sequence number (.NET)
 more keys (``clientidentifier``)                nothing
@@ -28,7 +28,7 @@ from leasehold.names import partition_group, partition_key
 
 Kind = Literal["ownership", "checkpoint"]
 
-# What their clients begin with where nothing was done yet.
+# What Azure's clients begin with where there is no checkpoint yet.
 BEGINNING = Position(sequence_number=-1, offset="-1")
 
 _NOTHING = frozenset(("", "none", "null", "no offset"))
@@ -38,11 +38,11 @@ _PARTS_OF_KEY = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroup:
-    """One consumer group of one hub, as their calls name it.
+    """One consumer group of one hub, as Azure's calls name it.
 
-    To us the hub is the stream ``namespace/hub``. Their Python, .NET and JS clients lower-case all
-    names, so the keys do too: whoever spells them otherwise means the same group. With a ``stream``
-    the keys are those of hosts of ours that read it, to the letter.
+    To Leasehold the hub is the stream ``namespace/hub``. Azure's Python, .NET and JS clients
+    lower-case all names, so the keys do too: other spellings mean the same group. With a ``stream``
+    the keys are those of Leasehold hosts that read it, to the letter.
     """
 
     namespace: str
@@ -52,11 +52,11 @@ class ConsumerGroup:
 
     @property
     def keys_group(self) -> str:
-        """The group of all keys of this place."""
+        """The group of all keys of this consumer group."""
         return partition_group(*self._ours())
 
     def key(self, partition: str) -> str:
-        """The key of one partition."""
+        """Return the key of one partition."""
         return partition_key(*self._ours(), partition)
 
     def _ours(self) -> tuple[str, str]:
@@ -65,17 +65,17 @@ class ConsumerGroup:
         return f"{self.namespace}/{self.hub}".lower(), self.group.lower()
 
     def prefix(self, kind: Kind, *, lower: bool = True) -> str:
-        """How the names of all blobs of this kind begin."""
+        """Return the prefix of all blobs of this kind."""
         prefix = f"{self.namespace}/{self.hub}/{self.group}/{kind}/"
         return prefix.lower() if lower else prefix
 
     def blob_name(self, kind: Kind, partition: str, *, lower: bool = True) -> str:
-        """The name of one blob."""
+        """Return the name of one blob."""
         name = f"{self.prefix(kind, lower=False)}{partition}"
         return name.lower() if lower else name
 
     def ids(self) -> dict[str, str]:
-        """The three names as their dictionaries have them."""
+        """Return the three names as Azure's dictionaries have them."""
         return {
             "fully_qualified_namespace": self.namespace,
             "eventhub_name": self.hub,
@@ -85,7 +85,7 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipRecord:
-    """Who owns a partition, by their word; ``owner`` is empty if nobody does."""
+    """Who owns a partition, by Azure's records; ``owner`` is empty if no client does."""
 
     partition: str
     owner: str
@@ -95,7 +95,7 @@ class OwnershipRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """A checkpoint of theirs, as far as it says anything."""
+    """A checkpoint of Azure's clients, as far as it can be read."""
 
     partition: str
     sequence_number: int | None
@@ -103,14 +103,14 @@ class CheckpointRecord:
 
     @property
     def position(self) -> Position | None:
-        """The same as a place of ours, which needs a sequence number."""
+        """The position, which needs a sequence number."""
         if self.sequence_number is None:
             return None
         return Position(sequence_number=self.sequence_number, offset=self.offset or "")
 
 
-def place_of(record: Mapping[str, object], *, stream: str = "") -> ConsumerGroup:
-    """The place that a dictionary of theirs belongs to."""
+def consumer_group_of(record: Mapping[str, object], *, stream: str = "") -> ConsumerGroup:
+    """Return the consumer group that a dictionary of Azure names."""
     return ConsumerGroup(
         stream=stream,
         namespace=str(record.get("fully_qualified_namespace") or ""),
@@ -119,8 +119,8 @@ def place_of(record: Mapping[str, object], *, stream: str = "") -> ConsumerGroup
     )
 
 
-def place_of_key(key: str) -> tuple[ConsumerGroup, str] | None:
-    """The place and the partition of a key; None if it is not one of such a hub."""
+def consumer_group_of_key(key: str) -> tuple[ConsumerGroup, str] | None:
+    """Return the consumer group and partition of a key; None if it has none."""
     parts = [unquote(part) for part in key.split("/")]
     if len(parts) != _PARTS_OF_KEY or parts[0] != "partition" or "/" not in parts[1]:
         return None
@@ -128,8 +128,8 @@ def place_of_key(key: str) -> tuple[ConsumerGroup, str] | None:
     return ConsumerGroup(namespace=namespace, hub=hub, group=parts[2]), parts[3]
 
 
-def place_of_blob(name: str) -> tuple[ConsumerGroup, str, str] | None:
-    """The place, the kind and the partition of a blob; None if that is no name of theirs."""
+def consumer_group_of_blob(name: str) -> tuple[ConsumerGroup, str, str] | None:
+    """Return the consumer group, kind and partition of a blob; None if it has none."""
     parts = name.split("/")
     if len(parts) != _PARTS_OF_NAME or not all(parts):
         return None
@@ -137,10 +137,10 @@ def place_of_blob(name: str) -> tuple[ConsumerGroup, str, str] | None:
     return ConsumerGroup(namespace=namespace, hub=hub, group=group), kind.lower(), partition
 
 
-def record_of(
+def parse_ownership(
     partition: str, metadata: object, *, etag: object = "", modified: object = None
 ) -> OwnershipRecord:
-    """An ownership from the metadata of its blob, or from the dictionary of a store of theirs."""
+    """Parse an ownership from blob metadata, or from a dictionary of Azure."""
     return OwnershipRecord(
         partition=partition,
         owner=_text(_by_plain_name(metadata).get("ownerid")),
@@ -149,8 +149,8 @@ def record_of(
     )
 
 
-def stored_of(partition: str, metadata: object) -> CheckpointRecord:
-    """A checkpoint from the metadata of its blob, or from the dictionary of a store of theirs."""
+def parse_checkpoint(partition: str, metadata: object) -> CheckpointRecord:
+    """Parse a checkpoint from blob metadata, or from a dictionary of Azure."""
     found = _by_plain_name(metadata)
     return CheckpointRecord(
         partition=partition,
@@ -159,11 +159,11 @@ def stored_of(partition: str, metadata: object) -> CheckpointRecord:
     )
 
 
-def resume_at(position: Position) -> str | int:
-    """What their clients call the offset of a checkpoint, which is all that they start from.
+def azure_offset(position: Position) -> str | int:
+    """Return the offset that Azure's clients start from.
 
-    Without an offset it is the sequence number: their clients take a number for one. They take 0
-    for no checkpoint at all, and would skip events: then they begin at the first.
+    Without an offset it is the sequence number: the clients take a number for one. They take 0 for
+    no checkpoint at all, and would skip events: then they begin at the first.
     """
     if position.offset:
         return position.offset
@@ -171,24 +171,24 @@ def resume_at(position: Position) -> str | int:
 
 
 def ownership_metadata(owner: str) -> dict[str, str]:
-    """What the blob of an ownership says; an empty owner frees the partition."""
+    """Return the metadata of an ownership; an empty owner frees the partition."""
     return {"ownerid": owner}
 
 
 def checkpoint_metadata(position: Position) -> dict[str, str]:
-    """What the blob of a checkpoint says: always both, as text."""
+    """Return the metadata of a checkpoint: always both fields, as text."""
     return {"offset": position.offset, "sequencenumber": str(position.sequence_number)}
 
 
 def _by_plain_name(found: object) -> dict[str, object]:
-    """The values by their names without casing and underscores; the later of two alike wins."""
+    """Return the values by name, without case and underscores; of two alike the later wins."""
     if not isinstance(found, Mapping):
         return {}
     return {str(name).lower().replace("_", ""): value for name, value in found.items()}
 
 
 def _offset(value: object) -> str | None:
-    # To their clients an offset is text; a number in its place means a sequence number.
+    # To Azure's clients an offset is text; a number instead of it means a sequence number.
     return _text(value) or None if isinstance(value, str) else None
 
 

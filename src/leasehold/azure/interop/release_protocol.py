@@ -1,33 +1,25 @@
-"""The order in which a host of ours gives partitions away among Azure's clients.
+"""The order in which a host releases partitions to Azure's clients.
 
 ::
 
-    last checkpoint in ours ──> in theirs ──> our name written once more ──> free in ours
-                                                                               └──> name taken out
+    last checkpoint in our store ──> in Azure's records ──> record written once more
+                                              ──> released in our store ──> record freed
 
-Whoever claims a partition reads its checkpoint right after it. So all that matters is that ours is
-there first, and that nobody has claimed before: the name that is written once more, by compare and
-set, shows that, and takes the ground from under every claim that was begun before it.
-
-Guarantees:
-
-* Nothing is given up before its last checkpoint is in theirs, unless that takes longer than a
-  lease. Even then our name stays in the record until it is there.
-* What a client has claimed before is its own, and ends in ours as stolen. Whether one has is waited
-  for, but not for longer than a lease.
-* Nothing here waits for theirs for longer than it is allowed to.
-
-Checkpoints that our store has taken and that are not in the records of Azure's clients yet.
+A client that claims a partition reads its checkpoint right after. So the checkpoint must be in the
+records first, and no client may have claimed before. Writing the record once more, by
+compare-and-set, proves that, and defeats every claim that was begun before it.
 
 Guarantees:
 
-* One write of a partition is under way at a time, so none overtakes a newer one; and none that
-  hangs holds up another partition.
-* Whoever has them written waits for a limited time: what takes longer goes on behind it. Storage
-  that hangs holds up nobody.
-* What failed is tried again when ``retry`` is called, unless somebody else has had the partition
-  since: its own checkpoint must not be overwritten by an older one. The same holds for what had to
-  wait for the write before it.
+* Nothing is released before its last checkpoint is in Azure's records, unless that takes longer
+  than a lease. Even then the record names the host until the checkpoint is there.
+* What a client has claimed before is the client's, and ends in our store as stolen. Whether a
+  client has claimed is waited for, but not for longer than a lease.
+* Nothing here waits for Azure's storage for longer than its timeout.
+* One checkpoint write of a partition runs at a time, so none overtakes a newer one; and none that
+  hangs delays another partition.
+* A checkpoint write that failed, or had to wait for the one before it, is dropped if another owner
+  has had the partition since: its checkpoint must not be overwritten by an older one.
 """
 
 from __future__ import annotations
@@ -36,7 +28,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from leasehold.azure.interop.records import owner_of_ours
+from leasehold.azure.interop.records import host_owner_id
 from leasehold.errors import StoreUnavailable
 from leasehold.names import group_of, last_part
 
@@ -51,8 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.azure")
 
 
-class PendingReleases:
-    """Those of one host. For one event loop."""
+class PendingCheckpoints:
+    """Checkpoints of one host that are not in Azure's records yet. For one event loop."""
 
     def __init__(
         self,
@@ -61,9 +53,9 @@ class PendingReleases:
         allowed: Callable[[CheckpointWrite], bool],
         clock: Clock,
     ) -> None:
-        """Nothing is due. ``put`` writes the checkpoint of a key to theirs.
+        """``put`` writes the checkpoint of a key to Azure's records.
 
-        ``allowed``: whether nobody else has had the partition of a mark since.
+        ``allowed``: whether no other owner has had the partition of a write since.
         """
         self._put = put
         self._allowed = allowed
@@ -71,222 +63,227 @@ class PendingReleases:
         self._due: dict[str, CheckpointWrite] = {}
         self._failed: dict[str, CheckpointWrite] = {}
         self._newest: dict[str, CheckpointWrite] = {}
-        self._lanes: dict[str, asyncio.Task[None]] = {}
-        self._is_told = False
+        self._writers: dict[str, asyncio.Task[None]] = {}
+        self._is_logged = False
 
     @property
     def failed(self) -> bool:
-        """Whether something is there to be tried again."""
+        """Whether there are writes to retry."""
         return bool(self._failed)
 
-    def owes(self, key: str) -> bool:
-        """Whether the checkpoint of this key is not in theirs yet."""
+    def is_pending(self, key: str) -> bool:
+        """Return whether the checkpoint of this key is not in Azure's records yet."""
         return key in self._due or key in self._failed
 
-    def add(self, marks: Iterable[CheckpointWrite]) -> None:
-        """These are due; each takes the place of an older one of its key."""
-        for mark in filter(self._is_news, marks):
-            self._failed.pop(mark.ownership.key, None)
-            self._due[mark.ownership.key] = self._newest[mark.ownership.key] = mark
+    def add(self, writes: Iterable[CheckpointWrite]) -> None:
+        """Queue these; each replaces an older one of its key."""
+        for write in filter(self._is_newer, writes):
+            self._failed.pop(write.ownership.key, None)
+            self._due[write.ownership.key] = self._newest[write.ownership.key] = write
 
-    def inherit(self, marks: Iterable[CheckpointWrite]) -> None:
-        """Somebody before us could not write these: they are tried as what failed here."""
-        for mark in filter(self._is_news, marks):
-            if not self.owes(mark.ownership.key):
-                self._failed[mark.ownership.key] = self._newest[mark.ownership.key] = mark
+    def add_missing(self, writes: Iterable[CheckpointWrite]) -> None:
+        """Add writes that a previous owner could not do: they are retried."""
+        for write in filter(self._is_newer, writes):
+            if not self.is_pending(write.ownership.key):
+                self._failed[write.ownership.key] = self._newest[write.ownership.key] = write
 
     def retry(self) -> None:
-        """What failed is due again if it is allowed, and else forgotten."""
+        """Queue what failed if it is still allowed, and otherwise drop it."""
         failed, self._failed = self._failed, {}
-        self._due = {key: mark for key, mark in failed.items() if self._allowed(mark)} | self._due
+        self._due = {
+            key: write for key, write in failed.items() if self._allowed(write)
+        } | self._due
 
     def forget(self, key: str) -> None:
-        """Nothing is due for this key any more."""
+        """Drop what is queued for this key."""
         self._due.pop(key, None)
         self._failed.pop(key, None)
         self._newest.pop(key, None)
 
-    async def write(self, *, limit_s: float, keys: Collection[str] | None = None) -> None:
-        """Write what is due. Return in time, whatever has come of it.
+    async def write(self, *, timeout_s: float, keys: Collection[str] | None = None) -> None:
+        """Write what is queued, and return in time. What takes longer continues in the background.
 
         Only the ``keys`` are waited for, if they are given.
         """
         loop = asyncio.get_running_loop()
-        for key in [each for each in self._due if each not in self._lanes]:
-            self._lanes[key] = loop.create_task(self._written(key))
-        waited = [lane for key, lane in self._lanes.items() if keys is None or key in keys]
+        for key in [each for each in self._due if each not in self._writers]:
+            self._writers[key] = loop.create_task(self._write_key(key))
+        waited = [writer for key, writer in self._writers.items() if keys is None or key in keys]
         if waited:
             try:
-                await self._clock.bounded(asyncio.wait(waited), seconds=limit_s)
+                await self._clock.bounded(asyncio.wait(waited), seconds=timeout_s)
             except TimeoutError:
-                self._tell("no answer in time")
+                self._log_failure("no answer in time")
 
     async def close(self) -> None:
-        """What is under way is given up; if its event loop has ended, it was already."""
-        loop, lanes = asyncio.get_running_loop(), [*self._lanes.values()]
-        self._lanes.clear()
-        left = [each for each in lanes if each.get_loop() is loop]
+        """Cancel the running writes; those of an event loop that has ended are gone."""
+        loop, writers = asyncio.get_running_loop(), [*self._writers.values()]
+        self._writers.clear()
+        left = [each for each in writers if each.get_loop() is loop]
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    async def _written(self, key: str) -> None:
-        """Until nothing is due for this key."""
+    async def _write_key(self, key: str) -> None:
+        """Write until nothing is queued for this key."""
         try:
             has_waited = False
-            while (mark := self._due.get(key)) is not None:
-                # If it is not allowed any more, the next look at the records has the last word.
-                is_stale = has_waited and not self._allowed(mark)
-                is_done = not is_stale and await self._one(key, mark)
+            while (write := self._due.get(key)) is not None:
+                # If it is no longer allowed, the next read of the records decides.
+                is_stale = has_waited and not self._allowed(write)
+                is_done = not is_stale and await self._write_one(key, write)
                 has_waited = True
-                if self._due.get(key) is mark:  # else a newer one has taken its place
+                if self._due.get(key) is write:  # otherwise a newer one has replaced it
                     del self._due[key]
                     if not is_done:
-                        self._failed[key] = mark
+                        self._failed[key] = write
         finally:
-            self._lanes.pop(key, None)
-        self._is_told = self._is_told and bool(self._due or self._failed)
+            self._writers.pop(key, None)
+        self._is_logged = self._is_logged and bool(self._due or self._failed)
 
-    async def _one(self, key: str, mark: CheckpointWrite) -> bool:
+    async def _write_one(self, key: str, write: CheckpointWrite) -> bool:
         try:
-            await self._put(key, mark.position)
-        except StoreUnavailable as trouble:
-            self._tell(f"{key}: {trouble}")
+            await self._put(key, write.position)
+        except StoreUnavailable as error:
+            self._log_failure(f"{key}: {error}")
             return False
         return True
 
-    def _is_news(self, mark: CheckpointWrite) -> bool:
-        known = self._newest.get(mark.ownership.key)
-        if known is None or known.ownership.epoch != mark.ownership.epoch:
+    def _is_newer(self, write: CheckpointWrite) -> bool:
+        known = self._newest.get(write.ownership.key)
+        if known is None or known.ownership.epoch != write.ownership.epoch:
             return True
-        return known.position <= mark.position
+        return known.position <= write.position
 
-    def _tell(self, trouble: str) -> None:
-        # Said once: it is tried again in every cycle.
-        level = logging.DEBUG if self._is_told else logging.WARNING
-        log.log(level, "a checkpoint is not in the records of Azure's clients yet: %s", trouble)
-        self._is_told = True
+    def _log_failure(self, error: str) -> None:
+        # Logged once: it is retried in every cycle.
+        level = logging.DEBUG if self._is_logged else logging.WARNING
+        log.log(level, "a checkpoint is not in the records of Azure's clients yet: %s", error)
+        self._is_logged = True
 
 
 class ReleaseProtocol:
-    """Of all hosts of one ``MixedStore``, by holder."""
+    """The releases of all hosts of one ``MixedStore``, by holder."""
 
     def __init__(
         self,
-        arrears: PendingReleases,
-        borders: Mapping[str, Reconciler],
+        pending: PendingCheckpoints,
+        reconcilers: Mapping[str, Reconciler],
         *,
-        in_time: Callable[[Awaitable[None]], Awaitable[None]],
+        bounded: Callable[[Awaitable[None]], Awaitable[None]],
         clock: Clock,
     ) -> None:
-        """Nothing is given away yet. ``in_time`` gives up with ``StoreUnavailable``."""
-        self._arrears = arrears
-        self._borders = borders
-        self._in_time = in_time
+        """``bounded`` gives up with ``StoreUnavailable``."""
+        self._pending = pending
+        self._reconcilers = reconcilers
+        self._bounded = bounded
         self._clock = clock
-        self._owed_s: dict[Ownership, float] = {}  # since when it waits to be given up
+        self._waiting_since_s: dict[Ownership, float] = {}  # since when it waits to be released
 
-    async def catch_up(self, *, limit_s: float) -> None:
-        """After a look at the records: write what could not be written so far.
+    async def retry_pending(self, *, timeout_s: float) -> None:
+        """Write what could not be written so far; call it after the records were read.
 
-        What takes longer than the limit goes on behind this.
+        What takes longer than the timeout continues in the background.
         """
-        self._arrears.retry()
-        await self._arrears.write(limit_s=limit_s)
+        self._pending.retry()
+        await self._pending.write(timeout_s=timeout_s)
 
-    async def secure_all(self, ownerships: Collection[Ownership], *, limit_s: float) -> set[str]:
-        """Before these are given away; the keys that have to wait."""
+    async def secure_all(self, ownerships: Collection[Ownership], *, timeout_s: float) -> set[str]:
+        """Prepare the release of these; return the keys that have to wait."""
         unsure: set[str] = set()
         for (_, holder), partitions in _by_holder(ownerships).items():
-            border = self._borders.get(holder)
-            if border is not None and not await self.secure(border, partitions, limit_s=limit_s):
+            reconciler = self._reconcilers.get(holder)
+            if reconciler is not None and not await self.secure(
+                reconciler, partitions, timeout_s=timeout_s
+            ):
                 unsure.add(holder)
         return {
-            each.key for each in ownerships if self._waits(each, sure=each.holder not in unsure)
+            each.key for each in ownerships if self._must_wait(each, sure=each.holder not in unsure)
         }
 
     async def secure(
-        self, border: Reconciler, partitions: Iterable[str], *, limit_s: float
+        self, reconciler: Reconciler, partitions: Iterable[str], *, timeout_s: float
     ) -> bool:
-        """Whoever claims one of them after this begins where we ended; False if that is not sure.
+        """Ensure that a later claim begins where this host ended; False if that is not certain.
 
-        What a client has claimed before is given to it in ours, as stolen.
+        What a client has claimed before is given to its stand-in, as stolen.
         """
         try:
-            await self._in_time(self._secured(border, partitions, limit_s=limit_s))
-        except StoreUnavailable as trouble:
-            log.warning("%s: not sure what Azure's clients have claimed: %s", border.me, trouble)
+            await self._bounded(self._confirm(reconciler, partitions, timeout_s=timeout_s))
+        except StoreUnavailable as error:
+            log.warning(
+                "%s: not sure what Azure's clients have claimed: %s", reconciler.owner_id, error
+            )
             return False
         return True
 
-    async def write_off_all(
+    async def free_all_records(
         self,
         ownerships: Iterable[Ownership],
         records_of: Callable[[str], OwnershipRecords],
         *,
         to: str,
     ) -> None:
-        """What was given up in ours is given to a client of theirs, or to nobody."""
+        """Give what was released in our store to a client, or to no owner."""
         for (group, holder), partitions in _by_holder(ownerships).items():
-            me = owner_of_ours(holder)
-            await self.write_off(records_of(group), group, partitions, me, to=to)
+            owner_id = host_owner_id(holder)
+            await self.free_records(records_of(group), group, partitions, owner_id, to=to)
 
-    async def write_off(
+    async def free_records(
         self,
         records: OwnershipRecords,
         group: str,
         partitions: Iterable[str],
-        me: str,
+        owner_id: str,
         *,
         to: str = "",
     ) -> None:
-        """Take our name out of records; if that fails, they are free when they look dead."""
-        ours = {each for each in partitions if records.named(each) == me}
-        owed = {each for each in ours if self._arrears.owes(f"{group}/{each}")}
-        if owed:
+        """Take this host out of records; if that fails, they are free when they expire."""
+        named = {each for each in partitions if records.named_owner(each) == owner_id}
+        waiting = {each for each in named if self._pending.is_pending(f"{group}/{each}")}
+        if waiting:
             log.warning(
                 "%s: our name stays in the records of Azure's clients, for the last checkpoint is "
                 "not there yet",
-                ", ".join(sorted(owed)),
+                ", ".join(sorted(waiting)),
             )
         try:
-            await self._in_time(records.exchange(ours - owed, me, to))
-        except StoreUnavailable as trouble:
-            names = ", ".join(sorted(ours - owed))
-            log.warning("%s could not be given to Azure's clients: %s", names, trouble)
+            await self._bounded(records.replace_owner(named - waiting, owner_id, to))
+        except StoreUnavailable as error:
+            names = ", ".join(sorted(named - waiting))
+            log.warning("%s could not be given to Azure's clients: %s", names, error)
 
-    async def _secured(
-        self, border: Reconciler, partitions: Iterable[str], *, limit_s: float
+    async def _confirm(
+        self, reconciler: Reconciler, partitions: Iterable[str], *, timeout_s: float
     ) -> None:
-        if self._arrears.failed:
-            await border.records.look()
-        await self.catch_up(limit_s=limit_s)
-        await border.confirm(partitions)
+        if self._pending.failed:
+            await reconciler.records.refresh()
+        await self.retry_pending(timeout_s=timeout_s)
+        await reconciler.confirm(partitions)
 
-    def _waits(self, ownership: Ownership, *, sure: bool) -> bool:
-        """Whether something is to be waited for, which may still come within a lease.
+    def _must_wait(self, ownership: Ownership, *, sure: bool) -> bool:
+        """Return whether to wait for something that may still come within a lease.
 
-        That is the last checkpoint in theirs, or to be sure that no client has claimed it.
+        That is the last checkpoint in Azure's records, or certainty that no client has claimed it.
         """
-        border = self._borders.get(ownership.holder)
-        if border is None or (sure and not self._arrears.owes(ownership.key)):
-            self._owed_s.pop(ownership, None)
+        reconciler = self._reconcilers.get(ownership.holder)
+        if reconciler is None or (sure and not self._pending.is_pending(ownership.key)):
+            self._waiting_since_s.pop(ownership, None)
             return False
         now_s = self._clock.boottime_s()
-        if ownership not in self._owed_s:
-            old_s = now_s - 2 * border.lease_s  # given up in spite of it, and asked for no more
-            self._owed_s = {each: at_s for each, at_s in self._owed_s.items() if at_s > old_s}
-        return now_s - self._owed_s.setdefault(ownership, now_s) < border.lease_s
+        if ownership not in self._waiting_since_s:
+            # Older ones were released in spite of it, and are no longer asked for.
+            old_s = now_s - 2 * reconciler.lease_s
+            self._waiting_since_s = {
+                each: at_s for each, at_s in self._waiting_since_s.items() if at_s > old_s
+            }
+        return now_s - self._waiting_since_s.setdefault(ownership, now_s) < reconciler.lease_s
 
 
-def must_be_ready(owed: Collection[str]) -> None:
-    """Have the keys given up later that have to wait.
-
-    Raises:
-        StoreUnavailable: there are such.
-    """
-    if owed:
-        names = ", ".join(sorted(map(last_part, owed)))
+def raise_if_waiting(waiting: Collection[str]) -> None:
+    """Raise ``StoreUnavailable`` if keys have to wait: they are released later."""
+    if waiting:
+        names = ", ".join(sorted(map(last_part, waiting)))
         raise StoreUnavailable(
             f"{names}: not given up yet, for the last checkpoint is not in the records of Azure's "
             "clients, or it is not sure what they have claimed"

@@ -1,13 +1,13 @@
-"""``SharedSource``: a hub that our hosts read beside Azure's clients, on equal terms.
+"""``SharedSource``: a hub that Leasehold hosts read beside Azure's clients, on equal terms.
 
-The receivers of Azure's clients all have the owner level 0, and the last to attach wins. One of
-ours with the epoch of its lease would keep them out of a partition that they have claimed, and they
-would give it back. So in a mixed group ours have the level 0 too.
+The receivers of Azure's clients all have the owner level 0, and the last to attach wins. A receiver
+with the epoch of its lease would keep them out of a partition that they have claimed, and they
+would give it back. So in a mixed group the hosts use level 0 too.
 
-Guarantees: who has lost a partition to a later receiver does not take it back under the same epoch
-before ``grace`` is over; by then its host knows from the records whose it is. What was lost is
-still fenced by the epoch, in the store. That the records know nothing of it is told with a warning:
-then the clients look at others.
+Guarantees: a host that has lost a partition to a later receiver does not take it back under the
+same epoch before ``grace`` is over; by then it knows from the records whose it is. What was lost is
+still fenced by the epoch, in the store. If the records know nothing of the loss, that is logged as
+a warning: then the clients use other records.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class SharedSource:
         grace: timedelta = timedelta(seconds=15),
         clock: Clock | None = None,
     ) -> None:
-        """``source`` is closed with this.
+        """Wrap ``source``, which is closed with this.
 
         ``grace``: longer than a host takes to see a steal in the records of ``MixedStore``, which
         is the 36th part of the expiry and a cycle.
 
         Raises:
-            InvalidDuration: the grace is no such time.
+            InvalidDuration: the grace is out of range.
         """
         self._source = source
         self._grace_s = seconds_of(grace, what="grace", min_s=0.0, max_s=MAX_LEASE_S)
@@ -113,7 +113,7 @@ class SharedSource:
 
 
 class _SharedReceiver:
-    """A receiver that says when it was stolen."""
+    """A receiver that reports when it was displaced."""
 
     def __init__(self, receiver: Receiver, stolen: Callable[[], None]) -> None:
         self._receiver = receiver

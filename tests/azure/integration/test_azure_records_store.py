@@ -1,4 +1,4 @@
-"""Hosts of ours that share nothing but the records of Azure's clients, in simulated time."""
+"""Hosts of Leasehold that share nothing but the records of Azure's clients, in simulated time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from azure.eventhub import LoadBalancingStrategy
-from tests.support.azure_sim import EXPIRY_S, NAMESPACE, THEIR_CYCLE_S, Group, TheirStore, play
+from tests.support.azure_sim import CLIENT_CYCLE_S, EXPIRY_S, NAMESPACE, FakeAzureStore, Group, play
 
 from leasehold import Member
 from leasehold.azure import MixedStore, RecordsStore
@@ -19,7 +19,7 @@ from leasehold.model import CheckpointWrite, Position
 
 pytestmark = pytest.mark.spec("B8")
 
-OURS = 4 * 10.0 / THEIR_CYCLE_S  # cycles of ours, in cycles of theirs
+HOST_CYCLES = 4 * 10.0 / CLIENT_CYCLE_S  # in cycles of the clients
 
 
 def reasons(group: Group) -> Counter[str]:
@@ -43,7 +43,7 @@ def test_they_share_evenly_and_only_newcomers_take_one_by_force(partitions: int,
         stolen = sum(count for reason, count in reasons(group).items() if reason == "stolen")
         assert stolen <= 2
         before = [member.held() for member in group.members]
-        await asyncio.sleep(10 * THEIR_CYCLE_S)
+        await asyncio.sleep(10 * CLIENT_CYCLE_S)
         assert [member.held() for member in group.members] == before
         assert owned_once(group)
 
@@ -59,7 +59,7 @@ def test_they_share_with_stock_clients(strategy: LoadBalancingStrategy) -> None:
         group.client("f", strategy)
         group.client("g", strategy)
         await group.cycles_until(lambda: group.even(4) and group.agrees(), most=6)
-        await asyncio.sleep(2 * THEIR_CYCLE_S)
+        await asyncio.sleep(2 * CLIENT_CYCLE_S)
         assert group.even(4)
         for client in list(group.clients):
             await group.leave(client)
@@ -83,8 +83,8 @@ def test_what_one_leaves_in_good_order_is_taken_at_once_and_with_its_checkpoints
         leaving, staying = group.host(), group.host()
         await group.cycles_until(lambda: group.even(2) and group.agrees())
         position = Position(sequence_number=8, offset="800")
-        marks = [CheckpointWrite(ownership=each, position=position) for each in leaving.held()]
-        assert await leaving._store.checkpoint(marks) == {}
+        writes = [CheckpointWrite(ownership=each, position=position) for each in leaving.held()]
+        assert await leaving._store.checkpoint(writes) == {}
         keys = {each.key for each in leaving.held()}
         leaving.drain()
         await group.tasks[leaving]
@@ -113,10 +113,10 @@ def test_one_that_its_storage_does_not_answer_stops_before_others_may_take_it_fo
     async def story(group: Group) -> None:
         host = group.host()
         await group.cycles_until(lambda: group.even(1))
-        group.theirs.away = True
+        group.azure_store.away = True
         await asyncio.sleep(EXPIRY_S * 2 / 3)
         assert host.held() == []
-        group.theirs.away = False
+        group.azure_store.away = False
         await group.cycles_until(lambda: len(host.held()) == 8, most=8)
 
     play(story, alone=True)
@@ -129,13 +129,13 @@ def test_one_that_was_robbed_while_it_stopped_says_so() -> None:
         member.drain()
         work = group.work[member]
         await group.cycles_until(lambda: len(work.stopping) == 8)
-        row: dict[str, Any] = dict(group.theirs.owners["3"])
-        assert await group.theirs.claim_ownership([{**row, "owner_id": "a client"}])
+        row: dict[str, Any] = dict(group.azure_store.owners["3"])
+        assert await group.azure_store.claim_ownership([{**row, "owner_id": "a client"}])
         for each in work.stopping:
             member.drained(each)
         await group.tasks[member]
         assert [each.key.rpartition("/")[2] for each in group.overtaken] == ["3"]
-        assert group.theirs.owners["3"]["owner_id"] == "a client"
+        assert group.azure_store.owners["3"]["owner_id"] == "a client"
 
     play(story, alone=True)
 
@@ -177,8 +177,8 @@ def test_whoever_comes_and_goes_in_the_end_the_shares_are_even(seed: int, alone:
 
 def test_a_store_of_one_process_is_no_ground_for_a_mixed_group() -> None:
     with pytest.raises(UsageError, match="use RecordsStore"):
-        MixedStore("memory://", TheirStore(), namespace=NAMESPACE, hub="orders")
+        MixedStore("memory://", FakeAzureStore(), namespace=NAMESPACE, hub="orders")
     store = RecordsStore(
-        TheirStore(), namespace=NAMESPACE, hub="orders", expiry=timedelta(seconds=60)
+        FakeAzureStore(), namespace=NAMESPACE, hub="orders", expiry=timedelta(seconds=60)
     )
     assert store.url == f"azure-records://{NAMESPACE}/orders"

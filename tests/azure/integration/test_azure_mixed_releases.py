@@ -1,4 +1,4 @@
-"""A partition that a host of ours gives up in good order, and what may come in between.
+"""A partition that a host of Leasehold releases gracefully, and what may come in between.
 
 Nothing of it may come twice, unless a client of Azure was faster: then it must not look orderly.
 """
@@ -15,7 +15,7 @@ from tests.support.azure_sim import CONSUMERS, GROUP, HUB, Group, play
 
 from leasehold import Member
 from leasehold.azure import MixedStore
-from leasehold.azure.interop.records import owner_of_ours
+from leasehold.azure.interop.records import host_owner_id
 from leasehold.model import CheckpointWrite, EndReason, Ownership, Position
 from leasehold.names import partition_key
 
@@ -28,14 +28,14 @@ CLIENT = "a client of theirs"
 async def stored(member: Member, number: int) -> None:
     """The position of all that is held, as a pump stores the last one before it ends."""
     position = Position(sequence_number=number, offset=str(100 * number))
-    marks = [CheckpointWrite(ownership=each, position=position) for each in member.held()]
-    assert await member._store.checkpoint(marks) == {}
+    writes = [CheckpointWrite(ownership=each, position=position) for each in member.held()]
+    assert await member._store.checkpoint(writes) == {}
 
 
 async def robbed(group: Group) -> None:
-    """A client claims the partition by the record as it is, as theirs do."""
-    row = dict(group.theirs.owners["3"])
-    assert await group.theirs.claim_ownership([{**row, "owner_id": CLIENT}])
+    """A client claims the partition by the record as it is, as Azure's clients do."""
+    row = dict(group.azure_store.owners["3"])
+    assert await group.azure_store.claim_ownership([{**row, "owner_id": CLIENT}])
 
 
 async def all_stopping(group: Group, member: Member) -> list[Ownership]:
@@ -45,7 +45,7 @@ async def all_stopping(group: Group, member: Member) -> list[Ownership]:
 
 
 async def ended(group: Group) -> list[EndReason | None]:
-    return [each.reason for each in await group.ours.history(KEY)]
+    return [each.reason for each in await group.store.history(KEY)]
 
 
 @pytest.mark.parametrize("seen", ["by our last word", "by the look of a cycle before it"])
@@ -59,16 +59,19 @@ def test_what_a_client_claims_while_we_stop_is_stolen_and_not_released(seen: str
         await stored(member, 8)
         # It has read our checkpoint as soon as it has claimed; we work to the end of our batch.
         await robbed(group)
-        claimed = dict(group.theirs.owners["3"])
+        claimed = dict(group.azure_store.owners["3"])
         if seen != "by our last word":
             for records in cast("MixedStore", member._store)._records.values():
-                records.looked_s = None
+                records.read_s = None
         for each in stopping:
             member.drained(each)
         await group.tasks[member]
-        assert group.theirs.owners["3"] == claimed
+        assert group.azure_store.owners["3"] == claimed
         assert [each.key for each in group.overtaken] == [KEY]
-        assert {group.theirs.owners[each]["owner_id"] for each in group.partitions} == {"", CLIENT}
+        assert {group.azure_store.owners[each]["owner_id"] for each in group.partitions} == {
+            "",
+            CLIENT,
+        }
         stolen, *_ = [each for each in await ended(group) if each is not None]
         assert stolen is EndReason.STOLEN
 
@@ -85,7 +88,7 @@ def test_what_is_left_in_good_order_is_not_called_overtaken() -> None:
         await group.tasks[member]
         assert group.overtaken == []
         assert await ended(group) == [EndReason.RELEASED]
-        assert {each["owner_id"] for each in group.theirs.owners.values()} == {""}
+        assert {each["owner_id"] for each in group.azure_store.owners.values()} == {""}
 
     play(story)
 
@@ -98,16 +101,18 @@ def test_a_claim_that_was_begun_before_our_last_word_fails() -> None:
         await group.cycles_until(lambda: group.even(1))
         member.drain()
         stopping = await all_stopping(group, member)
-        row = dict(group.theirs.owners["3"])
+        row = dict(group.azure_store.owners["3"])
         await stored(member, 8)
-        release, outcomes = group.ours.release, []
+        release, outcomes = group.store.release, []
 
         async def between(ownerships: Any, **given: Any) -> Any:
-            outcomes.append(list(await group.theirs.claim_ownership([{**row, "owner_id": CLIENT}])))
-            outcomes.append(group.theirs.positions["3"]["sequence_number"])
+            outcomes.append(
+                list(await group.azure_store.claim_ownership([{**row, "owner_id": CLIENT}]))
+            )
+            outcomes.append(group.azure_store.positions["3"]["sequence_number"])
             return await release(ownerships, **given)
 
-        group.ours.release = between  # type: ignore[method-assign]
+        group.store.release = between  # type: ignore[method-assign]
         for each in stopping:
             member.drained(each)
         await group.tasks[member]
@@ -118,13 +123,13 @@ def test_a_claim_that_was_begun_before_our_last_word_fails() -> None:
 
 def late(group: Group) -> Callable[[], None]:
     """Make checkpoints wait in their storage until the returned function is called."""
-    go, write = asyncio.Event(), group.theirs.update_checkpoint
+    go, write = asyncio.Event(), group.azure_store.update_checkpoint
 
     async def update(checkpoint: Mapping[str, Any], **given: object) -> None:
         await go.wait()
         await write(checkpoint, **given)
 
-    group.theirs.update_checkpoint = update  # type: ignore[method-assign]
+    group.azure_store.update_checkpoint = update  # type: ignore[method-assign]
     return go.set
 
 
@@ -137,24 +142,24 @@ async def three_to_give(group: Group) -> tuple[Member, Callable[[], None]]:
     group.client("f")
     await group.cycles_until(lambda: len(member.held()) == 4)
     await asyncio.sleep(12)  # two looks at the records, and less than a cycle of theirs
-    assert names(group)[owner_of_ours(member.holder or "")] == 7
+    assert names(group)[host_owner_id(member.holder or "")] == 7
     return member, arrive
 
 
 def names(group: Group) -> Counter[str]:
-    return Counter(each["owner_id"] for each in group.theirs.owners.values())
+    return Counter(each["owner_id"] for each in group.azure_store.owners.values())
 
 
 def test_nothing_is_given_up_before_the_last_checkpoint_is_there() -> None:
     async def story(group: Group) -> None:
         member, arrive = await three_to_give(group)
-        found = await group.ours.resources(GROUP)
+        found = await group.store.resources(GROUP)
         assert sum(each.holder == member.holder for each in found.values()) == 7
         arrive()
         await asyncio.sleep(6)
-        assert names(group) == {"f": 4, owner_of_ours(member.holder or ""): 4}
-        assert {each["sequence_number"] for each in group.theirs.positions.values()} == {8}
-        assert set(group.theirs.positions) == set(group.partitions)
+        assert names(group) == {"f": 4, host_owner_id(member.holder or ""): 4}
+        assert {each["sequence_number"] for each in group.azure_store.positions.values()} == {8}
+        assert set(group.azure_store.positions) == set(group.partitions)
         assert group.overtaken == []
 
     play(story)
@@ -164,23 +169,23 @@ def test_what_waits_too_long_is_free_for_us_and_keeps_our_name_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story(group: Group) -> None:
-        claim = group.theirs.claim_ownership
+        claim = group.azure_store.claim_ownership
         freed_at: list[Mapping[str, Any] | None] = []
 
         async def watched(rows: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
             rows = list(rows)
             freed = (each["partition_id"] for each in rows if not each["owner_id"])
-            freed_at.extend(group.theirs.positions.get(each) for each in freed)
+            freed_at.extend(group.azure_store.positions.get(each) for each in freed)
             return await claim(rows)
 
-        monkeypatch.setattr(group.theirs, "claim_ownership", watched)
+        monkeypatch.setattr(group.azure_store, "claim_ownership", watched)
         member, arrive = await three_to_give(group)
         for client in group.clients:  # it would rob us meanwhile
             group.tasks.pop(client).cancel()
         await asyncio.sleep(member.options.timing.lease_s)
-        found = await group.ours.resources(GROUP)
+        found = await group.store.resources(GROUP)
         assert sum(each.holder == member.holder for each in found.values()) == 4
-        assert names(group)[owner_of_ours(member.holder or "")] == 7
+        assert names(group)[host_owner_id(member.holder or "")] == 7
         assert freed_at == []
         arrive()
         await asyncio.sleep(12)
@@ -198,17 +203,17 @@ def test_a_host_that_stays_tells_the_checkpoint_of_one_that_could_not() -> None:
         held = {each.key.rpartition("/")[2] for each in leaving.held()}
         leaving.drain()
         await group.tasks[leaving]
-        named = {group.theirs.owners[each]["owner_id"] for each in held}
+        named = {group.azure_store.owners[each]["owner_id"] for each in held}
         assert len(named) == 1
         assert named.pop().startswith("leasehold:host0")
-        assert group.theirs.positions == {}
+        assert group.azure_store.positions == {}
         await leaving._store.close()  # what hangs is given up with it
         arrive()
         staying = group.host(most=0)
         await group.cycles_until(
-            lambda: {group.theirs.owners[each]["owner_id"] for each in held} == {""}
+            lambda: {group.azure_store.owners[each]["owner_id"] for each in held} == {""}
         )
-        assert {each["sequence_number"] for each in group.theirs.positions.values()} == {8}
+        assert {each["sequence_number"] for each in group.azure_store.positions.values()} == {8}
         assert staying.held() == []
 
     play(story)

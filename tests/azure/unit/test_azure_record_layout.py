@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 
 from leasehold.azure.interop.record_layout import (
     ConsumerGroup,
+    azure_offset,
     checkpoint_metadata,
+    consumer_group_of,
+    consumer_group_of_blob,
+    consumer_group_of_key,
     ownership_metadata,
-    place_of,
-    place_of_blob,
-    place_of_key,
-    record_of,
-    resume_at,
-    stored_of,
+    parse_checkpoint,
+    parse_ownership,
 )
 from leasehold.model import Position
 
-PLACE = ConsumerGroup(namespace="NS.servicebus.windows.net", hub="Orders", group="$Default")
+CONSUMER_GROUP = ConsumerGroup(
+    namespace="NS.servicebus.windows.net", hub="Orders", group="$Default"
+)
 
 OWNERS: list[tuple[str, object, str]] = [
     ("Python, .NET, JS, Java, Go, Rust", {"ownerid": "abc"}, "abc"),
@@ -73,7 +75,7 @@ CHECKPOINTS: list[tuple[str, object, int | None, str | None]] = [
 )
 def test_an_ownership_of_any_client_is_understood(metadata: object, owner: str) -> None:
     modified = datetime(2026, 1, 1, tzinfo=UTC)
-    found = record_of("3", metadata, etag='"0x8D"', modified=modified)
+    found = parse_ownership("3", metadata, etag='"0x8D"', modified=modified)
     assert (found.partition, found.owner, found.etag) == ("3", owner, '"0x8D"')
     assert found.modified_s == modified.timestamp()
 
@@ -86,7 +88,7 @@ def test_an_ownership_of_any_client_is_understood(metadata: object, owner: str) 
 def test_a_checkpoint_of_any_client_is_understood(
     metadata: object, number: int | None, offset: str | None
 ) -> None:
-    found = stored_of("3", metadata)
+    found = parse_checkpoint("3", metadata)
     assert (found.sequence_number, found.offset) == (number, offset)
     assert (found.position is None) == (number is None)
 
@@ -98,59 +100,65 @@ def test_a_checkpoint_of_any_client_is_understood(
     )
 )
 def test_no_record_is_so_odd_that_reading_it_fails(metadata: dict[str, Any]) -> None:
-    assert isinstance(record_of("3", metadata, etag=metadata.get("x")).owner, str)
-    position = stored_of("3", metadata).position
+    assert isinstance(parse_ownership("3", metadata, etag=metadata.get("x")).owner, str)
+    position = parse_checkpoint("3", metadata).position
     assert position is None or position.sequence_number >= 0
 
 
 def test_names_are_those_of_their_python_client_and_lead_back() -> None:
     name = "ns.servicebus.windows.net/orders/$default/ownership/3"
-    assert PLACE.blob_name("ownership", "3") == name
-    assert PLACE.prefix("checkpoint") == "ns.servicebus.windows.net/orders/$default/checkpoint/"
-    java = PLACE.blob_name("checkpoint", "3", lower=False)
+    assert CONSUMER_GROUP.blob_name("ownership", "3") == name
+    assert (
+        CONSUMER_GROUP.prefix("checkpoint")
+        == "ns.servicebus.windows.net/orders/$default/checkpoint/"
+    )
+    java = CONSUMER_GROUP.blob_name("checkpoint", "3", lower=False)
     assert java == "NS.servicebus.windows.net/Orders/$Default/checkpoint/3"
-    assert place_of_blob(java) == (PLACE, "checkpoint", "3")
-    assert place_of_blob(name) is not None
-    assert place_of_blob("a/b/c") is None
+    assert consumer_group_of_blob(java) == (CONSUMER_GROUP, "checkpoint", "3")
+    assert consumer_group_of_blob(name) is not None
+    assert consumer_group_of_blob("a/b/c") is None
 
 
 @pytest.mark.parametrize(
-    "place",
+    "consumer_group",
     [
-        PLACE,
+        CONSUMER_GROUP,
         ConsumerGroup(namespace="127.0.0.1:5672", hub="a/b", group="g/h"),
         ConsumerGroup(namespace="n", hub="h%2Fx", group=".."),
     ],
 )
-def test_keys_lead_back_to_the_place_whatever_is_in_its_names(place: ConsumerGroup) -> None:
-    key = place.key("12")
-    assert key.startswith(place.keys_group + "/")
-    found = place_of_key(key)
+def test_keys_lead_back_to_the_place_whatever_is_in_its_names(
+    consumer_group: ConsumerGroup,
+) -> None:
+    key = consumer_group.key("12")
+    assert key.startswith(consumer_group.keys_group + "/")
+    found = consumer_group_of_key(key)
     assert found is not None
     (back, partition) = found
     assert (back.namespace, back.hub, back.group) == tuple(
-        each.lower() for each in (place.namespace, place.hub, place.group)
+        each.lower()
+        for each in (consumer_group.namespace, consumer_group.hub, consumer_group.group)
     )
     assert partition == "12"
 
 
 def test_spellings_of_one_group_are_one_group_of_keys() -> None:
     other = ConsumerGroup(namespace="ns.SERVICEBUS.windows.net", hub="ORDERS", group="$default")
-    assert other.keys_group == PLACE.keys_group
-    assert place_of(PLACE.ids()) == PLACE
-    assert place_of_key("job/nightly") is None
-    assert place_of_key("partition/orders/billing/0") is None
+    assert other.keys_group == CONSUMER_GROUP.keys_group
+    assert consumer_group_of(CONSUMER_GROUP.ids()) == CONSUMER_GROUP
+    assert consumer_group_of_key("job/nightly") is None
+    assert consumer_group_of_key("partition/orders/billing/0") is None
 
 
 def test_what_is_written_is_what_their_clients_write() -> None:
     assert ownership_metadata("abc") == {"ownerid": "abc"}
     position = Position(sequence_number=17, offset="4096")
     assert checkpoint_metadata(position) == {"offset": "4096", "sequencenumber": "17"}
-    assert stored_of("3", checkpoint_metadata(position)).position == position
+    assert parse_checkpoint("3", checkpoint_metadata(position)).position == position
 
 
 @pytest.mark.parametrize(
-    ("position", "told"),
+    ("position", "offset_given"),
     [
         (Position(sequence_number=17, offset="4096"), "4096"),
         (Position(sequence_number=0, offset="0"), "0"),
@@ -160,8 +168,8 @@ def test_what_is_written_is_what_their_clients_write() -> None:
     ],
 )
 def test_their_clients_never_take_a_checkpoint_for_none(
-    position: Position, told: str | int
+    position: Position, offset_given: str | int
 ) -> None:
-    found = resume_at(position)
-    assert found == told
+    found = azure_offset(position)
+    assert found == offset_given
     assert found  # what is false is no checkpoint to them, and they begin at the end

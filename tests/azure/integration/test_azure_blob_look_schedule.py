@@ -1,11 +1,11 @@
-"""Who looks who is alive: members take turns, and tell each other by the book."""
+"""Who checks who is alive: members take turns, and record it in the document for the others."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
-from tests.support.azure_blob_scene import LEASE, ByHand, granted, opened, sent
+from tests.support.azure_blob_scene import LEASE, ManualTimeScene, granted, opened, sent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.server]
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.server]
 async def test_the_more_members_the_less_often_each_looks_who_is_alive(
     members: int, looks: int
 ) -> None:
-    world = ByHand()
+    world = ManualTimeScene()
     world.pass_time(15 - world.clock.utc_now().timestamp() % 10)  # the middle of a turn
     async with opened(world.url, world.clock) as store:
         leases = [
@@ -35,8 +35,8 @@ async def test_the_more_members_the_less_often_each_looks_who_is_alive(
 
 
 @pytest.mark.spec("P3")
-async def test_one_that_looks_tells_all_the_others_by_the_book() -> None:
-    world = ByHand()
+async def test_one_that_looks_tells_all_the_others_by_the_document() -> None:
+    world = ManualTimeScene()
     async with opened(world.url, world.clock) as store:
         leases = [await granted(store, f"host{n}", duration=LEASE) for n in range(5)]
         versions = [(await store.renew(lease)).version for lease in leases]
@@ -45,8 +45,8 @@ async def test_one_that_looks_tells_all_the_others_by_the_book() -> None:
         for lease in leases:
             await store.renew(lease)
         world.pass_time(6)
-        told: list[list[str]] = []
+        ended_holders: list[list[str]] = []
         for lease, version in zip(leases, versions, strict=False):
             changes = await store.renew(lease, since=version)
-            told.append([each.holder for each in changes.members if not each.alive])
-        assert told == [[dying.holder]] * 4
+            ended_holders.append([each.holder for each in changes.members if not each.alive])
+        assert ended_holders == [[dying.holder]] * 4

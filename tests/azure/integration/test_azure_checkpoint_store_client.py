@@ -1,4 +1,4 @@
-"""The whole client of azure-eventhub on stores of ours: it shares, leaves, and loses nothing."""
+"""The client of azure-eventhub on stores of Leasehold: it shares, leaves, and loses nothing."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ async def share_and_leave(h: Hub, first: Any, second: Any) -> None:
     await until(lambda: len(two.owned) == len(one.owned) == half)
     await h.send(20)
     await h.all_seen()
-    assert h.book.by(two.name) >= half * 20
-    before = h.book.by(one.name)
+    assert h.deliveries.by(two.name) >= half * 20
+    before = h.deliveries.by(one.name)
     await two.stop()
     await until(lambda: len(one.owned) == len(h.partitions))
     await h.send(20)
     await h.all_seen()
     # All that was given again to the one that stayed would be counted here.
-    assert h.book.by(one.name) - before == len(h.partitions) * 20
+    assert h.deliveries.by(one.name) - before == len(h.partitions) * 20
     await one.stop()
 
 

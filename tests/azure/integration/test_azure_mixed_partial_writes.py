@@ -1,4 +1,4 @@
-"""What befalls a mixed group when only a part of what theirs are asked for is done."""
+"""A mixed group when Azure's storage does only a part of what it is asked for."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ KEY = partition_key(HUB, CONSUMERS, "3")
 CLIENT = "a client of theirs"
 
 
-def mark(ownership: Ownership, number: int) -> CheckpointWrite:
+def checkpoint_write(ownership: Ownership, number: int) -> CheckpointWrite:
     position = Position(sequence_number=number, offset=str(100 * number))
     return CheckpointWrite(ownership=ownership, position=position)
 
 
 async def stored(member: Member, number: int, *, only: str | None = None) -> None:
-    marks = [mark(each, number) for each in member.held() if only in (None, each.key)]
-    assert await member._store.checkpoint(marks) == {}
+    writes = [checkpoint_write(each, number) for each in member.held() if only in (None, each.key)]
+    assert await member._store.checkpoint(writes) == {}
 
 
 async def robbed(group: Group) -> None:
-    row = dict(group.theirs.owners["3"])
-    assert await group.theirs.claim_ownership([{**row, "owner_id": CLIENT}])
+    row = dict(group.azure_store.owners["3"])
+    assert await group.azure_store.claim_ownership([{**row, "owner_id": CLIENT}])
 
 
-async def told(group: Group, number: int) -> None:
+async def write_azure_checkpoint(group: Group, number: int) -> None:
     """The client stores a checkpoint of its own."""
     row = {"partition_id": "3", "offset": str(100 * number), "sequence_number": number}
-    group.theirs.positions["3"] = row
+    group.azure_store.positions["3"] = row
 
 
 async def away(*_: object, **__: object) -> Any:
@@ -63,13 +63,13 @@ def test_one_whose_records_can_only_be_read_stops_before_they_look_dead(
                 await asyncio.Event().wait()
             return []
 
-        group.theirs.claim_ownership = half  # type: ignore[method-assign]
+        group.azure_store.claim_ownership = half  # type: ignore[method-assign]
         now_s = asyncio.get_running_loop().time
         while host.held():
-            assert now_s() < min(group.theirs.written_s.values()) + EXPIRY_S
+            assert now_s() < min(group.azure_store.written_s.values()) + EXPIRY_S
             await asyncio.sleep(0.5)
         # Nor was it in a hurry.
-        assert now_s() > min(group.theirs.written_s.values()) + EXPIRY_S / 2
+        assert now_s() > min(group.azure_store.written_s.values()) + EXPIRY_S / 2
 
     play(story, alone=alone)
 
@@ -84,26 +84,26 @@ def test_what_another_has_left_keeps_nobody_from_its_own_records(how: str, name:
         staying = group.host(most=4)
         await group.cycles_until(lambda: group.even(2))
         await stored(gone, 8)
-        group.theirs.positions.clear()
+        group.azure_store.positions.clear()
 
         async def half(*_: object, **__: object) -> Any:
             if how == "hangs":
                 await asyncio.Event().wait()
             raise ConnectionError("away")
 
-        setattr(group.theirs, name, half)
+        setattr(group.azure_store, name, half)
         group.tasks.pop(gone).cancel()
         group.members.remove(gone)
-        ours = {each.key.rpartition("/")[2] for each in staying.held()}
+        held = {each.key.rpartition("/")[2] for each in staying.held()}
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + 2 * EXPIRY_S
         while now_s() < until_s:
             await asyncio.sleep(1)
-            oldest_s = min(group.theirs.written_s[each] for each in ours)
+            oldest_s = min(group.azure_store.written_s[each] for each in held)
             assert now_s() - oldest_s < EXPIRY_S * 2 / 3
         assert len(staying.held()) == 4
         # Nothing was freed whose checkpoint is not there.
-        assert "" not in {each["owner_id"] for each in group.theirs.owners.values()}
+        assert "" not in {each["owner_id"] for each in group.azure_store.owners.values()}
 
     play(story)
 
@@ -113,14 +113,14 @@ def test_what_another_has_left_keeps_nobody_from_its_own_records(how: str, name:
 
 def hung(group: Group, partition: str) -> asyncio.Event:
     """The checkpoints of one partition wait until the event is set."""
-    go, write = asyncio.Event(), group.theirs.update_checkpoint
+    go, write = asyncio.Event(), group.azure_store.update_checkpoint
 
     async def update(checkpoint: Mapping[str, Any], **given: object) -> None:
         if checkpoint["partition_id"] == partition:
             await go.wait()
         await write(checkpoint, **given)
 
-    group.theirs.update_checkpoint = update  # type: ignore[method-assign]
+    group.azure_store.update_checkpoint = update  # type: ignore[method-assign]
     return go
 
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_hangs_holds_up_no_other_partition() -> None:
         await stored(host, 7)
         await stored(host, 8)
         await asyncio.sleep(1)
-        found = {key: each["sequence_number"] for key, each in group.theirs.positions.items()}
+        found = {key: each["sequence_number"] for key, each in group.azure_store.positions.items()}
         assert found == dict.fromkeys(set(group.partitions) - {"4"}, 8)
         now_s = asyncio.get_running_loop().time
         began_s = now_s()
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_hangs_holds_up_no_other_partition() -> None:
         assert now_s() == began_s
         go.set()
         await asyncio.sleep(1)
-        assert group.theirs.positions["4"]["sequence_number"] == 8
+        assert group.azure_store.positions["4"]["sequence_number"] == 8
 
     play(story)
 
@@ -149,7 +149,7 @@ def test_what_waited_for_another_write_never_overwrites_what_a_successor_wrote()
     async def story(group: Group) -> None:
         host = group.host()
         await group.cycles_until(lambda: group.even(1))
-        write, go = group.theirs.update_checkpoint, asyncio.Event()
+        write, go = group.azure_store.update_checkpoint, asyncio.Event()
 
         async def slow(checkpoint: Mapping[str, Any], **given: object) -> None:
             if checkpoint["sequence_number"] == 7:
@@ -157,16 +157,16 @@ def test_what_waited_for_another_write_never_overwrites_what_a_successor_wrote()
                 raise ConnectionError("late")
             await write(checkpoint, **given)
 
-        group.theirs.update_checkpoint = slow  # type: ignore[method-assign]
+        group.azure_store.update_checkpoint = slow  # type: ignore[method-assign]
         await stored(host, 7)
         await stored(host, 8)
         await robbed(group)
-        await told(group, 9)
+        await write_azure_checkpoint(group, 9)
         await group.cycles_until(lambda: host.holds(KEY) is None)
         go.set()
         await asyncio.sleep(20)
-        assert group.theirs.positions["3"]["sequence_number"] == 9
-        assert group.theirs.positions["5"]["sequence_number"] == 8
+        assert group.azure_store.positions["3"]["sequence_number"] == 9
+        assert group.azure_store.positions["5"]["sequence_number"] == 8
 
     play(story)
 
@@ -176,8 +176,8 @@ def test_whoever_takes_over_tells_the_checkpoint_that_was_not_there(heir: str) -
     async def story(group: Group) -> None:
         host = group.host()
         await group.cycles_until(lambda: group.even(1))
-        write = group.theirs.update_checkpoint
-        group.theirs.update_checkpoint = away  # type: ignore[method-assign]
+        write = group.azure_store.update_checkpoint
+        group.azure_store.update_checkpoint = away  # type: ignore[method-assign]
         await stored(host, 8)
         if heir == "another":
             group.tasks.pop(host).cancel()
@@ -186,17 +186,17 @@ def test_whoever_takes_over_tells_the_checkpoint_that_was_not_there(heir: str) -
         else:
             lease = host._lease
             assert lease is not None
-            await group.ours.revoke(lease)
+            await group.store.revoke(lease)
             await group.cycles_until(lambda: host.holder != lease.holder)
-        group.theirs.update_checkpoint = write  # type: ignore[method-assign]
+        group.azure_store.update_checkpoint = write  # type: ignore[method-assign]
         await group.cycles_until(lambda: len(host.held()) == 8)
         found = await host._store.checkpoints(GROUP)  # as it does before it begins
         assert {each.resumes_at for each in found.values()} == {9}
         host.drain()
         await group.tasks[host]
-        assert {each["owner_id"] for each in group.theirs.owners.values()} == {""}
-        assert {each["sequence_number"] for each in group.theirs.positions.values()} == {8}
-        assert len(group.theirs.positions) == 8
+        assert {each["owner_id"] for each in group.azure_store.owners.values()} == {""}
+        assert {each["sequence_number"] for each in group.azure_store.positions.values()} == {8}
+        assert len(group.azure_store.positions) == 8
 
     play(story)
 
@@ -213,7 +213,7 @@ async def stopping(group: Group, member: Member) -> list[Ownership]:
 
 async def assert_stolen(group: Group) -> None:
     assert [each.key for each in group.overtaken] == [KEY]
-    reasons = [each.reason for each in await group.ours.history(KEY)]
+    reasons = [each.reason for each in await group.store.history(KEY)]
     assert next(each for each in reasons if each is not None) is EndReason.STOLEN
 
 
@@ -224,7 +224,7 @@ def test_what_a_client_has_claimed_is_stolen_though_another_checkpoint_had_faile
         member = group.host(slow=True)
         await group.cycles_until(lambda: group.even(1))
         over = await stopping(group, member)
-        monkeypatch.setattr(group.theirs, "update_checkpoint", away)
+        monkeypatch.setattr(group.azure_store, "update_checkpoint", away)
         await stored(member, 8, only=partition_key(HUB, CONSUMERS, "5"))
         release = member._store.release
 
@@ -249,23 +249,23 @@ def test_nothing_is_called_released_before_it_is_known_that_no_client_has_it(how
         await group.cycles_until(lambda: group.even(1))
         over = await stopping(group, member)
         await robbed(group)
-        lists, claim = group.theirs.list_ownership, group.theirs.claim_ownership
+        lists, claim = group.azure_store.list_ownership, group.azure_store.claim_ownership
 
         async def half(*_: object, **__: object) -> Any:
             if how == "hangs":
                 await asyncio.Event().wait()
             raise ConnectionError("away")
 
-        group.theirs.list_ownership = half  # type: ignore[method-assign]
-        group.theirs.claim_ownership = half  # type: ignore[method-assign]
+        group.azure_store.list_ownership = half  # type: ignore[method-assign]
+        group.azure_store.claim_ownership = half  # type: ignore[method-assign]
         for each in over:
             member.drained(each)
         await asyncio.sleep(5)
-        group.theirs.list_ownership = lists  # type: ignore[method-assign]
-        group.theirs.claim_ownership = claim  # type: ignore[method-assign]
+        group.azure_store.list_ownership = lists  # type: ignore[method-assign]
+        group.azure_store.claim_ownership = claim  # type: ignore[method-assign]
         await group.tasks[member]
         await assert_stolen(group)
-        assert {each["owner_id"] for each in group.theirs.owners.values()} == {"", CLIENT}
+        assert {each["owner_id"] for each in group.azure_store.owners.values()} == {"", CLIENT}
 
     play(story)
 
@@ -277,12 +277,12 @@ def test_a_record_in_our_name_is_no_claim() -> None:
         host = group.host()
         await group.cycles_until(lambda: group.even(1))
         (ownership,) = [each for each in host.held() if each.key == KEY]
-        # Given up in ours alone, as what waits for its checkpoint for too long.
-        assert await group.ours.release([ownership]) == [KEY]
+        # Released in Leasehold's store alone, as what waits for its checkpoint for too long.
+        assert await group.store.release([ownership]) == [KEY]
         await robbed(group)
         assert host._lease is not None
         wanted = [KeyClaim(key=KEY, seen_epoch=ownership.epoch)]
         assert await host._store.claim(host._lease, wanted) == ()
-        assert group.theirs.owners["3"]["owner_id"] == CLIENT
+        assert group.azure_store.owners["3"]["owner_id"] == CLIENT
 
     play(story)

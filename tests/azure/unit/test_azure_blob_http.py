@@ -28,7 +28,7 @@ def answering(answer: bytes) -> Iterator[HttpConnection]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        made = HttpConnection("127.0.0.1", server.getsockname()[1], tls=None, answer_s=90.0)
+        made = HttpConnection("127.0.0.1", server.getsockname()[1], tls=None, timeout_s=90.0)
         try:
             yield made
         finally:

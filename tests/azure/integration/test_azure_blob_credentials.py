@@ -1,4 +1,4 @@
-"""The rights of the Azure Blob store on a real Azurite: connection strings, and Entra ID by https.
+"""Credentials of the Azure Blob store on a real Azurite: connection strings, Entra ID by https.
 
 Of a token Azurite looks at the issuer, the audience and the times, and not at the signature.
 """
@@ -46,7 +46,7 @@ def _no_rights(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 
 
 async def use(store: AzureBlobStore) -> None:
-    """Requests of all kinds: a lease, ownerships, positions in the book and on a slip."""
+    """Requests of all kinds: a lease, ownerships, positions in the document and in a blob."""
     lease = await granted(store)
     taken = await owned(store, lease, 2)
     for number in range(5):
@@ -63,7 +63,7 @@ async def use(store: AzureBlobStore) -> None:
     assert await store.members(GROUP) == {}
 
 
-def told(error: BaseException) -> str:
+def chain_text(error: BaseException) -> str:
     """All that a program could show of it."""
     return f"{error!r}{''.join(traceback.format_exception(error))}"
 
@@ -114,7 +114,7 @@ async def test_a_connection_string_is_enough_and_is_not_shown(
         await use(store)
         at = f"127.0.0.1:{service.port}/{service.account}"
         assert store.url == f"azure-blob://{at}/{container}/here?tls=0"
-        shown = f"{store.url} {store!r} {store.wire!r} {caplog.text}"
+        shown = f"{store.url} {store!r} {store.http_client!r} {caplog.text}"
     with ContainerClient.from_connection_string(text, container) as client:
         names = [each.name for each in client.list_blobs()]
     assert [name for name in names if name.startswith("here/groups/") and name.endswith("/book")]
@@ -125,7 +125,7 @@ async def test_a_connection_string_is_enough_and_is_not_shown(
     with pytest.raises(StoreUnusable, match=r"no right.*: 403 .*the key or SAS") as caught:
         async with open_store(url):
             pass
-    shown += f"{told(caught.value)} {caplog.text}"
+    shown += f"{chain_text(caught.value)} {caplog.text}"
     for each in (secret, wrong_secret):
         assert each not in shown
         assert unquote(each) not in shown
@@ -188,7 +188,7 @@ async def test_a_token_is_enough_and_is_not_shown(
 ) -> None:
     async with opened(world.url, world.clock) as store:
         await use(store)
-        shown = f"{store.url} {store!r} {store.wire!r} {caplog.text}"
+        shown = f"{store.url} {store!r} {store.http_client!r} {caplog.text}"
     (token,) = world.entra.given
     assert token not in shown
     assert store.url == world.url
@@ -229,7 +229,7 @@ async def test_a_token_that_is_refused_is_said_and_not_shown(
         async with open_store(world.url, clock=world.clock):
             pass
     (token,) = world.entra.given
-    shown = f"{told(caught.value)} {caplog.text}"
+    shown = f"{chain_text(caught.value)} {caplog.text}"
     assert not [part for part in token.split(".") if part in shown]
 
 
@@ -248,7 +248,7 @@ async def test_a_token_that_ends_by_the_service_s_clock_stops_a_host_until_ours_
                 [CheckpointWrite(ownership=mine, position=Position(sequence_number=8))]
             )
         (token,) = world.entra.given
-        assert token not in f"{told(caught.value)} {caplog.text}"
+        assert token not in f"{chain_text(caught.value)} {caplog.text}"
         world.pass_time(HOUR_S + 1)
         stored = await store.checkpoints(GROUP)
         assert stored[mine.key].position == position
@@ -264,7 +264,7 @@ async def test_nobody_gets_a_token_whose_certificate_is_not_trusted(
         async with open_store(world.url, clock=SystemClock()):
             pass
     assert "tls=0" not in str(caught.value)
-    assert not [token for token in world.entra.given if token in told(caught.value)]
+    assert not [token for token in world.entra.given if token in chain_text(caught.value)]
 
 
 @pytest.mark.parametrize("endpoint", [True, False], ids=["connection string", "URL"])
@@ -273,8 +273,8 @@ async def test_no_token_goes_unencrypted(
 ) -> None:
     url = f"{world.url}?tls=0"
     if endpoint:
-        place = f"http://127.0.0.1:{world.service.port}/acme"
-        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"BlobEndpoint={place}")
+        location = f"http://127.0.0.1:{world.service.port}/acme"
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"BlobEndpoint={location}")
         url = world.url
     with pytest.raises(InvalidUrl, match="by https only"):
         async with open_store(url, clock=world.clock):

@@ -1,4 +1,4 @@
-"""What befalls a mixed group when the storage of Azure's clients hangs, or comes back late."""
+"""A mixed group when the storage of Azure's clients hangs, or comes back late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.support.azure_sim import CONSUMERS, EXPIRY_S, GROUP, HUB, THEIR_CYCLE_S, Group, play
+from tests.support.azure_sim import CLIENT_CYCLE_S, CONSUMERS, EXPIRY_S, GROUP, HUB, Group, play
 
 from leasehold.azure.interop.records import is_stand_in
 from leasehold.errors import InvalidDuration
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spec("B8")
 KEY = partition_key(HUB, CONSUMERS, "3")
 
 
-def mark(ownership: Ownership, number: int) -> CheckpointWrite:
+def checkpoint_write(ownership: Ownership, number: int) -> CheckpointWrite:
     position = Position(sequence_number=number, offset=str(100 * number))
     return CheckpointWrite(ownership=ownership, position=position)
 
@@ -40,7 +40,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> Any:
             "update_checkpoint",
             "list_checkpoints",
         ):
-            monkeypatch.setattr(group.theirs, name, call)
+            monkeypatch.setattr(group.azure_store, name, call)
 
     return hang
 
@@ -50,21 +50,21 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Let our store give leases of 60 s at most, as that of Azure Blob does."""
 
     def shorten(group: Group) -> None:
-        grant = group.ours.grant
+        grant = group.store.grant
 
         async def checked(*, duration: timedelta, **given: Any) -> Any:
             if duration > timedelta(seconds=60):
                 raise InvalidDuration("60 s at most")
             return await grant(duration=duration, **given)
 
-        monkeypatch.setattr(group.ours, "grant", checked)
+        monkeypatch.setattr(group.store, "grant", checked)
 
     return shorten
 
 
 async def stand_ins(group: Group) -> dict[str, int]:
-    """What our store says that clients of theirs hold, and the epoch of each."""
-    found = await group.ours.resources(GROUP)
+    """What the store says that clients of Azure hold, and the epoch of each."""
+    found = await group.store.resources(GROUP)
     return {key: each.epoch for key, each in found.items() if is_stand_in(each.holder or "")}
 
 
@@ -76,7 +76,7 @@ def test_a_stand_in_lives_as_long_as_its_client_where_no_lease_is_as_long_as_the
         group.host()
         group.client("f")
         await group.cycles_until(lambda: group.even(2) and group.agrees())
-        await asyncio.sleep(2 * THEIR_CYCLE_S)
+        await asyncio.sleep(2 * CLIENT_CYCLE_S)
         before = await stand_ins(group)
         assert len(before) == 4
         for _ in range(int(EXPIRY_S)):
@@ -92,7 +92,7 @@ def test_a_stand_in_lives_on_while_their_records_can_not_be_read(never: Any, sho
         group.host()
         group.client("f")
         await group.cycles_until(lambda: group.even(2) and group.agrees())
-        await asyncio.sleep(2 * THEIR_CYCLE_S)
+        await asyncio.sleep(2 * CLIENT_CYCLE_S)
         before = await stand_ins(group)
         never(group)
         for _ in range(int(EXPIRY_S / 3)):
@@ -124,9 +124,9 @@ def test_a_checkpoint_is_taken_while_their_storage_hangs(never: Any) -> None:
         never(group)
         async with asyncio.timeout(3):
             for number in (7, 8):
-                marks = [mark(each, number) for each in host.held()]
-                assert await host._store.checkpoint(marks) == {}
-        found = await group.ours.checkpoints(KEY.rpartition("/")[0])
+                writes = [checkpoint_write(each, number) for each in host.held()]
+                assert await host._store.checkpoint(writes) == {}
+        found = await group.store.checkpoints(KEY.rpartition("/")[0])
         assert found[KEY].resumes_at == 9
 
     play(story)
@@ -137,27 +137,27 @@ def test_a_checkpoint_that_comes_late_never_overwrites_that_of_a_successor(succe
     async def story(group: Group) -> None:
         host = group.host()
         await group.cycles_until(lambda: group.even(1))
-        store, write = host._store, group.theirs.update_checkpoint
+        store, write = host._store, group.azure_store.update_checkpoint
 
         async def fail(*_: object, **__: object) -> None:
             raise ConnectionError("away")
 
-        group.theirs.update_checkpoint = fail  # type: ignore[method-assign]
-        marks = [mark(each, 7) for each in host.held()]
-        assert await store.checkpoint(marks) == {}
+        group.azure_store.update_checkpoint = fail  # type: ignore[method-assign]
+        writes = [checkpoint_write(each, 7) for each in host.held()]
+        assert await store.checkpoint(writes) == {}
         if successor == "client":
-            row = dict(group.theirs.owners["3"])
-            assert await group.theirs.claim_ownership([{**row, "owner_id": "theirs"}])
+            row = dict(group.azure_store.owners["3"])
+            assert await group.azure_store.claim_ownership([{**row, "owner_id": "theirs"}])
             moved = "3"
         else:
             other = group.host()
             await group.cycles_until(lambda: group.even(2))
             moved = other.held()[0].key.rpartition("/")[2]
         await write({"partition_id": moved, "offset": "900", "sequence_number": 9})
-        group.theirs.update_checkpoint = write  # type: ignore[method-assign]
+        group.azure_store.update_checkpoint = write  # type: ignore[method-assign]
         await asyncio.sleep(20)
-        assert group.theirs.positions[moved]["sequence_number"] == 9
+        assert group.azure_store.positions[moved]["sequence_number"] == 9
         kept = host.held()[0].key.rpartition("/")[2]
-        assert group.theirs.positions[kept]["sequence_number"] == 7
+        assert group.azure_store.positions[kept]["sequence_number"] == 7
 
     play(story)

@@ -1,7 +1,7 @@
-"""Azure's ``CheckpointStore`` on a store of ours, and the faults of their own that it closes.
+"""Azure's ``CheckpointStore`` on a store of Leasehold, and the faults of Azure's own stores.
 
-The balancer is the real one of azure-eventhub, in simulated time. ``test_azure_adapters_client``
-has the whole client.
+The balancer is the real one of azure-eventhub, in simulated time.
+``test_azure_checkpoint_store_client`` has the whole client.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from leasehold.model import Ownership
 from leasehold.testing.sim.loop import run_simulated
 
 NAMESPACE, HUB, CONSUMERS = "NS.servicebus.windows.net", "Orders", "$Default"
-PLACE = (NAMESPACE, HUB, CONSUMERS)
+CONSUMER_GROUP = (NAMESPACE, HUB, CONSUMERS)
 KEYS = ConsumerGroup(namespace=NAMESPACE, hub=HUB, group=CONSUMERS)
 IDS = KEYS.ids()
 CYCLE_S = 36.0
@@ -59,7 +59,7 @@ class NowClock(LoopClock):
 
 
 class Scene:
-    """Processes of theirs, each with a ``CheckpointStore`` of its own, over one store of ours."""
+    """Processes of Azure's clients, each with its own ``CheckpointStore``, over one store."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = [str(number) for number in range(partitions)]
@@ -92,7 +92,7 @@ class Scene:
         return made
 
     def host(self) -> Member:
-        """One of ours, in the same group."""
+        """A host of Leasehold, in the same group."""
         options = MemberOptions(group=KEYS.keys_group, name="ours", timing=LeaseTiming())
         member = Member(self.store, options, keeper=Work(), clock=LoopClock(), rng=self.rng)
         self.tasks[member] = asyncio.create_task(member.run())
@@ -132,13 +132,13 @@ def checkpoint(partition: str, number: Any, offset: Any) -> dict[str, Any]:
 
 
 async def listed(store: AsyncCheckpointStore) -> dict[str, dict[str, Any]]:
-    return {each["partition_id"]: each for each in await store.list_ownership(*PLACE)}
+    return {each["partition_id"]: each for each in await store.list_ownership(*CONSUMER_GROUP)}
 
 
 # ------------------------------------------------------------------ the contract
 
 
-def test_both_are_checkpoint_stores_of_theirs() -> None:
+def test_both_are_checkpoint_stores_of_azure() -> None:
     assert issubclass(AsyncCheckpointStore, Contract)
     assert issubclass(azure.CheckpointStore, BlockingContract)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -172,7 +172,7 @@ def test_a_round_is_one_renewal_and_one_claim_however_much_is_owned() -> None:
         assert len(list(won)) == 256
         assert scene.store.calls == {"renew": 10}
         scene.store.calls.clear()
-        await store.list_ownership(*PLACE)
+        await store.list_ownership(*CONSUMER_GROUP)
         assert scene.store.calls == {"resources": 1}
 
     play(story, partitions=256)
@@ -252,7 +252,7 @@ def test_a_partition_that_is_read_by_its_name_is_checkpointed_unless_somebody_ow
         reader, owner = scene.process(), scene.process()
         await reader.update_checkpoint(checkpoint("2", 5, "500"))
         await reader.update_checkpoint(checkpoint("2", 4, "400"))
-        (found,) = await reader.list_checkpoints(*PLACE)
+        (found,) = await reader.list_checkpoints(*CONSUMER_GROUP)
         assert (found["partition_id"], found["sequence_number"], found["offset"]) == ("2", 5, "500")
         await owner.claim_ownership([{**(await listed(owner))["2"], "owner_id": "owner"}])
         with pytest.raises(FencedWrite):
@@ -270,7 +270,7 @@ def test_with_the_name_of_a_stream_the_keys_are_those_of_our_hosts() -> None:
             "partition/orders/$Default/0"
         ]
         assert (await listed(store))["0"]["owner_id"] == "me"
-        assert len(list(await store.list_checkpoints(*PLACE))) == 1
+        assert len(list(await store.list_checkpoints(*CONSUMER_GROUP))) == 1
         assert await listed(scene.process()) == {}
 
     play(story)
@@ -290,12 +290,15 @@ def test_the_blocking_store_does_the_same_from_any_thread_and_says_that_it_is_cl
     store = azure.CheckpointStore("memory://")
     (had,) = store.claim_ownership([row("0", "me")])
     store.update_checkpoint(checkpoint("0", 0, "0"))
-    ((found,), (owned,)) = store.list_checkpoints(*PLACE), store.list_ownership(*PLACE)
+    ((found,), (owned,)) = (
+        store.list_checkpoints(*CONSUMER_GROUP),
+        store.list_ownership(*CONSUMER_GROUP),
+    )
     assert (found["offset"], owned["owner_id"], owned["etag"]) != ("", "", had["etag"])
     store.close()
     store.close()
     with pytest.raises(UsageError, match="was closed"):
-        store.list_ownership(*PLACE)
+        store.list_ownership(*CONSUMER_GROUP)
 
 
 def test_a_lease_that_no_store_allows_is_refused_at_once() -> None:
@@ -303,7 +306,7 @@ def test_a_lease_that_no_store_allows_is_refused_at_once() -> None:
         AsyncCheckpointStore("memory://", lease=timedelta(0))
 
 
-# ------------------------------------------------- faults of theirs that are closed
+# ------------------------------------------------- faults of Azure's own that are closed
 
 
 def test_two_first_claims_never_both_win() -> None:
@@ -344,14 +347,14 @@ def test_a_checkpoint_never_goes_back() -> None:
         await store.claim_ownership([row("0", "me")])
         await store.update_checkpoint(checkpoint("0", 17, "1700"))
         await store.update_checkpoint(checkpoint("0", 3, "300"))  # no error: it may be a repetition
-        (found,) = await store.list_checkpoints(*PLACE)
+        (found,) = await store.list_checkpoints(*CONSUMER_GROUP)
         assert (found["sequence_number"], found["offset"]) == (17, "1700")
 
     play(story)
 
 
 def test_a_paused_owner_can_not_write_over_its_successor() -> None:
-    """With theirs a former owner moves the checkpoint of the present one."""
+    """With Azure's own a former owner moves the checkpoint of the present one."""
 
     async def story(scene: Scene) -> None:
         zombie, next_one = scene.process(), scene.process()
@@ -362,7 +365,7 @@ def test_a_paused_owner_can_not_write_over_its_successor() -> None:
         await next_one.update_checkpoint(checkpoint("0", 9, "900"))
         with pytest.raises(FencedWrite):
             await zombie.update_checkpoint(checkpoint("0", 99, "9900"))
-        (found,) = await next_one.list_checkpoints(*PLACE)
+        (found,) = await next_one.list_checkpoints(*CONSUMER_GROUP)
         assert found["sequence_number"] == 9
         assert await scene.store.fenced_writes(KEYS.keys_group) == 1
 
@@ -379,17 +382,18 @@ def test_what_is_no_checkpoint_is_refused_and_spoils_nothing(number: Any) -> Non
         await store.update_checkpoint(checkpoint("0", 1, "100"))
         with pytest.raises(UsageError, match="needs a sequence number"):
             await store.update_checkpoint(checkpoint("0", number, None))
-        (found,) = await store.list_checkpoints(*PLACE)
+        (found,) = await store.list_checkpoints(*CONSUMER_GROUP)
         assert found["sequence_number"] == 1
 
     play(story)
 
 
 @pytest.mark.parametrize(
-    ("number", "offset", "told"), [(0, "0", "0"), (7, None, 7), (7, "None", 7), (0, None, "-1")]
+    ("number", "offset", "offset_given"),
+    [(0, "0", "0"), (7, None, 7), (7, "None", 7), (0, None, "-1")],
 )
 def test_a_checkpoint_without_an_offset_is_no_reason_to_skip_events(
-    number: int, offset: Any, told: str | int
+    number: int, offset: Any, offset_given: str | int
 ) -> None:
     """Their client takes a false offset for no checkpoint, and begins at the end."""
 
@@ -397,8 +401,8 @@ def test_a_checkpoint_without_an_offset_is_no_reason_to_skip_events(
         store = scene.process()
         await store.claim_ownership([row("0", "me")])
         await store.update_checkpoint(checkpoint("0", number, offset))
-        (found,) = await store.list_checkpoints(*PLACE)
-        assert found["offset"] == told
+        (found,) = await store.list_checkpoints(*CONSUMER_GROUP)
+        assert found["offset"] == offset_given
         assert found["offset"]
 
     play(story)
@@ -417,7 +421,7 @@ def test_rows_are_fresh_so_a_balancer_may_write_into_them() -> None:
 
 
 def test_names_in_another_spelling_are_the_same_group() -> None:
-    """Java, Go and Rust do not lower-case names: with theirs they never see each other."""
+    """Java, Go and Rust do not lower-case names: with Azure's own they never see each other."""
 
     async def story(scene: Scene) -> None:
         store = scene.process()

@@ -1,4 +1,4 @@
-"""The end of Azure's ``CheckpointStore`` on a store of ours: closed, closed in trouble, forked."""
+"""The end of Azure's ``CheckpointStore`` on a store: closed, closed with failures, forked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold.errors import StoreUnavailable, UsageError
 from leasehold.stores import open_store
 
 KEYS = ConsumerGroup(namespace="ns", hub="orders", group="$Default")
-PLACE = (KEYS.namespace, KEYS.hub, KEYS.group)
+CONSUMER_GROUP = (KEYS.namespace, KEYS.hub, KEYS.group)
 
 
 def row(partition: str, owner: str) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def test_a_store_that_was_closed_grants_nothing_to_a_client_that_still_asks() ->
     """Their client sleeps its interval out after it was closed, and may ask once more."""
 
     async def story() -> None:
-        async with open_store("memory://") as ours:
-            store = AsyncCheckpointStore(ours)
+        async with open_store("memory://") as leases:
+            store = AsyncCheckpointStore(leases)
             assert await store.claim_ownership([row("0", "a")])
             await store.close()
             await store.close()
@@ -38,7 +38,7 @@ def test_a_store_that_was_closed_grants_nothing_to_a_client_that_still_asks() ->
             late = {**KEYS.ids(), "partition_id": "0", "sequence_number": 5, "offset": "500"}
             with pytest.raises(UsageError, match="closed"):
                 await store.update_checkpoint(late)
-            assert await ours.members(KEYS.keys_group) == {}
+            assert await leases.members(KEYS.keys_group) == {}
 
     asyncio.run(story())
 
@@ -47,20 +47,20 @@ def test_all_leases_are_ended_even_if_one_of_them_can_not_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
-        async with open_store("memory://") as ours:
-            store, failures = AsyncCheckpointStore(ours), [StoreUnavailable("no answer")]
+        async with open_store("memory://") as leases:
+            store, failures = AsyncCheckpointStore(leases), [StoreUnavailable("no answer")]
             await store.claim_ownership([row("0", "a"), row("1", "b")])
-            revoke = ours.revoke
+            revoke = leases.revoke
 
             async def failing(lease: Any) -> None:
                 if failures:
                     raise failures.pop()
                 await revoke(lease)
 
-            monkeypatch.setattr(ours, "revoke", failing)
+            monkeypatch.setattr(leases, "revoke", failing)
             with pytest.raises(StoreUnavailable):
                 await store.close()
-            assert len(await ours.members(KEYS.keys_group)) == 1
+            assert len(await leases.members(KEYS.keys_group)) == 1
 
     asyncio.run(story())
 
@@ -69,18 +69,18 @@ def test_all_leases_are_ended_even_if_one_of_them_can_not_be(
 def test_a_forked_process_is_told_to_make_a_blocking_store_of_its_own(tmp_path: Path) -> None:
     """Its thread is not there any more, so every answer would be waited for in vain."""
     store = azure.CheckpointStore(f"sqlite:///{tmp_path}/leases.db")
-    assert list(store.list_ownership(*PLACE)) == []
+    assert list(store.list_ownership(*CONSUMER_GROUP)) == []
     child = os.fork()
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(20)
         try:
-            store.list_ownership(*PLACE)
+            store.list_ownership(*CONSUMER_GROUP)
         except UsageError as error:
             store.close()
             os._exit(7 if "forked" in str(error) else 1)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert list(store.list_ownership(*PLACE)) == []
+    assert list(store.list_ownership(*CONSUMER_GROUP)) == []
     store.close()

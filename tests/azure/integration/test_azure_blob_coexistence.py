@@ -37,7 +37,7 @@ async def test_no_secret_is_kept_or_shown(
         kept = [store._container.get(name, NEVER) for name in store._container.list("", NEVER)]
         assert len(kept) == 2
         assert all(lease.token.encode() not in each.body for each in kept if each)
-        shown = f"{store.url} {store!r} {store.wire!r}"
+        shown = f"{store.url} {store!r} {store.http_client!r}"
         assert shared_azurite().key not in shown
     wrong = "d3JvbmcgYnV0IHNlY3JldA=="
     monkeypatch.setenv("AZURE_STORAGE_KEY", wrong)
@@ -72,8 +72,11 @@ async def test_a_sas_is_enough_and_is_not_shown(url: str) -> None:
 
 
 async def test_prefixes_are_stores_of_their_own(url: str) -> None:
-    bare, _, query = url.partition("?")
-    async with opened(f"{bare}/one?{query}") as one, opened(f"{bare}/two/three?{query}") as two:
+    base_url, _, query = url.partition("?")
+    async with (
+        opened(f"{base_url}/one?{query}") as one,
+        opened(f"{base_url}/two/three?{query}") as two,
+    ):
         await one.declare(keys(1))
         assert await one.groups() == [GROUP]
         assert await two.groups() == []
@@ -90,10 +93,10 @@ async def test_many_tasks_of_one_store_do_not_starve_each_other(url: str) -> Non
 
         async def work(ownership: Ownership) -> None:
             for number in range(3):
-                mark = CheckpointWrite(
+                write = CheckpointWrite(
                     ownership=ownership, position=Position(sequence_number=number)
                 )
-                assert not await store.checkpoint([mark])
+                assert not await store.checkpoint([write])
 
         await asyncio.gather(*map(work, taken))
         stored = await store.checkpoints(GROUP)
