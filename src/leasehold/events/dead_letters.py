@@ -44,7 +44,7 @@ class DeadLetter:
 
     def properties(self) -> dict[str, str]:
         """The event's own properties, and ours: those that begin with ``leasehold-``."""
-        ours = {
+        own_properties = {
             "reason": _first_part(self.reason, MAX_REASON_BYTES),
             "traceback": _last_part(self.traceback, MAX_TRACEBACK_BYTES),
             "stream": self.stream,
@@ -55,16 +55,16 @@ class DeadLetter:
             "attempts": str(self.attempts),
             "failed-at": self.failed_at.isoformat(),
         }
-        return {**self.event.properties, **_named(ours)}
+        return {**self.event.properties, **_named(own_properties)}
 
     def short_properties(self) -> dict[str, str]:
         """The event's own, and of ours only what fits almost always."""
-        ours = {
+        own_properties = {
             "reason": _first_part(self.reason, _SHORT_REASON_BYTES),
             "partition": self.partition,
             "sequence-number": str(self.event.sequence_number),
         }
-        return {**self.event.properties, **_named(ours)}
+        return {**self.event.properties, **_named(own_properties)}
 
 
 class DeadLetters(Protocol):
@@ -79,8 +79,8 @@ class DeadLetters(Protocol):
         ...
 
 
-def _named(ours: dict[str, str]) -> dict[str, str]:
-    return {f"{PREFIX}{name}": text for name, text in ours.items()}
+def _named(own_properties: dict[str, str]) -> dict[str, str]:
+    return {f"{PREFIX}{name}": text for name, text in own_properties.items()}
 
 
 def _first_part(text: str, max_bytes: int) -> str:

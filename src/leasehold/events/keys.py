@@ -40,7 +40,7 @@ def partition_of(key: str, partitions: int) -> int:
     """
     if partitions < 1:
         raise UsageError(f"a stream has at least one partition, not {partitions}")
-    return _place(key_hash(key), partitions)
+    return _partition_of_hash(key_hash(key), partitions)
 
 
 def sorted_hashes(keys: Iterable[pa.Array]) -> list[int]:
@@ -69,8 +69,10 @@ def split_by_key(
         )
     coded = batch.column("key").dictionary_encode()
     hashes = map(crc32c, coded.dictionary.cast(pa.binary()).to_pylist())
-    places = pa.array([_place(each, partitions) for each in hashes], pa.int32())
-    rows = places.take(coded.indices).fill_null(keyless)
+    partition_numbers = pa.array(
+        [_partition_of_hash(each, partitions) for each in hashes], pa.int32()
+    )
+    rows = partition_numbers.take(coded.indices).fill_null(keyless)
     counts = pc.value_counts(rows).to_pylist()
     if len(counts) <= 1:
         return {each["values"]: batch for each in counts}
@@ -82,7 +84,7 @@ def split_by_key(
     return split
 
 
-def _place(mixed: int, partitions: int) -> int:
+def _partition_of_hash(mixed: int, partitions: int) -> int:
     # A CRC is linear: its low bits say little about keys that differ in one digit. The finalizer
     # of MurmurHash3 spreads them, and the product takes the high bits, fair for any number.
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EB_CA6B) & _MASK

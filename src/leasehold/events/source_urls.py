@@ -30,8 +30,8 @@ def open_source(text: str, *, store_url: str, name: str) -> EventSource:
         UnknownStream: there is no such stream; the message names those there are.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
-    module, place = _found(text)
-    opened: EventSource = module.open_source(place, store_url=store_url, name=name)
+    module, address = _resolve(text)
+    opened: EventSource = module.open_source(address, store_url=store_url, name=name)
     return opened
 
 
@@ -47,8 +47,8 @@ def open_ranges(
         UnknownStream: there is no such stream; the message names those there are.
         InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
-    module, place = _found(text)
-    opened: RangeSource = module.open_ranges(place, store_url=store_url, name=name, pinned=pinned)
+    module, address = _resolve(text)
+    opened: RangeSource = module.open_ranges(address, store_url=store_url, name=name, pinned=pinned)
     return opened
 
 
@@ -96,7 +96,7 @@ def stream_of(text: str) -> str:
     return stream
 
 
-def _found(text: str) -> tuple[Any, str]:
+def _resolve(text: str) -> tuple[Any, str]:
     """Return the module that opens it, and what to give to it."""
     if is_in_store(text):
         return import_module(_LOG_MODULE), stream_of(text)

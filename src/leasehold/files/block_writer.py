@@ -162,7 +162,7 @@ class BlockWriter:
             except OSError as error:
                 failed[volume.id] = error
         try:
-            writer._without(failed)
+            writer._drop_failed(failed)
         except BaseException:
             writer.close()
             raise
@@ -201,19 +201,19 @@ class BlockWriter:
             LeaseLost: the block is no longer ours.
             VolumeUnusable: no volume is left.
         """
-        self._ready()
+        self._check_ready()
         _check_piece(data)
-        encoded = self._take(data)
-        self._each(lambda replica: replica.append(encoded))
+        encoded = self._write_data(data)
+        self._on_each_replica(lambda replica: replica.append(encoded))
         if self._length - self._durable >= SYNC_EVERY_BYTES:
             self._make_durable()
 
-    def _take(self, data: Bytes) -> bytes:
+    def _write_data(self, data: Bytes) -> bytes:
         """Write the bytes of a piece; the record that has to follow."""
         start = self._length
         end = start + len(data)
         record = BlockRecord(kind=RecordKind.DATA, crc=crc32c(data), end=end, durable=self._durable)
-        self._each(lambda replica: replica.write_data(data, start))
+        self._on_each_replica(lambda replica: replica.write_data(data, start))
         self._length = end
         self._checksum = add_to_checksum(self._checksum, record)
         return encode_record(record, salted=self._salt)
@@ -225,8 +225,8 @@ class BlockWriter:
             LeaseLost: the block is no longer ours; nothing more was acknowledged.
             VolumeUnusable: no volume is left.
         """
-        self._ready()
-        self._check_and_tell()
+        self._check_ready()
+        self._check_and_acknowledge()
 
     def sync(self) -> None:
         """Make durable what was written, and let readers see it.
@@ -235,9 +235,9 @@ class BlockWriter:
             LeaseLost: the block is no longer ours; nothing more was acknowledged.
             VolumeUnusable: no volume is left.
         """
-        self._ready()
+        self._check_ready()
         self._make_durable()
-        self._check_and_tell()
+        self._check_and_acknowledge()
 
     def seal(self, last: Bytes = b"") -> SealedBlock:
         """End the block: durable, with a seal; the caller then tells the journal.
@@ -248,10 +248,10 @@ class BlockWriter:
             LeaseLost: the block is no longer ours.
             VolumeUnusable: no volume is left.
         """
-        self._ready()
+        self._check_ready()
         if last:
             _check_piece(last)
-        encoded = self._take(last) if last else b""
+        encoded = self._write_data(last) if last else b""
         # A seal says that all of it is durable. It goes out with the bytes, in one sync: if a
         # power cut tears them apart, the check of the tail finds a seal without its bytes.
         end = self._length
@@ -259,9 +259,9 @@ class BlockWriter:
             kind=RecordKind.SEAL, crc=self._checksum, end=end, durable=self._durable
         )
         encoded += encode_record(record, salted=self._salt)
-        self._each(lambda replica: replica.append(encoded, what="seal"))
+        self._on_each_replica(lambda replica: replica.append(encoded, what="seal"))
         # Told before it is synced, as by a flush: so that what was told is as durable as the rest.
-        self._check_and_tell()
+        self._check_and_acknowledge()
         self._make_durable()
         self._sealed = True
         return SealedBlock(
@@ -276,13 +276,13 @@ class BlockWriter:
             replica.close()
         self._replicas.clear()
 
-    def _ready(self) -> None:
+    def _check_ready(self) -> None:
         if self._broken is not None:
             raise self._broken
         if self._sealed:
             raise UsageError(f"block {self.block_id:#x} is sealed. Write to the next block.")
 
-    def _each(self, act: Callable[[OpenReplica], None]) -> None:
+    def _on_each_replica(self, act: Callable[[OpenReplica], None]) -> None:
         """Do something on every volume, then go on without those where it failed."""
         failed: dict[str, OSError] = {}
         for replica in self._replicas:
@@ -299,26 +299,26 @@ class BlockWriter:
                 )
                 raise
         if failed:
-            self._without(failed)
+            self._drop_failed(failed)
 
     def _make_durable(self) -> None:
         end = self._length
         files = {replica.data: replica.id for replica in self._replicas}
         files |= {replica.meta: replica.id for replica in self._replicas}
         errors = self._disk.sync(list(files), what="block")
-        self._without({files[fd]: error for fd, error in errors.items()})
+        self._drop_failed({files[fd]: error for fd, error in errors.items()})
         if not self._names_synced:
-            self._each(OpenReplica.sync_directory)
+            self._on_each_replica(OpenReplica.sync_directory)
             self._names_synced = True
         self._durable = end
 
-    def _check_and_tell(self) -> None:
-        self._each(OpenReplica.check)
+    def _check_and_acknowledge(self) -> None:
+        self._on_each_replica(OpenReplica.check)
         cell = encode_acknowledged(self._length)
-        self._each(lambda replica: replica.acknowledge(cell))
+        self._on_each_replica(lambda replica: replica.acknowledge(cell))
         self._acknowledged = self._length
 
-    def _without(self, failed: Mapping[str, OSError]) -> None:
+    def _drop_failed(self, failed: Mapping[str, OSError]) -> None:
         """Go on without these volumes, if the journal agrees."""
         left = [replica for replica in self._replicas if replica.id not in failed]
         if not failed and left:

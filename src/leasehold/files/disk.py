@@ -93,7 +93,7 @@ class SystemDisk:
 
     def __init__(self, helpers: Executor | None = None) -> None:
         """``helpers`` sync several files side by side."""
-        self._helpers = helpers
+        self._sync_threads = helpers
 
     def create(self, path: str, *, what: str) -> int:  # noqa: ARG002
         """See ``Disk``."""
@@ -136,10 +136,10 @@ class SystemDisk:
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:  # noqa: ARG002
         """See ``Disk``. Side by side: the kernel then waits once for all."""
-        if self._helpers is None or len(fds) == 1:
+        if self._sync_threads is None or len(fds) == 1:
             results = [_sync(fd) for fd in fds]
         else:
-            waiting = [self._helpers.submit(_sync, fd) for fd in fds[1:]]
+            waiting = [self._sync_threads.submit(_sync, fd) for fd in fds[1:]]
             results = [_sync(fds[0]), *(each.result() for each in waiting)]
         return {fd: error for fd, error in zip(fds, results, strict=True) if error is not None}
 

@@ -61,7 +61,7 @@ def examine(volume: Volume, block: Block, evidence: FenceEvidence, *, disk: Disk
         sound, bytes_read = 0, 0
     else:
         try:
-            sound, bytes_read = _sound(data, evidence.records, evidence.durable, disk=disk)
+            sound, bytes_read = _count_sound(data, evidence.records, evidence.durable, disk=disk)
         finally:
             disk.close(data)
     records = evidence.records[:sound]
@@ -89,7 +89,7 @@ def _condition(evidence: FenceEvidence, length: int, found: int) -> ReplicaCondi
     return ReplicaCondition.WHOLE if length else ReplicaCondition.EMPTY
 
 
-def _sound(
+def _count_sound(
     data: int, records: Sequence[BlockRecord], durable: int, *, disk: Disk
 ) -> tuple[int, int]:
     """How many records, from the first, have their bytes; and how many bytes were read."""
@@ -270,11 +270,11 @@ def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> Fenc
         )
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # another attempt renamed it under our hands
-            return _fence(_BlockPlace(volume, block), recovery_id, disk=disk)
-    return _fence(_BlockPlace(volume, block), recovery_id, disk=disk)
+            return _fence(_BlockPaths(volume, block), recovery_id, disk=disk)
+    return _fence(_BlockPaths(volume, block), recovery_id, disk=disk)
 
 
-def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
+def block_files(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
     """Which files of a block are there; raises ``OSError``."""
     stem = f"{block.id:016x}-"
     fenced: list[int] = []
@@ -285,10 +285,10 @@ def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
             continue
         generation, _, rest = name[len(stem) :].partition(".")
         if rest == "meta":
-            metas.append(_number(generation))
-        elif _number(generation) == block.generation:
+            metas.append(_parse_id(generation))
+        elif _parse_id(generation) == block.generation:
             kind = {"p": fenced, "f": frozen}.get(rest[:1])
-            number = _number(rest[1:])
+            number = _parse_id(rest[1:])
             if kind is not None and number:
                 kind.append(number)
     return BlockFiles(
@@ -302,17 +302,17 @@ def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
 
 def frozen_path(volume: Volume, block: Block, recovery_id: int) -> str:
     """The copy of the records that the old writer can not reach."""
-    return _BlockPlace(volume, block).frozen(recovery_id)
+    return _BlockPaths(volume, block).frozen(recovery_id)
 
 
 def fenced_path(volume: Volume, block: Block, recovery_id: int) -> str:
     """The old writer's own meta file, under a name that it does not know."""
-    return _BlockPlace(volume, block).fenced(recovery_id)
+    return _BlockPaths(volume, block).fenced(recovery_id)
 
 
 def read_meta(path: str, *, block_id: int, disk: Disk) -> ParsedRecords:
     """Read and parse a meta file; raises ``OSError``."""
-    return parse(_contents(path, disk=disk), block_id=block_id)
+    return parse(_read_file(path, disk=disk), block_id=block_id)
 
 
 def write_durably(
@@ -352,7 +352,7 @@ def evidence_of(volume: Volume, parsed: ParsedRecords | None) -> FenceEvidence:
     )
 
 
-class _BlockPlace:
+class _BlockPaths:
     """The names of one block and generation on one volume."""
 
     def __init__(self, volume: Volume, block: Block) -> None:
@@ -370,67 +370,67 @@ class _BlockPlace:
         return f"{self._stem}f{recovery_id:016x}"
 
 
-def _fence(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> FenceEvidence:
-    _refuse_late(place, recovery_id, disk=disk)
-    found = _take(place, recovery_id, disk=disk)
+def _fence(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> FenceEvidence:
+    _refuse_late(paths, recovery_id, disk=disk)
+    found = _claim(paths, recovery_id, disk=disk)
     if found.fenced:
-        _freeze(place, recovery_id, disk=disk)
+        _freeze(paths, recovery_id, disk=disk)
     parsed = None
     if found.fenced or found.frozen:
-        parsed = read_meta(place.frozen(recovery_id), block_id=place.block.id, disk=disk)
+        parsed = read_meta(paths.frozen(recovery_id), block_id=paths.block.id, disk=disk)
     # A later attempt may have come in between; then its copy counts and not ours.
-    _refuse_late(place, recovery_id, disk=disk)
-    return evidence_of(place.volume, parsed)
+    _refuse_late(paths, recovery_id, disk=disk)
+    return evidence_of(paths.volume, parsed)
 
 
-def _refuse_late(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> None:
-    newest = look(place.volume, place.block, disk=disk).newest
+def _refuse_late(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> None:
+    newest = block_files(paths.volume, paths.block, disk=disk).newest
     if newest > recovery_id:
         raise Superseded(
-            f"recovery {recovery_id} of block {place.block.id:#x} came too late on volume "
-            f"{place.volume.id!r}: {newest} was there. Leave the file to that one."
+            f"recovery {recovery_id} of block {paths.block.id:#x} came too late on volume "
+            f"{paths.volume.id!r}: {newest} was there. Leave the file to that one."
         )
 
 
-def _take(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> BlockFiles:
+def _claim(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> BlockFiles:
     """Bring what is there under our id, durably; and leave no way for a writer to begin."""
-    found = look(place.volume, place.block, disk=disk)
+    found = block_files(paths.volume, paths.block, disk=disk)
     if not (found.meta or found.fenced or found.frozen):
         try:
-            disk.close(disk.create(place.data, what="blocker"))
+            disk.close(disk.create(paths.data, what="blocker"))
         except FileExistsError:
             # The data file is made after the meta file: either that came while we looked, or
             # it was lost. If the writer is still there, its check finds no name.
-            found = look(place.volume, place.block, disk=disk)
+            found = block_files(paths.volume, paths.block, disk=disk)
     if found.fenced or found.frozen:
         if found.meta:  # a second name of what was fenced: the writer must not find it
-            disk.unlink(place.meta, what="fence")
-        name = place.fenced if found.fenced else place.frozen
+            disk.unlink(paths.meta, what="fence")
+        name = paths.fenced if found.fenced else paths.frozen
         last = (found.fenced or found.frozen)[-1]
         if last != recovery_id:
             disk.rename(name(last), name(recovery_id), what="fence")
     elif found.meta:
-        disk.rename(place.meta, place.fenced(recovery_id), what="fence")
+        disk.rename(paths.meta, paths.fenced(recovery_id), what="fence")
         found = replace(found, fenced=(recovery_id,))
-    disk.sync_directory(place.directory, what="fence")
+    disk.sync_directory(paths.directory, what="fence")
     return found
 
 
-def _freeze(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> None:
+def _freeze(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> None:
     """Copy the records to an inode of ours; only then let the fenced one go.
 
     All is copied as it is found, bad records too: they are evidence of what was lost. Each name
     is durable before the next step: a power cut must not bring the fenced file back beside a copy
     that was relied on, since the cut may have taken records from it.
     """
-    raw = _contents(place.fenced(recovery_id), disk=disk)
-    write_durably(place.frozen(recovery_id), raw, disk=disk, what="frozen")
-    disk.sync_directory(place.directory, what="frozen")
-    disk.unlink(place.fenced(recovery_id), what="fenced")
-    disk.sync_directory(place.directory, what="fenced")
+    raw = _read_file(paths.fenced(recovery_id), disk=disk)
+    write_durably(paths.frozen(recovery_id), raw, disk=disk, what="frozen")
+    disk.sync_directory(paths.directory, what="frozen")
+    disk.unlink(paths.fenced(recovery_id), what="fenced")
+    disk.sync_directory(paths.directory, what="fenced")
 
 
-def _contents(path: str, *, disk: Disk) -> bytes:
+def _read_file(path: str, *, disk: Disk) -> bytes:
     fd = disk.open(path)
     try:
         return disk.read_at(fd, disk.size(fd), 0)
@@ -438,7 +438,7 @@ def _contents(path: str, *, disk: Disk) -> bytes:
         disk.close(fd)
 
 
-def _number(digits: str) -> int:
+def _parse_id(digits: str) -> int:
     """An id in 16 hex digits; 0 if it is none, since ids begin at 1."""
     if len(digits) != _ID_DIGITS:
         return 0

@@ -97,7 +97,7 @@ def _fault(path: object) -> str | None:
         "it has an empty part, or a slash at its end": "" in parts,
         "a part of it is . or ..": "." in parts or ".." in parts,
     }
-    return next((words for words, found in faults.items() if found), None)
+    return next((fault for fault, found in faults.items() if found), None)
 
 
 def _short(path: object) -> str:
@@ -120,7 +120,7 @@ class BlockState(Enum):
     COMPLETE = "complete"
 
 
-class RefusalReason(Enum):
+class RecoveryReason(Enum):
     """Who started a recovery."""
 
     ASKED = "asked"  # somebody called recover(): no limit is looked at
@@ -322,8 +322,8 @@ class FileOptions:
             )
         check_replication(self.replication)
         check_block_size(self.block_bytes)
-        most = self.replication or _MAX_REPLICATION
-        if not 1 <= self.min_replicas <= most:
+        max_replicas = self.replication or _MAX_REPLICATION
+        if not 1 <= self.min_replicas <= max_replicas:
             raise InvalidOptions(
                 f"1 <= min_replicas <= replication does not hold ({self.min_replicas} and "
                 f"{self.replication or 'default'}): no block could ever be written"
@@ -357,6 +357,8 @@ def check_block_size(block_bytes: object) -> None:
     _check_whole(block_bytes, "block_bytes", _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES)
 
 
-def _check_whole(value: object, what: str, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidOptions(f"{what} is {value!r} and must lie between {least} and {most}")
+def _check_whole(value: object, what: str, min_value: int, max_value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not min_value <= value <= max_value:
+        raise InvalidOptions(
+            f"{what} is {value!r} and must lie between {min_value} and {max_value}"
+        )

@@ -32,7 +32,14 @@ from leasehold.files.block_meta import (
     parse,
     parse_header,
 )
-from leasehold.files.fence import evidence_of, examine, fenced_path, frozen_path, look, read_meta
+from leasehold.files.fence import (
+    block_files,
+    evidence_of,
+    examine,
+    fenced_path,
+    frozen_path,
+    read_meta,
+)
 from leasehold.files.model import BlockState, FileState
 
 if TYPE_CHECKING:
@@ -81,7 +88,7 @@ def visible_length(
     unsure = False
     for volume in volumes:
         try:
-            seen = _seen(volume, block, disk=disk)
+            seen = _read_front(volume, block, disk=disk)
         except OSError as error:
             silent.append(f"{volume.id}: {error}")
             continue
@@ -120,7 +127,7 @@ def records(
         try:
             fd = disk.open(path)
         except FileNotFoundError:
-            path, _after = _elsewhere(volume, block, disk=disk)
+            path, _after = _renamed_records(volume, block, disk=disk)
             continue
         try:
             at = HEADER_BYTES + RECORD_BYTES * len(known)
@@ -212,7 +219,7 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     return faults
 
 
-def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
+def _read_front(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
     """Read the header, then look whether the name is still there; if not, find the new one."""
     path: str | None = volume.meta_path(block.id, block.generation)
     after = False
@@ -223,7 +230,7 @@ def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
         try:
             fd = disk.open(path)
         except FileNotFoundError:
-            path, after = _elsewhere(volume, block, disk=disk)
+            path, after = _renamed_records(volume, block, disk=disk)
             continue
         try:
             front = disk.read_at(fd, HEADER_BYTES, 0)
@@ -236,13 +243,13 @@ def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
     return seen
 
 
-def _elsewhere(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None, bool]:
+def _renamed_records(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None, bool]:
     """Where the records of a block are that lost their name; and if they are the recovered ones.
 
     A frozen copy is there until the recovery is committed and tidied. Where there is none, a
     later generation is the one in the journal.
     """
-    found = look(volume, block, disk=disk)
+    found = block_files(volume, block, disk=disk)
     if found.meta:
         return volume.meta_path(block.id, block.generation), False
     if found.fenced:  # the copy is not finished yet
@@ -254,7 +261,7 @@ def _elsewhere(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None,
     return None, False
 
 
-def _parsed(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
+def _read_records(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
     path: str | None = volume.meta_path(block.id, block.generation)
     for _ in range(_TRIES):
         if path is None:
@@ -262,7 +269,7 @@ def _parsed(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None
         try:
             return read_meta(path, block_id=block.id, disk=disk)
         except FileNotFoundError:
-            path, _after = _elsewhere(volume, block, disk=disk)
+            path, _after = _renamed_records(volume, block, disk=disk)
     return None
 
 
@@ -271,7 +278,7 @@ def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> in
     durable = 0
     for volume in volumes:
         try:
-            evidence = evidence_of(volume, _parsed(volume, block, disk=disk))
+            evidence = evidence_of(volume, _read_records(volume, block, disk=disk))
             answer = examine(volume, block, evidence, disk=disk)
         except OSError:
             continue
@@ -356,13 +363,13 @@ class FileReader:
         Raises:
             UnknownFile: there is none.
         """
-        self._around = around
+        self._context = around
         self._position = 0
         self._records: dict[tuple[int, str], tuple[block_meta.BlockRecord, ...]] = {}
-        self._known = 0
+        self._length = 0
         self._status, self._blocks = around.journal.view(path)
         self._file_id = self._status.id
-        self._look()
+        self._read_length()
 
     @property
     def path(self) -> str:
@@ -377,7 +384,7 @@ class FileReader:
     @property
     def length(self) -> int:
         """The acknowledged length at the last ``refresh``."""
-        return self._known
+        return self._length
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -391,9 +398,9 @@ class FileReader:
             UnknownFile: it was deleted.
         """
         if self._status.state is not FileState.CLOSED:
-            self._status, self._blocks = self._around.journal.view_of(self._file_id)
-            self._look()
-        return self._known
+            self._status, self._blocks = self._context.journal.view_of(self._file_id)
+            self._read_length()
+        return self._length
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to ``size`` bytes from ``offset``, fewer only at the end.
@@ -404,26 +411,26 @@ class FileReader:
         """
         if offset < 0 or size < 0:
             raise UsageError(f"offset and size must not be negative, not {offset} and {size}")
-        end = min(offset + size, self._known)
+        end = min(offset + size, self._length)
         out = bytearray()
         while offset < end:
             block = self._block_at(offset)
             part_end = min(end, block.start + block.length)
-            part = self._part(block, offset - block.start, part_end - block.start)
+            part = self._read_part(block, offset - block.start, part_end - block.start)
             out += part
             offset += len(part)
         return bytes(out)
 
     def read(self, size: int = -1) -> bytes:
         """The next ``size`` bytes, or all that is left."""
-        size = self._known - self._position if size < 0 else size
+        size = self._length - self._position if size < 0 else size
         data = self.read_at(self._position, max(size, 0))
         self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a place, as in any file."""
-        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._known}
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}
         if whence not in bases:
             raise UsageError(f"whence is {whence!r} and must be 0, 1 or 2, as in any file")
         base = bases[whence]
@@ -441,50 +448,50 @@ class FileReader:
         while data := self.read(size):
             yield data
 
-    def _look(self) -> None:
+    def _read_length(self) -> None:
         """Give an open block the length that was acknowledged; it never shrinks."""
         length = sum(block.length for block in self._blocks if block.state is BlockState.COMPLETE)
         if self._blocks and self._blocks[-1].state is BlockState.OPEN:
             last = self._blocks[-1]
-            volumes = [self._around.volumes.get(each) for each in last.volumes]
+            volumes = [self._context.volumes.get(each) for each in last.volumes]
             visible = visible_length(
                 last,
                 volumes,
-                disk=self._around.disk,
-                boot_id=self._around.boot_id,
+                disk=self._context.disk,
+                boot_id=self._context.boot_id,
                 written_elsewhere=self._status.host not in {"", host_name()},
             )
-            visible = max(visible, self._known - last.start)
+            visible = max(visible, self._length - last.start)
             self._blocks = (*self._blocks[:-1], with_length(last, visible))
             length = last.start + visible
-        self._known = max(length, 0)
+        self._length = max(length, 0)
 
     def _block_at(self, offset: int) -> Block:
         at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.start)
         return self._blocks[at - 1]
 
-    def _part(self, block: Block, start: int, end: int) -> bytes:
+    def _read_part(self, block: Block, start: int, end: int) -> bytes:
         """The next bytes from the first volume that has them sound; all, or some of them."""
         damaged: list[str] = []
-        away: list[str] = []
+        unreachable: list[str] = []
         for volume_id in block.volumes:
             try:
-                volume = self._around.volumes.readable(volume_id)
+                volume = self._context.volumes.readable(volume_id)
                 found = self._checked(block, volume, start, end)
             except DataDamaged as error:
                 damaged.append(str(error))
             except (OSError, VolumeUnusable) as error:
-                away.append(f"{volume_id}: {error}")
+                unreachable.append(f"{volume_id}: {error}")
             else:
-                if damaged or away:
+                if damaged or unreachable:
                     log.warning(
                         "%s was read from volume %s: %s",
                         self.path,
                         volume_id,
-                        "; ".join(damaged + away),
+                        "; ".join(damaged + unreachable),
                     )
                 return found
-        if damaged and not away:
+        if damaged and not unreachable:
             raise DataDamaged(
                 f"{self.path}: from byte {block.start + start} on it is damaged on every volume "
                 f"({'; '.join(damaged)}): verify the file, and restore it from elsewhere"
@@ -492,10 +499,12 @@ class FileReader:
         if damaged:
             raise VolumeUnusable(
                 f"{self.path}: from byte {block.start + start} on it is damaged where it can be "
-                f"read ({'; '.join(damaged)}), and not every copy can be ({'; '.join(away)}): "
-                "bring that volume back"
+                f"read ({'; '.join(damaged)}), and not every copy can be "
+                f"({'; '.join(unreachable)}): bring that volume back"
             )
-        raise VolumeUnusable(f"{self.path} can not be read from any volume: {'; '.join(away)}")
+        raise VolumeUnusable(
+            f"{self.path} can not be read from any volume: {'; '.join(unreachable)}"
+        )
 
     def _checked(self, block: Block, volume: Volume, start: int, end: int) -> bytes:
         """The bytes from whole pieces, each compared with its checksum; those before damage."""
@@ -505,7 +514,7 @@ class FileReader:
         at = records[first - 1].end if first else 0
         skip = start - at
         for record in records[first:]:
-            piece = read(block, volume, at, record.end - at, disk=self._around.disk)
+            piece = read(block, volume, at, record.end - at, disk=self._context.disk)
             if len(piece) != record.end - at or crc32c(piece) != record.crc:
                 if len(out) > skip:
                     break  # the rest may be sound on another volume
@@ -524,7 +533,7 @@ class FileReader:
         key = (block.id, volume.id)
         known = self._records.get(key, ())
         if not known or known[-1].end < end:
-            known += records(block, volume, disk=self._around.disk, known=known)
+            known += records(block, volume, disk=self._context.disk, known=known)
             if not known or known[-1].end < end:
                 raise DataDamaged(
                     f"volume {volume.id}, block {block.id:#x}: its records end before {end}"

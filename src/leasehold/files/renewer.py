@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.files")
 
 _MARGIN = 0.05  # a clock may run slow by this much
-_IDLE_LOOKS = 10  # a program that writes many small files one by one keeps its thread
+_IDLE_ROUNDS = 10  # a program that writes many small files one by one keeps its thread
 
 
 class Renewer:
@@ -41,7 +41,7 @@ class Renewer:
         self._check_interval_s = check_interval_s
         self._lock = threading.Lock()
         self._writers: set[FileWriter] = set()
-        self._heard_at = 0.0
+        self._renewed_at = 0.0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -50,10 +50,10 @@ class Renewer:
         """How many files this holder has open."""
         return len(self._writers)
 
-    def add(self, writer: FileWriter, *, heard_at: float) -> None:
-        """Keep this file too. Opening it renewed the lease at ``heard_at`` at the earliest."""
+    def add(self, writer: FileWriter, *, renewed_at: float) -> None:
+        """Keep this file too. Opening it renewed the lease at ``renewed_at`` at the earliest."""
         with self._lock:
-            self._heard_at = max(self._heard_at, heard_at) if self._writers else heard_at
+            self._renewed_at = max(self._renewed_at, renewed_at) if self._writers else renewed_at
             self._writers.add(writer)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -66,19 +66,19 @@ class Renewer:
         with self._lock:
             self._writers.discard(writer)
 
-    def look(self) -> bool:
+    def run_once(self) -> bool:
         """Renew if it is time; say whether it was done. Close what could not be closed before."""
-        renewed = self._renewed()
+        renewed = self._renew_if_due()
         with self._lock:
             unclosed = [writer for writer in self._writers if writer.wants_close]
         for writer in unclosed:
             writer.close_quietly()
         return renewed
 
-    def _renewed(self) -> bool:
+    def _renew_if_due(self) -> bool:
         now, limits = self._clock.boottime_s(), self._journal.limits
         with self._lock:
-            silent_s = now - self._heard_at
+            silent_s = now - self._renewed_at
             writers = tuple(self._writers)
         if not writers or silent_s < limits.soft_s / 2:
             return False
@@ -94,7 +94,7 @@ class Renewer:
                 self._give_up(writers, silent_s)
             return False
         with self._lock:
-            self._heard_at = max(self._heard_at, now)
+            self._renewed_at = max(self._renewed_at, now)
         return True
 
     def close(self) -> None:
@@ -112,12 +112,12 @@ class Renewer:
         idle = 0
         while not self._stop.wait(self._check_interval_s):
             try:
-                self.look()
+                self.run_once()
             except Exception:  # a bug of ours must not end the one that keeps all files
                 log.exception("the renewer could not look")
             with self._lock:
                 idle = 0 if self._writers else idle + 1
-                if idle > _IDLE_LOOKS:
+                if idle > _IDLE_ROUNDS:
                     self._thread = None
                     return
 

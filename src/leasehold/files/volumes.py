@@ -103,11 +103,11 @@ class Volume:
         finally:
             disk.close(fd)
         try:
-            said = json.loads(raw)
+            fields = json.loads(raw)
             identity = VolumeIdentity(
-                namespace=str(said["namespace"]),
-                volume=str(said["volume"]),
-                format=int(said["format"]),
+                namespace=str(fields["namespace"]),
+                volume=str(fields["volume"]),
+                format=int(fields["format"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise VolumeUnusable(
@@ -189,12 +189,12 @@ class Volume:
         for number in range(_DIRECTORIES):
             disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
         disk.sync_directory(self._blocks, what="volume")
-        said = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
+        fields = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
         aside = f"{self.root}/{_ASIDE}.{self.id}"
         disk.unlink(aside, what="volume")
         fd = disk.create(aside, what="volume")
         try:
-            disk.write_at(fd, json.dumps(said).encode() + b"\n", 0, what="volume")
+            disk.write_at(fd, json.dumps(fields).encode() + b"\n", 0, what="volume")
             for error in disk.sync([fd], what="volume").values():
                 raise error
         finally:
@@ -211,7 +211,7 @@ log = logging.getLogger("leasehold.files")
 DEFAULT_REPLICATION = 3
 # For so long a volume that was found usable gets new blocks without another look. One that fails
 # meanwhile is dropped from the block by its writer.
-_TRUSTED_S = 1.0
+_RECHECK_INTERVAL_S = 1.0
 
 
 class Volumes:
@@ -221,8 +221,8 @@ class Volumes:
         """Over volumes that the journal knows."""
         self._by_id = {volume.id: volume for volume in known}
         self._clock = clock
-        self._looked_at: dict[str, float] = {}
-        self._news: Callable[[], Iterable[Volume]] = tuple
+        self._checked_at: dict[str, float] = {}
+        self._list_volumes: Callable[[], Iterable[Volume]] = tuple
 
     @classmethod
     def opened(
@@ -245,7 +245,7 @@ class Volumes:
         for root in roots:
             path = str(Path(root).absolute())
             if path not in at_path:
-                volume_id = _admitted(path, disk=disk, namespace=namespace, new_id=new_id)
+                volume_id = _volume_id_at(path, disk=disk, namespace=namespace, new_id=new_id)
                 journal.register_volume(volume_id, path)
                 known[volume_id] = path
         if not known:
@@ -259,7 +259,7 @@ class Volumes:
             return [Volume(id_, path, disk, namespace=namespace) for id_, path in now]
 
         volumes = cls(listed(), clock=clock)
-        volumes._news = listed
+        volumes._list_volumes = listed
         return volumes
 
     def __len__(self) -> int:
@@ -276,7 +276,7 @@ class Volumes:
             VolumeUnusable: this namespace has none.
         """
         if volume_id not in self._by_id:  # another process has added it since we looked
-            self._by_id = {volume.id: volume for volume in self._news()} | self._by_id
+            self._by_id = {volume.id: volume for volume in self._list_volumes()} | self._by_id
         try:
             return self._by_id[volume_id]
         except KeyError:
@@ -302,48 +302,52 @@ class Volumes:
         volume.check()
         return volume
 
-    def chosen(self, *, replication: int, least: int, turn: int) -> tuple[Volume, ...]:
+    def choose(self, *, replication: int, min_volumes: int, turn: int) -> tuple[Volume, ...]:
         """Volumes for a new block: each gets its turn, and those that can not serve are left out.
 
         Raises:
-            VolumeUnusable: fewer than ``least`` of them can serve.
+            VolumeUnusable: fewer than ``min_volumes`` of them can serve.
         """
         ordered = sorted(self._by_id.values(), key=lambda volume: volume.id)
         first = turn % len(ordered)
         found: list[Volume] = []
-        troubles: list[str] = []
+        errors: list[str] = []
         for volume in ordered[first:] + ordered[:first]:
             if len(found) == replication:
                 break
             try:
-                self._look_at(volume)
+                self._check_unless_recent(volume)
             except VolumeUnusable as error:
-                troubles.append(str(error))
+                errors.append(str(error))
             else:
                 found.append(volume)
-        if len(found) < least:
+        if len(found) < min_volumes:
             raise VolumeUnusable(
-                f"{len(found)} of {len(ordered)} volumes can be used and {least} are needed: "
-                f"{'; '.join(troubles) or 'add volumes, or ask for fewer replicas'}"
+                f"{len(found)} of {len(ordered)} volumes can be used and {min_volumes} are needed: "
+                f"{'; '.join(errors) or 'add volumes, or ask for fewer replicas'}"
             )
-        if len(found) < replication and troubles:
+        if len(found) < replication and errors:
             log.warning(
                 "a block is begun on %d of %d volumes: %s",
                 len(found),
                 replication,
-                "; ".join(troubles),
+                "; ".join(errors),
             )
         return tuple(found)
 
-    def _look_at(self, volume: Volume) -> None:
+    def _check_unless_recent(self, volume: Volume) -> None:
         now = self._clock.boottime_s()
-        if not 0 <= now - self._looked_at.get(volume.id, -_TRUSTED_S) < _TRUSTED_S:
-            self._looked_at.pop(volume.id, None)
+        if (
+            not 0
+            <= now - self._checked_at.get(volume.id, -_RECHECK_INTERVAL_S)
+            < _RECHECK_INTERVAL_S
+        ):
+            self._checked_at.pop(volume.id, None)
             volume.check()
-            self._looked_at[volume.id] = now
+            self._checked_at[volume.id] = now
 
 
-def _admitted(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str]) -> str:
+def _volume_id_at(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str]) -> str:
     """The id of the volume at ``path``, made if there is none."""
     identity = _found(path, disk)
     if identity is None:

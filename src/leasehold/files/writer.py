@@ -56,7 +56,7 @@ class FileWriter:
     ) -> None:
         """Over a file that the journal has opened for this holder."""
         self._ticket = opened.ticket
-        self._around = around
+        self._context = around
         self._volumes_for = volumes_for
         self._min_replicas = min_replicas
         self._new_request = new_request
@@ -65,17 +65,17 @@ class FileWriter:
         self._block_bytes = opened.block_bytes
         self._replication = opened.replication
         self._lock = threading.RLock()
-        self._waiting = bytearray()
+        self._buffered = bytearray()
         self._closed = False
         self._closing = False
         self._given_up = False
         self._sealed: SealedBlock | None = None
         self._broken: LeaseholdError | None = None
         self._pid = os.getpid()
-        self._untold = False
+        self._unreported = False
         self._written = opened.block.start
         self._start = opened.block.start
-        self._block = self._begun(opened.block)
+        self._block = self._begin_block(opened.block)
 
     @property
     def path(self) -> str:
@@ -90,7 +90,7 @@ class FileWriter:
     @property
     def length(self) -> int:
         """All that was written, acknowledged or not."""
-        return self._start + self._block.length + len(self._waiting)
+        return self._start + self._block.length + len(self._buffered)
 
     @property
     def acknowledged(self) -> int:
@@ -137,8 +137,8 @@ class FileWriter:
             self._check_open()
             self._written += len(view)
             try:
-                with self._whole():
-                    self._take(view)
+                with self._broken_if_interrupted():
+                    self._buffer_or_write(view)
             except LeaseholdError as error:
                 self._broken = self._broken or error
                 raise
@@ -154,10 +154,10 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            with self._whole():
-                self._push()
+            with self._broken_if_interrupted():
+                self._write_buffered()
                 if self._block.acknowledged < self._block.length:
-                    self._confirm()
+                    self._confirm_ownership()
                     self._block.acknowledge()
             return self.acknowledged
 
@@ -171,10 +171,10 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            with self._whole():
-                self._push()
+            with self._broken_if_interrupted():
+                self._write_buffered()
                 if min(self._block.durable, self._block.acknowledged) < self._block.length:
-                    self._confirm()
+                    self._confirm_ownership()
                     self._block.sync()
             return self.acknowledged
 
@@ -193,16 +193,16 @@ class FileWriter:
         """
         self._check_process()
         with self._lock:
-            told, self._closing = self._closing, True
+            was_closing, self._closing = self._closing, True
             if self._given_up and self._broken is not None:
                 self._surrender()
-                if told:
+                if was_closing:
                     return None
                 raise self._broken
             if self._closed:
                 return None
             try:
-                status = self._completed()
+                status = self._complete()
             except StoreError:
                 raise
             except LeaseholdError:
@@ -221,7 +221,7 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            self._around.journal.discard(self._ticket)
+            self._context.journal.discard(self._ticket)
             self._end()
 
     def leave_behind(self) -> None:
@@ -260,12 +260,12 @@ class FileWriter:
             with suppress(LeaseholdError):
                 self.close()
 
-    def _completed(self) -> FileStatus:
+    def _complete(self) -> FileStatus:
         if isinstance(self._broken, LeaseLost | UnknownFile):
             raise self._broken
         if self._broken is not None:
             status = self._recover(self._ticket)
-            if self._untold and status.length < self._written:
+            if self._unreported and status.length < self._written:
                 # It happened in a close() that could only say that the journal was silent.
                 raise VolumeUnusable(
                     f"{self.path}: {self._written} bytes were written and {status.length} are "
@@ -274,17 +274,17 @@ class FileWriter:
             return status
         try:
             if self._sealed is None and self.length > self._start:
-                with self._whole():
-                    last, self._waiting = self._waiting, bytearray()
+                with self._broken_if_interrupted():
+                    last, self._buffered = self._buffered, bytearray()
                     self._sealed = self._block.seal(last)
         except VolumeUnusable:
-            self._untold = True
+            self._unreported = True
             self._recover(self._ticket)
             raise
         except BaseException:
-            self._untold = True
+            self._unreported = True
             raise
-        return self._around.journal.complete(self._ticket, self._sealed)
+        return self._context.journal.complete(self._ticket, self._sealed)
 
     def _surrender(self) -> None:
         """Close the file in the journal, if it is still ours there; if not now, then later."""
@@ -303,24 +303,24 @@ class FileWriter:
         self._block.close()
         self._forget(self)
 
-    def _take(self, view: memoryview) -> None:
+    def _buffer_or_write(self, view: memoryview) -> None:
         at = 0
         while at < len(view):
-            room = self._room()
-            if not self._waiting and len(view) - at >= room:
+            room = self._piece_room()
+            if not self._buffered and len(view) - at >= room:
                 self._block.write_piece(view[at : at + room])
                 at += room
             else:
-                part = view[at : at + room - len(self._waiting)]
-                self._waiting += part
+                part = view[at : at + room - len(self._buffered)]
+                self._buffered += part
                 at += len(part)
-                if len(self._waiting) >= room:
-                    self._push()
+                if len(self._buffered) >= room:
+                    self._write_buffered()
             if self._block.length >= self._block_bytes:
                 self._roll()
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _broken_if_interrupted(self) -> Iterator[None]:
         """If it ends with another error than ours, part of it may be done: stop for good then."""
         try:
             yield
@@ -347,15 +347,15 @@ class FileWriter:
         if self._closed or self._closing:
             raise UsageError(f"{self.path} is closed: append to it to write more")
 
-    def _room(self) -> int:
+    def _piece_room(self) -> int:
         return min(PIECE_BYTES, self._block_bytes - self._block.length)
 
-    def _push(self) -> None:
-        if self._waiting:
-            piece, self._waiting = self._waiting, bytearray()
+    def _write_buffered(self) -> None:
+        if self._buffered:
+            piece, self._buffered = self._buffered, bytearray()
             self._block.write_piece(piece)
 
-    def _confirm(self) -> None:
+    def _confirm_ownership(self) -> None:
         """Ask the journal whether the file is ours, before the first bytes of a block count.
 
         From then on the check on the volumes is enough. Before, it is not: a writer may have slept
@@ -364,7 +364,7 @@ class FileWriter:
         if self._block.acknowledged:
             return
         try:
-            self._around.journal.check(self._ticket)
+            self._context.journal.check(self._ticket)
         except (LeaseLost, UnknownFile) as error:
             self._broken = error
             raise
@@ -373,45 +373,47 @@ class FileWriter:
         """Seal the block that is full and begin the next."""
         sealed = self._block.seal()
         volumes = self._volumes_for(self._replication)
-        block = self._around.journal.next_block(
+        block = self._context.journal.next_block(
             self._ticket,
             sealed,
             volumes=tuple(volume.id for volume in volumes),
             request=self._new_request(),
         )
-        begun = self._begun(block)
+        begun = self._begin_block(block)
         self._block.close()
         self._start += sealed.length
         self._block = begun
 
-    def _begun(self, block: Block) -> BlockWriter:
+    def _begin_block(self, block: Block) -> BlockWriter:
         return BlockWriter.create(
             block.id,
             block.generation,
             block.file_id,
-            [self._around.volumes.get(each) for each in block.volumes],
-            disk=self._around.disk,
-            boot_id=self._around.boot_id,
-            on_failed=lambda failed, left: self._lost_volumes(block.id, failed, left),
+            [self._context.volumes.get(each) for each in block.volumes],
+            disk=self._context.disk,
+            boot_id=self._context.boot_id,
+            on_failed=lambda failed, left: self._drop_failed_volumes(block.id, failed, left),
         )
 
-    def _lost_volumes(
+    def _drop_failed_volumes(
         self, block_id: int, failed: Mapping[str, OSError], left: tuple[str, ...]
     ) -> None:
         """Drop volumes that failed, if the file is still ours: before anything is acknowledged."""
         try:
-            self._around.journal.check(self._ticket)
+            self._context.journal.check(self._ticket)
             if len(left) < self._min_replicas:
                 raise VolumeUnusable(_no_volume(self.path, failed, left, self._min_replicas))
-            self._around.journal.drop_volumes(self._ticket, block_id, keep=left)
+            self._context.journal.drop_volumes(self._ticket, block_id, keep=left)
         except LeaseholdError as error:
             self._broken = error
             raise
 
 
-def _no_volume(path: str, failed: Mapping[str, OSError], left: tuple[str, ...], least: int) -> str:
-    troubles = "; ".join(f"{volume}: {error}" for volume, error in failed.items())
+def _no_volume(
+    path: str, failed: Mapping[str, OSError], left: tuple[str, ...], min_replicas: int
+) -> str:
+    errors = "; ".join(f"{volume}: {error}" for volume, error in failed.items())
     return (
-        f"{path}: {len(left)} volumes are left and {least} are needed ({troubles}): what was "
+        f"{path}: {len(left)} volumes are left and {min_replicas} are needed ({errors}): what was "
         "acknowledged is kept; make room or repair a volume, then append to the file"
     )

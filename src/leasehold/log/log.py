@@ -77,23 +77,23 @@ class Log:
 
         ``ending`` is called when everything is closed.
         """
-        self._home = ProcessCheck("the log")
+        self._process_check = ProcessCheck("the log")
         self._ending = ending
         self.files = files
         self._catalog = catalog
         self._clock = clock
         self._counts = LogCounters()
-        self._door = OwnerServer(address, self._taken_in)
-        self._around = RouterContext(
+        self._owner_server = OwnerServer(address, self._submit_forwarded)
+        self._context = RouterContext(
             files=files,
             catalog=catalog,
             clock=clock,
             counts=self._counts,
             soft_limit_s=options.files.soft_limit.total_seconds(),
-            open_door=self._door.open,
+            start_server=self._owner_server.open,
         )
         self._lock = threading.Lock()
-        self._seats: dict[StreamPartition, PartitionRouter] = {}
+        self._routers: dict[StreamPartition, PartitionRouter] = {}
         self._producers: list[Producer] = []
         self._closed = False
 
@@ -211,7 +211,7 @@ class Log:
         found = self._catalog.get(stream)
         wanted = range(found.partitions) if partitions is None else partitions
         numbers = [found.checked(number) for number in wanted]
-        parts = tuple(self._partition(stream, number) for number in numbers)
+        parts = tuple(self._partition_info(stream, number) for number in numbers)
         return replace(found, parts=parts)
 
     def delete(self, stream: str) -> int:
@@ -223,9 +223,11 @@ class Log:
         self._catalog.get(stream)
         self._catalog.delete(stream)
         with self._lock:
-            seats = [self._seats.pop(each) for each in tuple(self._seats) if each.stream == stream]
-        for seat in seats:
-            seat.close()
+            routers = [
+                self._routers.pop(each) for each in tuple(self._routers) if each.stream == stream
+            ]
+        for router in routers:
+            router.close()
         with suppress(UnknownFile):
             return self.files.delete(stream_directory(stream), recursive=True)
         return 0
@@ -239,12 +241,12 @@ class Log:
             UnknownStream: there is none; the message names those there are.
             UsageError: the log is closed, or this process was forked from the one that opened it.
         """
-        self._home.check()
+        self._process_check.check()
         found = self._catalog.get(stream)
         made = Producer(
             found,
             options,
-            seat_of=lambda number: self._seat(found, number),
+            seat_of=lambda number: self._router(found, number),
             look=lambda: self._catalog.same(found.name, found.created_at),
             clock=self._clock,
         )
@@ -336,7 +338,7 @@ class Log:
         Raises:
             UnknownStream: there is none.
         """
-        return verify(self._catalog.get(stream), files=self.files, told=progress)
+        return verify(self._catalog.get(stream), files=self.files, progress=progress)
 
     def counts(self) -> LogCounts:
         """What this process has done as a writer, counted."""
@@ -350,7 +352,7 @@ class Log:
         Raises:
             UsageError: this process was forked from the one that opened it.
         """
-        self._home.check()
+        self._process_check.check()
         with self._lock:
             if self._closed:
                 return
@@ -360,8 +362,8 @@ class Log:
             steps.callback(self._ending)
             steps.callback(self._catalog.close)
             steps.callback(self.files.close)
-            steps.callback(self._door.close)
-            steps.callback(self._close_seats)
+            steps.callback(self._owner_server.close)
+            steps.callback(self._close_routers)
             for producer in producers:
                 steps.callback(producer.close)
 
@@ -378,40 +380,40 @@ class Log:
 
     # --------------------------------------------------------------- parts
 
-    def _close_seats(self) -> None:
+    def _close_routers(self) -> None:
         with self._lock:
-            seats = tuple(self._seats.values())
-        for seat in seats:
-            seat.close()
+            routers = tuple(self._routers.values())
+        for router in routers:
+            router.close()
 
-    def _seat(self, stream: StreamInfo, number: int) -> PartitionRouter:
+    def _router(self, stream: StreamInfo, number: int) -> PartitionRouter:
         partition = StreamPartition(stream=stream.name, number=number)
-        made = PartitionRouter(partition, self._around, created_at=stream.created_at)
+        made = PartitionRouter(partition, self._context, created_at=stream.created_at)
         with self._lock:
-            seat = self._seats.setdefault(partition, made)
-        if seat.created_at == stream.created_at:
-            return seat
+            router = self._routers.setdefault(partition, made)
+        if router.created_at == stream.created_at:
+            return router
         self._catalog.same(stream.name, stream.created_at)  # else it is ours that is the old one
         with self._lock:
-            self._seats[partition] = made
-        seat.close()
+            self._routers[partition] = made
+        router.close()
         return made
 
-    def _taken_in(self, request: OwnerRequest) -> Answer:
+    def _submit_forwarded(self, request: OwnerRequest) -> Answer:
         """Parcels from another process, for a partition that it thinks is ours."""
-        seat = self._seats.get(request.partition)
-        owner = seat.owner if seat is not None else None
+        router = self._routers.get(request.partition)
+        owner = router.owner if router is not None else None
         if owner is None:
             raise OwnerMoved(f"{request.partition} is not written here")
-        return owner.submit(request.parcels, durable=request.durable)
+        return owner.submit(request.batches, durable=request.durable)
 
-    def _partition(self, stream: str, number: int) -> PartitionInfo:
+    def _partition_info(self, stream: str, number: int) -> PartitionInfo:
         listed = SegmentList(self.files, partition_directory(stream, number)).files()
         size = sum(status.length for _, status in listed if status.state is FileState.CLOSED)
         last_us, end = 0, listed[-1][0].base if listed else 0
-        for place, status in reversed(listed):
+        for entry, status in reversed(listed):
             try:
-                segment = MappedSegment(place, self.files).segment
+                segment = MappedSegment(entry, self.files).segment
                 if segment is None:
                     continue
                 end, last_us = segment.next_sequence, max(segment.index.last_us, default=0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class MappedSegment:
     """Not to be shared between threads. It holds no descriptors, so it needs no closing."""
 
-    def __init__(self, place: ListedSegment, files: Namespace) -> None:
+    def __init__(self, entry: ListedSegment, files: Namespace) -> None:
         """Look at the file, and map what is acknowledged of it.
 
         Raises:
@@ -37,14 +37,14 @@ class MappedSegment:
             DataDamaged: it is damaged on all its volumes.
             VolumeUnusable: no volume that has it answers.
         """
-        self.place = place
+        self.entry = entry
         self._volumes = {volume.id: volume for volume in files.volumes}
         self._sound: set[str] = set()
         self._bad: set[str] = set()
         self._volume = ""
         self._view = memoryview(b"")
         self._segment: Segment | None = None
-        self._file = files.read(place.path)
+        self._file = files.read(entry.path)
         self._length = self._file.length
         self._map()
 
@@ -67,7 +67,7 @@ class MappedSegment:
     def whole(self) -> Segment:
         """The same where it is known that there is one."""
         if self._segment is None:
-            raise DataDamaged(f"{self.place.path} has lost its header: verify the stream")
+            raise DataDamaged(f"{self.entry.path} has lost its header: verify the stream")
         return self._segment
 
     @property
@@ -154,7 +154,7 @@ class MappedSegment:
             VolumeUnusable: no volume that has it answers.
         """
         if not self._volume:  # pieced together from all volumes already
-            raise DataDamaged(f"{self.place.path}: {damage}") from damage
+            raise DataDamaged(f"{self.entry.path}: {damage}") from damage
         self._bad.add(self._volume)
         self._segment = None
         self._map()
@@ -173,7 +173,7 @@ class MappedSegment:
                 self._show(view)
             except DataDamaged as damage:
                 if not self._volume:
-                    raise DataDamaged(f"{self.place.path}: {damage}") from damage
+                    raise DataDamaged(f"{self.entry.path}: {damage}") from damage
                 self._bad.add(self._volume)
             else:
                 return
@@ -184,10 +184,10 @@ class MappedSegment:
             self._segment.extend(view)
             return
         segment = Segment(view)
-        if segment.header.base_sequence != self.place.base:
+        if segment.header.base_sequence != self.entry.base:
             raise DataDamaged(
                 f"the header says that it begins with event {segment.header.base_sequence}, the "
-                f"name says {self.place.base}"
+                f"name says {self.entry.base}"
             )
         self._segment = segment
 

@@ -113,24 +113,24 @@ class AppendState:
         Raises:
             DataDamaged: a frame of it can not be read.
         """
-        ledger = cls(
+        append_state = cls(
             next_sequence=segment.next_sequence,
             next_offset=segment.header.base_offset + padded(len(segment)),
             last_us=segment.header.created_us,
             producers=segment.producers(),
         )
         for header in segment.frames():
-            ledger.last_us = max(ledger.last_us, header.last_us)
-            ledger._remember(header)
-        return ledger
+            append_state.last_us = max(append_state.last_us, header.last_us)
+            append_state._remember_frame(header)
+        return append_state
 
-    def new_of(self, parcel: ProducerBatch) -> NewEvents:
+    def new_events_of(self, producer_batch: ProducerBatch) -> NewEvents:
         """Which part of the parcel is new."""
-        first, producer = parcel.stamp.sequence, parcel.stamp.producer
+        first, producer = producer_batch.stamp.sequence, producer_batch.stamp.producer
         known = self.producers.get(producer)
         if known is None or first > known.last_sequence:
             return NewEvents(skip=0)
-        skip = min(parcel.end, known.last_sequence + 1) - first
+        skip = min(producer_batch.end, known.last_sequence + 1) - first
         for number, count, stored_as in self.recent.get(producer, ()):
             if number <= first < number + count:
                 return NewEvents(skip=skip, stored_as=stored_as + first - number)
@@ -146,14 +146,14 @@ class AppendState:
         self.next_sequence = max(self.next_sequence, header.next_sequence)
         self.next_offset = header.offset + header.length
         note_producer(self.producers, header)
-        self._remember(header)
+        self._remember_frame(header)
         if len(self.producers) > 2 * DEFAULT_LIMIT:
             self.producers = newest_producers(self.producers)
             self.recent = {
                 each: self.recent[each] for each in self.producers if each in self.recent
             }
 
-    def _remember(self, header: FrameHeader) -> None:
+    def _remember_frame(self, header: FrameHeader) -> None:
         if header.kind is FrameKind.EVENTS:
             frames = self.recent.setdefault(header.stamp.producer, deque(maxlen=_REMEMBERED))
             frames.append((header.stamp.sequence, header.count, header.base_sequence))
@@ -167,18 +167,18 @@ class OpenedSegment:
     """A segment without bytes, open for writing at the end of a partition, and what led to it."""
 
     writer: FileWriter
-    ledger: AppendState
+    append_state: AppendState
 
 
-def newest(
+def newest_segment(
     files: Namespace, partition: StreamPartition, *, from_base: int = 0
 ) -> FileStatus | None:
     """The last segment of a partition, if there is one. ``from_base``: where to begin to look."""
-    found = _listed(files, partition, from_base=from_base)
+    found = _segments(files, partition, from_base=from_base)
     return found[-1] if found else None
 
 
-def take(
+def open_next_segment(
     files: Namespace, partition: StreamPartition, settings: StreamSettings, *, from_base: int
 ) -> OpenedSegment:
     """Open the next segment of a partition.
@@ -188,24 +188,27 @@ def take(
         DataDamaged: the end of the partition can not be read.
         LeaseholdError: the files room can not serve.
     """
-    found = _listed(files, partition, from_base=from_base)
+    found = _segments(files, partition, from_base=from_base)
     if found and found[-1].state is not FileState.CLOSED:
         raise OwnerMoved(f"{found[-1].path} is being written by {found[-1].holder}")
-    _clear(files, found[:-1])
+    _close_earlier(files, found[:-1])
     if found and not found[-1].length:
-        return _again(files, partition, found[-1].path)
+        return _reopen_empty(files, partition, found[-1].path)
     if not found:
-        return OpenedSegment(writer=begin(files, partition, settings, base=0), ledger=AppendState())
-    ledger = _end_of(files, found[-1])
-    if ledger.next_sequence == base_of(found[-1].path):
-        _discard(files, found[-1])
+        return OpenedSegment(
+            writer=create_segment(files, partition, settings, base=0), append_state=AppendState()
+        )
+    append_state = _state_after(files, found[-1])
+    if append_state.next_sequence == base_of(found[-1].path):
+        _discard_without_events(files, found[-1])
         raise OwnerMoved(f"{found[-1].path} had no whole event and was removed")
     return OpenedSegment(
-        writer=begin(files, partition, settings, base=ledger.next_sequence), ledger=ledger
+        writer=create_segment(files, partition, settings, base=append_state.next_sequence),
+        append_state=append_state,
     )
 
 
-def begin(
+def create_segment(
     files: Namespace, partition: StreamPartition, settings: StreamSettings, *, base: int
 ) -> FileWriter:
     """Create the segment that begins at ``base``, if it is the last one then.
@@ -224,17 +227,17 @@ def begin(
     return writer
 
 
-def _again(files: Namespace, partition: StreamPartition, path: str) -> OpenedSegment:
+def _reopen_empty(files: Namespace, partition: StreamPartition, path: str) -> OpenedSegment:
     """Open a last segment that has no bytes; what leads to it is in the one before."""
     base = base_of(path) or 0
-    before = [each for each in _listed(files, partition) if each.length and each.path < path]
-    ledger = AppendState(next_sequence=base)
+    before = [each for each in _segments(files, partition) if each.length and each.path < path]
+    append_state = AppendState(next_sequence=base)
     if before:
-        ledger = _end_of(files, before[-1])
-    if ledger.next_sequence != base:
+        append_state = _state_after(files, before[-1])
+    if append_state.next_sequence != base:
         raise DataDamaged(
-            f"{path} should follow event {ledger.next_sequence - 1}, which is the last one in "
-            f"{before[-1].path}: verify the stream"
+            f"{path} should follow event {append_state.next_sequence - 1}, which is the last one "
+            f"in {before[-1].path}: verify the stream"
         )
     try:
         writer = files.append(path)
@@ -244,10 +247,10 @@ def _again(files: Namespace, partition: StreamPartition, path: str) -> OpenedSeg
         writer.close()
         raise OwnerMoved(f"{path} was written by somebody else")
     _check_last(files, partition, writer, base)
-    return OpenedSegment(writer=writer, ledger=ledger)
+    return OpenedSegment(writer=writer, append_state=append_state)
 
 
-def _end_of(files: Namespace, status: FileStatus) -> AppendState:
+def _state_after(files: Namespace, status: FileStatus) -> AppendState:
     """What is known after a segment, from a volume on which it is sound."""
     mapped = MappedSegment(ListedSegment(base=base_of(status.path) or 0, path=status.path), files)
     while True:
@@ -269,7 +272,7 @@ def _check_last(
         raise OwnerMoved(f"the partition has gone on: {later[-1]}")
 
 
-def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
+def _close_earlier(files: Namespace, earlier: Sequence[FileStatus]) -> None:
     """Close what is open before the last segment: somebody was too late for it, and died."""
     for each in earlier:
         if each.state is not FileState.CLOSED:
@@ -279,7 +282,7 @@ def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
                     files.delete(each.path)
 
 
-def _discard(files: Namespace, status: FileStatus) -> None:
+def _discard_without_events(files: Namespace, status: FileStatus) -> None:
     """Remove a last segment that has bytes and no event: a first batch that was cut short."""
     with suppress(FileHeld, RecoveryInProgress, LeaseLost, UnknownFile):
         writer = files.append(status.path)
@@ -289,12 +292,12 @@ def _discard(files: Namespace, status: FileStatus) -> None:
             writer.close()
 
 
-def _listed(
+def _segments(
     files: Namespace, partition: StreamPartition, *, from_base: int = 0
 ) -> list[FileStatus]:
     found = segments(files, partition.stream, partition.number, from_base=from_base)
     if from_base and not found:  # the stream was deleted, and perhaps made anew
-        return _listed(files, partition)
+        return _segments(files, partition)
     return found
 
 
@@ -303,7 +306,7 @@ Answer = Future[tuple[StoredBatch, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AppendJob:
-    parcels: Sequence[ProducerBatch]
+    batches: Sequence[ProducerBatch]
     durable: bool
     answer: Answer = field(default_factory=Future)
 
@@ -314,28 +317,28 @@ class PartitionOwner:
     def __init__(
         self,
         partition: StreamPartition,
-        opening: OpenedSegment,
+        opened: OpenedSegment,
         settings: StreamSettings,
         *,
         files: Namespace,
         clock: Clock,
         counts: LogCounters,
-        rolled: Callable[[], None] = lambda: None,
+        on_roll: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread. It calls ``rolled`` after a segment was closed and another begun."""
-        self._tell_rolled = rolled
+        """Start the thread. It calls ``on_roll`` after a segment was closed and another begun."""
+        self._on_roll = on_roll
         self._has_rolled = False
         self.partition = partition
         self._settings = settings
         self._files = files
         self._clock = clock
         self._counts = counts
-        self._writer = opening.writer
-        self._ledger = opening.ledger
+        self._writer = opened.writer
+        self._append_state = opened.append_state
         self._index: IndexBuilder | None = None  # none: the segment has no bytes yet
         self._began_at = 0.0
         self._changed = threading.Condition()
-        self._waiting: deque[_AppendJob] = deque()
+        self._queue: deque[_AppendJob] = deque()
         self._closing = False
         self._ended: BaseException | None = None
         self._thread = threading.Thread(
@@ -355,19 +358,19 @@ class PartitionOwner:
         """The segment that is being written."""
         return self._writer.path
 
-    def submit(self, parcels: Sequence[ProducerBatch], *, durable: bool) -> Answer:
+    def submit(self, batches: Sequence[ProducerBatch], *, durable: bool) -> Answer:
         """Queue parcels that share one fate; the answer comes when all of them are stored.
 
         Raises:
             Moved: this process is not the owner any more. The answer may say so too.
         """
-        job = _AppendJob(parcels=parcels, durable=durable)
+        job = _AppendJob(batches=batches, durable=durable)
         with self._changed:
             if not self.alive:
                 raise OwnerMoved(
                     f"{self.path} is not written here any more: {self._ended or 'closed'}"
                 )
-            self._waiting.append(job)
+            self._queue.append(job)
             self._changed.notify()
         return job.answer
 
@@ -381,43 +384,47 @@ class PartitionOwner:
     def _run(self) -> None:
         jobs: list[_AppendJob] = []
         try:
-            while jobs := self._next():
-                self._serve(jobs)
+            while jobs := self._next_jobs():
+                self._store_jobs(jobs)
             self._seal()
         except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
             self._end(error, jobs)
         else:
             self._end(OwnerMoved(f"{self.path} was closed"), [])
 
-    def _next(self) -> list[_AppendJob]:
+    def _next_jobs(self) -> list[_AppendJob]:
         """Everything that waits; nothing when it is time to close."""
         with self._changed:
-            while not self._waiting and not self._closing:
+            while not self._queue and not self._closing:
                 self._changed.wait()
-            jobs = list(self._waiting)
-            self._waiting.clear()
+            jobs = list(self._queue)
+            self._queue.clear()
             return jobs
 
-    def _serve(self, jobs: list[_AppendJob]) -> None:
-        jobs = [job for job in jobs if _storable(job)]
+    def _store_jobs(self, jobs: list[_AppendJob]) -> None:
+        jobs = [job for job in jobs if _is_storable(job)]
         if not jobs:
             return
-        before = self._ledger.next_sequence
-        answers = [tuple(self._store(parcel) for parcel in job.parcels) for job in jobs]
+        before = self._append_state.next_sequence
+        answers = [
+            tuple(self._store(producer_batch) for producer_batch in job.batches) for job in jobs
+        ]
         if any(job.durable for job in jobs):
             self._writer.sync()
         else:
             self._writer.flush()
         stored = [each for answer in answers for each in answer]
         frames = sum(
-            each.skipped < parcel.batch.num_rows
-            for each, parcel in zip(
-                stored, (parcel for job in jobs for parcel in job.parcels), strict=True
+            each.skipped < producer_batch.batch.num_rows
+            for each, producer_batch in zip(
+                stored,
+                (producer_batch for job in jobs for producer_batch in job.batches),
+                strict=True,
             )
         )
         self._counts.add(
             LogCounts(
-                events=self._ledger.next_sequence - before,
+                events=self._append_state.next_sequence - before,
                 frames=frames,
                 commits=1,
                 duplicates=sum(each.skipped for each in stored),
@@ -427,28 +434,28 @@ class PartitionOwner:
             job.answer.set_result(answer)
         if self._has_rolled:
             self._has_rolled = False
-            self._tell_rolled()
+            self._on_roll()
 
-    def _store(self, parcel: ProducerBatch) -> StoredBatch:
+    def _store(self, producer_batch: ProducerBatch) -> StoredBatch:
         """Write what is new of a parcel, as one frame."""
-        new, batch = self._ledger.new_of(parcel), parcel.batch
+        new, batch = self._append_state.new_events_of(producer_batch), producer_batch.batch
         if new.skip:
             batch = batch.slice(new.skip)
-        first = self._ledger.next_sequence
+        first = self._append_state.next_sequence
         if batch.num_rows:
-            self._append(batch, parcel, new.skip)
+            self._append(batch, producer_batch, new.skip)
         return StoredBatch(first_sequence=first, skipped=new.skip, stored_as=new.stored_as)
 
-    def _append(self, batch: pa.RecordBatch, parcel: ProducerBatch, skip: int) -> None:
+    def _append(self, batch: pa.RecordBatch, producer_batch: ProducerBatch, skip: int) -> None:
         if self._index is not None and self._is_full(batch.nbytes):
             self._roll()
         index = self._index or self._begin()
-        stamp = parcel.stamp
+        stamp = producer_batch.stamp
         frame = encode_events(
             batch,
-            base_sequence=self._ledger.next_sequence,
-            offset=self._ledger.next_offset,
-            enqueued_us=self._ledger.time_us(self._now_us()),
+            base_sequence=self._append_state.next_sequence,
+            offset=self._append_state.next_offset,
+            enqueued_us=self._append_state.time_us(self._now_us()),
             epoch=self._writer.epoch,
             producer=type(stamp)(producer=stamp.producer, sequence=stamp.sequence + skip),
             base_offset=index.index.segment.base_offset,
@@ -465,22 +472,22 @@ class PartitionOwner:
 
     def _begin(self) -> IndexBuilder:
         """Write what every segment begins with: its header, and how far each producer is."""
-        ledger, now_us = self._ledger, self._ledger.time_us(self._now_us())
+        append_state, now_us = self._append_state, self._append_state.time_us(self._now_us())
         header = SegmentHeader(
             partition=self.partition.number,
-            base_sequence=ledger.next_sequence,
-            base_offset=ledger.next_offset,
+            base_sequence=append_state.next_sequence,
+            base_offset=append_state.next_offset,
             created_us=now_us,
             epoch=self._writer.epoch,
         )
         self._began_at = self._clock.boottime_s()
         self._index = IndexBuilder(header)
         self._writer.write(encode_segment_header(header))
-        ledger.next_offset += SEGMENT_HEADER_BYTES
+        append_state.next_offset += SEGMENT_HEADER_BYTES
         producers = encode_producers(
-            ledger.producers,
-            base_sequence=ledger.next_sequence,
-            offset=ledger.next_offset,
+            append_state.producers,
+            base_sequence=append_state.next_sequence,
+            offset=append_state.next_offset,
             enqueued_us=now_us,
             epoch=self._writer.epoch,
             base_offset=header.base_offset,
@@ -492,13 +499,13 @@ class PartitionOwner:
     def _write(self, frame: EncodedFrame) -> None:
         for part in frame.parts:
             self._writer.write(part)
-        self._ledger.stored(frame.header)
+        self._append_state.stored(frame.header)
 
     def _roll(self) -> None:
         """Seal the segment and begin the next, if nobody else does."""
         self._seal()
-        self._writer = begin(
-            self._files, self.partition, self._settings, base=self._ledger.next_sequence
+        self._writer = create_segment(
+            self._files, self.partition, self._settings, base=self._append_state.next_sequence
         )
         self._index = None
         self._has_rolled = True
@@ -506,11 +513,11 @@ class PartitionOwner:
     def _seal(self) -> None:
         if self._index is not None:
             end = self._index.encode(
-                now_us=self._ledger.time_us(self._now_us()), epoch=self._writer.epoch
+                now_us=self._append_state.time_us(self._now_us()), epoch=self._writer.epoch
             )
             for part in end.parts:
                 self._writer.write(part)
-            self._ledger.next_offset += end.length
+            self._append_state.next_offset += end.length
         self._writer.close()
 
     def _end(self, error: BaseException, jobs: list[_AppendJob]) -> None:
@@ -518,9 +525,9 @@ class PartitionOwner:
         with self._changed:
             self._ended = error
             jobs = [job for job in jobs if not job.answer.done()]
-            tried = sum(len(job.parcels) for job in jobs)
-            jobs += self._waiting
-            self._waiting.clear()
+            tried = sum(len(job.batches) for job in jobs)
+            jobs += self._queue
+            self._queue.clear()
         if isinstance(error, LeaseLost | UnknownFile):
             self._counts.add(LogCounts(fenced=tried))
         with suppress(LeaseholdError, OSError):
@@ -534,11 +541,11 @@ class PartitionOwner:
         return int(self._clock.utc_now().timestamp() * 1_000_000)
 
 
-def _storable(job: _AppendJob) -> bool:
+def _is_storable(job: _AppendJob) -> bool:
     """Whether a job can be stored; if not, it alone is told so, before anything is written."""
     try:
-        for parcel in job.parcels:
-            check_storable(parcel.batch, parcel.stamp)
+        for producer_batch in job.batches:
+            check_storable(producer_batch.batch, producer_batch.stamp)
     except UsageError as error:
         job.answer.set_exception(error)
         return False

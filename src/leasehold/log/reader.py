@@ -57,11 +57,11 @@ _NEVER = 2**63
 class StartFinder:
     """Searches on one shelf. Not to be shared between threads."""
 
-    def __init__(self, files: Namespace, shelf: SegmentList) -> None:
+    def __init__(self, files: Namespace, segments: SegmentList) -> None:
         """Look at nothing yet."""
         self._files = files
-        self._shelf = shelf
-        self._tail: MappedSegment | None = None
+        self._segments = segments
+        self._last_segment: MappedSegment | None = None
 
     def sequence_of(self, start: Start) -> int:
         """The sequence number of the first event to be read; it may have yet to come.
@@ -72,7 +72,7 @@ class StartFinder:
             DataDamaged: what has to be looked at is damaged on all volumes.
         """
         while True:
-            known = self._shelf.read()
+            known = self._segments.read()
             try:
                 match start.kind:
                     case StartKind.EARLIEST:
@@ -91,14 +91,14 @@ class StartFinder:
     def end(self) -> int:
         """The sequence number of the event that comes next into the partition."""
         while True:
-            known = self._shelf.read_end()
+            known = self._segments.read_end()
             if not known:
                 return 0
             try:
                 return self._end_of(known[-1])
             except UnknownFile:
-                self._tail = None
-                self._shelf.read()
+                self._last_segment = None
+                self._segments.read()
 
     def with_key(self, key: str, since: int, *, check: bool, bodies: bool) -> Iterator[EventBatch]:
         """All events with this key that are there now, from ``since`` on.
@@ -107,14 +107,14 @@ class StartFinder:
             Trimmed: the events from ``since`` on were removed by retention.
             DataDamaged: what has to be looked at is damaged on all volumes.
         """
-        self._shelf.read()
-        place = self._holding(since)
-        while place is not None:
+        self._segments.read()
+        entry = self._segment_with(since)
+        while entry is not None:
             try:
-                opened = MappedSegment(place, self._files)
+                opened = MappedSegment(entry, self._files)
             except UnknownFile:
-                self._shelf.read()
-                place = self._holding(max(since, place.base))
+                self._segments.read()
+                entry = self._segment_with(max(since, entry.base))
                 continue
             while opened.segment is not None:
                 try:
@@ -125,33 +125,33 @@ class StartFinder:
                     break
                 except DataDamaged as damage:
                     opened.repair(damage)
-            place = self._shelf.after(place.base)
+            entry = self._segments.after(entry.base)
 
-    def _end_of(self, place: ListedSegment) -> int:
-        if self._tail is None or self._tail.place != place:
-            self._tail = MappedSegment(place, self._files)
+    def _end_of(self, entry: ListedSegment) -> int:
+        if self._last_segment is None or self._last_segment.entry != entry:
+            self._last_segment = MappedSegment(entry, self._files)
         else:
-            self._tail.refresh()
-        end = place.base
-        if self._tail.segment is not None:
-            end = _sound(self._tail, lambda segment: segment.next_sequence)
-        if end == place.base:  # without events another one may come in its place
-            self._tail = None
+            self._last_segment.refresh()
+        end = entry.base
+        if self._last_segment.segment is not None:
+            end = _from_sound_volume(self._last_segment, lambda segment: segment.next_sequence)
+        if end == entry.base:  # without events another one may come in its place
+            self._last_segment = None
         return end
 
-    def _holding(self, sequence: int) -> ListedSegment | None:
-        place = self._shelf.holding(sequence)
-        if place is None and self._shelf.known:
-            first = self._shelf.known[0].base
+    def _segment_with(self, sequence: int) -> ListedSegment | None:
+        entry = self._segments.containing(sequence)
+        if entry is None and self._segments.known:
+            first = self._segments.known[0].base
             raise Trimmed(
                 f"event {sequence} was removed by retention: the first one that is kept is {first}",
                 earliest=first,
             )
-        return place
+        return entry
 
     def _checked(self, sequence: int) -> int:
-        place = self._holding(sequence)
-        if place is None or place == self._shelf.known[-1]:
+        entry = self._segment_with(sequence)
+        if entry is None or entry == self._segments.known[-1]:
             end = self.end()
             if sequence > end:
                 raise BeyondEnd(
@@ -162,7 +162,7 @@ class StartFinder:
         return sequence
 
     def _by_offset(self, offset: int) -> int:
-        known = self._shelf.known
+        known = self._segments.known
         at = bisect.bisect_right(known, offset, key=self._base_offset)
         if known and not at and offset < self._base_offset(known[0]) < _NEVER:
             raise Trimmed(
@@ -170,29 +170,29 @@ class StartFinder:
                 f"{known[0].base}",
                 earliest=known[0].base,
             )
-        return self._inside(at - 1, lambda segment: segment.seek_offset(offset))
+        return self._sequence_in(at - 1, lambda segment: segment.seek_offset(offset))
 
     def _by_time(self, enqueued_us: int) -> int:
-        at = bisect.bisect_left(self._shelf.known, enqueued_us, key=self._first_us)
-        return self._inside(at - 1, lambda segment: segment.seek_time(enqueued_us))
+        at = bisect.bisect_left(self._segments.known, enqueued_us, key=self._first_us)
+        return self._sequence_in(at - 1, lambda segment: segment.seek_time(enqueued_us))
 
-    def _inside(self, at: int, seek: Callable[[Segment], EventSpot | None]) -> int:
+    def _sequence_in(self, at: int, seek: Callable[[Segment], EventSpot | None]) -> int:
         """The event that ``seek`` finds in segment number ``at``, or the first one after it."""
-        known = self._shelf.known
+        known = self._segments.known
         if at >= 0:
             opened = MappedSegment(known[at], self._files)
-            spot = _sound(opened, seek) if opened.segment is not None else None
+            spot = _from_sound_volume(opened, seek) if opened.segment is not None else None
             if spot is not None:
                 return spot.sequence
         return known[at + 1].base if at + 1 < len(known) else self.end()
 
-    def _base_offset(self, place: ListedSegment) -> int:
-        segment = MappedSegment(place, self._files).segment
+    def _base_offset(self, entry: ListedSegment) -> int:
+        segment = MappedSegment(entry, self._files).segment
         return segment.header.base_offset if segment is not None else _NEVER
 
-    def _first_us(self, place: ListedSegment) -> int:
-        opened = MappedSegment(place, self._files)
-        return _sound(opened, _first_us) if opened.segment is not None else _NEVER
+    def _first_us(self, entry: ListedSegment) -> int:
+        opened = MappedSegment(entry, self._files)
+        return _from_sound_volume(opened, _first_us) if opened.segment is not None else _NEVER
 
 
 def _first_us(segment: Segment) -> int:
@@ -200,7 +200,7 @@ def _first_us(segment: Segment) -> int:
     return next((each.first_us for each in events), _NEVER)
 
 
-def _sound(opened: MappedSegment, ask: Callable[[Segment], T]) -> T:
+def _from_sound_volume(opened: MappedSegment, ask: Callable[[Segment], T]) -> T:
     """The answer of the segment, from a volume on which it is not damaged."""
     while True:
         try:
@@ -253,7 +253,7 @@ class PartitionReader:
         self._claim = f"{self.name}{CLAIM_MARK}{new_suffix()}"
         self._created_at = stream.created_at
         self._is_gone = False
-        self.looks = 0
+        self.polls = 0
         self._catalog = catalog
         self._clock = clock
         self._verify = verify
@@ -262,14 +262,14 @@ class PartitionReader:
         self._closed = False
         self._fresh_at = clock.boottime_s()
         self._shown: tuple[FrameHeader, EventBatch] | None = None
-        shelf = SegmentList(files, partition_directory(stream.name, partition))
-        self._finder = StartFinder(files, shelf)
-        self._cursor = Cursor(files, shelf, check=self._check_stream, ahead=ahead, bodies=bodies)
+        segments = SegmentList(files, partition_directory(stream.name, partition))
+        self._finder = StartFinder(files, segments)
+        self._cursor = Cursor(files, segments, check=self._check_stream, ahead=ahead, bodies=bodies)
         if epoch is not None:
             catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
-        self._ask()
-        self._cursor.go(self._finder.sequence_of(start))
-        self._watch = SegmentWatcher()
+        self._check_claim()
+        self._cursor.seek(self._finder.sequence_of(start))
+        self._watcher = SegmentWatcher()
 
     @property
     def position(self) -> int:
@@ -287,7 +287,7 @@ class PartitionReader:
         with self._lock:
             self._check_open()
             self._check_stream()
-            self._cursor.go(self._finder.sequence_of(start))
+            self._cursor.seek(self._finder.sequence_of(start))
 
     def watched(self) -> tuple[str, ...]:
         """The files that change when there is more in the segment at hand; none if none is open.
@@ -334,8 +334,8 @@ class PartitionReader:
             if count > max_events or header.length > max_bytes:
                 by_bytes = max(max_bytes * header.count // header.length, 1)
                 count = min(count, max(max_events, 1), by_bytes)
-            self._ask()
-            self._cursor.passed(header, self._cursor.sequence + count)
+            self._check_claim()
+            self._cursor.advance(header, self._cursor.sequence + count)
             if first + count == header.count:
                 self._shown = None
             return batch if count == header.count else batch.slice(first, count)
@@ -350,24 +350,26 @@ class PartitionReader:
             Trimmed: retention has removed the next event.
             UnknownStream: the stream was deleted.
         """
-        limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
-        until = self._clock.boottime_s() + limit_s
+        timeout_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
+        deadline = self._clock.boottime_s() + timeout_s
         with self._lock:
             self._check_open()
-            told = True
+            was_woken = True
             while not self._closed:
-                self._watch.aim(self._cursor.watched())  # before the look: nothing slips between
-                if self._next(fresh=not told) is not None:
-                    self._watch.rest()
+                self._watcher.watch(
+                    self._cursor.watched()
+                )  # before the look: nothing slips between
+                if self._next(fresh=not was_woken) is not None:
+                    self._watcher.reset_pause()
                     return True
-                if not told:
-                    self._ask()
-                if self._cursor.watched() != self._watch.paths:
+                if not was_woken:
+                    self._check_claim()
+                if self._cursor.watched() != self._watcher.paths:
                     continue  # another segment since: it has to be watched before it is slept on
-                left_s = until - self._clock.boottime_s()
-                if left_s <= 0:
+                remaining_s = deadline - self._clock.boottime_s()
+                if remaining_s <= 0:
                     return False
-                told = self._watch.sleep(left_s)
+                was_woken = self._watcher.sleep(remaining_s)
             return False
 
     def batches(
@@ -403,7 +405,7 @@ class PartitionReader:
         self._check_stream()
         found = self._finder.with_key(key, self.position, check=self._verify, bodies=self._bodies)
         for batch in found:
-            self._ask()
+            self._check_claim()
             yield batch
 
     def lag(self) -> int:
@@ -416,9 +418,9 @@ class PartitionReader:
         """End reading; one that waits in another thread is woken. Batches stay valid."""
         if not self._closed:
             self._closed = True
-            self._watch.wake()
+            self._watcher.wake()
             with self._lock:
-                self._watch.close()
+                self._watcher.close()
                 self._cursor.close()
                 self._shown = None
 
@@ -435,11 +437,11 @@ class PartitionReader:
 
     def _next(self, *, fresh: bool = False) -> FrameHeader | None:
         """One look. The journal is asked now and then, also by callers that never wait."""
-        self.looks += 1
+        self.polls += 1
         now = self._clock.boottime_s()
         fresh = fresh or now - self._fresh_at >= SHORTEST_S
         try:
-            found = self._cursor.frame(fresh=fresh)
+            found = self._cursor.next_frame(fresh=fresh)
         except (Trimmed, DataDamaged):
             self._check_stream()  # what is missing may be that of another stream
             raise
@@ -457,7 +459,7 @@ class PartitionReader:
             self._is_gone = True
             raise
 
-    def _ask(self) -> None:
+    def _check_claim(self) -> None:
         """Ask whether this reader may still read."""
         if self.group or self.epoch is not None:
             self._catalog.check_reader(

@@ -321,27 +321,27 @@ class _Examination:
                 header = self._header(position)
             except DataDamaged as error:
                 if position + FRAME_HEADER_BYTES > length:
-                    self._torn(position, open_end=open_end)
+                    self._check_torn_end(position, open_end=open_end)
                     break
-                self._say(str(error))
+                self._report(str(error))
                 position = self._next_frame(position)
                 continue
             if header.end > length:
-                self._torn(position, open_end=open_end)
+                self._check_torn_end(position, open_end=open_end)
                 break
             if last is FrameKind.END:
-                self._say(f"the frame at byte {position} lies after the end mark")
+                self._report(f"the frame at byte {position} lies after the end mark")
             self._frame(header)
             position, last = header.end, header.kind
         return self.findings
 
-    def _say(self, finding: str) -> None:
+    def _report(self, finding: str) -> None:
         self._damaged = True
         self.findings.append(finding)
 
-    def _torn(self, position: int, *, open_end: bool) -> None:
+    def _check_torn_end(self, position: int, *, open_end: bool) -> None:
         if not open_end:
-            self._say(f"the last {len(self._view) - position} bytes are only part of a frame")
+            self._report(f"the last {len(self._view) - position} bytes are only part of a frame")
 
     def _header(self, position: int) -> FrameHeader:
         header = parse_header(self._view, position)
@@ -351,24 +351,24 @@ class _Examination:
 
     def _next_frame(self, position: int) -> int:
         """The next place that looks like a frame, or the end."""
-        for place in range(position + ALIGNMENT_BYTES, len(self._view), ALIGNMENT_BYTES):
-            if self._view[place : place + 4] == FRAME_MAGIC:
+        for candidate in range(position + ALIGNMENT_BYTES, len(self._view), ALIGNMENT_BYTES):
+            if self._view[candidate : candidate + 4] == FRAME_MAGIC:
                 try:
-                    self._next_sequence = self._header(place).base_sequence
+                    self._next_sequence = self._header(candidate).base_sequence
                 except DataDamaged:
                     continue
-                return place
+                return candidate
         return len(self._view)
 
     def _frame(self, header: FrameHeader) -> None:
         where = f"the frame at byte {header.position}"
         if header.base_sequence != self._next_sequence:
-            self._say(f"{where} begins at {header.base_sequence} and not {self._next_sequence}")
+            self._report(f"{where} begins at {header.base_sequence} and not {self._next_sequence}")
         self._next_sequence = header.next_sequence
         try:
             if header.kind is FrameKind.EVENTS:
                 batch = read_events(self._view, header)
-                self._agrees(header, batch, where)
+                self._check_columns(header, batch, where)
                 self._frames.append((header, batch.column("key")))
                 return
             if header.kind is FrameKind.PRODUCERS:
@@ -379,10 +379,10 @@ class _Examination:
                 self._end(header, where)
             read_body(self._view, header)
         except (DataDamaged, pa.ArrowException) as error:
-            self._say(str(error))
+            self._report(str(error))
         self._frames.append((header, None))
 
-    def _agrees(self, header: FrameHeader, batch: pa.RecordBatch, where: str) -> None:
+    def _check_columns(self, header: FrameHeader, batch: pa.RecordBatch, where: str) -> None:
         """The columns are sound, and say what the header says."""
         batch.validate(full=True)
         numbers, offsets, times, _, body, _, epochs = batch.columns
@@ -395,12 +395,14 @@ class _Examination:
             and not body.null_count
         )
         if not same:
-            self._say(f"{where}: its columns say something else than its header")
+            self._report(f"{where}: its columns say something else than its header")
         apart = (header.bodies_at, header.bodies_bytes)
-        if header.bodies_bytes and apart != bodies_in(pa.py_buffer(self._rest(header))):
-            self._say(f"{where}: the bodies of its events are not where its header says")
+        if header.bodies_bytes and apart != bodies_in(
+            pa.py_buffer(self._body_without_event_bodies(header))
+        ):
+            self._report(f"{where}: the bodies of its events are not where its header says")
 
-    def _rest(self, header: FrameHeader) -> memoryview:
+    def _body_without_event_bodies(self, header: FrameHeader) -> memoryview:
         """The body of a frame whose checksum of all but the events' bodies is right too."""
         return read_body(self._view, header, bodies=False)
 
@@ -411,12 +413,12 @@ class _Examination:
         for each, keys in self._frames:
             builder.add(each, keys)
         if bytes(body) != builder.body():
-            self._say(f"{where}: the index does not fit the frames before it")
+            self._report(f"{where}: the index does not fit the frames before it")
 
     def _end(self, header: FrameHeader, where: str) -> None:
         before = self._frames[-1][0] if self._frames else None
         if before is None or before.kind is not FrameKind.INDEX or before.position != header.link:
-            self._say(f"{where}: the end mark does not point to the index before it")
+            self._report(f"{where}: the end mark does not point to the index before it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

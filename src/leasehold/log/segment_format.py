@@ -420,8 +420,8 @@ def _is_sound(whole: memoryview, header: FrameHeader, *, bodies: bool) -> bool:
 
 
 def _no_bodies(count: int) -> pa.Array:
-    places = _NOWHERE if count < _RAMP_ROWS else bytes(4 * (count + 1))
-    return pa.Array.from_buffers(_BODY.type, count, [None, pa.py_buffer(places), _NOTHING], 0)
+    offsets = _NOWHERE if count < _RAMP_ROWS else bytes(4 * (count + 1))
+    return pa.Array.from_buffers(_BODY.type, count, [None, pa.py_buffer(offsets), _NOTHING], 0)
 
 
 def rising(first: int, count: int) -> pa.Array:

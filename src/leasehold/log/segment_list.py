@@ -46,29 +46,29 @@ class SegmentList:
 
     def read(self) -> Sequence[ListedSegment]:
         """All segments, asked for anew."""
-        self._known = [place for place, _ in self._listed("")]
+        self._known = [entry for entry, _ in self._listed("")]
         return self._known
 
     def read_end(self) -> Sequence[ListedSegment]:
         """Ask only for what comes after the last one that is known; return all that are."""
         after = self._known[-1].path if self._known else ""
-        self._known += [place for place, _ in self._listed(after)]
+        self._known += [entry for entry, _ in self._listed(after)]
         return self._known
 
     def files(self) -> list[tuple[ListedSegment, FileStatus]]:
         """All segments with their files, asked for anew."""
         listed = list(self._listed(""))
-        self._known = [place for place, _ in listed]
+        self._known = [entry for entry, _ in listed]
         return listed
 
-    def holding(self, sequence: int) -> ListedSegment | None:
+    def containing(self, sequence: int) -> ListedSegment | None:
         """The last known segment that begins at or before ``sequence``; None if all come later."""
-        at = bisect.bisect_right(self._known, sequence, key=lambda place: place.base)
+        at = bisect.bisect_right(self._known, sequence, key=lambda entry: entry.base)
         return self._known[at - 1] if at else None
 
     def after(self, base: int) -> ListedSegment | None:
         """The known segment that comes next after the one that begins at ``base``."""
-        at = bisect.bisect_right(self._known, base, key=lambda place: place.base)
+        at = bisect.bisect_right(self._known, base, key=lambda entry: entry.base)
         return self._known[at] if at < len(self._known) else None
 
     def _listed(self, after: str) -> Iterator[tuple[ListedSegment, FileStatus]]:

@@ -112,11 +112,11 @@ class LogSource:
         """
         numbers = [partition_number(each) for each in partitions]
 
-        def look() -> StreamInfo:
+        def read_info() -> StreamInfo:
             self._now()
             return self._log.info(self.name, partitions=numbers)
 
-        found = await self._run(look)
+        found = await self._run(read_info)
         return {
             str(part.number): PartitionEnds(
                 first=part.first_sequence,
@@ -132,11 +132,11 @@ class LogSource:
         """See ``EventSource``."""
         number = partition_number(partition)
         self._check_open()
-        bell = Wakeup(partition)
+        wakeup = Wakeup(partition)
 
         def opened() -> PartitionReader:
             self._now()
-            self.watcher.enter(bell)  # before its first look, so that it misses nothing
+            self.watcher.add(wakeup)  # before its first look, so that it misses nothing
             try:
                 # Many partitions are read side by side already: no thread more for each of them.
                 return self._log.reader(
@@ -149,7 +149,7 @@ class LogSource:
                     ahead=False,
                 )
             except BaseException:
-                self.watcher.leave(bell)
+                self.watcher.remove(wakeup)
                 raise
 
         opening = self._threads.submit(opened)
@@ -158,10 +158,12 @@ class LogSource:
             self._check_open()
         except BaseException:
             # Nobody waits for it any more. This is called in its thread, so closing waits for it.
-            opening.add_done_callback(lambda done: self._abandon(done, bell))
+            opening.add_done_callback(lambda done: self._abandon(done, wakeup))
             raise
         self._receivers = {each for each in self._receivers if not each.closed}
-        made = LogReceiver(reader, bell, watcher=self.watcher, threads=self._threads, rng=self._rng)
+        made = LogReceiver(
+            reader, wakeup, watcher=self.watcher, threads=self._threads, rng=self._rng
+        )
         self._receivers.add(made)
         return made
 
@@ -202,8 +204,8 @@ class LogSource:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _abandon(self, opening: Future[PartitionReader], bell: Wakeup) -> None:
-        self.watcher.leave(bell)
+    def _abandon(self, opening: Future[PartitionReader], wakeup: Wakeup) -> None:
+        self.watcher.remove(wakeup)
         if not opening.cancelled() and opening.exception() is None:
             opening.result().close()
 

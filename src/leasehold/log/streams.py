@@ -130,11 +130,11 @@ class StreamSettings:
             "retain_age_s": (0, 1e10),
             "retention_bytes": (0, 1 << 60),
         }
-        for what, (least, most) in ranges.items():
+        for what, (lowest, max_value) in ranges.items():
             value = getattr(self, what)
-            if not least <= value <= most:
+            if not lowest <= value <= max_value:
                 raise InvalidOptions(
-                    f"{what} is {value} and must lie between {least:g} and {most:g}"
+                    f"{what} is {value} and must lie between {lowest:g} and {max_value:g}"
                 )
 
     @property
@@ -400,10 +400,10 @@ class Catalog:
 
     def checkpoints(self, stream: str) -> dict[int, int]:
         """For each partition with checkpoints the least sequence number over all groups."""
-        least: dict[int, int] = {}
+        lowest: dict[int, int] = {}
         for partition, _, number in self.positions(stream):
-            least[partition] = min(number, least.get(partition, number))
-        return least
+            lowest[partition] = min(number, lowest.get(partition, number))
+        return lowest
 
     def positions(self, stream: str) -> Sequence[tuple[int, str, int]]:
         """Every group's checkpoints in the stream: partition, group, sequence number."""

@@ -27,38 +27,43 @@ if TYPE_CHECKING:
 
 
 def verify(
-    stream: StreamInfo, *, files: Namespace, told: Callable[[int], None] = lambda _: None
+    stream: StreamInfo, *, files: Namespace, progress: Callable[[int], None] = lambda _: None
 ) -> list[str]:
     """All that is wrong with a stream, in words; an empty list if nothing is.
 
-    Each finding begins with the partition and the segment. ``told`` hears how many bytes were
+    Each finding begins with the partition and the segment. ``progress`` hears how many bytes were
     compared since it was last told: every replica counts, and the frames once more. A segment that
     is being written is looked at up to what was acknowledged; one that is deleted meanwhile is
     left out.
     """
     found: list[str] = []
     for number in range(stream.partitions):
-        walk = _Walk(stream, number, files=files, told=told)
-        shelf = SegmentList(files, partition_directory(stream.name, number))
-        for place, status in shelf.files():
+        check = _PartitionCheck(stream, number, files=files, progress=progress)
+        segments = SegmentList(files, partition_directory(stream.name, number))
+        for entry, status in segments.files():
             try:
-                walk.look(place, status)
+                check.check_segment(entry, status)
             except UnknownFile:
-                walk.skip()
-        found += walk.found
+                check.skip()
+        found += check.found
     return found
 
 
-class _Walk:
+class _PartitionCheck:
     """One partition, from its oldest segment to its newest."""
 
     def __init__(
-        self, stream: StreamInfo, partition: int, *, files: Namespace, told: Callable[[int], None]
+        self,
+        stream: StreamInfo,
+        partition: int,
+        *,
+        files: Namespace,
+        progress: Callable[[int], None],
     ) -> None:
         self._stream = stream
         self._partition = partition
         self._files = files
-        self._told = told
+        self._progress = progress
         self._next_sequence: int | None = None
         self._next_offset: int | None = None
         self.found: list[str] = []
@@ -67,48 +72,48 @@ class _Walk:
         """The segment is gone: where the next one has to begin is not known."""
         self._next_sequence = self._next_offset = None
 
-    def look(self, place: ListedSegment, status: FileStatus) -> None:
+    def check_segment(self, entry: ListedSegment, status: FileStatus) -> None:
         """Compare one segment. Raises ``UnknownFile`` if it was deleted."""
-        for fault in self._files.verify(place.path, progress=self._told):
-            self._say(place, f"volume {fault.volume}: {fault.what}")
+        for fault in self._files.verify(entry.path, progress=self._progress):
+            self._report(entry, f"volume {fault.volume}: {fault.what}")
         try:
-            opened = MappedSegment(place, self._files)
+            opened = MappedSegment(entry, self._files)
         except (DataDamaged, VolumeUnusable, StoreUnusable) as error:
-            self._say(place, str(error))
+            self._report(entry, str(error))
             self.skip()
             return
         segment = opened.segment
         if segment is None:
-            self._bare(place, status)
+            self._check_without_header(entry, status)
             return
         open_end = not segment.ended  # a crash, or a writer at work, leaves part of a frame
         # While a segment is written its replicas have no end to be compared with: their frames do.
         for volume, view in list(opened.replicas()) or [("", opened.view)]:
             where = f"volume {volume}: " if volume else ""
             for finding in verify_segment(view, open_end=open_end):
-                self._say(place, where + finding)
-        self._told(len(segment))
-        self._joins(place, segment)
+                self._report(entry, where + finding)
+        self._progress(len(segment))
+        self._check_continuity(entry, segment)
 
-    def _bare(self, place: ListedSegment, status: FileStatus) -> None:
+    def _check_without_header(self, entry: ListedSegment, status: FileStatus) -> None:
         """Not even a header: that is how a segment begins, and how an owner may die."""
         if status.state is FileState.CLOSED and status.length:
-            self._say(place, f"it has {status.length} bytes, which is less than a header")
+            self._report(entry, f"it has {status.length} bytes, which is less than a header")
 
-    def _joins(self, place: ListedSegment, segment: Segment) -> None:
+    def _check_continuity(self, entry: ListedSegment, segment: Segment) -> None:
         """Sequence numbers and offsets go on from the segment before."""
         header = segment.header
         if header.partition != self._partition:
-            self._say(place, f"it belongs to partition {header.partition} by its header")
+            self._report(entry, f"it belongs to partition {header.partition} by its header")
         if self._next_sequence not in {None, header.base_sequence}:
-            self._say(
-                place,
+            self._report(
+                entry,
                 f"it begins with event {header.base_sequence}, and the segment before it ends "
                 f"before {self._next_sequence}",
             )
         if self._next_offset not in {None, header.base_offset}:
-            self._say(
-                place,
+            self._report(
+                entry,
                 f"it begins at offset {header.base_offset}, and the segment before it ends at "
                 f"{self._next_offset}",
             )
@@ -118,6 +123,6 @@ class _Walk:
         except DataDamaged:  # said already
             self._next_sequence = None
 
-    def _say(self, place: ListedSegment, what: str) -> None:
-        name = place.path.rpartition("/")[2]
+    def _report(self, entry: ListedSegment, what: str) -> None:
+        name = entry.path.rpartition("/")[2]
         self.found.append(f"{self._stream.name}, partition {self._partition}, {name}: {what}")

@@ -46,7 +46,7 @@ class _JournalTask:
         self.done.acquire()  # released when it is done
 
 
-class Helper:
+class WorkerThread:
     """A thread that signals never reach.
 
     Made of a SimpleQueue and plain locks alone, each of them one step of the interpreter. The
@@ -86,29 +86,29 @@ T = TypeVar("T")
 Step = Callable[[JournalWork], Any]
 Hook = Callable[[str, str], None]
 
-MAX_TOGETHER = 256
+MAX_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExpectedRead:
     """What a step will ask first: what is at a path, or for a file with its open block."""
 
     path: str | None = None
     file_id: int | None = None
 
 
-_NONE = Question()
+_NONE = ExpectedRead()
 
 
 class _JournalCall:
     """One step, and what became of it."""
 
-    __slots__ = ("answer", "asks", "error", "leads", "name", "step", "wake")
+    __slots__ = ("answer", "error", "expected_read", "leads", "name", "step", "wake")
 
-    def __init__(self, name: str, step: Step, asks: Question) -> None:
+    def __init__(self, name: str, step: Step, expected_read: ExpectedRead) -> None:
         self.name = name
         self.step = step
-        self.asks = asks
+        self.expected_read = expected_read
         self.leads = False
         # Taken: who takes it again waits until it is given back. Much cheaper than an event.
         self.wake = threading.Lock()
@@ -126,23 +126,25 @@ class JournalGroupCommit:
         *,
         limits: FileLeaseLimits,
         hook: Hook | None = None,
-        most: int = MAX_TOGETHER,
+        max_steps: int = MAX_STEPS,
     ) -> None:
-        """With ``most`` = 1 each step has a transaction of its own."""
+        """With ``max_steps`` = 1 each step has a transaction of its own."""
         self._database = database
         self._limits = limits
         self._hook = hook
-        self._most = most
+        self._max_steps = max_steps
         self._lock = threading.Lock()
         self._queue: deque[_JournalCall] = deque()
         self._led = False
-        self._helper: Helper | None = None
-        self._helper_pid = 0
+        self._worker: WorkerThread | None = None
+        self._worker_pid = 0
 
-    def run(self, name: str, step: Callable[[JournalWork], T], *, asks: Question = _NONE) -> T:
+    def run(
+        self, name: str, step: Callable[[JournalWork], T], *, expected_read: ExpectedRead = _NONE
+    ) -> T:
         """Run ``step``, alone or together with others, and return its answer.
 
-        ``asks`` is what it will ask first, if that is known.
+        ``expected_read`` is what it will ask first, if that is known.
 
         Raises:
             LeaseholdError: the step refused, and nothing was changed.
@@ -152,22 +154,24 @@ class JournalGroupCommit:
         if threading.current_thread() is threading.main_thread():
             # Signals are for the main thread alone. An interrupt between any two lines here would
             # leave everybody without a leader, or the database with a lock: so it only waits.
-            return cast("T", self._away_from_signals().run(lambda: self._run(name, step, asks)))
-        return self._run(name, step, asks)
+            return cast(
+                "T", self._main_thread_worker().run(lambda: self._run(name, step, expected_read))
+            )
+        return self._run(name, step, expected_read)
 
-    def _away_from_signals(self) -> Helper:
-        if self._helper is None or self._helper_pid != os.getpid():
-            self._helper, self._helper_pid = Helper(), os.getpid()
-        return self._helper
+    def _main_thread_worker(self) -> WorkerThread:
+        if self._worker is None or self._worker_pid != os.getpid():
+            self._worker, self._worker_pid = WorkerThread(), os.getpid()
+        return self._worker
 
     def close(self) -> None:
         """End the helper, if there is one."""
-        if self._helper is not None and self._helper_pid == os.getpid():
-            self._helper.close()
-            self._helper = None
+        if self._worker is not None and self._worker_pid == os.getpid():
+            self._worker.close()
+            self._worker = None
 
-    def _run(self, name: str, step: Callable[[JournalWork], T], asks: Question) -> T:
-        call = _JournalCall(name, step, asks)
+    def _run(self, name: str, step: Callable[[JournalWork], T], expected_read: ExpectedRead) -> T:
+        call = _JournalCall(name, step, expected_read)
         with self._lock:
             self._queue.append(call)
             call.leads, self._led = not self._led, True
@@ -193,7 +197,7 @@ class JournalGroupCommit:
 
     def _lead(self, call: _JournalCall) -> None:
         with self._lock:
-            group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
+            group = [self._queue.popleft() for _ in range(min(self._max_steps, len(self._queue)))]
         if len(group) > 1:
             group.sort(key=_rank)
         try:
@@ -241,24 +245,24 @@ class JournalGroupCommit:
         outcomes = self._database.write(lambda tx: self._outcomes(tx, group))
         for call, (answer, error) in zip(group, outcomes, strict=True):
             call.answer, call.error = answer, error
-        self._tell(group, "after")
+        self._call_hook(group, "after")
 
     def _outcomes(
         self, tx: Tx, group: Sequence[_JournalCall]
     ) -> list[tuple[Any, LeaseholdError | None]]:
-        books = JournalWork(tx, self._limits)
+        work = JournalWork(tx, self._limits)
         if len(group) > 1:
-            asked = [call.asks for call in group]
-            books.foresee(
-                paths=[each.path for each in asked if each.path is not None],
-                file_ids=[each.file_id for each in asked if each.file_id is not None],
+            expected = [call.expected_read for call in group]
+            work.prefetch(
+                paths=[each.path for each in expected if each.path is not None],
+                file_ids=[each.file_id for each in expected if each.file_id is not None],
             )
-        outcomes = [_outcome(books, call.step) for call in group]
-        books.finish()
-        self._tell(group, "before")
+        outcomes = [_outcome(work, call.step) for call in group]
+        work.finish()
+        self._call_hook(group, "before")
         return outcomes
 
-    def _tell(self, group: Sequence[_JournalCall], moment: str) -> None:
+    def _call_hook(self, group: Sequence[_JournalCall], moment: str) -> None:
         if self._hook is not None:
             for call in group:
                 self._hook(call.name, moment)
@@ -266,13 +270,13 @@ class JournalGroupCommit:
 
 def _rank(call: _JournalCall) -> int:
     """Files that are made come first: a holder that closes its last one meanwhile goes on."""
-    asks = call.asks
-    return 0 if asks.path is not None else 1 if asks.file_id is not None else 2
+    expected_read = call.expected_read
+    return 0 if expected_read.path is not None else 1 if expected_read.file_id is not None else 2
 
 
-def _outcome(books: JournalWork, step: Step) -> tuple[Any, LeaseholdError | None]:
+def _outcome(work: JournalWork, step: Step) -> tuple[Any, LeaseholdError | None]:
     try:
-        return step(books), None
+        return step(work), None
     except StoreError:
         raise
     except LeaseholdError as refusal:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import steps
-from leasehold.files.journal.group_commit import MAX_TOGETHER, JournalGroupCommit, Question
+from leasehold.files.journal.group_commit import MAX_STEPS, ExpectedRead, JournalGroupCommit
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
-from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, listed
+from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, as_json
 from leasehold.files.model import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         HolderStatus,
         JournalEntry,
         OpenedFile,
-        RefusalReason,
+        RecoveryReason,
         SealedBlock,
         WriteTicket,
     )
@@ -86,9 +86,11 @@ class Journal:
         database = open_blocking(
             url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
         )
-        most = MAX_TOGETHER if group_commit else 1
+        max_steps = MAX_STEPS if group_commit else 1
         return cls(
-            database, JournalGroupCommit(database, limits=limits, hook=hook, most=most), limits
+            database,
+            JournalGroupCommit(database, limits=limits, hook=hook, max_steps=max_steps),
+            limits,
         )
 
     @property
@@ -109,7 +111,7 @@ class Journal:
         Raises:
             LeaseLost: its id is used with another token.
         """
-        self._group.run("enlist", lambda books: books.enlist(holder))
+        self._group.run("enlist", lambda work: work.enlist(holder))
 
     def renew(self, holder: FileHolder) -> None:
         """Renew the lease over all the holder's files, also after a limit if nobody took any.
@@ -117,29 +119,29 @@ class Journal:
         Raises:
             LeaseLost: it has no lease any more (none of its files is left), or another token.
         """
-        self._group.run("renew", lambda books: steps.renew(books, holder))
+        self._group.run("renew", lambda work: steps.renew(work, holder))
 
     def leave(self, holder: FileHolder) -> None:
         """End the lease, unless a file is open under it."""
-        self._group.run("leave", lambda books: steps.leave(books, holder))
+        self._group.run("leave", lambda work: steps.leave(work, holder))
 
     def holders(self, *, limit: int = 1000) -> list[HolderStatus]:
         """Who has a lease, the one that has been silent longest first."""
-        return self._read(lambda books: steps.holders(books, limit))
+        return self._read(lambda work: steps.holders(work, limit))
 
     # ----------------------------------------------------------- volumes
 
     def namespace_id(self, *, new_id: str) -> str:
         """The id by which volumes know whose they are; ``new_id`` if there was none."""
-        known = self._read(lambda books: (books.tx.one("namespace") or ("",))[0])
+        known = self._read(lambda work: (work.tx.one("namespace") or ("",))[0])
         if known:
             return str(known)
-        return self._group.run("namespace", lambda books: steps.namespace_id(books, new_id))
+        return self._group.run("namespace", lambda work: steps.namespace_id(work, new_id))
 
     def register_volume(self, volume_id: str, path: str) -> None:
         """Note where a volume lies; it may have moved."""
         self._group.run(
-            "register volume", lambda books: steps.register_volume(books, volume_id, path)
+            "register volume", lambda work: steps.register_volume(work, volume_id, path)
         )
 
     def volumes(self) -> dict[str, str]:
@@ -170,7 +172,7 @@ class Journal:
             RecoveryInProgress: the file is being recovered.
             LeaseLost: the holder's id is used with another token.
         """
-        wish = steps.OpenRequest(
+        open_request = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
             volumes=steps.check_volumes(volumes),
@@ -180,7 +182,9 @@ class Journal:
             overwrite=overwrite,
         )
         return self._group.run(
-            "create", lambda books: steps.create(books, wish), asks=Question(path=wish.path)
+            "create",
+            lambda work: steps.create(work, open_request),
+            expected_read=ExpectedRead(path=open_request.path),
         )
 
     def append(
@@ -194,13 +198,13 @@ class Journal:
             RecoveryInProgress: the file is being recovered.
             LeaseLost: the holder's id is used with another token.
         """
-        wish = steps.OpenRequest(
+        open_request = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
             volumes=steps.check_volumes(volumes),
             request=request,
         )
-        return self._group.run("append", lambda books: steps.append(books, wish))
+        return self._group.run("append", lambda work: steps.append(work, open_request))
 
     def next_block(
         self,
@@ -219,7 +223,7 @@ class Journal:
         checked = steps.check_volumes(volumes)
         return self._group.run(
             "next block",
-            lambda books: steps.next_block(books, ticket, sealed, volumes=checked),
+            lambda work: steps.next_block(work, ticket, sealed, volumes=checked),
         )
 
     def drop_volumes(self, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]) -> None:
@@ -231,7 +235,7 @@ class Journal:
         """
         self._group.run(
             "drop volumes",
-            lambda books: steps.drop_volumes(books, ticket, block_id, keep=keep),
+            lambda work: steps.drop_volumes(work, ticket, block_id, keep=keep),
         )
 
     def complete(self, ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
@@ -243,8 +247,8 @@ class Journal:
         """
         return self._group.run(
             "close",
-            lambda books: steps.complete(books, ticket, sealed),
-            asks=Question(file_id=ticket.file_id),
+            lambda work: steps.complete(work, ticket, sealed),
+            expected_read=ExpectedRead(file_id=ticket.file_id),
         )
 
     def discard(self, ticket: WriteTicket) -> None:
@@ -254,7 +258,7 @@ class Journal:
             UnknownFile: the file was deleted.
             FencedWrite: the file is closed, recovered or taken over.
         """
-        self._group.run("discard", lambda books: steps.discard(books, ticket))
+        self._group.run("discard", lambda work: steps.discard(work, ticket))
 
     def check(self, ticket: WriteTicket) -> None:
         """Return if the file is still the ticket's.
@@ -267,13 +271,13 @@ class Journal:
         # volume has failed.
         self._group.run(
             "check",
-            lambda books: steps.check(books, ticket),
-            asks=Question(file_id=ticket.file_id),
+            lambda work: steps.check(work, ticket),
+            expected_read=ExpectedRead(file_id=ticket.file_id),
         )
 
     def refused(self) -> int:
         """How many steps were refused to those whose lease had ended, ever."""
-        return self._read(lambda books: int((books.tx.one("meta") or (0,))[-1]))
+        return self._read(lambda work: int((work.tx.one("meta") or (0,))[-1]))
 
     # ---------------------------------------------------------- recovery
 
@@ -282,7 +286,7 @@ class Journal:
         path: str,
         holder: FileHolder,
         *,
-        why: RefusalReason,
+        reason: RecoveryReason,
         ticket: WriteTicket | None = None,
     ) -> FileRecovery | None:
         """Draw a recovery id and shut out whoever has the file; None if it is closed.
@@ -291,12 +295,12 @@ class Journal:
 
         Raises:
             UnknownFile: there is no file at the path.
-            FileHeld: its writer was heard of within the limit that ``why`` looks at.
+            FileHeld: its writer was heard of within the limit that ``reason`` looks at.
             RecoveryInProgress: another attempt has time left, or the next is not due.
         """
         return self._group.run(
             "recovery begun",
-            lambda books: steps.begin_recovery(books, check_path(path), holder, why, ticket),
+            lambda work: steps.begin_recovery(work, check_path(path), holder, reason, ticket),
         )
 
     def commit_recovery(self, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
@@ -306,7 +310,7 @@ class Journal:
             UnknownFile: the file was deleted meanwhile.
             FencedWrite: a newer recovery has begun.
         """
-        return self._group.run("recovered", lambda books: steps.commit(books, recovery, sealed))
+        return self._group.run("recovered", lambda work: steps.commit(work, recovery, sealed))
 
     def fail_recovery(self, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
         """End the attempt; the next one is due after ``pause_s``.
@@ -317,7 +321,7 @@ class Journal:
         """
         self._group.run(
             "recovery failed",
-            lambda books: steps.fail(books, recovery, trouble=trouble, pause_s=pause_s),
+            lambda work: steps.fail(work, recovery, trouble=trouble, pause_s=pause_s),
         )
 
     def due(self, *, limit: int) -> list[str]:
@@ -326,10 +330,10 @@ class Journal:
         Holders without files that are past the hard limit are forgotten on the way.
         """
         paths, idle = self._read(
-            lambda books: (steps.due(books, limit), steps.idle(books, _IDLE_AT_ONCE))
+            lambda work: (steps.due(work, limit), steps.idle(work, _IDLE_AT_ONCE))
         )
         if idle:
-            self._group.run("forget holders", lambda books: steps.drop_idle(books, idle))
+            self._group.run("forget holders", lambda work: steps.drop_idle(work, idle))
         return paths
 
     # ------------------------------------------------------------- reads
@@ -341,16 +345,16 @@ class Journal:
             UnknownFile: there is none.
         """
         checked = check_path(path)
-        return self._read(lambda books: steps.file_at(books, checked).status(books.now))
+        return self._read(lambda work: steps.file_at(work, checked).status(work.now))
 
     def status_of(self, file_id: int) -> FileStatus | None:
         """The file of this id, wherever it lies; None if it is gone."""
 
-        def work(books: JournalWork) -> FileStatus | None:
-            row = books.tx.one("file", id=file_id)
-            return None if row is None else FileRow(*row).status(books.now)
+        def query(work: JournalWork) -> FileStatus | None:
+            row = work.tx.one("file", id=file_id)
+            return None if row is None else FileRow(*row).status(work.now)
 
-        return self._read(work)
+        return self._read(query)
 
     def view(self, path: str) -> tuple[FileStatus, tuple[Block, ...]]:
         """The file at a path and all its steps, as of one moment.
@@ -360,11 +364,11 @@ class Journal:
         """
         checked = check_path(path)
 
-        def work(books: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
-            row = steps.file_at(books, checked)
-            return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
+        def query(work: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
+            row = steps.file_at(work, checked)
+            return row.status(work.now), blocks_of(work.tx.all("blocks", file_id=row.id))
 
-        return self._read(work)
+        return self._read(query)
 
     def view_of(self, file_id: int) -> tuple[FileStatus, tuple[Block, ...]]:
         """The file of this id and all its steps, as of one moment, wherever it lies now.
@@ -373,25 +377,23 @@ class Journal:
             UnknownFile: it was deleted.
         """
 
-        def work(books: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
-            row = books.tx.one("file", id=file_id)
+        def query(work: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
+            row = work.tx.one("file", id=file_id)
             if row is None:
                 raise UnknownFile(f"file {file_id} was deleted")
-            return FileRow(*row).status(books.now), blocks_of(
-                books.tx.all("blocks", file_id=file_id)
-            )
+            return FileRow(*row).status(work.now), blocks_of(work.tx.all("blocks", file_id=file_id))
 
-        return self._read(work)
+        return self._read(query)
 
     def list(self, prefix: str = "/", *, after: str = "", limit: int = 1000) -> list[FileStatus]:
         """The files below a directory in the order of their paths, from after ``after`` on."""
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalWork) -> builtins.list[FileStatus]:
-            rows = books.tx.all("files_below", low=low, high=high, after=after, most=limit)
-            return [FileRow(*row).status(books.now) for row in rows]
+        def query(work: JournalWork) -> builtins.list[FileStatus]:
+            rows = work.tx.all("files_below", low=low, high=high, after=after, limit=limit)
+            return [FileRow(*row).status(work.now) for row in rows]
 
-        return self._read(work)
+        return self._read(query)
 
     def list_open(
         self, prefix: str = "/", *, older_than_s: float = 0.0, after_id: int = 0, limit: int = 1000
@@ -402,19 +404,19 @@ class Journal:
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalWork) -> builtins.list[FileStatus]:
-            moment = datetime.fromisoformat(books.wall) - timedelta(seconds=older_than_s)
-            rows = books.tx.all(
+        def query(work: JournalWork) -> builtins.list[FileStatus]:
+            moment = datetime.fromisoformat(work.wall) - timedelta(seconds=older_than_s)
+            rows = work.tx.all(
                 "files_open",
                 low=low,
                 high=high,
                 before=moment.isoformat(timespec="microseconds"),
                 after_id=after_id,
-                most=limit,
+                limit=limit,
             )
-            return [FileRow(*row).status(books.now) for row in rows]
+            return [FileRow(*row).status(work.now) for row in rows]
 
-        return self._read(work)
+        return self._read(query)
 
     def history(self, path: str, *, limit: int = 20) -> builtins.list[JournalEntry]:
         """What was done to the file at a path, the newest first.
@@ -424,11 +426,11 @@ class Journal:
         """
         checked = check_path(path)
 
-        def work(books: JournalWork) -> builtins.list[JournalEntry]:
-            file_id = steps.file_at(books, checked).id
-            return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
+        def query(work: JournalWork) -> builtins.list[JournalEntry]:
+            file_id = steps.file_at(work, checked).id
+            return [entry_of(row) for row in work.tx.all("history", file_id=file_id, limit=limit)]
 
-        return self._read(work)
+        return self._read(query)
 
     def changes(
         self, prefix: str = "/", *, after: int | None = None
@@ -440,16 +442,16 @@ class Journal:
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalWork) -> tuple[int, frozenset[str] | None]:
-            last = int((books.tx.one("last_line") or (0,))[0])
+        def query(work: JournalWork) -> tuple[int, frozenset[str] | None]:
+            last = int((work.tx.one("last_line") or (0,))[0])
             if after is None or not last - KEPT_LINES <= after <= last:
                 return last, None
             if after == last:
                 return last, frozenset()
-            rows = books.tx.all("paths_changed", after=after, low=low, high=high)
+            rows = work.tx.all("paths_changed", after=after, low=low, high=high)
             return last, frozenset(path for (path,) in rows)
 
-        return self._read(work)
+        return self._read(query)
 
     # ------------------------------------------------------------- paths
 
@@ -463,7 +465,7 @@ class Journal:
         """
         origin, goal = check_path(source), check_path(target)
         return self._group.run(
-            "rename", lambda books: steps.rename(books, origin, goal, overwrite=overwrite)
+            "rename", lambda work: steps.rename(work, origin, goal, overwrite=overwrite)
         )
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
@@ -474,14 +476,14 @@ class Journal:
         """
         checked = check_directory(path)
         return self._group.run(
-            "delete", lambda books: steps.delete(books, checked, recursive=recursive)
+            "delete", lambda work: steps.delete(work, checked, recursive=recursive)
         )
 
     # ------------------------------------------------------------- trash
 
     def trash(self, *, limit: int, without: Iterable[str] = ()) -> builtins.list[tuple[int, str]]:
         """Replicas that no file has any more: block id and volume id. Some volumes left out."""
-        return self._read(lambda books: books.tx.all("trash", most=limit, without=listed(without)))
+        return self._read(lambda work: work.tx.all("trash", limit=limit, without=as_json(without)))
 
     def forget_trash(self, pairs: Iterable[tuple[int, str]]) -> None:
         """These replicas have been removed."""
@@ -489,7 +491,7 @@ class Journal:
             {"block_id": block, "volume_id": volume} for block, volume in pairs
         ]
         if params:
-            self._group.run("forget trash", lambda books: books.tx.many("trash_forget", params))
+            self._group.run("forget trash", lambda work: work.tx.many("trash_forget", params))
 
-    def _read(self, work: Callable[[JournalWork], T]) -> T:
-        return self._database.read(lambda tx: work(JournalWork(tx, self.limits)))
+    def _read(self, query: Callable[[JournalWork], T]) -> T:
+        return self._database.read(lambda tx: query(JournalWork(tx, self.limits)))

@@ -223,19 +223,19 @@ def held(row: FileRow, *, by: FileHolder, now: float, limit_s: float) -> FileHel
     silent_s = row.silent_s(now)
     retry_after_s = max(0.0, limit_s - silent_s)
     if row.holder == by.id:
-        words = (
+        message = (
             f"{row.path} is open already by this very holder {row.holder}, under epoch {row.epoch} "
             f"since {row.opened_at}: close it first, or recover it"
         )
     else:
         when = f"in {retry_after_s:.1f} s" if retry_after_s else "now"
-        words = (
+        message = (
             f"{row.path} is being written by {row.holder} on {row.host} (process {row.pid}) under "
             f"epoch {row.epoch} since {row.opened_at}, last heard of {silent_s:.1f} s ago: if it "
             f"stays silent the file can be taken over {when}; recover() does not wait"
         )
     return FileHeld(
-        words,
+        message,
         path=row.path,
         holder=row.holder,
         host=row.host,
