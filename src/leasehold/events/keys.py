@@ -1,6 +1,6 @@
-"""What a key decides: the partition of an event, and where the index looks for it.
+"""What a key decides: the partition of an event, and its hash in the index.
 
-Both rest on the CRC32C of the key's UTF-8 bytes and are part of the format: the same key gives
+Both are based on the CRC32C of the key's UTF-8 bytes and are part of the format: the same key gives
 the same numbers in every process, on every machine, in every version.
 """
 
@@ -21,11 +21,7 @@ _MASK = 0xFFFF_FFFF
 
 
 def key_hash(key: str) -> int:
-    """The 32-bit hash of a key, as the index keeps it.
-
-    Raises:
-        UsageError: the key is not text that can be written as UTF-8.
-    """
+    """Return the 32-bit hash of a key, as the index keeps it."""
     try:
         return crc32c(key.encode())
     except (AttributeError, UnicodeEncodeError) as error:
@@ -33,7 +29,7 @@ def key_hash(key: str) -> int:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """The partition, from 0, that events with this key belong to.
+    """Return the partition, from 0, that events with this key belong to.
 
     Raises:
         UsageError: there are no partitions, or the key is not text.
@@ -44,7 +40,7 @@ def partition_of(key: str, partitions: int) -> int:
 
 
 def sorted_hashes(keys: Iterable[pa.Array]) -> list[int]:
-    """The hashes of all keys in these columns, each once, rising. No key, no hash."""
+    """Return the hashes of all keys in these columns, each once, in ascending order."""
     chunks = list(keys)
     if not chunks:
         return []
@@ -55,12 +51,9 @@ def sorted_hashes(keys: Iterable[pa.Array]) -> list[int]:
 def split_by_key(
     batch: pa.RecordBatch, partitions: int, *, keyless: int = 0
 ) -> dict[int, pa.RecordBatch]:
-    """The rows of ``batch`` by partition, in their order; rows without a key go to ``keyless``.
+    """Split ``batch`` by partition, rows in their order; rows without a key go to ``keyless``.
 
     Each different key is hashed once, and each row is moved once.
-
-    Raises:
-        UsageError: there are no partitions, or ``keyless`` is none of them.
     """
     if not 0 <= keyless < partitions:
         raise UsageError(

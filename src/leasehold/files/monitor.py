@@ -1,8 +1,8 @@
-"""Finds files whose writers are gone, and closes them; removes what was deleted.
+"""Recovers files whose writers are gone, and removes the blocks of deleted files.
 
-Every pass is bounded: it looks at what is due by index, oldest first, begins no recovery after
-its budget, and takes what is left in the next pass. A file whose recovery fails gets a time for
-its next attempt, with growing pauses, and holds nobody up.
+Every pass is bounded: it reads what is due by index, oldest first, begins no recovery after its
+budget, and leaves the rest to the next pass. A file whose recovery fails gets a time for its next
+attempt, with growing pauses, and does not delay others.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MonitorPass:
 
 
 class Monitor:
-    """One for each namespace that is open; several at once are harmless."""
+    """One for each open namespace; several at the same time are safe."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Monitor:
         interval_s: float,
         budget_s: float,
     ) -> None:
-        """Start nothing yet."""
         self._context = context
         self._holder = holder
         self._clock = clock
@@ -75,7 +74,7 @@ class Monitor:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look every so often, in a thread of its own, until ``close``."""
+        """Run a pass every ``interval_s`` in a thread until ``close``."""
         self._thread = threading.Thread(target=self._run, name="leasehold-monitor", daemon=True)
         self._thread.start()
 
@@ -86,11 +85,7 @@ class Monitor:
             self._thread.join()
 
     def run_once(self) -> MonitorPass:
-        """One pass.
-
-        Raises:
-            StoreError: the journal could not be read.
-        """
+        """Run one pass."""
         deadline_s = self._clock.boottime_s() + self._budget_s
         recovered = failed = 0
         due = self._context.journal.due(limit=_MAX_PER_PASS)
@@ -116,7 +111,7 @@ class Monitor:
                 self.run_once()
             except LeaseholdError as error:
                 log.warning("the monitor could not look: %s", error)
-            except Exception:  # a bug of ours must not end the only one that cleans up
+            except Exception:  # a bug must not end the only thread that cleans up
                 log.exception("the monitor could not look")
 
     def _recover(self, path: str) -> bool:
@@ -124,12 +119,12 @@ class Monitor:
         try:
             recovery = journal.begin_recovery(path, self._holder, reason=RecoveryReason.HARD)
         except (FileHeld, RecoveryInProgress, UnknownFile):
-            return False  # somebody was faster, or its holder is back
+            return False  # another process was faster, or its holder is back
         except StoreError:
             raise
         except LeaseholdError as error:
             log.warning("%s can not be recovered: %s", path, error)
-            return False  # one bad file holds up nobody
+            return False  # one bad file must not delay others
         if recovery is None:
             return False
         try:
@@ -158,7 +153,7 @@ class Monitor:
 def sweep(context: RecoveryContext, *, is_over: Callable[[], bool] = lambda: False) -> int:
     """Remove replicas that the journal has given up; return how many.
 
-    A volume that is away is asked once and left for another time: what lies on the others goes.
+    A volume that is away is tried once; replicas on the others are removed.
     """
     removed, unavailable = 0, set[str]()
     while True:

@@ -1,8 +1,7 @@
-"""The face of the files room: paths, and what can be done with them. Everything blocks.
+"""The entry point of the file layer: a namespace of files by path. Everything blocks.
 
-``AsyncNamespace`` in ``aio.py`` is the same for asynchronous programs.
-
-Opens files for one holder, and recovers those that stand in its way or that it broke.
+``FileOperations`` opens files for one holder, and recovers those that are in its way or that it
+broke. ``AsyncNamespace`` in ``aio.py`` is the same for asynchronous programs.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ class FileOperations:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """For one holder."""
         self._context = around
         self._journal = around.journal
         self._holder = holder
@@ -95,13 +93,13 @@ class FileOperations:
         self._clock = clock
         self._rng = rng
         self._turns = count(rng.randrange(1 << 16))
-        # A request has to be told from others of this very holder, and no more.
+        # A request has to differ from others of this holder only.
         self._requests = count(rng.randrange(1 << 64))
         self._unanswered: dict[str, str] = {}
 
     @property
     def replication(self) -> int:
-        """On how many volumes a block lies unless it is said otherwise."""
+        """The default number of volumes of a block."""
         volumes = len(self._context.volumes)
         return self._options.replication or min(DEFAULT_REPLICATION, volumes)
 
@@ -117,14 +115,7 @@ class FileOperations:
     def open_file(
         self, path: str, replication: int, step: Callable[[tuple[str, ...], str], OpenedFile]
     ) -> FileWriter:
-        """Have the journal open a file by ``step``, recover it first if need be, and begin it.
-
-        Raises:
-            FileHeld: somebody is writing it, and was heard of.
-            RecoveryInProgress: somebody is recovering it.
-            TailUncertain: it had to be recovered and could not be.
-            VolumeUnusable: too few volumes can be written.
-        """
+        """Have the journal open a file by ``step``, recover it first if need be, and begin it."""
         volumes = tuple(volume.id for volume in self._choose_volumes(replication))
         renewed_at = self._clock.boottime_s()
         # After a lost answer the next call for this path goes under the same name: if the first
@@ -137,7 +128,7 @@ class FileOperations:
             if refusal.retry_after_s > 0 or ours:
                 raise
             # Its writer was silent for the soft limit, or an attempt to recover it has failed or
-            # had its time: nobody has to wait for it.
+            # has timed out: there is nothing to wait for.
             self.recover_now(path, reason=RecoveryReason.SOFT)
             opened = self._open_in_journal(path, request, step, volumes)
         try:
@@ -177,7 +168,7 @@ class FileOperations:
         return opened
 
     def _recover_own(self, ticket: WriteTicket) -> FileStatus:
-        """Recover a file of our own after a failure, wherever it lies now."""
+        """Recover a file of this holder after a failure, under its current path."""
         status = self._journal.status_of(ticket.file_id)
         if status is None:
             raise UnknownFile(f"{ticket.path} was deleted while it was written")
@@ -192,15 +183,7 @@ class FileOperations:
         accept_loss: bool = False,
         progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
-        """One attempt to recover a file; its trouble is noted with the file.
-
-        Raises:
-            UnknownFile: there is none.
-            FileHeld: its writer was heard of, and ``reason`` respects that.
-            RecoveryInProgress: another attempt has time left.
-            TailUncertain: the volumes do not tell enough.
-            VolumeUnusable: no volume can take the file's end.
-        """
+        """Try once to recover a file; store the error of a failed attempt with the file."""
         begun = self._journal.begin_recovery(path, self._holder, reason=reason, ticket=ticket)
         if begun is None:
             return self._journal.status(path)
@@ -287,13 +270,13 @@ class Namespace:
 
         ``volumes`` are directories to keep blocks in, usually one for each disk. They are
         remembered: later calls need not name them. ``name`` begins the id of this holder.
-        ``address`` is told to those who find a file held by us. ``hook`` is called around each
-        commit of the journal, for tests.
+        ``address`` is shown to processes that find a file held by this one. ``hook`` is called
+        around each commit of the journal, for tests.
 
         Raises:
             InvalidUrl: the URL names no database that can keep files.
             StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve.
+            StoreUnusable: the store cannot be used.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
             UsageError: there is no volume.
         """
@@ -347,12 +330,12 @@ class Namespace:
         """Begin a new file.
 
         A file at this path whose writer was silent for the soft limit is recovered first.
-        ``overwrite`` replaces whatever file is there, also one that somebody is writing.
+        ``overwrite`` replaces any file at the path, also one that is being written.
 
         Raises:
             FileExists: the path is taken.
-            FileHeld: somebody is writing it: who, since when, and when to ask again.
-            RecoveryInProgress: somebody is recovering it.
+            FileHeld: another holder is writing it; the error has the holder and when to retry.
+            RecoveryInProgress: another process is recovering it.
             VolumeUnusable: no volume can be written.
         """
         check_replication(replication)
@@ -373,18 +356,18 @@ class Namespace:
 
         writer = self._operations.open_file(path, wanted, step)
         if overwrite:
-            monitor.sweep(self._context)  # the writer of what was there is to hear of it
+            monitor.sweep(self._context)  # so that the writer of the replaced file is refused
         return writer
 
     def append(self, path: str) -> FileWriter:
-        """Go on after the end of a file, in a new block.
+        """Continue after the end of a file, in a new block.
 
         A file whose writer was silent for the soft limit is recovered and taken over.
 
         Raises:
             UnknownFile: there is none.
-            FileHeld: somebody is writing it: who, since when, and when to ask again.
-            RecoveryInProgress: somebody is recovering it.
+            FileHeld: another holder is writing it; the error has the holder and when to retry.
+            RecoveryInProgress: another process is recovering it.
             TailUncertain: it had to be recovered and could not be.
             VolumeUnusable: no volume can be written.
         """
@@ -405,18 +388,18 @@ class Namespace:
         accept_loss: bool = False,
         progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
-        """Close a file whoever holds it, and wait until that is done.
+        """Close a file, regardless of its holder, and wait until that is done.
 
-        ``accept_loss`` says that volumes which do not answer are gone for good: the file then ends
-        with what the others have, and be it nothing.
+        ``accept_loss`` treats volumes that do not answer as lost for good: the file then ends with
+        what the others have, which may be nothing.
 
-        No limit is looked at: its writer is shut out. A recovery that somebody else began is
-        waited for, and taken over when it has had its time.
+        No limit applies: its writer is fenced. A recovery that another process began is waited
+        for, and taken over when it has timed out.
 
         Raises:
             UnknownFile: there is none.
             RecoveryInProgress: the time is over and another's attempt still runs.
-            TailUncertain: the time is over and the volumes still do not tell enough.
+            TailUncertain: the time is over and the volumes still do not have enough data.
             VolumeUnusable: the time is over and no volume can take the file's end.
         """
         timeout_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
@@ -439,7 +422,7 @@ class Namespace:
         raise AssertionError("unreachable")  # pragma: no cover
 
     def is_closed(self, path: str) -> bool:
-        """Whether the file is complete.
+        """Return whether the file is complete.
 
         Raises:
             UnknownFile: there is none.
@@ -449,7 +432,7 @@ class Namespace:
     # ------------------------------------------------------------ reading
 
     def read(self, path: str) -> FileReader:
-        """Open a file for reading, whoever writes it.
+        """Open a file for reading, regardless of its writer.
 
         Raises:
             UnknownFile: there is none.
@@ -457,7 +440,7 @@ class Namespace:
         return FileReader(path, self._context)
 
     def status(self, path: str) -> FileStatus:
-        """A file as it is now.
+        """Return a file as it is now.
 
         Raises:
             UnknownFile: there is none.
@@ -467,7 +450,7 @@ class Namespace:
     def list(
         self, prefix: str = "/", *, after: str = "", limit: int = 1000
     ) -> Sequence[FileStatus]:
-        """Files below the directory ``prefix`` by path, from the one after ``after``."""
+        """Return files below the directory ``prefix`` by path, from the one after ``after``."""
         return self._journal.list(prefix, after=after, limit=limit)
 
     def list_open(
@@ -478,7 +461,7 @@ class Namespace:
         after_id: int = 0,
         limit: int = 1000,
     ) -> Sequence[FileStatus]:
-        """Files that are not closed, by id; with ``older_than`` those opened that long ago."""
+        """Return files that are not closed, by id; with ``older_than`` those open for that long."""
         return self._journal.list_open(
             prefix,
             older_than_s=seconds_of(
@@ -491,23 +474,23 @@ class Namespace:
     def changes(
         self, prefix: str = "/", *, after: int | None = None
     ) -> tuple[int, frozenset[str] | None]:
-        """The number of the journal's last line, and the paths with lines after ``after``.
+        """Return the number of the journal's last line, and the paths with lines after ``after``.
 
-        Only those below the directory ``prefix``. None for the paths: they can not be told, since
+        Only those below the directory ``prefix``. None for the paths: not known, since
         ``after`` was not given or is too old. Bytes that are added to a file have no line.
         """
         return self._journal.changes(prefix, after=after)
 
     def holders(self, *, limit: int = 1000) -> Sequence[HolderStatus]:
-        """Who has files open, the most silent first."""
+        """Return the holders with open files, the most silent first."""
         return self._journal.holders(limit=limit)
 
     def history(self, path: str, *, limit: int = 20) -> Sequence[JournalEntry]:
-        """What was done to a file, newest first."""
+        """Return what was done to a file, newest first."""
         return self._journal.history(path, limit=limit)
 
     def refused(self) -> int:
-        """How many steps of former owners were refused, ever."""
+        """Return how many steps of former owners were refused, ever."""
         return self._journal.refused()
 
     def verify(
@@ -523,7 +506,7 @@ class Namespace:
     # ------------------------------------------------------------- paths
 
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        """Rename a file or a directory; return how many files. Writers go on undisturbed.
+        """Rename a file or a directory; return how many files. Writers continue undisturbed.
 
         Raises:
             UnknownFile: there is no such file or directory.
@@ -531,7 +514,7 @@ class Namespace:
         """
         renamed = self._journal.rename(source, target, overwrite=overwrite)
         if overwrite:
-            monitor.sweep(self._context)  # the writer of what was there is to hear of it
+            monitor.sweep(self._context)  # so that the writer of the replaced file is refused
         return renamed
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
@@ -551,7 +534,7 @@ class Namespace:
     def close(self) -> None:
         """Stop the threads and leave. Files that are still open stay so: close them first.
 
-        Again is harmless.
+        Safe to call twice.
         """
         if self._closing.is_set():
             return

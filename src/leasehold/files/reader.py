@@ -1,12 +1,9 @@
-"""A file open for reading, whoever writes it meanwhile.
+"""Reading files and blocks, whatever their writer does in the meantime.
 
-The length is always the last one that was acknowledged to the writer; it never shrinks. Every
-piece is compared with its checksum; if it is damaged on one volume it is read from another.
-
-Reading a block: how much of it may be seen, its bytes, and whether they are sound.
-
-Of an open block only what was acknowledged is seen, whatever its writer, a recovery or a power
-cut does meanwhile. Nothing here changes a volume.
+The length of a file is always the last one that was acknowledged to its writer; it never shrinks.
+Every piece is compared with its checksum; if it is damaged on one volume it is read from another.
+Of an open block only what was acknowledged is visible, whatever its writer, a recovery or a power
+cut does. Nothing here changes a volume.
 """
 
 from __future__ import annotations
@@ -71,16 +68,13 @@ def visible_length(
     boot_id: bytes,
     written_elsewhere: bool = False,
 ) -> int:
-    """How much of a block may be seen: of an open one, what was acknowledged.
+    """Return how much of a block may be seen: of an open one, what was acknowledged.
 
-    ``written_elsewhere``: its writer runs on another machine, whose boot id says nothing here.
+    ``written_elsewhere``: its writer runs on another machine, whose boot id is not comparable.
 
     One volume that answers is enough. If the machine was restarted since the block was written,
     the acknowledged length is not to be trusted: then it is what all volumes have, and if one is
     missing, what was durable.
-
-    Raises:
-        VolumeUnusable: no volume of the block answers.
     """
     if block.state is BlockState.COMPLETE:
         return block.length
@@ -107,18 +101,15 @@ def visible_length(
             f"no volume with block {block.id:#x} answers ({'; '.join(silent)}). Mount or repair "
             "one."
         )
-    return 0  # made in the journal, and on no volume yet
+    return 0  # created in the journal, and on no volume yet
 
 
 def records(
     block: Block, volume: Volume, *, disk: Disk, known: Sequence[BlockRecord] = ()
 ) -> tuple[BlockRecord, ...]:
-    """The data records of a replica after those that are ``known``, under whichever name it has.
+    """Return the data records of a replica after those that are ``known``, under its current name.
 
     Only what is new is read: a block keeps its records, in their order, also in a recovery.
-
-    Raises:
-        OSError: the volume failed.
     """
     path: str | None = volume.meta_path(block.id, block.generation)
     for _ in range(_TRIES):
@@ -139,16 +130,12 @@ def records(
 
 
 def with_length(block: Block, length: int) -> Block:
-    """The block as a reader sees it that may see this much."""
+    """Return the block as a reader sees it that may see this much."""
     return replace(block, length=length)
 
 
 def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) -> bytes:
-    """Bytes of a replica as they are, fewer only at the end of its file; nothing is compared.
-
-    Raises:
-        OSError: the volume failed.
-    """
+    """Return bytes of a replica, fewer only at the end of its file, without checking them."""
     fd = disk.open(volume.data_path(block.id))
     try:
         return disk.read_at(fd, size, offset)
@@ -157,13 +144,9 @@ def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) ->
 
 
 def map_block(block: Block, volume: Volume, length: int) -> memoryview:
-    """The first ``length`` bytes of a replica, in place: nothing is copied or compared.
+    """Return the first ``length`` bytes of a replica, in place: nothing is copied or compared.
 
-    They stay valid while the view lives, since nobody cuts a block below what may be seen.
-
-    Raises:
-        DataDamaged: the replica is shorter.
-        OSError: the volume failed.
+    They stay valid while the view lives, since a block is never cut below what is visible.
     """
     if length == 0:
         return memoryview(b"")
@@ -181,7 +164,7 @@ def map_block(block: Block, volume: Volume, length: int) -> memoryview:
 
 
 def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
-    """How many bytes lie after the end of a complete block; no fault, nobody reads them."""
+    """Return how many bytes follow the end of a complete block; they are never read."""
     fd = disk.open(volume.data_path(block.id))
     try:
         return max(0, disk.size(fd) - block.length)
@@ -190,11 +173,7 @@ def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
 
 
 def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
-    """What is wrong with the replica of a complete block; nothing if every bit is right.
-
-    Raises:
-        OSError: the volume failed, for another reason than that a file is missing.
-    """
+    """Return what is wrong with the replica of a complete block; nothing if every bit is right."""
     path = volume.meta_path(block.id, block.generation)
     try:
         fd = disk.open(path)
@@ -220,7 +199,7 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
 
 
 def _read_front(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
-    """Read the header, then look whether the name is still there; if not, find the new one."""
+    """Read the header, then check that the name still exists; if not, find the new one."""
     path: str | None = volume.meta_path(block.id, block.generation)
     after = False
     seen = None
@@ -239,12 +218,12 @@ def _read_front(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | No
         if disk.exists(path):
             seen = _SeenHeader(header=parse_header(front), after=after)
             if seen.header is not None and seen.header.acknowledged is not None:
-                break  # else the writer may be at it in this moment: once more
+                break  # otherwise the writer may be changing it right now: try again
     return seen
 
 
 def _renamed_records(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None, bool]:
-    """Where the records of a block are that lost their name; and if they are the recovered ones.
+    """Return the new path of a renamed meta file, and whether it is the recovered one.
 
     A frozen copy is there until the recovery is committed and tidied. Where there is none, a
     later generation is the one in the journal.
@@ -358,7 +337,7 @@ class FileReader:
     """Made by ``Namespace.read``. Not to be shared between threads."""
 
     def __init__(self, path: str, around: RecoveryContext) -> None:
-        """Look at the file.
+        """Read the status and the blocks of the file.
 
         Raises:
             UnknownFile: there is none.
@@ -392,7 +371,7 @@ class FileReader:
         return self._blocks
 
     def refresh(self) -> int:
-        """Look again; return the length. A file that is closed does not change any more.
+        """Read the status again; return the length. A file that is closed no longer changes.
 
         Raises:
             UnknownFile: it was deleted.
@@ -403,7 +382,7 @@ class FileReader:
         return self._length
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``, fewer only at the end.
+        """Return up to ``size`` bytes from ``offset``, fewer only at the end.
 
         Raises:
             DataDamaged: no volume has these bytes with the right checksum.
@@ -422,14 +401,14 @@ class FileReader:
         return bytes(out)
 
     def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes, or all that is left."""
+        """Return the next ``size`` bytes, or all that is left."""
         size = self._length - self._position if size < 0 else size
         data = self.read_at(self._position, max(size, 0))
         self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, as in any file."""
+        """Set the position, as in any file."""
         bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}
         if whence not in bases:
             raise UsageError(f"whence is {whence!r} and must be 0, 1 or 2, as in any file")
@@ -440,11 +419,11 @@ class FileReader:
         return self._position
 
     def tell(self) -> int:
-        """The place of the next ``read``."""
+        """Return the position of the next ``read``."""
         return self._position
 
     def chunks(self, size: int = _CHUNK_BYTES) -> Iterator[bytes]:
-        """All from here to the acknowledged end, piece by piece."""
+        """Yield all from here to the acknowledged end, piece by piece."""
         while data := self.read(size):
             yield data
 
@@ -471,7 +450,7 @@ class FileReader:
         return self._blocks[at - 1]
 
     def _read_part(self, block: Block, start: int, end: int) -> bytes:
-        """The next bytes from the first volume that has them sound; all, or some of them."""
+        """Return the next bytes from the first volume that has them sound; all, or some of them."""
         damaged: list[str] = []
         unreachable: list[str] = []
         for volume_id in block.volumes:
@@ -507,7 +486,7 @@ class FileReader:
         )
 
     def _checked(self, block: Block, volume: Volume, start: int, end: int) -> bytes:
-        """The bytes from whole pieces, each compared with its checksum; those before damage."""
+        """Return the bytes before any damage, each piece compared with its checksum."""
         records = self._records_of(block, volume, end)
         first = bisect.bisect_right(records, start, key=lambda record: record.end)
         out = bytearray()

@@ -33,7 +33,7 @@ log = logging.getLogger("leasehold.files")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryProgress:
-    """How far a recovery is: told to whoever waits for it."""
+    """The progress of a recovery, for the caller that waits for it."""
 
     path: str
     step: str
@@ -60,14 +60,7 @@ def run_recovery(
 ) -> FileStatus:
     """Bring the file to its end and close it.
 
-    ``accept_loss`` is an operator's word that volumes which do not answer are gone for good.
-
-    Raises:
-        TailUncertain: the volumes that answered do not tell enough; nothing was dropped.
-        VolumeUnusable: no volume could take the end of the file.
-        RecoveryInProgress: a newer recovery has overtaken this one.
-        FencedWrite: the same, noticed by the journal.
-        UnknownFile: the file was deleted meanwhile.
+    ``accept_loss``: an operator has decided that volumes which do not answer are lost for good.
     """
     block = recovery.block
     if block is None:
@@ -108,7 +101,7 @@ def run_recovery(
 def _fence_replicas(
     recovery: FileRecovery, block: Block, context: RecoveryContext
 ) -> tuple[Mapping[str, FenceEvidence], Mapping[str, ReplicaAnswer], int]:
-    """Fence every replica and ask for its state. Who does not answer is left out."""
+    """Fence and examine every replica; skip volumes that do not answer."""
     evidence: dict[str, FenceEvidence] = {}
     answers: dict[str, ReplicaAnswer] = {}
     read = 0
@@ -182,7 +175,7 @@ def _tidy_replicas(
     volume_ids: tuple[str, ...],
     context: RecoveryContext,
 ) -> None:
-    """Remove what is not needed any more. What fails here takes room and does no other harm."""
+    """Remove what is no longer needed. A failure here only wastes space."""
     for volume_id in volume_ids:
         with suppress(OSError, VolumeUnusable):
             volume = context.volumes.usable(volume_id)

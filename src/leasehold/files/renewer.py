@@ -1,11 +1,10 @@
 """Keeps a holder's lease alive while it has files open: one call for all of them.
 
-Its thread begins with the first file and ends some looks after the last one.
-
-It looks every second and renews at half the soft limit. Trouble with the store is tried again at
-the next look. A holder that could not renew for the hard limit gives its files up: by then the
-monitor may have recovered them, and its writers should hear of that from us and not from a
-volume. Before that they go on: it is the fence on the volumes that makes them safe, not time.
+The thread starts with the first file and ends some rounds after the last one. It runs every
+``check_interval`` and renews at half the soft limit. A failure of the store is retried in the next
+round. A holder that could not renew for the hard limit gives its files up: by then the monitor may
+have recovered them, and its writers get a clear error. Before that they continue: the fence on the
+volumes makes them safe, not time.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class Renewer:
     def __init__(
         self, journal: Journal, holder: FileHolder, *, clock: Clock, check_interval_s: float
     ) -> None:
-        """Start nothing yet: the first file does."""
         self._journal = journal
         self._holder = holder
         self._clock = clock
@@ -67,7 +65,7 @@ class Renewer:
             self._writers.discard(writer)
 
     def run_once(self) -> bool:
-        """Renew if it is time; say whether it was done. Close what could not be closed before."""
+        """Renew if it is due and return whether it was; retry closes that failed before."""
         renewed = self._renew_if_due()
         with self._lock:
             unclosed = [writer for writer in self._writers if writer.wants_close]
@@ -85,7 +83,7 @@ class Renewer:
         try:
             self._journal.renew(self._holder)
         except LeaseLost:
-            # Everything was taken over. Each writer hears of it, with the details, when it writes.
+            # Everything was taken over. Each writer gets the details when it writes.
             log.warning("the lease of %s is gone", self._holder.id)
             return False
         except StoreError as error:
@@ -113,7 +111,7 @@ class Renewer:
         while not self._stop.wait(self._check_interval_s):
             try:
                 self.run_once()
-            except Exception:  # a bug of ours must not end the one that keeps all files
+            except Exception:  # a bug of Leasehold's must not end the one that keeps all files
                 log.exception("the renewer could not look")
             with self._lock:
                 idle = 0 if self._writers else idle + 1

@@ -31,13 +31,10 @@ def verify(
     *,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Sequence[Fault]:
-    """What is wrong with a file; nothing if all its replicas are whole.
+    """Return what is wrong with a file; nothing if all its replicas are whole.
 
-    ``progress`` hears how many bytes were compared since it was last told. The open block of a file
-    that is being written is left out: it has no end yet.
-
-    Raises:
-        UnknownFile: there is no such file.
+    ``progress`` gets the number of bytes compared since its last call. The open block of a file
+    that is being written is skipped: it has no end yet.
     """
     status, blocks = context.journal.view(path)
     found: list[Fault] = []

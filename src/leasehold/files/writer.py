@@ -5,7 +5,7 @@ Guarantees:
 * ``flush``: what was written before is on every volume of the block, and any reader sees it.
 * ``sync``: the same, and it survives a power cut.
 * ``close``: the same, and the file is complete; it never changes again under this name unless
-  somebody appends to it or replaces it.
+  a process appends to it or replaces it.
 * When the file was taken over, the next ``write``, ``flush``, ``sync`` or ``close`` that reaches
   the volumes raises ``LeaseLost``, and what was not acknowledged before is not acknowledged.
 
@@ -54,7 +54,6 @@ class FileWriter:
         recover: Callable[[WriteTicket], FileStatus],
         forget: Callable[[FileWriter], None],
     ) -> None:
-        """Over a file that the journal has opened for this holder."""
         self._ticket = opened.ticket
         self._context = around
         self._volumes_for = volumes_for
@@ -108,9 +107,9 @@ class FileWriter:
         return (self._closing or self._given_up) and not self._closed
 
     def close_quietly(self) -> None:
-        """Try again what ``close`` could not do; who called it has been told why, or will be."""
+        """Retry what ``close`` could not do; its caller got the error, or will get it."""
         if not self._lock.acquire(blocking=False):
-            return  # its close is under way, and others must not wait for it
+            return  # its close is in progress, and others must not wait for it
         try:
             with suppress(LeaseholdError):
                 if self._given_up:
@@ -126,7 +125,7 @@ class FileWriter:
         return self._block.volumes
 
     def write(self, data: Bytes) -> int:
-        """Take ``data``; it is on its way to the volumes when a piece is full.
+        """Buffer ``data``; it is written to the volumes when a piece is full.
 
         Raises:
             LeaseLost: the file was taken over.
@@ -179,15 +178,15 @@ class FileWriter:
             return self.acknowledged
 
     def close(self) -> FileStatus | None:
-        """Make all durable, seal the file and give it back; return what it is now.
+        """Make all durable, seal the file and release it; return its status.
 
         After a failed write the file is recovered instead: it ends where it was acknowledged, or
-        a little after. If the journal does not answer, the file is still ours: close it again, or
+        a little after. If the journal does not answer, the file is still held: close it again, or
         leave it to the background, which tries until it succeeds. After that, closing does nothing.
 
         Raises:
             LeaseLost: the file was taken over; its new owner decides what becomes of it.
-            UnknownFile: it was deleted meanwhile.
+            UnknownFile: it was deleted in the meantime.
             VolumeUnusable: what was not acknowledged could not be written; the rest is kept.
             StoreError: the journal did not answer.
         """
@@ -212,7 +211,7 @@ class FileWriter:
             return status
 
     def discard(self) -> None:
-        """Delete the file instead of closing it; only while it is ours.
+        """Delete the file instead of closing it; only while this writer holds it.
 
         Raises:
             LeaseLost: the file was taken over, and is left to its new owner.
@@ -235,10 +234,10 @@ class FileWriter:
             self._block.close()
 
     def give_up(self, error: LeaseholdError) -> None:
-        """Let every later call raise ``error``: the holder was not heard of for too long.
+        """Let every later call raise ``error``: the holder could not renew for too long.
 
         The file itself is given back in the background, as soon as the journal answers: a client
-        that goes on to write other files must not keep this one by renewing its lease.
+        that continues to write other files must not keep this one by renewing its lease.
         """
         # Without the lock: its close may hang, and others must not wait for it.
         if self._broken is None:
@@ -256,7 +255,7 @@ class FileWriter:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # what went wrong first is what the caller should hear of
+        else:  # the first error is the one to raise
             with suppress(LeaseholdError):
                 self.close()
 
@@ -266,7 +265,7 @@ class FileWriter:
         if self._broken is not None:
             status = self._recover(self._ticket)
             if self._unreported and status.length < self._written:
-                # It happened in a close() that could only say that the journal was silent.
+                # It happened in a close() that could only report that the journal did not answer.
                 raise VolumeUnusable(
                     f"{self.path}: {self._written} bytes were written and {status.length} are "
                     "kept: append the rest again"
@@ -287,7 +286,7 @@ class FileWriter:
         return self._context.journal.complete(self._ticket, self._sealed)
 
     def _surrender(self) -> None:
-        """Close the file in the journal, if it is still ours there; if not now, then later."""
+        """Close the file in the journal, if this writer still holds it; if not now, then later."""
         if self._closed:
             return
         try:
@@ -295,7 +294,7 @@ class FileWriter:
         except StoreError:
             return
         except LeaseholdError:
-            pass  # somebody has it, or the monitor goes on with what was begun
+            pass  # another holder has it, or the monitor continues the recovery
         self._end()
 
     def _end(self) -> None:
@@ -321,7 +320,7 @@ class FileWriter:
 
     @contextmanager
     def _broken_if_interrupted(self) -> Iterator[None]:
-        """If it ends with another error than ours, part of it may be done: stop for good then."""
+        """Stop for good after an error that is not a ``LeaseholdError``: part of it may be done."""
         try:
             yield
         except LeaseholdError:
@@ -356,10 +355,10 @@ class FileWriter:
             self._block.write_piece(piece)
 
     def _confirm_ownership(self) -> None:
-        """Ask the journal whether the file is ours, before the first bytes of a block count.
+        """Check with the journal that this writer holds the file, before a block counts.
 
-        From then on the check on the volumes is enough. Before, it is not: a writer may have slept
-        before it made its replicas, and whoever took the file found none, and left nothing.
+        From then on the check on the volumes is enough. Before, it is not: a writer may have been
+        paused before it made its replicas, and a recovery found none to fence.
         """
         if self._block.acknowledged:
             return
@@ -398,7 +397,7 @@ class FileWriter:
     def _drop_failed_volumes(
         self, block_id: int, failed: Mapping[str, OSError], left: tuple[str, ...]
     ) -> None:
-        """Drop volumes that failed, if the file is still ours: before anything is acknowledged."""
+        """Drop volumes that failed, if this writer still holds the file, before it acknowledges."""
         try:
             self._context.journal.check(self._ticket)
             if len(left) < self._min_replicas:

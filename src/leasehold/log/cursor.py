@@ -1,23 +1,18 @@
-"""A place in a partition that moves forward, over the borders of segments.
+"""A position in a partition that moves forward over segments, and checksums compared ahead of it.
 
-It shows acknowledged events only, each once and without a gap, whoever writes meanwhile. A segment
-is left when it can not grow any more, by its end mark or by the journal; never before. What a
-former owner still writes lies where nobody looks.
+A ``Cursor`` shows acknowledged events only, each once and without a gap, regardless of the writer.
+It leaves a segment only when the segment cannot grow, by its end mark or by the journal.
 
-Checksums compared side by side: while a reader is at some frames, a thread is at later ones.
+A ``ChecksumPrefetch`` splits a long read into spans. The reader compares the first half of a span
+itself while a thread compares the second half. A span is as long as a usual segment, because
+handing over single frames takes longer than comparing them. A reader never waits for the thread;
+where it catches up, the rest is halved again. Guarantees of the prefetch:
 
-A reader with much to read goes through it in spans. It compares the first half of a span itself,
-as always, and meanwhile a thread compares the second half. A span is as long as a usual segment:
-to hand over single frames takes longer than to compare them. A reader never waits for the thread.
-Where it catches up with it, the machine has other work, and the rest is halved anew.
-
-Guarantees:
-
-* ``True`` means: this frame, in the very bytes that are at hand, has the checksum it was written
-  with. Anything else is left to the reader, so damage is found and repaired in one place.
-* One thread at most. It begins when a reader has read ``RUN_BYTES`` in a row, its frames are
-  large, and as much again lies before it. It ends with ``close``, or when nobody holds the reader.
-* It goes no further than the end of a span, and stops at the next frame when the reader leaves.
+* ``True`` means that this frame, in exactly these bytes, has the checksum it was written with.
+  Everything else is left to the reader, so damage is found and repaired in one place.
+* One thread at most. It starts when a reader has read ``RUN_BYTES`` in a row, its frames are
+  large, and as much again follows. It ends with ``close``, or when the reader is collected.
+* It stops at the end of a span, or at the next frame when the reader leaves the span.
 """
 
 from __future__ import annotations
@@ -47,10 +42,9 @@ _MAX_FRAMES: Final = SPAN_BYTES // LARGE_BYTES
 
 
 class ChecksumPrefetch:
-    """For the thread of its reader. It starts no thread until there is a backlog."""
+    """For the thread of its reader. It starts its own thread only when there is a backlog."""
 
     def __init__(self) -> None:
-        """Know of nothing yet."""
         self._view: memoryview | None = None
         self._span: _FrameSpan | None = None
         self._run_bytes = 0
@@ -58,9 +52,9 @@ class ChecksumPrefetch:
         self._process = os.getpid()
 
     def is_verified(self, view: memoryview, header: FrameHeader) -> bool:
-        """Whether this frame was compared and is right; and see to those that come later.
+        """Return whether this frame was compared and is right; start on later frames.
 
-        False says nothing about the frame: nobody has compared it, or it is damaged.
+        False: the frame was not compared yet, or it is damaged.
         """
         if view is not self._view:  # another segment, more of the same, or another volume's bytes
             self._abandon_span()
@@ -75,7 +69,7 @@ class ChecksumPrefetch:
         return False
 
     def reset(self) -> None:
-        """The reader goes on elsewhere: it has to read for a while before it is helped again."""
+        """Forget the run: the reader continues elsewhere."""
         self._abandon_span()
         self._run_bytes = 0
 
@@ -93,7 +87,7 @@ class ChecksumPrefetch:
         if self._run_bytes < RUN_BYTES or size < RUN_BYTES or header.length < LARGE_BYTES:
             return
         if self._process != os.getpid():
-            return  # a fork does not take the thread along
+            return  # a fork does not copy the thread
         self._abandon_span()
         self._view = view
         if self._executor is None:
@@ -112,7 +106,7 @@ class ChecksumPrefetch:
 
 
 class _FrameSpan:
-    """Frames of one view; from ``middle`` on they are the thread's. It knows no reader."""
+    """Frames of one view; the thread compares those from ``middle`` on."""
 
     def __init__(self, view: memoryview, start: int, size: int) -> None:
         self.middle = start + size // 2
@@ -123,7 +117,7 @@ class _FrameSpan:
         self._end = start + size
 
     def compare(self) -> None:
-        """Note which frames have their checksum."""
+        """Collect the frames that have their checksum."""
         try:
             for header in islice(Segment(self._view).frames(self._start), _MAX_FRAMES):
                 if header.position >= self._end or self.is_abandoned:
@@ -132,11 +126,11 @@ class _FrameSpan:
                     read_body(self._view, header)
                     self.verified.add(header)
         except DataDamaged:
-            return  # the reader comes to the same place, and knows what to do
+            return  # the reader finds the same damage, and repairs it
 
 
 class Cursor:
-    """Before the event with the number ``sequence``. Not to be shared between threads."""
+    """A position before the event number ``sequence``. Not to be shared between threads."""
 
     def __init__(
         self,
@@ -144,35 +138,35 @@ class Cursor:
         segments: SegmentList,
         *,
         check: Callable[[], None] = lambda: None,
-        ahead: bool = True,
+        prefetch_checksums: bool = True,
         bodies: bool = True,
     ) -> None:
-        """At the very beginning. ``ahead``: a thread may compare checksums meanwhile.
+        """Begin at the first event. ``prefetch_checksums``: a thread may compare checksums ahead.
 
         ``bodies=False``: they are not needed, and come empty.
 
         ``check`` is called when a segment was opened or has vanished, and raises if these are
-        not the segments of our stream any more.
+        no longer the segments of this stream.
         """
         self._check = check
         self._files = files
         self._segments = segments
         self._current: MappedSegment | None = None
-        self._prefetch = ChecksumPrefetch() if ahead and bodies else None
+        self._prefetch = ChecksumPrefetch() if prefetch_checksums and bodies else None
         self._bodies = bodies
         self._position = 0
         self._ended = False
         self.sequence = 0
 
     def seek(self, sequence: int) -> None:
-        """Stand before this event. It is looked for at the next ``next_frame``."""
+        """Move before this event; ``next_frame`` finds it."""
         self.sequence = sequence
         self._current = None
         if self._prefetch is not None:
             self._prefetch.reset()
 
     def watched(self) -> tuple[str, ...]:
-        """The files that change when there is more in the segment at hand."""
+        """Return the files that change when there is more in the segment at hand."""
         return self._current.watched() if self._current is not None and not self._ended else ()
 
     @property
@@ -181,15 +175,10 @@ class Cursor:
         return self._current is not None and self._current.written_elsewhere
 
     def next_frame(self, *, fresh: bool = False) -> FrameHeader | None:
-        """The frame with the next event; None if it has yet to come.
+        """Return the frame with the next event; None if it does not exist yet.
 
-        ``fresh`` asks the journal before it says None, which also finds what the volumes at hand
-        do not tell: that the segment is closed, or goes on elsewhere.
-
-        Raises:
-            Trimmed: retention has removed the next event.
-            DataDamaged: it is damaged on all volumes, or missing.
-            VolumeUnusable: no volume that has it answers.
+        ``fresh`` asks the journal before it returns None, which also finds that the segment is
+        closed, or continues on other volumes.
         """
         while True:
             try:
@@ -207,17 +196,13 @@ class Cursor:
                 self._check()
                 self._segments.read()
             except DataDamaged:
-                self.seek(self.sequence)  # whoever asks again is told again
+                self.seek(self.sequence)  # the next call raises it again
                 raise
 
     def read(self, header: FrameHeader, *, check: bool) -> EventBatch:
-        """All events of a frame that ``next_frame`` has just returned.
+        """Return all events of a frame that ``next_frame`` has just returned.
 
         ``check`` compares its checksum, unless it was compared ahead.
-
-        Raises:
-            DataDamaged: they are damaged on all volumes.
-            VolumeUnusable: no volume that has them answers.
         """
         opened = self._current_segment()
         while True:
@@ -229,7 +214,7 @@ class Cursor:
                 self._repair(opened, damage)
 
     def _repair(self, opened: MappedSegment, damage: DataDamaged) -> None:
-        """Go on with what another volume has; if none has it, whoever asks again is told again."""
+        """Continue with another volume; if none has it, raise, and so does the next call."""
         try:
             opened.repair(damage)
         except DataDamaged:
@@ -237,7 +222,7 @@ class Cursor:
             raise
 
     def close(self) -> None:
-        """Compare nothing ahead any more; what was handed out stays valid."""
+        """End the prefetch; batches that were returned stay valid."""
         if self._prefetch is not None:
             self._prefetch.close()
 
@@ -245,7 +230,7 @@ class Cursor:
         return self._prefetch is not None and self._prefetch.is_verified(view, header)
 
     def advance(self, header: FrameHeader, sequence: int) -> None:
-        """Stand before ``sequence``, in this frame or at its end."""
+        """Move before ``sequence``, in this frame or at its end."""
         self.sequence = sequence
         self._position = header.end if sequence >= header.next_sequence else header.position
 
@@ -268,18 +253,18 @@ class Cursor:
         return True
 
     def _next_segment(self) -> bool:
-        """Go to the next segment, if there is one. The one at hand was read to its end."""
+        """Move to the next segment, if there is one; the current one was read to its end."""
         opened = self._current_segment()
         entry = self._entry_after(opened.entry)
         if entry is None:
             if self.sequence == opened.entry.base:
-                # Closed without an event: the next owner puts another in its place.
+                # Closed without an event: the next owner replaces it.
                 self._current = None
             return False
         if entry.base != self.sequence:
             if opened.segment is None and opened.refresh() and opened.segment is not None:
                 return True  # it was seen before its first event; it has some since
-            if opened.segment is None:  # of somebody who was too late, and found others had gone on
+            if opened.segment is None:  # of an owner that was too late
                 raise _trimmed(self.sequence, entry.base)
             raise DataDamaged(
                 f"{entry.path} begins with event {entry.base}, and the one before it ends before "
@@ -289,7 +274,7 @@ class Cursor:
         return True
 
     def _entry_after(self, entry: ListedSegment) -> ListedSegment | None:
-        """The segment after this one; the journal is asked if none is known."""
+        """Return the segment after this one; the journal is asked if none is known."""
         found = self._segments.after(entry.base)
         if found is None:
             self._segments.read_end()
@@ -297,7 +282,7 @@ class Cursor:
         return found
 
     def _enter_segment(self, opened: MappedSegment) -> None:
-        self._check()  # after it was opened: then it is one of those that were checked
+        self._check()  # after opening: then the check covers this segment
         self._current, self._ended, self._position = opened, False, SEGMENT_HEADER_BYTES
         while opened.segment is not None and self.sequence > opened.entry.base:
             try:
@@ -309,7 +294,7 @@ class Cursor:
                 return
 
     def _mapped_frame(self) -> FrameHeader | None:
-        """The next frame of events in what is mapped now."""
+        """Return the next frame of events in what is mapped now."""
         opened = self._current_segment()
         while opened.segment is not None:
             try:
@@ -334,7 +319,7 @@ class Cursor:
         return header
 
     def _is_finished(self) -> bool:
-        """Whether nothing will follow in the segment at hand."""
+        """Return whether nothing will follow in the segment at hand."""
         opened = self._current_segment()
         if opened.segment is None and not opened.final:
             return self._entry_after(opened.entry) is not None
@@ -342,7 +327,7 @@ class Cursor:
 
     def _read_more(self, *, fresh: bool) -> bool:
         opened = self._current_segment()
-        return opened.look() or (fresh and opened.refresh())
+        return opened.refresh_from_volumes() or (fresh and opened.refresh())
 
 
 def _trimmed(sequence: int, earliest: int) -> Trimmed:

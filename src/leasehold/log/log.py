@@ -1,7 +1,7 @@
-"""The face of the event log: streams, and those who write and read them. Everything blocks.
+"""The entry point of the event log: streams, producers and readers. Everything blocks.
 
 A process opens one log and shares it. It owns the partitions that it was the first to write to, and
-takes the events of other processes of this machine for them.
+stores the events of other processes of this machine for them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Log:
         clock: Clock,
         ending: Callable[[], None] = lambda: None,
     ) -> None:
-        """Over a namespace and a catalog that are open; both are closed with the log.
+        """Use an open namespace and catalog; both are closed with the log.
 
         ``ending`` is called when everything is closed.
         """
@@ -115,7 +115,7 @@ class Log:
         Raises:
             InvalidUrl: the URL names no database that can keep a log.
             StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve, or there is no place for the socket.
+            StoreUnusable: the store cannot be used, or the socket cannot be created.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
             UsageError: there is no volume.
         """
@@ -158,10 +158,10 @@ class Log:
         retention: timedelta | None = None,
         retention_bytes: int = 0,
     ) -> StreamInfo:
-        """Make a stream. Again with the same settings is harmless.
+        """Create a stream. Safe to repeat with the same settings.
 
         Raises:
-            InvalidName: it is no name.
+            InvalidName: it is not a valid name.
             InvalidOptions: a number is out of its range, or the stream has other settings.
         """
         settings = StreamSettings(
@@ -175,24 +175,24 @@ class Log:
         return self._catalog.create(stream, settings)
 
     def grow(self, stream: str, *, partitions: int) -> StreamInfo:
-        """Give a stream more partitions, while it is in use. Again with the same is harmless.
+        """Give a stream more partitions, while it is in use. Safe to repeat.
 
-        Producers and readers everywhere find out within a second or so. From then on most keys go
+        Producers and readers notice within about a second. From then on most keys go
         to other partitions than before: their order holds before and after, not across.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
             UsageError: it has more than that already.
-            InvalidOptions: no stream can have so many.
+            InvalidOptions: no stream can have this many.
         """
         return self._catalog.grow(stream, partitions)
 
     def streams(self) -> list[StreamInfo]:
-        """All streams, by name."""
+        """Return all streams, by name."""
         return self._catalog.list()
 
     def stream(self, name: str) -> StreamInfo:
-        """A stream and its settings, without its partitions: no segment is looked at.
+        """Return a stream and its settings, without its partitions: no segment is read.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
@@ -200,7 +200,7 @@ class Log:
         return self._catalog.get(name)
 
     def info(self, stream: str, *, partitions: Iterable[int] | None = None) -> StreamInfo:
-        """A stream and its partitions as they are now: all, or those that are named.
+        """Return a stream and its partitions as they are now: all, or those that are named.
 
         Of a partition whose last segment is damaged, its first event stands for the end.
 
@@ -271,8 +271,8 @@ class Log:
     ) -> PartitionReader:
         """Read a partition, by default from the first event that is kept.
 
-        ``verify`` compares checksums; ``ahead`` lets a thread do a part of it on a long way. With
-        ``bodies=False`` all bodies are empty: who needs only the rest reads much less.
+        ``verify`` compares checksums; ``ahead`` lets a thread do part of it in a long read. With
+        ``bodies=False`` all bodies are empty, and much less is read.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
@@ -303,9 +303,9 @@ class Log:
         older_than: timedelta | None = None,
         keep_bytes: int | None = None,
     ) -> TrimPlan:
-        """Tell which segments the stream's settings no longer keep; with ``execute`` remove them.
+        """Return which segments the stream's settings no longer keep; with ``execute`` remove them.
 
-        ``older_than`` and ``keep_bytes`` stand in for the stream's own limits; 0 is no limit.
+        ``older_than`` and ``keep_bytes`` replace the stream's own limits; 0: no limit.
 
         Raises:
             UnknownStream: there is none.
@@ -333,7 +333,7 @@ class Log:
         )
 
     def verify(self, stream: str, *, progress: Callable[[int], None] = lambda _: None) -> list[str]:
-        """Look at every byte of a stream; return what is wrong, in words.
+        """Check every byte of a stream; return the findings as text.
 
         Raises:
             UnknownStream: there is none.
@@ -341,13 +341,13 @@ class Log:
         return verify(self._catalog.get(stream), files=self.files, progress=progress)
 
     def counts(self) -> LogCounts:
-        """What this process has done as a writer, counted."""
+        """Return the counters of this process as a writer."""
         return self._counts.now
 
     # -------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Send what waits, give all partitions back, and end all threads. Again is harmless.
+        """Send what waits, release all partitions, and end all threads. Safe to call twice.
 
         Raises:
             UsageError: this process was forked from the one that opened it.
@@ -393,14 +393,14 @@ class Log:
             router = self._routers.setdefault(partition, made)
         if router.created_at == stream.created_at:
             return router
-        self._catalog.same(stream.name, stream.created_at)  # else it is ours that is the old one
+        self._catalog.same(stream.name, stream.created_at)  # raises if this stream is the old one
         with self._lock:
             self._routers[partition] = made
         router.close()
         return made
 
     def _submit_forwarded(self, request: OwnerRequest) -> Answer:
-        """Parcels from another process, for a partition that it thinks is ours."""
+        """Submit batches of another process to the partition that this process owns."""
         router = self._routers.get(request.partition)
         owner = router.owner if router is not None else None
         if owner is None:
@@ -418,9 +418,9 @@ class Log:
                     continue
                 end, last_us = segment.next_sequence, max(segment.index.last_us, default=0)
             except UnknownFile:
-                continue  # trimmed meanwhile
+                continue  # trimmed in the meantime
             except (DataDamaged, StoreUnusable, VolumeUnusable):
-                break  # the name of the last segment tells the least that the end can be
+                break  # the name of the last segment is a lower bound of the end
             if status.state is not FileState.CLOSED:
                 size += len(segment)
             break

@@ -1,16 +1,12 @@
-"""The socket on which the owner of partitions takes parcels from other processes.
+"""The Unix socket between producers and the owner of a partition: messages, client and server.
 
-It listens before the first segment is opened and until the last one is closed: whoever finds a
-segment held by us finds us here, or knows that we are dead. The directory belongs to the user and
-nobody else can enter it.
+A message is a prefix of 20 bytes (magic, length of the header, length of the payload), the header
+as JSON, and the payload: Arrow IPC messages of ``SENT_SCHEMA``. Both sides run on one machine as
+one user. A connection that sends anything else is closed.
 
-What is said over the socket between a producer and the owner of a partition.
-
-A message is a head of 20 bytes (magic, length of the words, length of the load), the words as
-JSON, and the load: Arrow IPC messages of ``SENT_SCHEMA`` one after the other. Both sides run on one
-machine as one user; whoever says something else is hung up on.
-
-Carries parcels to the owner of a partition in another process of this machine.
+The server listens before the first segment is opened and until the last one is closed. So a process
+that finds a segment held either reaches its owner, or knows that the owner has crashed. Only the
+user can enter the directory of the sockets.
 """
 
 from __future__ import annotations
@@ -60,12 +56,12 @@ _MAX_NUMBERS = 1 << 63
 
 
 class InvalidOwnerMessage(Exception):
-    """The other side does not speak this language, or hung up in the middle of a message."""
+    """The message is not valid, or the connection was closed within it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRequest:
-    """Parcels for one partition; a sign of life is wanted every ``heartbeat_s``."""
+    """Producer batches for one partition; the owner answers at least every ``heartbeat_s``."""
 
     partition: StreamPartition
     batches: Sequence[ProducerBatch]
@@ -75,7 +71,7 @@ class OwnerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerReply:
-    """``stored``, or why not: ``moved``, or ``refused`` for good; nothing: still at work on it."""
+    """``stored``, or why not: ``moved``, or ``refused`` for good; nothing: still in progress."""
 
     stored: tuple[StoredBatch, ...] = ()
     moved: str = ""
@@ -83,7 +79,7 @@ class OwnerReply:
 
 
 def send_request(connection: socket.socket, request: OwnerRequest) -> None:
-    """Say it. Raises ``OSError``."""
+    """Send a request."""
     payload = [producer_batch.batch.serialize() for producer_batch in request.batches]
     header = {
         "stream": request.partition.stream,
@@ -128,7 +124,7 @@ def receive_request(connection: socket.socket) -> OwnerRequest | None:
 
 
 def _stamp(producer: Any, sequence: Any, count: int) -> ProducerStamp:
-    """Return who sent a batch; raise ``InvalidOwnerMessage`` if it could not be stored."""
+    """Return the producer of a batch; raise ``InvalidOwnerMessage`` if it could not be stored."""
     stamp = ProducerStamp(producer=bytes.fromhex(producer), sequence=int(sequence))
     if len(stamp.producer) != _PRODUCER_ID_BYTES:
         raise InvalidOwnerMessage(
@@ -150,13 +146,13 @@ def _checked_heartbeat_s(value: Any) -> float:
 
 
 def send_reply(connection: socket.socket, reply: OwnerReply) -> None:
-    """Say it. Raises ``OSError``."""
+    """Send a reply."""
     stored = [[each.first_sequence, each.skipped, each.stored_as] for each in reply.stored]
     _send(connection, {"stored": stored, "moved": reply.moved, "refused": reply.refused}, [])
 
 
 def receive_reply(connection: socket.socket) -> OwnerReply:
-    """The next reply. Raises ``InvalidOwnerMessage``, ``OSError``."""
+    """Return the next reply."""
     message = _receive(connection)
     if message is None:
         raise InvalidOwnerMessage("the other side hung up without an answer")
@@ -202,9 +198,9 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], memoryview] | N
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> memoryview:
-    """So many bytes, or none if the other side hung up. Raises ``OSError``.
+    """Receive ``size`` bytes, or none if the connection was closed.
 
-    Room is made as they come: whoever only says that there will be many costs nothing.
+    The buffer grows as they come: an announced length alone costs no memory.
     """
     buffer, at = bytearray(min(size, _FIRST_BUFFER_BYTES)), 0
     while at < size:
@@ -219,32 +215,21 @@ def _receive_exactly(connection: socket.socket, size: int) -> memoryview:
 
 
 _TIMEVAL = struct.Struct("@ll")
-HEARTBEATS_PER_TIMEOUT = (
-    4  # so many signs of life are due in the time after which an owner counts as dead
-)
+# How many replies are due in the time after which an owner counts as crashed.
+HEARTBEATS_PER_TIMEOUT = 4
 
 
 class OwnerClient:
-    """One line to one owner at a time. For one thread."""
+    """One connection to one owner at a time. For one thread."""
 
     def __init__(self, *, clock: Clock, owner_timeout_s: float) -> None:
-        """Connect to nobody yet."""
         self._clock = clock
         self.owner_timeout_s = owner_timeout_s
         self._address = ""
         self._connection: socket.socket | None = None
 
     def send(self, request: OwnerRequest, *, to: str, deadline_s: float) -> tuple[StoredBatch, ...]:
-        """Hand parcels over and wait until they are stored.
-
-        Raises:
-            NobodyThere: nobody listens there.
-            Silent: no sign came for ``owner_timeout``.
-            Moved: it is not the owner, or the line broke.
-            StoreUnavailable: it is alive and at work, and ``deadline_s`` has come.
-            StoreUnusable: the socket belongs to another user.
-            UsageError: they can not be stored, now or later.
-        """
+        """Send producer batches and wait until they are stored."""
         try:
             connection = self._connect(to)
             send_request(connection, request)
@@ -279,7 +264,7 @@ class OwnerClient:
                 )
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -300,7 +285,7 @@ class OwnerClient:
         except (ConnectionRefusedError, FileNotFoundError) as error:
             connection.close()
             with suppress(OSError):
-                Path(path).unlink()  # left behind by the dead
+                Path(path).unlink()  # left by a crashed process
             raise OwnerGone(f"nobody listens at {address}") from error
         except PermissionError as error:
             connection.close()
@@ -317,17 +302,13 @@ class OwnerClient:
 
 SCHEME = "unix:"
 _PRIVATE = 0o700
-_LONGEST_PATH_BYTES = 100  # the system has room for 108, and the socket is made under a longer name
+_LONGEST_PATH_BYTES = 100  # the system allows 108, and the socket is made under a longer name
 _BACKLOG = 128
 _ACCEPT_PAUSE_S = 0.1
 
 
 def address_in(directory: str, *, name: str) -> str:
-    """Where a socket called ``name`` would lie; the directory is made if need be.
-
-    Raises:
-        StoreUnusable: the directory is somebody else's, can not be made, or its path is too long.
-    """
+    """Return the address of a socket called ``name``; make its directory if needed."""
     base = directory or os.environ.get("XDG_RUNTIME_DIR", "") or tempfile.gettempdir()
     parent = Path(base) / f"leasehold-{os.getuid()}"
     path = parent / f"{name}.sock"
@@ -350,7 +331,7 @@ def address_in(directory: str, *, name: str) -> str:
 
 
 class OwnerServer:
-    """Passes what comes in to ``submit``, and its answers back. Starts with ``open``."""
+    """Passes requests to ``submit``, and its answers back. Starts with ``open``."""
 
     def __init__(self, address: str, submit: Callable[[OwnerRequest], Answer]) -> None:
         """``submit`` raises ``OwnerMoved`` when this process does not own the partition."""
@@ -363,11 +344,7 @@ class OwnerServer:
         self._closed = threading.Event()
 
     def open(self) -> None:
-        """Listen, unless it does already.
-
-        Raises:
-            StoreUnusable: the socket can not be made.
-        """
+        """Start to listen, unless it listens already."""
         with self._lock:
             if self._socket is not None or self._closed.is_set():
                 return
@@ -375,7 +352,7 @@ class OwnerServer:
             _remove_stale_sockets(path.parent)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                # Under its name it listens already: who finds it silent there may remove it.
+                # Under its name it must listen already: a process that is refused there removes it.
                 listening.bind(f"{path}.new")
                 listening.listen(_BACKLOG)
                 Path(f"{path}.new").rename(path)
@@ -383,10 +360,10 @@ class OwnerServer:
                 listening.close()
                 raise StoreUnusable(f"{self._path} can not be listened on: {error}") from error
             self._socket = listening
-            self._start(self._listen, listening, "door")
+            self._start(self._listen, listening, "owner-server")
 
     def close(self) -> None:
-        """Hang up everywhere and end all threads."""
+        """Close all connections and end all threads."""
         with self._lock:
             self._closed.set()
             if self._socket is None:
@@ -414,7 +391,7 @@ class OwnerServer:
 
     def _run_thread(self, run: Callable[[socket.socket], None], connection: socket.socket) -> None:
         try:
-            # A line that breaks or makes no sense is the other side's trouble: it asks again.
+            # A broken connection or an invalid message concerns the other side, which retries.
             with suppress(OSError, InvalidOwnerMessage):
                 run(connection)
         finally:
@@ -428,7 +405,7 @@ class OwnerServer:
         while not self._closed.is_set():
             try:
                 connection, _ = listening.accept()
-            except OSError:  # no descriptor is free, for one: whoever knocks waits meanwhile
+            except OSError:  # for example, no descriptor is free: clients wait in the backlog
                 self._closed.wait(_ACCEPT_PAUSE_S)
                 continue
             with self._lock:
@@ -436,7 +413,7 @@ class OwnerServer:
                     connection.close()
                     return
                 self._connections.add(connection)
-                self._start(self._serve, connection, "line")
+                self._start(self._serve, connection, "owner-connection")
 
     def _serve(self, connection: socket.socket) -> None:
         while (request := receive_request(connection)) is not None:
@@ -453,7 +430,7 @@ class OwnerServer:
 
 
 def _remove_stale_sockets(directory: Path) -> None:
-    """Remove the sockets of processes that are dead: nobody listens there."""
+    """Remove the sockets of crashed processes, which refuse connections."""
     for path in directory.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.setblocking(False)
@@ -463,4 +440,4 @@ def _remove_stale_sockets(directory: Path) -> None:
                 with suppress(OSError):
                     path.unlink()
             except OSError:
-                continue  # alive and busy, or gone meanwhile
+                continue  # alive and busy, or gone in the meantime

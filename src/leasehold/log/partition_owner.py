@@ -1,27 +1,17 @@
-"""The owner of a partition: stores what waits, all of it with one wait for the volumes.
+"""The owner of a partition: stores all queued batches with one wait for the volumes.
 
-One thread for each partition that this process owns. It takes every parcel that waits, its own
-and forwarded ones, writes a frame for each, syncs once, and answers all. While it syncs, others
-queue. Nothing is answered before it is on all volumes.
+There is one thread for each partition that this process owns. It takes every producer batch that
+waits, local and forwarded, writes a frame for each, syncs once, and answers all. Nothing is
+answered before it is on all volumes. When another process takes the segment over, the thread ends:
+unanswered batches fail with ``OwnerMoved``, and the producers send them to the new owner.
 
-When the segment is taken over by somebody else, the thread ends: what was not answered is answered
-with ``OwnerMoved``, and the producers hand it to the new owner, who knows what it has already.
+``AppendState`` is what an owner must know to continue: next numbers, times, and the last number of
+each producer. It comes from the last segment, and decides which part of a batch is new. Sequence
+numbers have no gaps, offsets and times never decrease, and nothing is stored twice.
 
-What the owner of a partition must know to go on: numbers, times, and every producer's last one.
-
-Pure. It is made from the last segment and says which part of a parcel is new. Sequence numbers
-have no gaps, offsets and times never go back, and nothing is stored twice.
-
-Opening a new segment at the end of a partition: the way to become its owner.
-
-The owner of a partition is who has its last segment open for writing. The files room lets only one
-in, and shuts out the one before. What is left to make sure here is that our segment really is the
-last: nobody else's may lie at or after its place. A former look at the list may be old, so the list
-is read again once our segment is there. Retention never removes the newest segment; so if others
-went on in the meantime, we see it.
-
-A segment is created for events that wait to be stored, and its header is written with them: one
-without bytes is what a crash in between leaves. It is opened again by the next owner.
+A process becomes the owner by opening a new segment at the end of the partition. The file layer
+admits one writer and fences the one before. After it has created its segment, the process lists the
+segments again: if a later one exists, it gives up. Retention never removes the newest segment.
 """
 
 from __future__ import annotations
@@ -86,7 +76,7 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvents:
-    """What to do with a parcel: leave out the first ``skip`` events, they are stored already.
+    """The new part of a producer batch: the first ``skip`` events are stored already.
 
     ``stored_as`` is where the first event was stored, if it was and that is still known, else -1.
     """
@@ -108,11 +98,7 @@ class AppendState:
 
     @classmethod
     def after(cls, segment: Segment) -> AppendState:
-        """The state after the last whole frame of a segment.
-
-        Raises:
-            DataDamaged: a frame of it can not be read.
-        """
+        """Return the state after the last whole frame of a segment."""
         append_state = cls(
             next_sequence=segment.next_sequence,
             next_offset=segment.header.base_offset + padded(len(segment)),
@@ -125,7 +111,7 @@ class AppendState:
         return append_state
 
     def new_events_of(self, producer_batch: ProducerBatch) -> NewEvents:
-        """Which part of the parcel is new."""
+        """Return which part of the producer batch is new."""
         first, producer = producer_batch.stamp.sequence, producer_batch.stamp.producer
         known = self.producers.get(producer)
         if known is None or first > known.last_sequence:
@@ -137,12 +123,12 @@ class AppendState:
         return NewEvents(skip=skip)
 
     def time_us(self, now_us: int) -> int:
-        """The time to store events under: now, but never before that of an earlier one."""
+        """Return the time to store events under: now, but never before that of an earlier one."""
         self.last_us = max(self.last_us, now_us)
         return self.last_us
 
     def stored(self, header: FrameHeader) -> None:
-        """A frame was written: go on after it."""
+        """Continue after a frame that was written."""
         self.next_sequence = max(self.next_sequence, header.next_sequence)
         self.next_offset = header.offset + header.length
         note_producer(self.producers, header)
@@ -164,7 +150,7 @@ _RECOVERY_LIMIT = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSegment:
-    """A segment without bytes, open for writing at the end of a partition, and what led to it."""
+    """A new segment, open for writing at the end of a partition, and the state before it."""
 
     writer: FileWriter
     append_state: AppendState
@@ -173,7 +159,7 @@ class OpenedSegment:
 def newest_segment(
     files: Namespace, partition: StreamPartition, *, from_base: int = 0
 ) -> FileStatus | None:
-    """The last segment of a partition, if there is one. ``from_base``: where to begin to look."""
+    """Return the last segment of a partition, if any; the list begins at ``from_base``."""
     found = _segments(files, partition, from_base=from_base)
     return found[-1] if found else None
 
@@ -181,13 +167,7 @@ def newest_segment(
 def open_next_segment(
     files: Namespace, partition: StreamPartition, settings: StreamSettings, *, from_base: int
 ) -> OpenedSegment:
-    """Open the next segment of a partition.
-
-    Raises:
-        Moved: somebody else did, or has its last segment open; look again.
-        DataDamaged: the end of the partition can not be read.
-        LeaseholdError: the files room can not serve.
-    """
+    """Open the next segment of a partition."""
     found = _segments(files, partition, from_base=from_base)
     if found and found[-1].state is not FileState.CLOSED:
         raise OwnerMoved(f"{found[-1].path} is being written by {found[-1].holder}")
@@ -211,11 +191,7 @@ def open_next_segment(
 def create_segment(
     files: Namespace, partition: StreamPartition, settings: StreamSettings, *, base: int
 ) -> FileWriter:
-    """Create the segment that begins at ``base``, if it is the last one then.
-
-    Raises:
-        Moved: somebody else has created it, or a later one.
-    """
+    """Create the segment that begins at ``base``, if it is the last one then."""
     path = segment_path(partition.stream, partition.number, base)
     try:
         writer = files.create(
@@ -228,7 +204,7 @@ def create_segment(
 
 
 def _reopen_empty(files: Namespace, partition: StreamPartition, path: str) -> OpenedSegment:
-    """Open a last segment that has no bytes; what leads to it is in the one before."""
+    """Open a last segment that has no bytes; the state is in the segment before."""
     base = base_of(path) or 0
     before = [each for each in _segments(files, partition) if each.length and each.path < path]
     append_state = AppendState(next_sequence=base)
@@ -251,7 +227,7 @@ def _reopen_empty(files: Namespace, partition: StreamPartition, path: str) -> Op
 
 
 def _state_after(files: Namespace, status: FileStatus) -> AppendState:
-    """What is known after a segment, from a volume on which it is sound."""
+    """Return what is known after a segment, from a volume on which it is sound."""
     mapped = MappedSegment(ListedSegment(base=base_of(status.path) or 0, path=status.path), files)
     while True:
         try:
@@ -263,7 +239,7 @@ def _state_after(files: Namespace, status: FileStatus) -> AppendState:
 def _check_last(
     files: Namespace, partition: StreamPartition, writer: FileWriter, base: int
 ) -> None:
-    """Give our new segment up if a later one is there: it is too late for it."""
+    """Discard the new segment if a later one exists: this process was too late."""
     found = segments(files, partition.stream, partition.number, from_base=base + 1)
     later = [each.path for each in found]
     if later:
@@ -273,7 +249,7 @@ def _check_last(
 
 
 def _close_earlier(files: Namespace, earlier: Sequence[FileStatus]) -> None:
-    """Close what is open before the last segment: somebody was too late for it, and died."""
+    """Close what is open before the last segment: an owner that was too late crashed there."""
     for each in earlier:
         if each.state is not FileState.CLOSED:
             with suppress(UnknownFile):
@@ -296,7 +272,7 @@ def _segments(
     files: Namespace, partition: StreamPartition, *, from_base: int = 0
 ) -> list[FileStatus]:
     found = segments(files, partition.stream, partition.number, from_base=from_base)
-    if from_base and not found:  # the stream was deleted, and perhaps made anew
+    if from_base and not found:  # the stream was deleted, and perhaps recreated
         return _segments(files, partition)
     return found
 
@@ -312,7 +288,7 @@ class _AppendJob:
 
 
 class PartitionOwner:
-    """Made when a segment was opened by ``takeover.take``. Safe to use from several threads."""
+    """Writes the segments of one partition. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -350,7 +326,7 @@ class PartitionOwner:
 
     @property
     def alive(self) -> bool:
-        """Whether it still takes parcels."""
+        """Whether it still accepts producer batches."""
         return self._ended is None and not self._closing
 
     @property
@@ -359,11 +335,7 @@ class PartitionOwner:
         return self._writer.path
 
     def submit(self, batches: Sequence[ProducerBatch], *, durable: bool) -> Answer:
-        """Queue parcels that share one fate; the answer comes when all of them are stored.
-
-        Raises:
-            Moved: this process is not the owner any more. The answer may say so too.
-        """
+        """Queue producer batches; the answer comes when all of them are stored."""
         job = _AppendJob(batches=batches, durable=durable)
         with self._changed:
             if not self.alive:
@@ -387,13 +359,13 @@ class PartitionOwner:
             while jobs := self._next_jobs():
                 self._store_jobs(jobs)
             self._seal()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
+        except BaseException as error:  # noqa: BLE001 - no caller may wait forever
             self._end(error, jobs)
         else:
             self._end(OwnerMoved(f"{self.path} was closed"), [])
 
     def _next_jobs(self) -> list[_AppendJob]:
-        """Everything that waits; nothing when it is time to close."""
+        """Return all queued jobs; an empty list when it is time to close."""
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
@@ -437,7 +409,7 @@ class PartitionOwner:
             self._on_roll()
 
     def _store(self, producer_batch: ProducerBatch) -> StoredBatch:
-        """Write what is new of a parcel, as one frame."""
+        """Write what is new of a producer batch, as one frame."""
         new, batch = self._append_state.new_events_of(producer_batch), producer_batch.batch
         if new.skip:
             batch = batch.slice(new.skip)
@@ -471,7 +443,7 @@ class PartitionOwner:
         )
 
     def _begin(self) -> IndexBuilder:
-        """Write what every segment begins with: its header, and how far each producer is."""
+        """Write what every segment begins with: its header, and the state of each producer."""
         append_state, now_us = self._append_state, self._append_state.time_us(self._now_us())
         header = SegmentHeader(
             partition=self.partition.number,
@@ -502,7 +474,7 @@ class PartitionOwner:
         self._append_state.stored(frame.header)
 
     def _roll(self) -> None:
-        """Seal the segment and begin the next, if nobody else does."""
+        """Seal the segment and begin the next, if no other process does."""
         self._seal()
         self._writer = create_segment(
             self._files, self.partition, self._settings, base=self._append_state.next_sequence
@@ -521,7 +493,7 @@ class PartitionOwner:
         self._writer.close()
 
     def _end(self, error: BaseException, jobs: list[_AppendJob]) -> None:
-        """Take nothing more, and answer all that is unanswered."""
+        """Accept nothing more, and fail all unanswered jobs."""
         with self._changed:
             self._ended = error
             jobs = [job for job in jobs if not job.answer.done()]
@@ -542,7 +514,7 @@ class PartitionOwner:
 
 
 def _is_storable(job: _AppendJob) -> bool:
-    """Whether a job can be stored; if not, it alone is told so, before anything is written."""
+    """Return whether a job can be stored; if not, fail this job before anything is written."""
     try:
         for producer_batch in job.batches:
             check_storable(producer_batch.batch, producer_batch.stamp)

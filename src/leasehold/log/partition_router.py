@@ -1,9 +1,9 @@
-"""Who owns a partition, as this process sees it: itself, another process, or nobody yet.
+"""Finds the owner of a partition: this process, another process, or none yet.
 
-``deliver`` hands parcels to the owner, whoever that is. If nobody is, this process becomes it. If
-the owner is dead (nobody listens at its address) or gives no sign in time (it was stopped), its
-segment is recovered, which shuts it out, and the next owner goes on after it. That is always safe:
-an owner that wakes up later can not add anything that anybody would see.
+``deliver`` sends producer batches to the owner. If there is none, this process becomes the owner.
+If the owner has crashed (its socket refuses connections) or does not answer in time (its process is
+paused), its segment is recovered, which fences it, and the next owner continues after it. That is
+always safe: an owner that resumes later cannot add anything that readers see.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class PartitionRouter:
     def __init__(
         self, partition: StreamPartition, context: RouterContext, *, created_at: str
     ) -> None:
-        """Look at nothing yet. ``created_at`` tells the stream from another of its name."""
+        """``created_at`` distinguishes the stream from another one of its name."""
         self.partition = partition
         self.created_at = created_at
         self._context = context
@@ -105,15 +105,7 @@ class PartitionRouter:
         owner_client: OwnerClient,
         deadline_s: float,
     ) -> tuple[StoredBatch, ...]:
-        """Have parcels stored, once, by whoever is the owner; try until ``deadline_s``.
-
-        Raises:
-            StoreUnavailable: nobody could store them in time; the last trouble is its cause.
-            FileHeld: the owner runs on another machine.
-            UnknownStream: the stream was deleted; there may be another one of its name.
-            UsageError: they can never be stored.
-            StoreUnusable: it can not be done here.
-        """
+        """Have the owner store producer batches exactly once; retry until ``deadline_s``."""
         for failures in count(1):
             try:
                 return self._try_deliver(
@@ -133,7 +125,7 @@ class PartitionRouter:
         raise AssertionError("unreachable")  # pragma: no cover
 
     def close(self) -> None:
-        """Give the partition back, if it is ours, with everything stored that waits."""
+        """Release the partition, if this process owns it, after storing what waits."""
         with self._lock:
             self._closed.set()
             owner, self._owner = self._owner, None
@@ -155,7 +147,7 @@ class PartitionRouter:
             if not wait((answer,), timeout=max(remaining_s, 0.0)).done:
                 raise StoreUnavailable("the volumes did not answer in time")
             return answer.result()
-        assert remote is not None  # noqa: S101 - one of the two is there
+        assert remote is not None  # noqa: S101 - one of the two is set
         heartbeat_s = owner_client.owner_timeout_s / HEARTBEATS_PER_TIMEOUT
         request = OwnerRequest(
             partition=self.partition, batches=batches, durable=durable, heartbeat_s=heartbeat_s
@@ -172,7 +164,7 @@ class PartitionRouter:
         return stored
 
     def _find_owner(self, deadline_s: float) -> tuple[PartitionOwner | None, FileStatus | None]:
-        """The owner: this process, or the segment of another one. Become it if nobody is."""
+        """Return this process as the owner, or the segment of another; become it if none is."""
         owner, remote = self.owner, self._remote
         if owner is not None or remote is not None:
             return owner, remote
@@ -182,7 +174,7 @@ class PartitionRouter:
             if self.owner is not None or self._remote is not None:
                 return self.owner, self._remote
             if self._owner is not None:
-                self._owner.close()  # it has ended; its segment is closed or somebody else's
+                self._owner.close()  # it has ended; its segment is closed or taken over
             settings = self._current_stream().settings
             last = newest_segment(self._context.files, self.partition, from_base=self._from_base)
             if last is not None:
@@ -196,7 +188,7 @@ class PartitionRouter:
             return self._owner, None
 
     def _is_reachable(self, last: FileStatus) -> bool:
-        """Whether its writer may be asked; if not, the segment may be recovered at once."""
+        """Return whether its writer can be reached; if not, the segment may be recovered now."""
         if last.state is FileState.RECOVERING or last.holder == self._context.files.holder:
             return False
         if last.host == host_name() and last.address.startswith(SCHEME):
@@ -239,7 +231,7 @@ class PartitionRouter:
         )
 
     def _apply_retention(self) -> None:
-        """Remove what the stream no longer keeps of this partition; if not now, then next time."""
+        """Remove what the stream no longer keeps of this partition; a failure is retried later."""
         try:
             stream = self._current_stream()
             if stream.settings.retain_age_s or stream.settings.retention_bytes:
@@ -255,7 +247,7 @@ class PartitionRouter:
             log.warning("%s: old segments could not be removed: %s", self.partition, error)
 
     def _fence_owner(self, remote: FileStatus, error: LeaseholdError, deadline_s: float) -> None:
-        """Shut a dead or silent owner out, unless somebody has done so already."""
+        """Fence a crashed or silent owner, unless another process has done so already."""
         with self._lock:
             if self._remote is remote:
                 self._remote = None

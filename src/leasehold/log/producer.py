@@ -7,7 +7,7 @@ Guarantees:
 * Events of one producer to one partition are stored in the order they were sent in; so are those
   with one key.
 * What is tried again, after a lost answer or a change of owner, is not stored twice.
-* While it sends, it looks every second whether the stream has more partitions, and uses them.
+* While it sends, it checks every second whether the stream has more partitions, and uses them.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Producer:
         look: Callable[[], StreamInfo],
         clock: Clock,
     ) -> None:
-        """Start nothing yet: the first event for a partition does. ``look`` finds the stream."""
+        """``look`` reads the stream again. The first event for a partition starts its thread."""
         self._growth = PartitionGrowth(stream, look, clock=clock)
         self._options = options or ProducerOptions()
         self._id = self._options.producer_id or bytes.fromhex(new_token())
-        # What is stored beside small events may take more room than they do.
+        # What is stored beside small events may take more space than they do.
         self._max_bytes = min(
             self._options.batch_bytes, stream.settings.segment_bytes // 4, MAX_BODY_BYTES // 8
         )
@@ -74,7 +74,7 @@ class Producer:
         self._router_of = seat_of
         self._clock = clock
         self._byte_limit = ByteLimit(self._options.max_pending_bytes, clock=clock)
-        # The same for the same producer: what it sends again goes the way it went before.
+        # The same for the same producer id: what it sends again goes to the same partitions.
         self._round_robin = count(crc32c(self._id) % stream.partitions)
         self._lock = threading.Lock()
         self._queues: dict[int, SendQueue] = {}
@@ -87,7 +87,7 @@ class Producer:
 
     @property
     def stream(self) -> StreamInfo:
-        """The stream it sends to, as it was when this producer last looked."""
+        """The stream it sends to, as it was at the last check."""
         return self._growth.stream
 
     @property
@@ -114,7 +114,7 @@ class Producer:
         call takes the next one. Blocks while too much waits.
 
         Raises:
-            UsageError: it can not be sent, or the producer is closed.
+            UsageError: it cannot be sent, or the producer is closed.
             BufferFull: too much has been waiting for ``send_timeout``.
             UnknownStream: the stream was deleted.
         """
@@ -137,11 +137,11 @@ class Producer:
     def flush(self, timeout: timedelta | None = None) -> bool:
         """Wait for all that was sent before: True if all of it was stored or failed in time.
 
-        Which of the two, the futures tell. Without ``timeout`` that takes ``deliver_timeout`` at
+        The futures have the outcome. Without ``timeout`` that takes ``deliver_timeout`` at
         most.
 
         Raises:
-            InvalidDuration: ``timeout`` is no timedelta, or below zero.
+            InvalidDuration: ``timeout`` is not a timedelta, or below zero.
         """
         self._process_check.check()
         deadline = None
@@ -162,7 +162,7 @@ class Producer:
         )
 
     def close(self) -> None:
-        """Send what waits, wait for the answers, and end all threads. Again is harmless.
+        """Send what waits, wait for the answers, and end all threads. Safe to call twice.
 
         Raises:
             UsageError: this process was forked from the one that opened it.
@@ -190,7 +190,7 @@ class Producer:
     def _put(
         self, by_partition: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
     ) -> Sent:
-        """Queue the parts for each partition, when there is room for all of them."""
+        """Queue the parts for each partition, when the byte limit allows all of them."""
         queues = [self._queue(number) for number in by_partition]
         pending = PendingSend(sum(map(len, by_partition.values())))
         if not by_partition:
@@ -208,7 +208,7 @@ class Producer:
     def _partition_for(
         self, stream: StreamInfo, event: Event, key: str | None, partition: int | None
     ) -> int:
-        """The partition of a single event."""
+        """Return the partition of a single event."""
         key = key if event.key is None else event.key
         by_key = None if key is None else partition_of(key, stream.partitions)
         if len(event.body) + len(key or "") > self._max_event_bytes:
@@ -220,7 +220,7 @@ class Producer:
     def _split(
         self, stream: StreamInfo, batch: pa.RecordBatch, partition: int | None
     ) -> dict[int, pa.RecordBatch]:
-        """The events by partition."""
+        """Return the events by partition."""
         partitions = stream.partitions
         if partition is not None:
             partition = stream.checked(partition)
@@ -272,14 +272,14 @@ class Producer:
 
 
 def _with_size(event: Event, key: str | None) -> tuple[Event, int]:
-    """The event as it is queued, and about how many bytes it takes."""
+    """Return the event as it is queued, and about how many bytes it takes."""
     if event.key is None and key is not None:
         event = replace(event, key=key)
     return event, len(event.body) + len(event.key or "") + _OVERHEAD_BYTES
 
 
 def _with_key(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
-    """The same events; those without a key have this one."""
+    """Set the key of events that have none."""
     if not isinstance(key, str):
         raise UsageError(f"a key is text, not {type(key).__name__}: write key=str(…)")
     return batch.set_column(0, batch.schema.field(0), batch.column(0).fill_null(key))

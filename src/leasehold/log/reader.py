@@ -1,22 +1,21 @@
-"""Reading one partition: batches of events in their order, from wherever one likes.
+"""Reading one partition: batches of events in their order, from any position.
 
 Guarantees:
 
-* Only acknowledged events, each once, in the order of their numbers, without gaps; over the
-  borders of segments, and whoever owned the partition when they were written.
+* Only acknowledged events, each once, in the order of their numbers, without gaps, across segments
+  and owners.
 * Batches point into the mapped segment: they are not copied, and stay valid for as long as they
   are held, also when retention removes the segment.
 * Every frame is compared with its checksum, unless ``verify`` is off; a damaged one is read from
-  another volume. Without ``bodies`` all bodies are empty, however events are looked for, and large
-  frames are compared with the checksum of the rest.
-* With an epoch: nothing is handed out once another reader of the group has claimed the partition
-  with the same epoch or a higher one. Without one, but in a group: nothing while somebody of the
-  group reads with an epoch. Without both: nobody ends this reader.
+  another volume. Without ``bodies`` all bodies are empty, and large frames are compared with the
+  checksum of the rest.
+* With an epoch: nothing is returned once another reader of the group has claimed the partition
+  with the same epoch or a higher one. Without an epoch, but in a group: nothing while a reader of
+  the group has an epoch. Without both, no other reader ends this one.
 
-Find events in a partition: by number, offset, time or key, without reading what lies between.
-
-The segments are bisected by their headers; inside one its index tells where to begin. A search by
-number opens one segment; by offset or time as many as the logarithm of their number.
+``StartFinder`` finds events by number, offset, time or key without reading what is between. It
+bisects the segments by their headers; inside a segment the index gives the region. A search by
+number opens one segment; by offset or time, as many as the logarithm of their number.
 """
 
 from __future__ import annotations
@@ -55,22 +54,15 @@ _NEVER = 2**63
 
 
 class StartFinder:
-    """Searches on one shelf. Not to be shared between threads."""
+    """Searches the segments of one partition. Not to be shared between threads."""
 
     def __init__(self, files: Namespace, segments: SegmentList) -> None:
-        """Look at nothing yet."""
         self._files = files
         self._segments = segments
         self._last_segment: MappedSegment | None = None
 
     def sequence_of(self, start: Start) -> int:
-        """The sequence number of the first event to be read; it may have yet to come.
-
-        Raises:
-            Trimmed: it was removed by retention.
-            BeyondEnd: it lies beyond the next event.
-            DataDamaged: what has to be looked at is damaged on all volumes.
-        """
+        """Return the sequence number of the first event to be read; it may not exist yet."""
         while True:
             known = self._segments.read()
             try:
@@ -86,10 +78,10 @@ class StartFinder:
                     case StartKind.TIME:
                         return self._by_time(start.value)
             except UnknownFile:
-                continue  # a segment was removed meanwhile
+                continue  # a segment was removed in the meantime
 
     def end(self) -> int:
-        """The sequence number of the event that comes next into the partition."""
+        """Return the sequence number of the event that comes next into the partition."""
         while True:
             known = self._segments.read_end()
             if not known:
@@ -101,12 +93,7 @@ class StartFinder:
                 self._segments.read()
 
     def with_key(self, key: str, since: int, *, check: bool, bodies: bool) -> Iterator[EventBatch]:
-        """All events with this key that are there now, from ``since`` on.
-
-        Raises:
-            Trimmed: the events from ``since`` on were removed by retention.
-            DataDamaged: what has to be looked at is damaged on all volumes.
-        """
+        """Yield all events with this key that are there now, from ``since`` on."""
         self._segments.read()
         entry = self._segment_with(since)
         while entry is not None:
@@ -135,7 +122,7 @@ class StartFinder:
         end = entry.base
         if self._last_segment.segment is not None:
             end = _from_sound_volume(self._last_segment, lambda segment: segment.next_sequence)
-        if end == entry.base:  # without events another one may come in its place
+        if end == entry.base:  # a segment without events may be replaced
             self._last_segment = None
         return end
 
@@ -177,7 +164,7 @@ class StartFinder:
         return self._sequence_in(at - 1, lambda segment: segment.seek_time(enqueued_us))
 
     def _sequence_in(self, at: int, seek: Callable[[Segment], EventSpot | None]) -> int:
-        """The event that ``seek`` finds in segment number ``at``, or the first one after it."""
+        """Return the event that ``seek`` finds in segment ``at``, or the first one after it."""
         known = self._segments.known
         if at >= 0:
             opened = MappedSegment(known[at], self._files)
@@ -201,7 +188,7 @@ def _first_us(segment: Segment) -> int:
 
 
 def _from_sound_volume(opened: MappedSegment, ask: Callable[[Segment], T]) -> T:
-    """The answer of the segment, from a volume on which it is not damaged."""
+    """Return the answer of the segment, from a volume on which it is not damaged."""
     while True:
         try:
             return ask(opened.whole)
@@ -233,11 +220,11 @@ class PartitionReader:
         ahead: bool = True,
         bodies: bool = True,
     ) -> None:
-        """Claim the partition if ``epoch`` is given, and stand at ``start``.
+        """Claim the partition if ``epoch`` is given, and move to ``start``.
 
         Raises:
             UsageError: the stream has no such partition.
-            BeyondEnd: ``start`` lies beyond the end of the partition.
+            BeyondEnd: ``start`` is beyond the end of the partition.
             ReaderDisplaced: a reader of the group has a higher epoch.
             Trimmed: retention has removed the event at ``start``.
         """
@@ -264,7 +251,9 @@ class PartitionReader:
         self._shown: tuple[FrameHeader, EventBatch] | None = None
         segments = SegmentList(files, partition_directory(stream.name, partition))
         self._finder = StartFinder(files, segments)
-        self._cursor = Cursor(files, segments, check=self._check_stream, ahead=ahead, bodies=bodies)
+        self._cursor = Cursor(
+            files, segments, check=self._check_stream, prefetch_checksums=ahead, bodies=bodies
+        )
         if epoch is not None:
             catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
         self._check_claim()
@@ -273,14 +262,14 @@ class PartitionReader:
 
     @property
     def position(self) -> int:
-        """The sequence number of the next event; it may have yet to come."""
+        """The sequence number of the next event; it may not exist yet."""
         return self._cursor.sequence
 
     def seek(self, start: Start) -> None:
-        """Go on reading from there.
+        """Continue reading from there.
 
         Raises:
-            BeyondEnd: it lies beyond the end.
+            BeyondEnd: it is beyond the end.
             Trimmed: retention has removed the event.
             UnknownStream: the stream was deleted.
         """
@@ -290,9 +279,9 @@ class PartitionReader:
             self._cursor.seek(self._finder.sequence_of(start))
 
     def watched(self) -> tuple[str, ...]:
-        """The files that change when there is more in the segment at hand; none if none is open.
+        """Return the files that change when the current segment grows; none if none is open.
 
-        Who waits for them by other means than ``wait`` looks once more after it began to watch.
+        A caller that watches them itself must read once more after it began to watch.
         """
         with self._lock:
             return self._cursor.watched()
@@ -309,10 +298,10 @@ class PartitionReader:
         max_bytes: int = _MAX_BYTES,
         fresh: bool = False,
     ) -> EventBatch | None:
-        """The next events that are there now, one frame at most; None if there is nothing new.
+        """Return the next available events, at most one frame; None if there is nothing new.
 
         ``max_bytes`` is kept on average; at least one event is returned. ``fresh`` asks the
-        journal before it says None, which is else done now and then.
+        journal before it returns None, which is otherwise done now and then.
 
         Raises:
             ReaderDisplaced: another reader of the group has claimed the partition.
@@ -343,7 +332,7 @@ class PartitionReader:
     def wait(self, timeout: timedelta) -> bool:
         """Return True as soon as there is something to read, False if the time is over first.
 
-        False also when the reader is closed meanwhile.
+        False also when the reader is closed in the meantime.
 
         Raises:
             ReaderDisplaced: another reader of the group has claimed the partition.
@@ -356,16 +345,14 @@ class PartitionReader:
             self._check_open()
             was_woken = True
             while not self._closed:
-                self._watcher.watch(
-                    self._cursor.watched()
-                )  # before the look: nothing slips between
+                self._watcher.watch(self._cursor.watched())  # before the read: nothing is missed
                 if self._next(fresh=not was_woken) is not None:
                     self._watcher.reset_pause()
                     return True
                 if not was_woken:
                     self._check_claim()
                 if self._cursor.watched() != self._watcher.paths:
-                    continue  # another segment since: it has to be watched before it is slept on
+                    continue  # another segment since: watch it before sleeping
                 remaining_s = deadline - self._clock.boottime_s()
                 if remaining_s <= 0:
                     return False
@@ -375,7 +362,7 @@ class PartitionReader:
     def batches(
         self, *, follow: bool = False, timeout: timedelta | None = None
     ) -> Iterator[EventBatch]:
-        """All that is there, batch by batch; with ``follow`` also all that comes.
+        """Yield all that is there, batch by batch; with ``follow`` also all that comes.
 
         A follower ends when nothing came for ``timeout``, or when the reader is closed.
 
@@ -393,7 +380,7 @@ class PartitionReader:
                 return
 
     def find(self, key: str) -> Iterator[EventBatch]:
-        """The events with this key from the position on that are there now. Nothing is moved.
+        """Yield the events with this key from the position on that are there now. Nothing is moved.
 
         Raises:
             ReaderDisplaced: another reader of the group has claimed the partition.
@@ -409,7 +396,7 @@ class PartitionReader:
             yield batch
 
     def lag(self) -> int:
-        """How many events are there that were not read yet."""
+        """Return how many events are there that were not read yet."""
         with self._lock:
             self._check_open()
             return max(self._finder.end() - self.position, 0)
@@ -436,7 +423,7 @@ class PartitionReader:
         self.close()
 
     def _next(self, *, fresh: bool = False) -> FrameHeader | None:
-        """One look. The journal is asked now and then, also by callers that never wait."""
+        """Read once. The journal is asked now and then, also for callers that never wait."""
         self.polls += 1
         now = self._clock.boottime_s()
         fresh = fresh or now - self._fresh_at >= SHORTEST_S
@@ -447,12 +434,12 @@ class PartitionReader:
             raise
         if found is None and fresh:
             self._fresh_at = now
-            if not self._cursor.watched():  # no open segment, whose end would tell
+            if not self._cursor.watched():  # then only the catalog shows a deletion
                 self._check_stream()
         return found
 
     def _check_stream(self) -> None:
-        """Ask whether this is still the stream that was opened. If not, it never is again."""
+        """Check that this is still the stream that was opened. If not, it never is again."""
         try:
             self._catalog.same(self.stream, self._created_at)
         except UnknownStream:
@@ -460,7 +447,7 @@ class PartitionReader:
             raise
 
     def _check_claim(self) -> None:
-        """Ask whether this reader may still read."""
+        """Check that this reader may still read."""
         if self.group or self.epoch is not None:
             self._catalog.check_reader(
                 self.stream, self.partition, self.group, self.epoch, self._claim

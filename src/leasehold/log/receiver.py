@@ -1,7 +1,7 @@
 """Receives one partition of the embedded log.
 
-The position is moved only by a ``receive`` that returns: what a thread has read for one that was
-cancelled meanwhile is put back before the next look.
+The position is moved only by a ``receive`` that returns: what a thread has read for a cancelled
+call is read again by the next one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The watcher tells when there is more, and has more than one way to know. This is for what nobody
-# has thought of.
+# The watcher notifies when there is more, by more than one way. This is for unforeseen cases.
 POLL_ANYWAY_S = 60.0
-_SHORTEST_S = 0.02  # nobody tells: look again and again, with pauses that grow
+_SHORTEST_S = 0.02  # without notifications: poll, with pauses that grow
 _LONGEST_S = 1.0
 
 
@@ -44,7 +43,7 @@ class LogReceiver:
         threads: Executor,
         rng: random.Random,
     ) -> None:
-        """Over a reader that is open, and a bell that has entered before it was."""
+        """Use an open reader, and a wakeup that was added before the reader was opened."""
         self._reader = reader
         self._wakeup = wakeup
         self._watcher = watcher
@@ -68,12 +67,12 @@ class LogReceiver:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits, and has done all that has to be done before."""
+        """Whether it waits, after all preparations for waiting."""
         return self._waiting
 
     @property
     def origin(self) -> WakeupOrigin:
-        """Who will tell it that there is more."""
+        """What will notify it that there is more."""
         return self._wakeup.origin
 
     @property
@@ -82,11 +81,7 @@ class LogReceiver:
         return self._reader
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
-        """See ``Receiver``.
-
-        Raises:
-            UsageError: it is closed, or was closed while it waited.
-        """
+        """Wait for the next events, and return at least one."""
         while True:
             self._check_open()
             fresh = self._wakeup.clear()
@@ -104,20 +99,20 @@ class LogReceiver:
                     self._waiting = False
 
     async def close(self) -> None:
-        """See ``Receiver``. One that waits is woken, and told so. Again is harmless."""
+        """Close it; a waiting ``receive`` raises ``UsageError``. Safe to call twice."""
         if not self._closed:
             self.end()
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
 
     def end(self) -> None:
-        """Refuse to go on, and wake who waits; the reader is closed by somebody else."""
+        """Refuse further calls and wake a waiting one; the caller closes the reader."""
         self._closed = True
         self._watcher.remove(self._wakeup)
         self._wakeup.notify()
 
     async def _run_read(self, read: Callable[[], EventBatch | None]) -> EventBatch | None:
-        """Look in a thread. If this is cancelled, the next one waits for that look to end."""
+        """Read in a thread. If this is cancelled, the next call waits for that read to end."""
         loop = asyncio.get_running_loop()
         if self._reading is not None:
             await asyncio.wait((self._reading,))
@@ -125,16 +120,16 @@ class LogReceiver:
         try:
             return await shielded(self._reading)
         except UsageError:
-            self._check_open()  # closed while it looked: say so
+            self._check_open()  # closed during the read: raise that
             raise
         finally:
             if self._reading.done():
                 self._reading = None
 
     def _read(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
-        """In a thread: read what is there, else see to it that somebody tells."""
+        """Read what is there, in a thread; if nothing, watch for more."""
         reader = self._reader
-        if reader.position != self._position:  # nobody got what was read last
+        if reader.position != self._position:  # the last batch was not returned
             reader.seek(Start.sequence(self._position))
         batch = reader.read(max_events=max_events, max_bytes=max_bytes, fresh=fresh)
         while batch is None and self._watcher.watch(
@@ -145,7 +140,7 @@ class LogReceiver:
 
     def _pause(self) -> float:
         if self._wakeup.origin is not WakeupOrigin.NOBODY:
-            return POLL_ANYWAY_S * self._rng.uniform(1.0, 1.5)  # not all at once
+            return POLL_ANYWAY_S * self._rng.uniform(1.0, 1.5)  # not all at the same time
         self._pause_s = min(max(self._pause_s * 2, _SHORTEST_S), _LONGEST_S)
         return self._pause_s
 
@@ -158,6 +153,6 @@ class LogReceiver:
 
 
 async def shielded(answer: asyncio.Future[T]) -> T:
-    """Await what goes on when this is cancelled. Its error is nobody's business then."""
+    """Await what continues when this is cancelled; its error is dropped then."""
     answer.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(answer)

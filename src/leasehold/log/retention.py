@@ -5,9 +5,9 @@ Guarantees:
 * Only whole, closed segments, from the oldest on: what is kept has no gaps.
 * Never the newest segment, nor the last one that has events: the next owner counts on from there.
 * Never an event that a group has not passed with its checkpoint, unless that is asked for; the
-  plan then says which group holds what back.
+  plan then names the group that holds segments back.
 
-A reader in a removed segment keeps what it has mapped; after it, it is told ``Trimmed``.
+A reader in a removed segment keeps what it has mapped; after it, it raises ``Trimmed``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class PartitionTrim:
     """What is to be removed from one partition, the oldest first.
 
-    ``held_back`` says why less is removed than age and size ask for; it is empty if nothing is.
+    ``held_back`` is the reason why less is removed than age and size require, or empty.
     """
 
     partition: int
@@ -54,7 +54,7 @@ class PartitionTrim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPlan:
-    """What a trim removes, or would remove; ``done`` says which."""
+    """What a trim removes, or would remove unless ``done``."""
 
     stream: str
     partitions: tuple[PartitionTrim, ...]
@@ -88,11 +88,7 @@ def trim(
 ) -> TrimPlan:
     """Plan by the stream's settings what to remove, and with ``execute`` remove it.
 
-    Looks at all partitions, or those that are named.
-
-    Raises:
-        DataDamaged: the age of a segment can not be told, since it is damaged on all volumes.
-        VolumeUnusable: the same, since no volume that has it answers.
+    Covers all partitions, or those that are named.
     """
     now_us = (clock.utc_now() - _EPOCH_BEGAN) // _MICROSECOND
     checkpoints = {} if past_checkpoints else _slowest_groups(catalog.positions(stream.name))
@@ -112,7 +108,7 @@ def trim(
 def _plan(
     number: int, candidates: _TrimCandidates, checkpoint: tuple[int, str] | None
 ) -> PartitionTrim:
-    """Remove what is wanted, up to the mark of the group that is behind all others."""
+    """Plan to remove the candidates, up to the checkpoint of the slowest group."""
     segments, count, held_back = candidates.segments, candidates.count, ""
     if checkpoint is not None:
         position, group = checkpoint
@@ -133,7 +129,7 @@ def _plan(
 
 
 def _slowest_groups(positions: Iterable[tuple[int, str, int]]) -> dict[int, tuple[int, str]]:
-    """For each partition the checkpoint that lies farthest back, and whose it is."""
+    """Return for each partition the lowest checkpoint, and its group."""
     lowest: dict[int, tuple[int, str]] = {}
     for partition, group, sequence in positions:
         lowest[partition] = min((sequence, group), lowest.get(partition, (sequence, group)))
@@ -141,7 +137,7 @@ def _slowest_groups(positions: Iterable[tuple[int, str, int]]) -> dict[int, tupl
 
 
 class _TrimCandidates:
-    """The segments of one partition, and how many of them age and size ask to remove."""
+    """The segments of one partition, and how many of them age and size require to remove."""
 
     def __init__(
         self,
@@ -158,7 +154,7 @@ class _TrimCandidates:
         self.count = self._count()
 
     def first_after(self, count: int) -> int:
-        """The first event that is kept if so many segments are removed."""
+        """Return the first event that is kept if ``count`` segments are removed."""
         return self.segments[count][0].base if self.segments else 0
 
     def _count(self) -> int:
@@ -173,7 +169,7 @@ class _TrimCandidates:
         return max(len(self.segments) - 1, 0)
 
     def _bytes(self, entry: ListedSegment, status: FileStatus) -> int:
-        """The journal knows the length of a closed file; of an open one the volumes do."""
+        """Return the journal knows the length of a closed file; of an open one the volumes do."""
         if status.state is FileState.CLOSED:
             return status.length
         segment = self._segment(entry)
@@ -184,7 +180,7 @@ class _TrimCandidates:
         return segment is None or segment.next_sequence == entry.base
 
     def _too_old(self, entry: ListedSegment) -> bool:
-        """Whether the last event of a segment is older than events are kept."""
+        """Return whether the last event of a segment is older than events are kept."""
         if not self._settings.retain_age_s:
             return False
         segment = self._segment(entry)

@@ -1,15 +1,13 @@
-"""The way of one producer's events to one partition: a queue, and a thread that empties it.
+"""The queue of one producer to one partition, and the thread that sends it.
 
 Small sends are gathered into one batch while they linger. What was taken from the queue is numbered
-and delivered before anything else is taken, so the order is kept; a second attempt carries the
-same numbers, so nothing is stored twice.
+and delivered before anything else is taken, so the order is kept; a retry has the same numbers, so
+nothing is stored twice.
 
-One call of ``send``: its future, complete when all its parts are stored or one has failed.
-
-How many partitions a stream has, for one who sends to it while it may grow.
-
-A look asks the database, which may be slow or away: sending never waits for one, except for a
-partition that is not known yet.
+``PendingSend`` is one call of ``send``: its future completes when all parts are stored or one has
+failed. ``ByteLimit`` bounds the memory of what waits. ``PartitionGrowth`` tracks the number of
+partitions while the stream may grow; sending never waits for that query, except for a partition
+that is not known yet.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from leasehold.log.producer_batch import Receipt, StoredBatch
     from leasehold.log.streams import StreamInfo
 
-_PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its places
+_PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its queue entry
 
 
 class PendingSend:
@@ -47,7 +45,7 @@ class PendingSend:
     def __init__(self, parts: int) -> None:
         """``parts`` is how many answers there will be."""
         self.future: Future[tuple[Receipt, ...]] = Future()
-        self.future.set_running_or_notify_cancel()  # what was sent can not be called back
+        self.future.set_running_or_notify_cancel()  # what was sent cannot be called back
         self._left = parts
         self._receipts: list[Receipt] = []
         self._lock = threading.Lock()
@@ -72,13 +70,12 @@ class PendingSend:
 
 
 class ByteLimit:
-    """Lets in as many bytes as may wait; who comes when it is full waits at the gate.
+    """Bounds the bytes that wait to be stored; callers block while it is full.
 
     Each part counts with what it takes in memory, which is more than an event of a few bytes.
     """
 
     def __init__(self, max_bytes: int, *, clock: Clock) -> None:
-        """Empty."""
         self._max_bytes = max_bytes
         self._clock = clock
         self._changed = threading.Condition()
@@ -92,17 +89,13 @@ class ByteLimit:
     def acquire(
         self, size: int, *, parts: int, timeout_s: float, begin_flush: Callable[[], None]
     ) -> None:
-        """Wait until there is room for these parts. What is bigger than all room may enter alone.
-
-        Raises:
-            BufferFull: there was no room for ``timeout_s``.
-        """
+        """Wait until these parts fit. What is bigger than the limit may enter alone."""
         size += parts * _PART_BYTES
         with self._changed:
             if self._has_room(size):
                 self._used_bytes += size
                 return
-        begin_flush()  # nothing may linger while somebody waits for room
+        begin_flush()  # nothing may linger while a caller waits for space
         until = self._clock.boottime_s() + timeout_s
         with self._changed:
             while not self._has_room(size):
@@ -117,7 +110,7 @@ class ByteLimit:
             self._used_bytes += size
 
     def release(self, size: int, *, parts: int) -> None:
-        """Make room."""
+        """Release the bytes of these parts."""
         with self._changed:
             self._used_bytes -= size + parts * _PART_BYTES
             self._changed.notify_all()
@@ -127,7 +120,7 @@ class ByteLimit:
 
 
 def cut(batch: pa.RecordBatch, max_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batch in slices of about ``max_bytes``, each with its size; one event is not cut."""
+    """Yield the batch in slices of about ``max_bytes`` with their sizes; events are not cut."""
     size = int(batch.nbytes)
     if size <= max_bytes or batch.num_rows == 1:
         yield batch, size
@@ -143,12 +136,11 @@ REFRESH_INTERVAL_S = 1.0
 
 
 class PartitionGrowth:
-    """Safe to use from several threads. It starts a thread for a look, which ends with it."""
+    """The partitions of a growing stream. Safe to use from several threads."""
 
     def __init__(
         self, stream: StreamInfo, read_stream: Callable[[], StreamInfo], *, clock: Clock
     ) -> None:
-        """The stream as it was found just now."""
         self._stream = stream
         self._read_stream = read_stream
         self._clock = clock
@@ -159,11 +151,11 @@ class PartitionGrowth:
 
     @property
     def stream(self) -> StreamInfo:
-        """The stream as it was at the last look."""
+        """The stream as it was last read."""
         return self._stream
 
     def refresh_if_due(self) -> None:
-        """Begin to look if the last look is a second old; do not wait for it."""
+        """Start to read the stream again if the last read is a second old; do not wait."""
         now = self._clock.boottime_s()
         if now - self._refreshed_at < REFRESH_INTERVAL_S:
             return
@@ -178,14 +170,14 @@ class PartitionGrowth:
             self._refreshing.start()
 
     def stream_with(self, partition: int | None) -> StreamInfo:
-        """The stream. For a partition that it did not have so far, a look is waited for."""
+        """Return the stream; read it first if it has no such partition yet."""
         stream = self._stream
         if isinstance(partition, int) and partition >= stream.partitions:
             self._refresh()
         return self._stream
 
     def close(self) -> None:
-        """Wait for a look that is under way, and begin none any more."""
+        """Wait for a read in progress, and start no other."""
         with self._lock:
             self._closed = True
             refreshing = self._refreshing
@@ -195,16 +187,16 @@ class PartitionGrowth:
     def _refresh(self) -> None:
         try:
             found = self._read_stream()
-        except LeaseholdError as error:  # deleted, or no answer: that is told where it is stored
+        except LeaseholdError as error:  # deleted, or no answer: the delivery reports that
             log.info("%s could not be looked at: %s", self._stream.name, error)
             return
         with self._lock:
-            if found.partitions > self._stream.partitions:  # looks may overtake one another
+            if found.partitions > self._stream.partitions:  # reads may overtake one another
                 log.info("%s has %d partitions now", found.name, found.partitions)
                 self._stream = found
 
 
-_MAX_BATCHES = 32  # delivered at once; the owner remembers twice as many of each producer
+_MAX_BATCHES = 32  # delivered together; the owner remembers twice as many of each producer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,11 +242,10 @@ class SendQueue:
         self._done_count = 0
         self._flush_up_to = 0  # items up to this number do not linger
         self._next_number = 0
-        self._in_flight: tuple[
-            QueuedEvents, ...
-        ] = ()  # taken from the queue, and not out of the gate yet
+        # Taken from the queue, and still counted by the byte limit.
+        self._in_flight: tuple[QueuedEvents, ...] = ()
         self._closing = False
-        name = f"leasehold-lane-{router.partition.stream}-{router.partition.number}"
+        name = f"leasehold-send-{router.partition.stream}-{router.partition.number}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -309,14 +300,14 @@ class SendQueue:
                 with self._changed:
                     self._done_count += sum(len(items) for items in batches)
                     self._changed.notify_all()
-        except BaseException as error:  # a bug of ours must not let anybody wait for ever
+        except BaseException as error:  # a bug must not let a caller wait forever
             self._fail(batches, error)
             raise
         finally:
             self._owner_client.close()
 
     def _fail(self, batches: Sequence[Sequence[QueuedEvents]], error: BaseException) -> None:
-        """Take nothing more, and answer all that is unanswered."""
+        """Accept nothing more, and fail all that is unanswered."""
         with self._changed:
             self._closing = True
             left = [*(item for items in batches for item in items), *self._items]
@@ -329,7 +320,7 @@ class SendQueue:
             item.pending.failed(RuntimeError(f"the lane has ended: {error!r}"))
 
     def _next_batches(self) -> list[list[QueuedEvents]]:
-        """All that waits, as batches, once it need not linger; nothing when it is over."""
+        """Return all that waits, as batches, once it need not linger; an empty list at the end."""
         with self._changed:
             while not self._is_ready():
                 if self._closing and not self._items:
@@ -354,7 +345,7 @@ class SendQueue:
         )
 
     def _linger_left_s(self) -> float | None:
-        """How long the oldest item may linger yet."""
+        """Return how long the oldest item may linger yet."""
         if not self._items:
             return None
         return self._items[0].put_at + self._linger_s - self._clock.boottime_s()
@@ -386,13 +377,13 @@ class SendQueue:
                 owner_client=self._owner_client,
                 deadline_s=deadline_s,
             )
-        except Exception as error:  # noqa: BLE001 - whoever waits for a future must hear of it
+        except Exception as error:  # noqa: BLE001 - it is raised by the future
             self._answer(batches, error)
         else:
             self._answer(batches, answer)
 
     def _numbered(self, batches: Sequence[Sequence[QueuedEvents]]) -> list[ProducerBatch]:
-        """Each batch with the numbers of this producer. They are used once, whatever happens."""
+        """Number each batch with the sequence of this producer. Numbers are used only once."""
         numbered = []
         for items in batches:
             stamp = ProducerStamp(producer=self._producer_id, sequence=self._next_number)
@@ -418,13 +409,13 @@ class SendQueue:
                 start += item.count
 
     def _release(self) -> None:
-        """Let what was taken out of the gate, once."""
+        """Release what was taken from the byte limit, once."""
         in_flight, self._in_flight = self._in_flight, ()
         self._byte_limit.release(sum(item.size for item in in_flight), parts=len(in_flight))
 
 
 def _as_record_batch(items: Sequence[QueuedEvents]) -> pa.RecordBatch:
-    """All their events as one batch."""
+    """Return all their events as one batch."""
     batches: list[pa.RecordBatch] = []
     alone: list[Event] = []
     for item in items:

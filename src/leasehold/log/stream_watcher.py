@@ -1,13 +1,13 @@
-"""One watcher for all partitions of a stream: a thread that rings whoever may have more to read.
+"""One watcher for all partitions of a stream: a thread that wakes receivers with more to read.
 
-It hears of changes in two ways. The kernel tells when an open segment grows (inotify), once for
-each time that somebody aims at it, so a busy partition costs nothing here. The journal tells all
-else: segments that begin, end, are recovered or removed. It is asked for the whole stream at once:
-every ``IDLE_POLL_S``, and more often while somebody waits whom the kernel can not wake. The kernel is
-not trusted blindly: every ``FILE_CHECK_S`` the watched files are compared with what they were.
+It learns of changes in two ways. inotify reports that an open segment has grown, once for each call
+of ``watch``, so a busy partition costs nothing here. The journal reports everything else: segments
+that begin, end, are recovered or removed. One query covers the whole stream: every ``IDLE_POLL_S``,
+and more often while a receiver waits that inotify cannot wake. In case inotify misses a change, the
+watched files are compared with their last state every ``FILE_CHECK_S``.
 
-Nothing is lost between a look and a sleep if a receiver enters before its first look, stills its
-bell before each look, and looks again whenever ``watch`` says so.
+No change is lost between a read and a sleep if a receiver is added before its first read, clears
+its wakeup before each read, and reads again whenever ``watch`` returns True.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.events")
 
-SHORTEST_S = 0.02  # the next segment is usually there at once
+SHORTEST_S = 0.02  # the next segment usually exists soon
 LONGEST_S = 0.25
-# The kernel watches for all who wait: the journal has only to tell what it does not see.
+# While the kernel watches for all receivers, the journal only reports what it does not see.
 IDLE_POLL_S = 1.0
 FILE_CHECK_S = 5.0
 _EVENTS = flags.MODIFY | flags.MOVE_SELF | flags.DELETE_SELF | flags.ONESHOT
@@ -43,18 +43,17 @@ Changes = tuple[int, "frozenset[str] | None"]
 
 
 class WakeupOrigin(Enum):
-    """Who will tell that there is more."""
+    """What notifies a receiver that there is more."""
 
     KERNEL = "kernel"  # a segment is open, and the kernel watches it
     JOURNAL = "journal"  # none is open: the journal will have a line about the next one
-    NOBODY = "nobody"  # one is open, and the kernel can not watch it
+    NOBODY = "nobody"  # one is open, and the kernel cannot watch it
 
 
 class Wakeup:
-    """Made in the event loop of its receiver. A ring is heard, also if nobody waits yet."""
+    """Wakes one receiver, in whose event loop it is made. It also works before the wait."""
 
     def __init__(self, partition: str) -> None:
-        """Silent."""
         self.partition = partition
         # These belong to the watcher, under its lock.
         self.origin = WakeupOrigin.JOURNAL
@@ -67,17 +66,17 @@ class Wakeup:
 
     def notify(self, *, fresh: bool = False) -> None:
         """Wake the receiver, from any thread; ``fresh``: it should ask the journal."""
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits in it
+        with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._notify, fresh)
 
     def clear(self) -> bool:
-        """Forget all rings before the look that follows; say whether one was ``fresh``."""
+        """Forget all notifications before the next read; return whether one was ``fresh``."""
         fresh, self._fresh = self._fresh, False
         self._notified.clear()
         return fresh
 
     async def wait(self, max_s: float) -> None:
-        """Return when it was rung since ``clear``, or when the time is over."""
+        """Return when it was notified since ``clear``, or when the time is over."""
         timer = self._loop.call_later(max_s, self._notified.set)
         try:
             await self._notified.wait()
@@ -90,7 +89,7 @@ class Wakeup:
 
 
 class StreamWatcher:
-    """Safe to use from several threads. Its thread begins with the first who waits."""
+    """Safe to use from several threads. Its thread starts with the first receiver that waits."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class StreamWatcher:
         """Watch nothing yet.
 
         ``changes`` asks the journal what changed after a line; ``check`` raises ``UnknownStream``
-        when the stream is gone, which the journal does not tell of one without segments.
+        when the stream is gone: the journal has no line about one without segments.
         """
         self.queries = 0
         self._name = name
@@ -126,12 +125,7 @@ class StreamWatcher:
     # ------------------------------------------------------ for receivers
 
     def add(self, wakeup: Wakeup) -> None:
-        """Ring it from now on, until it leaves. Asks the journal if it is the first one.
-
-        Raises:
-            StoreUnavailable: the journal does not answer.
-            UsageError: closed.
-        """
+        """Notify it until it is removed. Asks the journal if it is the first one."""
         last_line = self._changes(None)[0] if self._last_line is None else self._last_line
         with self._lock:
             if self._closed:
@@ -142,26 +136,26 @@ class StreamWatcher:
             self._wakeups.add(wakeup)
 
     def remove(self, wakeup: Wakeup) -> None:
-        """Ring it no more. Again is harmless."""
+        """Stop notifying it. Safe to call twice."""
         with self._lock:
             self._unwatch(wakeup)
             self._wakeups.discard(wakeup)
             self._waiting.discard(wakeup)
 
     def watch(self, wakeup: Wakeup, paths: tuple[str, ...], *, remote: bool) -> bool:
-        """Ring it when one of these files changes; True: look again, one may have done so before.
+        """Notify it when one of these files changes; True: read again, one may have changed before.
 
         With ``remote`` another machine writes them, and this kernel does not see it.
         """
         state = _state(paths)
         with self._lock:
             if wakeup not in self._wakeups:
-                return False  # it has left while its thread was looking
+                return False  # it was removed while its thread was reading
             if wakeup.paths == paths and len(wakeup.watch_ids) == len(paths):
                 return False
             self._unwatch(wakeup)
             wakeup.paths, wakeup.state = paths, state
-            if paths and not remote and self._is_watched(wakeup):
+            if paths and not remote and self._start_watching(wakeup):
                 wakeup.origin = WakeupOrigin.KERNEL
                 return True
             if not paths and wakeup.origin is not WakeupOrigin.JOURNAL:
@@ -171,7 +165,7 @@ class StreamWatcher:
 
     @contextmanager
     def waiting(self, wakeup: Wakeup) -> Iterator[None]:
-        """While this lasts, its receiver waits."""
+        """Mark its receiver as waiting."""
         with self._lock:
             if not self._closed:
                 if wakeup.origin is not WakeupOrigin.KERNEL and not self._has_unwatched():
@@ -184,7 +178,7 @@ class StreamWatcher:
                 self._waiting.discard(wakeup)
 
     def close(self) -> None:
-        """Ring all, end the thread, and give everything back to the kernel. Again is harmless."""
+        """Notify all, end the thread, and close all descriptors. Safe to call twice."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -204,12 +198,12 @@ class StreamWatcher:
 
     # -------------------------------------------------- under the lock
 
-    def _is_watched(self, wakeup: Wakeup) -> bool:
-        """Have the kernel watch for it. Where it can not, the receiver looks by itself."""
+    def _start_watching(self, wakeup: Wakeup) -> bool:
+        """Watch its files with inotify. Where that is not possible, the receiver polls."""
         try:
             if self._kernel is None:
                 self._kernel = INotify()
-                self._poll_soon()  # the thread is to listen to it
+                self._poll_soon()  # the thread has to poll it
             for path in wakeup.paths:
                 watch_id = self._kernel.add_watch(path, _EVENTS)
                 self._watching.setdefault(watch_id, set()).add(wakeup)
@@ -234,7 +228,7 @@ class StreamWatcher:
         return any(wakeup.origin is not WakeupOrigin.KERNEL for wakeup in self._waiting)
 
     def _poll_soon(self) -> None:
-        """Ask soon; and start the thread if this is the first time."""
+        """Query the journal soon; start the thread the first time."""
         self.pause_s = SHORTEST_S
         if self._closed:
             return
@@ -247,7 +241,7 @@ class StreamWatcher:
         self._wake_thread()
 
     def _wake_thread(self) -> None:
-        """Let the thread see what has changed, if there is one."""
+        """Wake the thread, if there is one."""
         if self._wake_fd is not None:
             os.eventfd_write(self._wake_fd, 1)
 
@@ -273,7 +267,7 @@ class StreamWatcher:
                 self._check_watched_files()
 
     def _poll_due_in_s(self) -> float | None:
-        """How long until the journal is to be asked; None while there is nobody to be told."""
+        """Return the seconds until the next query of the journal; None without receivers."""
         with self._lock:
             if not self._wakeups:
                 return None
@@ -282,7 +276,7 @@ class StreamWatcher:
             return max(self._polled_at + pause_s - self._clock.boottime_s(), 0.0)
 
     def _handle_kernel_events(self, kernel: INotify) -> None:
-        """Ring those whose files have changed. Each watch of the kernel is for one time."""
+        """Notify those whose files have changed. Each watch of the kernel is used once."""
         events = kernel.read(timeout=0)
         if any(event.mask & flags.Q_OVERFLOW for event in events):
             self._notify(self._wakeups)
@@ -295,7 +289,7 @@ class StreamWatcher:
         self._notify(notified)
 
     def _check_watched_files(self) -> None:
-        """Now and then: ring those whose files have changed without a word of the kernel."""
+        """Notify those whose files have changed without an event, every ``FILE_CHECK_S``."""
         now = self._clock.boottime_s()
         if now - self._files_checked_at < FILE_CHECK_S:
             return
@@ -307,7 +301,7 @@ class StreamWatcher:
         self._notify([wakeup for wakeup, paths, state in known if _state(paths) != state])
 
     def _poll_journal(self) -> None:
-        """Ring those whose partition the journal has a new line about."""
+        """Notify those whose partition has a new line in the journal."""
         self._polled_at = now = self._clock.boottime_s()
         self.queries += 1
         try:
@@ -315,7 +309,10 @@ class StreamWatcher:
             if now - self._checked_at >= IDLE_POLL_S:
                 self._checked_at = now
                 self._check()
-        except (UnknownStream, UsageError):  # deleted, or the log was closed: they will see it
+        except (
+            UnknownStream,
+            UsageError,
+        ):  # deleted, or the log was closed
             self._is_failing = True
             self._notify(self._wakeups, fresh=True)
             return
@@ -343,11 +340,11 @@ class StreamWatcher:
 
 
 def _state(paths: Iterable[str]) -> list[tuple[int, int] | None]:
-    """What changes with each of these files when it is written."""
+    """Return what changes with each of these files when it is written."""
     state: list[tuple[int, int] | None] = []
     for path in paths:
         try:
-            found = os.stat(path)  # noqa: PTH116 - many at once: a Path costs more than the look
+            found = os.stat(path)  # noqa: PTH116 - many files: a Path costs more than the call
         except OSError:
             state.append(None)
         else:

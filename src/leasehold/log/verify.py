@@ -1,7 +1,7 @@
-"""Whether a stream is as it was written: every byte, on every volume, in every partition.
+"""Verify that a stream is as it was written: every byte, on every volume, in every partition.
 
-Three looks at each segment: its replicas against their checksums and the journal, its frames
-against theirs, and its place between the segment before it and the one after it.
+Each segment is checked three times: its replicas against their checksums and the journal, its
+frames against their checksums, and its continuity with the segment before it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 def verify(
     stream: StreamInfo, *, files: Namespace, progress: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """All that is wrong with a stream, in words; an empty list if nothing is.
+    """Return all findings about a stream as text; an empty list if it is sound.
 
-    Each finding begins with the partition and the segment. ``progress`` hears how many bytes were
-    compared since it was last told: every replica counts, and the frames once more. A segment that
-    is being written is looked at up to what was acknowledged; one that is deleted meanwhile is
-    left out.
+    Each finding begins with the partition and the segment. ``progress`` gets the number of
+    bytes compared since its last call: every replica counts, and the frames once more. A segment
+    that is being written is checked up to what was acknowledged; one that is deleted in the
+    meantime is left out.
     """
     found: list[str] = []
     for number in range(stream.partitions):
@@ -69,7 +69,7 @@ class _PartitionCheck:
         self.found: list[str] = []
 
     def skip(self) -> None:
-        """The segment is gone: where the next one has to begin is not known."""
+        """Forget the expected start: the segment is gone or damaged."""
         self._next_sequence = self._next_offset = None
 
     def check_segment(self, entry: ListedSegment, status: FileStatus) -> None:
@@ -96,12 +96,12 @@ class _PartitionCheck:
         self._check_continuity(entry, segment)
 
     def _check_without_header(self, entry: ListedSegment, status: FileStatus) -> None:
-        """Not even a header: that is how a segment begins, and how an owner may die."""
+        """Check a segment without a header, as a new segment or a crash leaves it."""
         if status.state is FileState.CLOSED and status.length:
             self._report(entry, f"it has {status.length} bytes, which is less than a header")
 
     def _check_continuity(self, entry: ListedSegment, segment: Segment) -> None:
-        """Sequence numbers and offsets go on from the segment before."""
+        """Check that numbers and offsets continue from the segment before."""
         header = segment.header
         if header.partition != self._partition:
             self._report(entry, f"it belongs to partition {header.partition} by its header")
@@ -120,7 +120,7 @@ class _PartitionCheck:
         self._next_offset = header.base_offset + padded(len(segment))
         try:
             self._next_sequence = segment.next_sequence
-        except DataDamaged:  # said already
+        except DataDamaged:  # reported already
             self._next_sequence = None
 
     def _report(self, entry: ListedSegment, what: str) -> None:

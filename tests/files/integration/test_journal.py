@@ -22,8 +22,7 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.files import BlockState, FileState
-from leasehold.files.journal import Journal
-from leasehold.files.journal import unit_of_work
+from leasehold.files.journal import Journal, unit_of_work
 from leasehold.files.model import (
     FileHolder,
     FileLeaseLimits,

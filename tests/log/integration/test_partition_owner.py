@@ -23,8 +23,7 @@ from tests.support.postgres import fresh_database
 from leasehold.errors import FileHeld
 from leasehold.events import Event
 from leasehold.files import FileState
-from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings
-from leasehold.log import owner_link
+from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings, owner_link
 from leasehold.log.owner_link import OwnerReply, send_reply
 from leasehold.log.partition_owner import create_segment
 from leasehold.log.producer_batch import OwnerMoved, StreamPartition

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
 
 import anyio
 import pytest
@@ -18,7 +17,6 @@ from leasehold.log.stream_watcher import Changes, StreamWatcher, Wakeup, WakeupO
 pytestmark = pytest.mark.anyio
 
 SOON_S = 120
-AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 class Journal:

@@ -1,16 +1,15 @@
 """Group commit: steps of several threads share one transaction, and one wait for the disk.
 
-A caller queues its step. If nobody leads, it leads: it takes what is queued, runs it in one
-transaction and wakes the others; meanwhile the next group gathers. There is no thread for it, and a
-caller that is alone waits for nobody.
+A caller queues its step. If there is no leader, it leads: it takes what is queued, runs it in one
+transaction and wakes the others, while the next group gathers. There is no thread for it, and a
+caller that is alone does not wait.
 
-Steps of a group are not in any order: all of their callers are still waiting. So those that say
-beforehand what they will ask come first, and are asked for together.
+Steps of a group have no order: all of their callers are still waiting. So those that declare their
+first read come first, and are read for together. A step that refuses has changed nothing, and only
+its caller gets the error. If the transaction itself fails, each step is run in its own transaction.
 
-A step that refuses has changed nothing, and its refusal is its caller's alone. If the transaction
-itself fails, each of its steps is run in one of its own.
-
-A thread for the steps of the main thread, which alone is interrupted by signals.
+Steps of the main thread run in a ``WorkerThread``, because only the main thread is interrupted by
+signals.
 """
 
 from __future__ import annotations
@@ -50,17 +49,16 @@ class WorkerThread:
     """A thread that signals never reach.
 
     Made of a SimpleQueue and plain locks alone, each of them one step of the interpreter. The
-    conditions of an executor are Python: an interrupt there leaves a lock taken for ever.
+    conditions of an executor are Python: an interrupt there leaves a lock held forever.
     """
 
     def __init__(self) -> None:
-        """Start the thread."""
         self._tasks: SimpleQueue[_JournalTask] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="leasehold-journal", daemon=True)
         self._thread.start()
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Have it called, and wait. Who is interrupted leaves; the call is carried out."""
+        """Run ``call`` in the thread and wait. If the wait is interrupted, the call still runs."""
         task = _JournalTask(call)
         self._tasks.put(task)
         task.done.acquire()  # until it is done
@@ -69,7 +67,7 @@ class WorkerThread:
         return task.answer
 
     def close(self) -> None:
-        """End the thread after what waits."""
+        """End the thread after the queued calls."""
         self._tasks.put(_JournalTask(None))
         self._thread.join()
 
@@ -91,7 +89,7 @@ MAX_STEPS = 256
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRead:
-    """What a step will ask first: what is at a path, or for a file with its open block."""
+    """The first read of a step: what is at a path, or a file with its open block."""
 
     path: str | None = None
     file_id: int | None = None
@@ -101,7 +99,7 @@ _NONE = ExpectedRead()
 
 
 class _JournalCall:
-    """One step, and what became of it."""
+    """One step and its outcome."""
 
     __slots__ = ("answer", "error", "expected_read", "leads", "name", "step", "wake")
 
@@ -110,7 +108,7 @@ class _JournalCall:
         self.step = step
         self.expected_read = expected_read
         self.leads = False
-        # Taken: who takes it again waits until it is given back. Much cheaper than an event.
+        # Acquired: acquiring it again waits until it is released. Much cheaper than an event.
         self.wake = threading.Lock()
         self.wake.acquire()
         self.answer: Any = None
@@ -128,7 +126,7 @@ class JournalGroupCommit:
         hook: Hook | None = None,
         max_steps: int = MAX_STEPS,
     ) -> None:
-        """With ``max_steps`` = 1 each step has a transaction of its own."""
+        """With ``max_steps`` = 1 each step has its own transaction."""
         self._database = database
         self._limits = limits
         self._hook = hook
@@ -144,16 +142,11 @@ class JournalGroupCommit:
     ) -> T:
         """Run ``step``, alone or together with others, and return its answer.
 
-        ``expected_read`` is what it will ask first, if that is known.
-
-        Raises:
-            LeaseholdError: the step refused, and nothing was changed.
-            StoreUnavailable: no answer in time. It may or may not have been done.
-            StoreUnusable: the store can not serve.
+        ``expected_read`` is its first read, if that is known.
         """
         if threading.current_thread() is threading.main_thread():
             # Signals are for the main thread alone. An interrupt between any two lines here would
-            # leave everybody without a leader, or the database with a lock: so it only waits.
+            # leave the queue without a leader, or the database locked: so it only waits.
             return cast(
                 "T", self._main_thread_worker().run(lambda: self._run(name, step, expected_read))
             )
@@ -165,7 +158,7 @@ class JournalGroupCommit:
         return self._worker
 
     def close(self) -> None:
-        """End the helper, if there is one."""
+        """End the worker thread, if there is one."""
         if self._worker is not None and self._worker_pid == os.getpid():
             self._worker.close()
             self._worker = None
@@ -187,7 +180,7 @@ class JournalGroupCommit:
         try:
             call.wake.acquire()
         except BaseException:
-            # Interrupted: nobody is to wait for a leader that has gone.
+            # Interrupted: no caller may wait for a leader that has gone.
             with self._lock:
                 if call in self._queue:
                     self._queue.remove(call)
@@ -269,7 +262,7 @@ class JournalGroupCommit:
 
 
 def _rank(call: _JournalCall) -> int:
-    """Files that are made come first: a holder that closes its last one meanwhile goes on."""
+    """Sort creates first: a holder that closes its last file in the same group keeps its lease."""
     expected_read = call.expected_read
     return 0 if expected_read.path is not None else 1 if expected_read.file_id is not None else 2
 

@@ -1,8 +1,8 @@
-"""The journal of the files room: the only truth about who may write which file.
+"""The journal of the file layer: it alone decides who may write which file.
 
 Each method is one atomic step, durable when it returns. Each may be called again after a lost
-answer: it then gives the same answer and changes nothing. Volumes of a block are given back in the
-order of their ids. Calls block; any number of threads may call at once, and share commits.
+answer: it then returns the same and changes nothing. Volumes of a block are returned in the order
+of their ids. Calls block; any number of threads may call at the same time, and share commits.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ def _queries() -> Mapping[str, str]:
 
 
 class Journal:
-    """Files, steps, holders and epochs, in the database of a store."""
+    """Files, blocks, holders and epochs, in the database of a store."""
 
     def __init__(
         self, database: BlockingDatabase, group: JournalGroupCommit, limits: FileLeaseLimits
     ) -> None:
-        """Over a database that is ready; ``Journal.open`` makes one."""
         self.limits = limits
         self._database = database
         self._group = group
@@ -76,12 +75,7 @@ class Journal:
         """Open the journal in the store's database, made or brought up to date where needed.
 
         ``hook`` is called with the name of each step that writes, and ``"before"`` or ``"after"``
-        its commit. Without ``group_commit`` each step has a commit of its own.
-
-        Raises:
-            InvalidUrl: the URL names no store that can keep files.
-            StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
+        its commit. Without ``group_commit`` each step has its own commit.
         """
         database = open_blocking(
             url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
@@ -99,26 +93,18 @@ class Journal:
         return self._database.url
 
     def close(self) -> None:
-        """Give the database back. Again is harmless."""
+        """Close the database. Safe to call twice."""
         self._group.close()
         self._database.close()
 
     # ----------------------------------------------------------- holders
 
     def enlist(self, holder: FileHolder) -> None:
-        """Begin or renew the holder's lease.
-
-        Raises:
-            LeaseLost: its id is used with another token.
-        """
+        """Begin or renew the holder's lease."""
         self._group.run("enlist", lambda work: work.enlist(holder))
 
     def renew(self, holder: FileHolder) -> None:
-        """Renew the lease over all the holder's files, also after a limit if nobody took any.
-
-        Raises:
-            LeaseLost: it has no lease any more (none of its files is left), or another token.
-        """
+        """Renew the lease over all the holder's files, also late if no file was taken over."""
         self._group.run("renew", lambda work: steps.renew(work, holder))
 
     def leave(self, holder: FileHolder) -> None:
@@ -126,26 +112,26 @@ class Journal:
         self._group.run("leave", lambda work: steps.leave(work, holder))
 
     def holders(self, *, limit: int = 1000) -> list[HolderStatus]:
-        """Who has a lease, the one that has been silent longest first."""
+        """Return who has a lease, the one that has been silent longest first."""
         return self._read(lambda work: steps.holders(work, limit))
 
     # ----------------------------------------------------------- volumes
 
     def namespace_id(self, *, new_id: str) -> str:
-        """The id by which volumes know whose they are; ``new_id`` if there was none."""
+        """Return the id of the namespace, which its volumes store; by default ``new_id``."""
         known = self._read(lambda work: (work.tx.one("namespace") or ("",))[0])
         if known:
             return str(known)
         return self._group.run("namespace", lambda work: steps.namespace_id(work, new_id))
 
     def register_volume(self, volume_id: str, path: str) -> None:
-        """Note where a volume lies; it may have moved."""
+        """Store the path of a volume; it may have moved."""
         self._group.run(
             "register volume", lambda work: steps.register_volume(work, volume_id, path)
         )
 
     def volumes(self) -> dict[str, str]:
-        """Where each volume lies, by its id."""
+        """Return the path of each volume by its id."""
         return self._read(steps.volumes)
 
     # ----------------------------------------------------------- writing
@@ -164,13 +150,6 @@ class Journal:
         """Make a file and open it. Also renews the holder's lease.
 
         ``request`` is the caller's unique name for this call: with the same one it is a repetition.
-
-        Raises:
-            InvalidName: it is no path.
-            FileExists: the path is taken, by a file or a directory, or a part of it is a file.
-            FileHeld: somebody is writing the file; the error says who, and when to ask again.
-            RecoveryInProgress: the file is being recovered.
-            LeaseLost: the holder's id is used with another token.
         """
         open_request = steps.OpenRequest(
             path=check_path(path),
@@ -190,14 +169,7 @@ class Journal:
     def append(
         self, path: str, holder: FileHolder, *, volumes: tuple[str, ...], request: str
     ) -> OpenedFile:
-        """Open a closed file, to go on in a new block at its end. Also renews the lease.
-
-        Raises:
-            UnknownFile: there is no file at the path.
-            FileHeld: somebody is writing the file; the error says who, and when to ask again.
-            RecoveryInProgress: the file is being recovered.
-            LeaseLost: the holder's id is used with another token.
-        """
+        """Open a closed file, to continue in a new block at its end. Also renews the lease."""
         open_request = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
@@ -214,12 +186,7 @@ class Journal:
         volumes: tuple[str, ...],
         request: str = "",  # noqa: ARG002 - the sealed block names the call well enough
     ) -> Block:
-        """Seal the open block and begin the next one. The same seal again is a repetition.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Seal the open block and begin the next one. The same seal again is a repetition."""
         checked = steps.check_volumes(volumes)
         return self._group.run(
             "next block",
@@ -227,24 +194,14 @@ class Journal:
         )
 
     def drop_volumes(self, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]) -> None:
-        """Leave the open block on the volumes to keep; its other replicas go to the trash.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Leave the open block on the volumes to keep; its other replicas go to the trash."""
         self._group.run(
             "drop volumes",
             lambda work: steps.drop_volumes(work, ticket, block_id, keep=keep),
         )
 
     def complete(self, ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
-        """Close the file; without a seal, or one of no bytes, the open block is dropped.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Close the file; without a seal, or one of no bytes, the open block is dropped."""
         return self._group.run(
             "close",
             lambda work: steps.complete(work, ticket, sealed),
@@ -252,21 +209,11 @@ class Journal:
         )
 
     def discard(self, ticket: WriteTicket) -> None:
-        """Delete the file, while it is the ticket's.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Delete the file, while it is the ticket's."""
         self._group.run("discard", lambda work: steps.discard(work, ticket))
 
     def check(self, ticket: WriteTicket) -> None:
-        """Return if the file is still the ticket's.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Return if the file is still the ticket's."""
         # A step that writes: a refusal is counted. It is asked once for each block, and when a
         # volume has failed.
         self._group.run(
@@ -276,7 +223,7 @@ class Journal:
         )
 
     def refused(self) -> int:
-        """How many steps were refused to those whose lease had ended, ever."""
+        """Return how many steps were refused to those whose lease had ended, ever."""
         return self._read(lambda work: int((work.tx.one("meta") or (0,))[-1]))
 
     # ---------------------------------------------------------- recovery
@@ -289,14 +236,9 @@ class Journal:
         reason: RecoveryReason,
         ticket: WriteTicket | None = None,
     ) -> FileRecovery | None:
-        """Draw a recovery id and shut out whoever has the file; None if it is closed.
+        """Draw a recovery id and fence the holder of the file; return None if it is closed.
 
         With a ticket only the file of the ticket is meant, and only while it is the holder's own.
-
-        Raises:
-            UnknownFile: there is no file at the path.
-            FileHeld: its writer was heard of within the limit that ``reason`` looks at.
-            RecoveryInProgress: another attempt has time left, or the next is not due.
         """
         return self._group.run(
             "recovery begun",
@@ -304,28 +246,18 @@ class Journal:
         )
 
     def commit_recovery(self, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
-        """Close the file with the end that was found; without a seal the open block is dropped.
-
-        Raises:
-            UnknownFile: the file was deleted meanwhile.
-            FencedWrite: a newer recovery has begun.
-        """
+        """Close the file with the end that was found; without a seal the open block is dropped."""
         return self._group.run("recovered", lambda work: steps.commit(work, recovery, sealed))
 
     def fail_recovery(self, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
-        """End the attempt; the next one is due after ``pause_s``.
-
-        Raises:
-            UnknownFile: the file was deleted meanwhile.
-            FencedWrite: a newer recovery has begun.
-        """
+        """End the attempt; the next one is due after ``pause_s``."""
         self._group.run(
             "recovery failed",
             lambda work: steps.fail(work, recovery, trouble=trouble, pause_s=pause_s),
         )
 
     def due(self, *, limit: int) -> list[str]:
-        """The paths that the monitor should recover now, those of the oldest holders first.
+        """Return the paths that the monitor should recover now, those of the oldest holders first.
 
         Holders without files that are past the hard limit are forgotten on the way.
         """
@@ -339,16 +271,12 @@ class Journal:
     # ------------------------------------------------------------- reads
 
     def status(self, path: str) -> FileStatus:
-        """The file at a path.
-
-        Raises:
-            UnknownFile: there is none.
-        """
+        """Return the file at a path."""
         checked = check_path(path)
         return self._read(lambda work: steps.file_at(work, checked).status(work.now))
 
     def status_of(self, file_id: int) -> FileStatus | None:
-        """The file of this id, wherever it lies; None if it is gone."""
+        """Return the file of this id under its current path; None if it is gone."""
 
         def query(work: JournalWork) -> FileStatus | None:
             row = work.tx.one("file", id=file_id)
@@ -357,11 +285,7 @@ class Journal:
         return self._read(query)
 
     def view(self, path: str) -> tuple[FileStatus, tuple[Block, ...]]:
-        """The file at a path and all its steps, as of one moment.
-
-        Raises:
-            UnknownFile: there is none.
-        """
+        """Return the file at a path and all its blocks in one snapshot."""
         checked = check_path(path)
 
         def query(work: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
@@ -371,11 +295,7 @@ class Journal:
         return self._read(query)
 
     def view_of(self, file_id: int) -> tuple[FileStatus, tuple[Block, ...]]:
-        """The file of this id and all its steps, as of one moment, wherever it lies now.
-
-        Raises:
-            UnknownFile: it was deleted.
-        """
+        """Return the file of this id and all its blocks in one snapshot, under its current path."""
 
         def query(work: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
             row = work.tx.one("file", id=file_id)
@@ -386,7 +306,7 @@ class Journal:
         return self._read(query)
 
     def list(self, prefix: str = "/", *, after: str = "", limit: int = 1000) -> list[FileStatus]:
-        """The files below a directory in the order of their paths, from after ``after`` on."""
+        """Return the files below a directory in the order of their paths, after ``after``."""
         low, high = below(check_directory(prefix))
 
         def query(work: JournalWork) -> builtins.list[FileStatus]:
@@ -398,7 +318,7 @@ class Journal:
     def list_open(
         self, prefix: str = "/", *, older_than_s: float = 0.0, after_id: int = 0, limit: int = 1000
     ) -> builtins.list[FileStatus]:
-        """Files below a directory that are open or steps, by id, from after ``after_id`` on.
+        """Return files below a directory that are open or recovering, by id, after ``after_id``.
 
         Only those that were opened ``older_than_s`` ago or earlier, by the wall clock.
         """
@@ -419,11 +339,7 @@ class Journal:
         return self._read(query)
 
     def history(self, path: str, *, limit: int = 20) -> builtins.list[JournalEntry]:
-        """What was done to the file at a path, the newest first.
-
-        Raises:
-            UnknownFile: there is none.
-        """
+        """Return what was done to the file at a path, the newest first."""
         checked = check_path(path)
 
         def query(work: JournalWork) -> builtins.list[JournalEntry]:
@@ -435,10 +351,10 @@ class Journal:
     def changes(
         self, prefix: str = "/", *, after: int | None = None
     ) -> tuple[int, frozenset[str] | None]:
-        """The number of the last line, and the paths below a directory with lines after ``after``.
+        """Return the last line number, and the paths below a directory with lines after ``after``.
 
-        None for the paths: they can not be told, since ``after`` was not given or is too old.
-        While nothing is done this is one query, however many files there are.
+        None for the paths: not known, since ``after`` was not given or is too old.
+        While nothing changes this is one query, however many files there are.
         """
         low, high = below(check_directory(prefix))
 
@@ -456,24 +372,14 @@ class Journal:
     # ------------------------------------------------------------- paths
 
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        """Give a file or a directory another path; return how many files moved. Writers go on.
-
-        Raises:
-            UnknownFile: there is nothing at ``source``.
-            FileExists: ``target`` is taken.
-            UsageError: the target lies below the source.
-        """
+        """Rename a file or a directory; return how many files moved. Writers continue."""
         origin, goal = check_path(source), check_path(target)
         return self._group.run(
             "rename", lambda work: steps.rename(work, origin, goal, overwrite=overwrite)
         )
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
-        """Delete a file, open or not, or a directory; return how many files went (0: none there).
-
-        Raises:
-            FileExists: it is a directory, and ``recursive`` was not said.
-        """
+        """Delete a file, open or not, or a directory; return how many files were deleted."""
         checked = check_directory(path)
         return self._group.run(
             "delete", lambda work: steps.delete(work, checked, recursive=recursive)
@@ -482,11 +388,11 @@ class Journal:
     # ------------------------------------------------------------- trash
 
     def trash(self, *, limit: int, without: Iterable[str] = ()) -> builtins.list[tuple[int, str]]:
-        """Replicas that no file has any more: block id and volume id. Some volumes left out."""
+        """Return replicas of no file, as block id and volume id, except on volumes ``without``."""
         return self._read(lambda work: work.tx.all("trash", limit=limit, without=as_json(without)))
 
     def forget_trash(self, pairs: Iterable[tuple[int, str]]) -> None:
-        """These replicas have been removed."""
+        """Forget replicas that have been removed."""
         params: builtins.list[Params] = [
             {"block_id": block, "volume_id": volume} for block, volume in pairs
         ]

@@ -1,10 +1,10 @@
-"""The journal's books during one transaction: what many steps ask or write is done at once.
+"""One transaction of the journal: what its steps read and write is batched.
 
-Many steps may share one transaction. What they all need is read once and written once: the
-counters of the namespace, and the lines of the history. What several of them are known to ask is
-asked in one question before they run, and rows that they add or end are written together. Each
-step sees exactly what it would see if those before it had written at once: whoever takes ``tx``
-finds everything written, and nothing is answered from what was read before that.
+Several steps may share one transaction. What they all need is read once and written once: the
+counters of the namespace, and the lines of the history. Declared reads of several steps are one
+query before they run, and rows that they add or end are written together. Each step sees exactly
+what it would see if those before it had written immediately: ``tx`` writes everything that was
+deferred, and drops everything that was prefetched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Rows = list[tuple[Any, ...]]
 
 KEPT_LINES = 100_000
-# Old lines go in ranges of this size: one statement in so many, and by the primary key.
+# Old lines are deleted in ranges of this size, by the primary key.
 _PRUNE_EVERY = 1000
 
 
@@ -32,7 +32,6 @@ class JournalWork:
     """One transaction, as the steps see it."""
 
     def __init__(self, tx: Tx, limits: FileLeaseLimits) -> None:
-        """Open them; nothing is read before it is needed."""
         self._tx = tx
         self.limits = limits
         self.now = tx.now
@@ -49,16 +48,16 @@ class JournalWork:
 
     @property
     def tx(self) -> Tx:
-        """The transaction itself, with all that was written before; what was foreseen is void."""
+        """The transaction, after writing what was deferred and dropping what was prefetched."""
         self._write_deferred()
         self._prefetched_paths.clear()
         self._prefetched_files.clear()
         return self._tx
 
-    # --------------------------------------------------------- questions
+    # ------------------------------------------------------------- reads
 
     def prefetch(self, *, paths: Collection[str], file_ids: Collection[int]) -> None:
-        """Ask at once what is at these paths, and for these files with their open blocks."""
+        """Read what is at these paths, and these files with their open blocks, in two queries."""
         if paths:
             self._prefetch_paths(paths)
         if file_ids:
@@ -76,10 +75,11 @@ class JournalWork:
         }
 
     def files_near(self, path: str) -> Rows:
-        """The file at a path, those where its directories should be, and the first below it."""
+        """Return the file at a path, files in place of its directories, and the first below it."""
         near = [path, *ancestors(path)]
         found = self._prefetched_paths.get(path)
-        # A file that was made since is not in what was foreseen, whether above or below this one.
+        # A file that was added since is not in what was prefetched, whether above or below this
+        # one.
         if found is not None and path not in self._added_paths and not self._is_below_added(near):
             return found
         low, high = below(path)
@@ -89,23 +89,21 @@ class JournalWork:
         return bool(self._added_paths) and any(f"{each}/" in self._added_paths for each in near)
 
     def held(self, file_id: int) -> Rows:
-        """A file with its open block, one row for each volume."""
-        found = self._prefetched_files.pop(
-            file_id, None
-        )  # once: whoever asked is about to change it
+        """Return a file with its open block, one row for each volume."""
+        found = self._prefetched_files.pop(file_id, None)  # once: the step is about to change it
         return self.tx.all("held", id=file_id) if found is None else found
 
     # ----------------------------------------------------------- changes
 
     def add_file(self, path: str, **values: Value) -> None:
-        """A new file at a path that was looked at and is free."""
+        """Add a file at a path that was read before and is free."""
         # With a slash: the file itself, so that nothing comes below it. Without: a directory, or
         # the file again, so that no other file takes its place.
         self._added_paths.update((f"{path}/", path, *ancestors(path)))
         self.defer("file_add", path=path, **values)
 
     def defer(self, name: str, **values: Value) -> None:
-        """Run a statement together with those of other steps, before anybody could miss it."""
+        """Defer a statement, to be run with those of other steps before the next query."""
         self._deferred.setdefault(name, []).append(values)
 
     def _write_deferred(self) -> None:
@@ -119,19 +117,19 @@ class JournalWork:
     # ----------------------------------------------------------- numbers
 
     def draw_file_id(self) -> int:
-        """A new id for a file."""
+        """Draw a new id for a file."""
         return self._draw(0)
 
     def draw_block_id(self) -> int:
-        """A new id for a block."""
+        """Draw a new id for a block."""
         return self._draw(1)
 
     def draw_epoch(self) -> int:
-        """A new epoch: higher than all before it in this namespace."""
+        """Draw a new epoch, higher than all before it in this namespace."""
         return self._draw(2)
 
     def count_refusal(self) -> None:
-        """One more step was refused to somebody whose lease has ended."""
+        """Count a step that was refused to a holder whose lease has ended."""
         self._draw(4)
 
     def _draw(self, which: int, count: int = 1) -> int:
@@ -177,18 +175,14 @@ class JournalWork:
         )
 
     def flush_lines(self) -> None:
-        """Write the lines so far, so that queries see them."""
+        """Write the collected lines, so that queries see them."""
         self._tx.many("line", self._lines)
         self._lines = []
 
     # ----------------------------------------------------------- holders
 
     def enlist(self, holder: FileHolder) -> None:
-        """Put the holder into the books, or renew its lease.
-
-        Raises:
-            LeaseLost: another incarnation uses this id.
-        """
+        """Register the holder, or renew its lease."""
         if self._enlisted.get(holder.id) == holder.token:
             return
         if holder.id in self._holders_to_drop:
@@ -244,5 +238,5 @@ def _rows_near(path: str, near: Collection[str], rows: Rows) -> Rows:
 
 
 def as_json(values: Iterable[str]) -> str:
-    """A list as the queries take it."""
+    """Encode a list as the queries expect it."""
     return json.dumps(list(values))

@@ -164,7 +164,7 @@ class BatchSender:
             )
 
     def _send(self, number: int, staged: Staged) -> None:
-        router = self._log._router(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
+        router = self._log._router(self._stream, number)  # noqa: SLF001 - it has its own numbers
         owner_client = OwnerClient(clock=self._clock, owner_timeout_s=_ANSWER_LIMIT_S)
         try:
             for parcels in self._parcels(self._rows_of(number, staged)):
