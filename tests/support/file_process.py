@@ -175,7 +175,7 @@ class Program:
         except LeaseLost as error:
             self._say_lost(what, error)
         except LeaseholdError as error:
-            say(event="refused", at=what, why=type(error).__name__, message=str(error))
+            say(event="refused", at=what, reason=type(error).__name__, message=str(error))
         else:
             say(event="acknowledged", at=what, length=writer.acknowledged)
 

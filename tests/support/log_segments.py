@@ -157,7 +157,7 @@ class Owner:
 
 
 @dataclass(kw_only=True)
-class Place:
+class StreamEnv:
     """A store with a few volumes, one stream in it, and what reads and writes it."""
 
     url: str
@@ -203,13 +203,15 @@ class Place:
         self.files.close()
 
 
-def opened_place(root: Path, *, volumes: int = 2, settings: StreamSettings | None = None) -> Place:
+def open_stream_env(
+    root: Path, *, volumes: int = 2, settings: StreamSettings | None = None
+) -> StreamEnv:
     url = f"sqlite:///{root / 'store.db'}"
     roots = [root / f"volume{number}" for number in range(volumes)]
     files = Namespace.open(url, volumes=roots, options=FileOptions(), run_monitor=False)
     catalog = Catalog.open(url, clock=SystemClock())
     stream = catalog.create("orders", settings or StreamSettings(partitions=1))
-    return Place(url=url, files=files, catalog=catalog, stream=stream)
+    return StreamEnv(url=url, files=files, catalog=catalog, stream=stream)
 
 
 def numbered(number: int, *, size: int = 20, key: str | None = None) -> Event:

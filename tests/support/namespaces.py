@@ -112,7 +112,7 @@ def world(store: str, directory: Path) -> Iterator[World]:
 
 def blocks(namespace: Namespace, path: str) -> tuple[Block, ...]:
     """The blocks of a file, as the journal knows them."""
-    return namespace._around.journal.view(path)[1]
+    return namespace._context.journal.view(path)[1]
 
 
 def steps(namespace: Namespace, path: str) -> list[str]:
@@ -127,4 +127,4 @@ def content(namespace: Namespace, path: str) -> bytes:
 
 def renew(namespace: Namespace) -> None:
     """What its renewer would do."""
-    namespace._around.journal.renew(namespace._holder)
+    namespace._context.journal.renew(namespace._holder)

@@ -1,8 +1,8 @@
 """What log, Event Hubs, processor and Spark share: events, sources of events, dead letters.
 
-``Event`` and ``EventBatch`` are what a stream holds, ``Start`` says where to begin. ``EventSource``
-and ``Receiver`` are the contract of a source, ``DeadLetters`` that of a place for events that no
-handler could process. ``open_source`` opens a source by its URL.
+``Event`` and ``EventBatch`` are what a stream holds, ``Start`` defines where to begin.
+``EventSource`` and ``Receiver`` are the contract of a source, ``DeadLetters`` that of a store for
+events that no handler could process. ``open_source`` opens a source by its URL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where events go that nobody could work on, with all that is known of why.
+"""Dead letters: events that no handler could process, with the reason.
 
-A dead letter is the event as it was, key and body and properties, with what happened beside it. It
-is stored before the one who failed with it goes on. Of what happened there is less if there is no
-room for it; the event is never cut.
+A dead letter is the unchanged event (key, body and properties) with the error beside it. It is
+stored before the processor continues. If there is too little space, the description of the error is
+cut; the event never is.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DeadLetter:
     failed_at: datetime
 
     def properties(self) -> dict[str, str]:
-        """The event's own properties, and ours: those that begin with ``leasehold-``."""
-        ours = {
+        """Return the event's own properties, and Leasehold's, which begin with ``leasehold-``."""
+        own_properties = {
             "reason": _first_part(self.reason, MAX_REASON_BYTES),
             "traceback": _last_part(self.traceback, MAX_TRACEBACK_BYTES),
             "stream": self.stream,
@@ -55,36 +55,36 @@ class DeadLetter:
             "attempts": str(self.attempts),
             "failed-at": self.failed_at.isoformat(),
         }
-        return {**self.event.properties, **_named(ours)}
+        return {**self.event.properties, **_named(own_properties)}
 
     def short_properties(self) -> dict[str, str]:
-        """The event's own, and of ours only what fits almost always."""
-        ours = {
+        """Return the event's own, and of Leasehold's only what fits almost always."""
+        own_properties = {
             "reason": _first_part(self.reason, _SHORT_REASON_BYTES),
             "partition": self.partition,
             "sequence-number": str(self.event.sequence_number),
         }
-        return {**self.event.properties, **_named(ours)}
+        return {**self.event.properties, **_named(own_properties)}
 
 
 class DeadLetters(Protocol):
-    """Takes dead letters, and keeps them."""
+    """A store for dead letters."""
 
     async def send(self, letters: Sequence[DeadLetter]) -> None:
-        """Store them; they are safe when this returns. Sent again, they may be there twice."""
+        """Store them; they are durable when this returns. Sent again, they may be stored twice."""
         ...
 
     async def close(self) -> None:
-        """Give back what belongs to it."""
+        """Release its resources."""
         ...
 
 
-def _named(ours: dict[str, str]) -> dict[str, str]:
-    return {f"{PREFIX}{name}": text for name, text in ours.items()}
+def _named(own_properties: dict[str, str]) -> dict[str, str]:
+    return {f"{PREFIX}{name}": text for name, text in own_properties.items()}
 
 
 def _first_part(text: str, max_bytes: int) -> str:
-    """The beginning of it, where an error is named. What is cut off is not encoded first."""
+    """Return the beginning, where an error is named. What is cut off is not encoded first."""
     raw = _clean(text[: max_bytes + 1])
     if len(raw) <= max_bytes:
         return raw.decode()
@@ -93,7 +93,7 @@ def _first_part(text: str, max_bytes: int) -> str:
 
 
 def _last_part(text: str, max_bytes: int) -> str:
-    """The end of it, where the error itself is named."""
+    """Return the end of it, where the error itself is named."""
     raw = _clean(text)
     if len(raw) <= max_bytes:
         return raw.decode()
@@ -102,5 +102,5 @@ def _last_part(text: str, max_bytes: int) -> str:
 
 
 def _clean(text: str) -> bytes:
-    """As UTF-8. An error may quote what is no text at all."""
+    """Encode as UTF-8. An error may quote what is not valid text."""
     return text.encode(errors="replace")

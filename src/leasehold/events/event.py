@@ -108,11 +108,11 @@ class EventBatch:
         return self.events()
 
     def slice(self, start: int, length: int | None = None) -> EventBatch:
-        """Some of the events, without copying."""
+        """Return some of the events, without copying."""
         return EventBatch(partition=self.partition, arrow=self.arrow.slice(start, length))
 
     def events(self) -> Iterator[Event]:
-        """The events one by one, made as they are asked for."""
+        """Yield the events one by one, made as they are asked for."""
         numbers, offsets, times, keys, bodies, properties, epochs = self.arrow.columns
         rows = zip(
             numbers.to_pylist(),
@@ -148,13 +148,10 @@ def joined(batches: Sequence[EventBatch]) -> EventBatch:
 
 
 def sent_batch(what: Event | Sequence[Event] | pa.RecordBatch | pa.Table) -> pa.RecordBatch:
-    """One batch of ``SENT_SCHEMA`` with all that was handed in, in its order.
+    """Return one batch of ``SENT_SCHEMA`` with all that was handed in, in its order.
 
     A table may lack ``key`` and ``properties``; its body may be text, which is stored as UTF-8.
     No row gives no row.
-
-    Raises:
-        UsageError: it is none of these, or a column is missing, unknown or of the wrong type.
     """
     if isinstance(what, Event):
         return _from_events([what])
@@ -174,9 +171,9 @@ def _from_events(events: Sequence[Event]) -> pa.RecordBatch:
         keys = [each.key for each in events]
         pairs = [each.properties for each in events]
     except AttributeError as error:
-        strangers = {type(each).__name__ for each in events if type(each) is not Event}
+        other_types = {type(each).__name__ for each in events if type(each) is not Event}
         raise UsageError(
-            f"a list to be sent holds {', '.join(sorted(strangers))}: give only Event objects"
+            f"a list to be sent holds {', '.join(sorted(other_types))}: give only Event objects"
         ) from error
     columns = [_column("key", keys), _column("body", bodies)]
     if any(pairs):
@@ -191,15 +188,15 @@ def _items(pairs: list[Mapping[str, str]]) -> list[list[tuple[str, str]] | None]
     try:
         return [list(each.items()) if each else None for each in pairs]
     except AttributeError as error:
-        raise _unfit("properties", "something else") from error
+        raise _wrong_column("properties", "something else") from error
 
 
 def _column(name: str, values: Sequence[object]) -> pa.Array:
-    """One column from Python values. Raises ``UsageError``."""
+    """Return one column from Python values."""
     try:
         made = pa.array(values, SENT_SCHEMA.field(name).type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise _unfit(name, f"something else ({error})") from error
+        raise _wrong_column(name, f"something else ({error})") from error
     return _in_one_piece(name, made)
 
 
@@ -213,18 +210,18 @@ def _from_arrow(table: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
     if "body" not in table.schema.names:
         raise UsageError(f"the column body is missing: it holds {_EXPECTED['body']}")
     try:
-        table.validate(full=True)  # a key that is not UTF-8 would trouble every reader, for good
+        table.validate(full=True)  # every reader would fail on a key that is not UTF-8
     except pa.ArrowException as error:
         raise UsageError(f"the table can not be sent, its bytes are not sound: {error}") from error
-    columns = [_fit(table, name) for name in SENT_SCHEMA.names]
+    columns = [_cast_column(table, name) for name in SENT_SCHEMA.names]
     if columns[1].null_count:
-        raise _unfit("body", f"{columns[1].null_count} nulls")
+        raise _wrong_column("body", f"{columns[1].null_count} nulls")
     _no_null_items(columns[2])
     return pa.RecordBatch.from_arrays(columns, schema=SENT_SCHEMA)
 
 
-def _fit(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
-    """The column in the type it is stored in. Raises ``UsageError``."""
+def _cast_column(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
+    """Return the column in the type it is stored in."""
     wanted = SENT_SCHEMA.field(name).type
     if name not in table.schema.names:
         is_map = name == "properties"
@@ -232,16 +229,16 @@ def _fit(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     if column.type != wanted:
         if not _castable(name, column.type):
-            raise _unfit(name, str(column.type))
+            raise _wrong_column(name, str(column.type))
         try:
             column = column.cast(wanted)
         except pa.ArrowException as error:
-            raise _unfit(name, f"{column.type} ({error})") from error
+            raise _wrong_column(name, f"{column.type} ({error})") from error
     return _in_one_piece(name, column)
 
 
 def _castable(name: str, kind: pa.DataType) -> bool:
-    """Whether a cast keeps the meaning: Arrow would also turn numbers into text."""
+    """Return whether a cast keeps the meaning: Arrow would also turn numbers into text."""
     if pa.types.is_null(kind):
         return True
     if name == "properties":
@@ -292,11 +289,11 @@ def _nulls(count: int) -> pa.Array:
 
 
 def _no_null_items(properties: pa.Array) -> None:
-    offsets = properties.offsets  # of a slice they tell which items are its own
+    offsets = properties.offsets  # the offsets of a slice show which items are its own
     first, last = offsets[0].as_py(), offsets[-1].as_py()
     if properties.items.slice(first, last - first).null_count:
-        raise _unfit("properties", "a null among its values")
+        raise _wrong_column("properties", "a null among its values")
 
 
-def _unfit(name: str, found: str) -> UsageError:
+def _wrong_column(name: str, found: str) -> UsageError:
     return UsageError(f"the column {name} is {found}: it must be {_EXPECTED[name]}")

@@ -1,6 +1,6 @@
-"""What a key decides: the partition of an event, and where the index looks for it.
+"""What a key decides: the partition of an event, and its hash in the index.
 
-Both rest on the CRC32C of the key's UTF-8 bytes and are part of the format: the same key gives
+Both are based on the CRC32C of the key's UTF-8 bytes and are part of the format: the same key gives
 the same numbers in every process, on every machine, in every version.
 """
 
@@ -21,11 +21,7 @@ _MASK = 0xFFFF_FFFF
 
 
 def key_hash(key: str) -> int:
-    """The 32-bit hash of a key, as the index keeps it.
-
-    Raises:
-        UsageError: the key is not text that can be written as UTF-8.
-    """
+    """Return the 32-bit hash of a key, as the index keeps it."""
     try:
         return crc32c(key.encode())
     except (AttributeError, UnicodeEncodeError) as error:
@@ -33,18 +29,18 @@ def key_hash(key: str) -> int:
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """The partition, from 0, that events with this key belong to.
+    """Return the partition, from 0, that events with this key belong to.
 
     Raises:
         UsageError: there are no partitions, or the key is not text.
     """
     if partitions < 1:
         raise UsageError(f"a stream has at least one partition, not {partitions}")
-    return _place(key_hash(key), partitions)
+    return _partition_of_hash(key_hash(key), partitions)
 
 
 def sorted_hashes(keys: Iterable[pa.Array]) -> list[int]:
-    """The hashes of all keys in these columns, each once, rising. No key, no hash."""
+    """Return the hashes of all keys in these columns, each once, in ascending order."""
     chunks = list(keys)
     if not chunks:
         return []
@@ -55,12 +51,9 @@ def sorted_hashes(keys: Iterable[pa.Array]) -> list[int]:
 def split_by_key(
     batch: pa.RecordBatch, partitions: int, *, keyless: int = 0
 ) -> dict[int, pa.RecordBatch]:
-    """The rows of ``batch`` by partition, in their order; rows without a key go to ``keyless``.
+    """Split ``batch`` by partition, rows in their order; rows without a key go to ``keyless``.
 
     Each different key is hashed once, and each row is moved once.
-
-    Raises:
-        UsageError: there are no partitions, or ``keyless`` is none of them.
     """
     if not 0 <= keyless < partitions:
         raise UsageError(
@@ -69,8 +62,10 @@ def split_by_key(
         )
     coded = batch.column("key").dictionary_encode()
     hashes = map(crc32c, coded.dictionary.cast(pa.binary()).to_pylist())
-    places = pa.array([_place(each, partitions) for each in hashes], pa.int32())
-    rows = places.take(coded.indices).fill_null(keyless)
+    partition_numbers = pa.array(
+        [_partition_of_hash(each, partitions) for each in hashes], pa.int32()
+    )
+    rows = partition_numbers.take(coded.indices).fill_null(keyless)
     counts = pc.value_counts(rows).to_pylist()
     if len(counts) <= 1:
         return {each["values"]: batch for each in counts}
@@ -82,7 +77,7 @@ def split_by_key(
     return split
 
 
-def _place(mixed: int, partitions: int) -> int:
+def _partition_of_hash(mixed: int, partitions: int) -> int:
     # A CRC is linear: its low bits say little about keys that differ in one digit. The finalizer
     # of MurmurHash3 spreads them, and the product takes the high bits, fair for any number.
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EB_CA6B) & _MASK

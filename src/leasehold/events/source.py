@@ -1,14 +1,14 @@
 """The contract of an event source: partitions of numbered events, served to the highest epoch.
 
-It lies here and not in ``leasehold.ports`` because it speaks of batches of events, which are
-Arrow, and the rooms below know nothing of them.
+It is here and not in ``leasehold.ports`` because it uses batches of events, which are Arrow, and
+the layers below know nothing of them.
 
 Guarantees of every source:
 
 * The events of a partition have rising sequence numbers, and come in that order.
 * A receiver is opened with the epoch of its lease. Once a receiver of the same group was opened
-  with a higher epoch, or with the same one later, the older receiver gets nothing more: it is
-  told ``ReaderDisplaced``.
+  with a higher epoch, or with the same one later, the older receiver gets nothing more: it raises
+  ``ReaderDisplaced``.
 * A receive that was cancelled has not moved: the events come with the next one.
 """
 
@@ -37,7 +37,7 @@ class PartitionEnds:
 
 
 class Receiver(Protocol):
-    """Reads one partition, from one place on. For one task; another one may close it."""
+    """Reads one partition from one position on. For one task; another one may close it."""
 
     @property
     def position(self) -> int:
@@ -50,7 +50,7 @@ class Receiver(Protocol):
         Raises:
             ReaderDisplaced: a receiver with a newer claim reads the partition for this group.
             Trimmed: retention has removed the next event.
-            DataDamaged, VolumeUnusable: it can not be read.
+            DataDamaged, VolumeUnusable: it cannot be read.
             UnknownStream: the stream was deleted.
         """
         ...
@@ -61,7 +61,7 @@ class Receiver(Protocol):
 
 
 class EventSource(Protocol):
-    """A stream that is shared out by partitions."""
+    """A stream whose partitions are distributed among the members of a group."""
 
     @property
     def name(self) -> str:
@@ -69,38 +69,34 @@ class EventSource(Protocol):
         ...
 
     async def partitions(self) -> Sequence[str]:
-        """The ids of all partitions. There may be more of them later, never fewer."""
+        """Return the ids of all partitions. There may be more of them later, never fewer."""
         ...
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """Where each of these partitions begins and ends now."""
+        """Return where each of these partitions begins and ends now."""
         ...
 
     async def receiver(
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> Receiver:
-        """Open a receiver at ``start`` under ``epoch``; ``name`` is shown to whom it displaces.
+        """Open a receiver at ``start`` under ``epoch``; a receiver that it displaces gets ``name``.
 
         Raises:
             ReaderDisplaced: the group has a receiver with a higher epoch.
             Trimmed: retention has removed the event at ``start``.
-            BeyondEnd: ``start`` lies beyond the end.
+            BeyondEnd: ``start`` is beyond the end.
             UsageError: there is no such partition.
             UnknownStream: the stream was deleted.
         """
         ...
 
     async def close(self) -> None:
-        """Close all receivers, and what belongs to the source."""
+        """Close all receivers and release the resources of the source."""
         ...
 
 
 def partition_number(partition: str) -> int:
-    """The number of a partition of the log.
-
-    Raises:
-        UsageError: it is none that a log can have.
-    """
+    """Return the number of a partition of the log."""
     if not (partition.isascii() and partition.isdigit()) or str(int(partition)) != partition:
         raise UsageError(
             f"there is no partition {partition!r}: those of a log are numbers, such as '0' or '12'"
@@ -117,41 +113,41 @@ class RangeSource(Protocol):
         ...
 
     def partitions(self) -> Sequence[str]:
-        """The ids of all partitions."""
+        """Return the ids of all partitions."""
         ...
 
     def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """Where each of these partitions begins and ends now.
+        """Return where each of these partitions begins and ends now.
 
         Raises:
-            DataDamaged, VolumeUnusable: the end of one can not be told.
+            DataDamaged, VolumeUnusable: the end of one cannot be found.
         """
         ...
 
     def find(self, partition: str, start: Start) -> int:
-        """The sequence number that ``start`` means now.
+        """Return the sequence number that ``start`` means now.
 
         Raises:
             Trimmed: retention has removed the event.
-            BeyondEnd: it lies beyond the end.
+            BeyondEnd: it is beyond the end.
         """
         ...
 
     def read(
         self, partition: str, start: int, end: int, *, bodies: bool = True
     ) -> Iterator[EventBatch]:
-        """The events from ``start`` up to, and without, ``end``: all of them, in order.
+        """Yield the events from ``start`` up to, and without, ``end``: all of them, in order.
 
         ``bodies=False``: they are not needed, and may be empty.
 
         Raises:
             Trimmed: retention has removed some of them.
             BeyondEnd: the partition does not reach to ``end``.
-            DataDamaged, VolumeUnusable: they can not be read.
+            DataDamaged, VolumeUnusable: they cannot be read.
             UnknownStream: the stream was deleted.
         """
         ...
 
     def close(self) -> None:
-        """Give back what belongs to it."""
+        """Release its resources."""
         ...

@@ -28,10 +28,10 @@ def open_source(text: str, *, store_url: str, name: str) -> EventSource:
     Raises:
         UsageError: no stream is named, or the store has no log.
         UnknownStream: there is no such stream; the message names those there are.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
+        InvalidUrl, StoreUnavailable, StoreUnusable: the store cannot be opened.
     """
-    module, place = _found(text)
-    opened: EventSource = module.open_source(place, store_url=store_url, name=name)
+    module, address = _resolve(text)
+    opened: EventSource = module.open_source(address, store_url=store_url, name=name)
     return opened
 
 
@@ -41,23 +41,14 @@ def open_ranges(
     """Open what ``open_source`` opens, to read ranges of it. This blocks.
 
     ``pinned``: refuse to continue with a stream that was recreated under its name.
-
-    Raises:
-        UsageError: no stream is named, or the store has no log.
-        UnknownStream: there is no such stream; the message names those there are.
-        InvalidUrl, StoreUnavailable, StoreUnusable: the store can not be opened.
     """
-    module, place = _found(text)
-    opened: RangeSource = module.open_ranges(place, store_url=store_url, name=name, pinned=pinned)
+    module, address = _resolve(text)
+    opened: RangeSource = module.open_ranges(address, store_url=store_url, name=name, pinned=pinned)
     return opened
 
 
 def name_of(text: str) -> str:
-    """Return the name of the stream, or of the hub, that the text names.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the name of the stream, or of the hub, that the text names."""
     if is_in_store(text):
         return stream_of(text)
     name: str = import_module(_MODULES[_scheme(text)]).name_of(text)
@@ -78,11 +69,7 @@ def shown(text: str) -> str:
 
 
 def stream_of(text: str) -> str:
-    """Return the name of the stream of the log in the text.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the name of the stream of the log in the text."""
     if not is_in_store(text):
         raise UsageError(f"{shown(text)} is an event hub, and a stream of the log is meant here")
     stream = text.removeprefix(_LOG)
@@ -96,7 +83,7 @@ def stream_of(text: str) -> str:
     return stream
 
 
-def _found(text: str) -> tuple[Any, str]:
+def _resolve(text: str) -> tuple[Any, str]:
     """Return the module that opens it, and what to give to it."""
     if is_in_store(text):
         return import_module(_LOG_MODULE), stream_of(text)

@@ -1,7 +1,7 @@
 """Where a reader begins: at one end of a partition, at a number, or at a time.
 
-``Start`` is only said here and found by the reader: the same ``Start`` may mean different events
-at different times.
+A ``Start`` is resolved by the reader: the same ``Start`` may mean different events at different
+times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Start:
 
     @classmethod
     def earliest(cls) -> Self:
-        """The first event that is kept."""
+        """Return the first event that is kept."""
         return cls(kind=StartKind.EARLIEST)
 
     @classmethod
@@ -48,28 +48,28 @@ class Start:
 
     @classmethod
     def sequence(cls, number: int) -> Self:
-        """The event with this sequence number.
+        """Return the event with this sequence number.
 
         Raises:
-            UsageError: it is no number that an event can have.
+            UsageError: it is not a valid number of an event.
         """
         return cls(kind=StartKind.SEQUENCE, value=_checked(number, what="a sequence number"))
 
     @classmethod
     def offset(cls, number: int) -> Self:
-        """The first event at or after this offset.
+        """Return the first event at or after this offset.
 
         Raises:
-            UsageError: it is no number that an event can have.
+            UsageError: it is not a valid number of an event.
         """
         return cls(kind=StartKind.OFFSET, value=_checked(number, what="an offset"))
 
     @classmethod
     def time(cls, at: datetime) -> Self:
-        """The first event that was enqueued at this time or later.
+        """Return the first event that was enqueued at this time or later.
 
         Raises:
-            UsageError: the time does not say its zone.
+            UsageError: the time has no time zone.
         """
         if not isinstance(at, datetime):
             raise UsageError(f"a time is a datetime with a zone, not {at!r}")
@@ -82,10 +82,10 @@ class Start:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what ``str`` writes, and any time in ISO 8601 that says its zone.
+        """Read what ``str`` writes, and any time in ISO 8601 with a time zone.
 
         Raises:
-            UsageError: it is none of them; the message says how to write one.
+            UsageError: it is none of them; the message explains the format.
         """
         word = text.strip()
         if word in {StartKind.EARLIEST.value, StartKind.LATEST.value}:

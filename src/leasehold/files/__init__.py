@@ -1,25 +1,25 @@
 """Files with one writer: leases, fencing and recovery over several volumes.
 
 A ``Namespace`` keeps files by path. Their names, blocks and epochs are journalled in the database
-of a store; their bytes lie on volumes (directories, usually one for each disk), every block on
-several of them. One holder at a time writes a file. If it dies, another recovers the file: what was
-acknowledged is kept, and the old writer is shut out for good, even if it was only asleep.
+of a store; their bytes are on volumes (directories, usually one for each disk), every block on
+several of them. One holder at a time writes a file. If it crashes, another recovers the file: what
+was acknowledged is kept, and the old writer is fenced for good, even if it was only paused.
 
 The protocol is in ``docs/design/files.md``; how to use it, in ``docs/files.md``.
 
 ================  ============================================================================
 module            what it decides or does
 ================  ============================================================================
-``journal``       the only truth about who may write which file; every step atomic and durable
-``volumes``       directories that say themselves whose they are
+``journal``       decides who may write which file; every step atomic and durable
+``volumes``       directories with an identity file
 ``block_writer``  writes one block to all its volumes
-``fence``         shuts the old writer out of a replica, says which of its last bytes are
-                  sound, and freezes what is there
+``fence``         fences the old writer of a replica, finds which of its last bytes are sound,
+                  and seals them
 ``recovery``      fence, examine, agree (``leasehold.core.block_agreement``), seal, commit
-``namespace``     opens files for one holder, and recovers those in its way
+``namespace``     opens files for one holder, and recovers those it needs
 ``renewer``       one renewal for all files of a holder
-``monitor``       recovers what nobody renews, removes what nobody needs
-``disk``          the only door to the file system
+``monitor``       recovers files that no holder renews, removes deleted blocks
+``disk``          the only access to the file system
 ================  ============================================================================
 """
 

@@ -1,7 +1,6 @@
-"""The same files for asynchronous programs: each call runs in a thread, nothing is written twice.
+"""The same files for asynchronous programs: each call runs in a thread.
 
-Files block by nature: there is no asynchronous write to a disk that is worth having here. A call
-that is cancelled is still carried out; its caller does not know how it ended.
+A call that is cancelled is still carried out; its caller does not learn the outcome.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Threads of our own: the renewals of a program must not wait for its file writes, nor these for
-# whatever else fills the common pool.
+# A separate pool: the renewals of a program must not wait for its file writes, nor these for
+# other users of the common pool.
 _THREADS = 32
 
 
@@ -40,39 +39,38 @@ class AsyncFileWriter:
     """A ``FileWriter``, awaited."""
 
     def __init__(self, writer: FileWriter, limiter: CapacityLimiter) -> None:
-        """Made by ``AsyncNamespace.create`` and ``append``."""
         self.sync_writer = writer
         self._limiter = limiter
 
     @property
     def path(self) -> str:
-        """See ``FileWriter``."""
+        """The path it was opened under; a rename does not change it here."""
         return self.sync_writer.path
 
     @property
     def epoch(self) -> int:
-        """See ``FileWriter``."""
+        """The fencing token: higher than that of any earlier writer of any file."""
         return self.sync_writer.epoch
 
     @property
     def acknowledged(self) -> int:
-        """See ``FileWriter``."""
+        """What readers see."""
         return self.sync_writer.acknowledged
 
     async def write(self, data: Bytes) -> int:
-        """See ``FileWriter``."""
+        """Buffer ``data``; it is written to the volumes when a piece is full."""
         return await _run(self._limiter, self.sync_writer.write, data)
 
     async def flush(self) -> int:
-        """See ``FileWriter``."""
+        """Make all that was written visible; return the file's length."""
         return await _run(self._limiter, self.sync_writer.flush)
 
     async def sync(self) -> int:
-        """See ``FileWriter``."""
+        """Make all that was written visible and durable; return the file's length."""
         return await _run(self._limiter, self.sync_writer.sync)
 
     async def close(self) -> FileStatus | None:
-        """See ``FileWriter``."""
+        """Make all durable, seal the file and release it; return its status."""
         return await _run(self._limiter, self.sync_writer.close)
 
     async def __aenter__(self) -> Self:
@@ -91,29 +89,28 @@ class AsyncFileReader:
     """A ``FileReader``, awaited."""
 
     def __init__(self, reader: FileReader, limiter: CapacityLimiter) -> None:
-        """Made by ``AsyncNamespace.read``."""
         self.sync_reader = reader
         self._limiter = limiter
 
     @property
     def length(self) -> int:
-        """See ``FileReader``."""
+        """The acknowledged length at the last ``refresh``."""
         return self.sync_reader.length
 
     async def refresh(self) -> int:
-        """See ``FileReader``."""
+        """Read the status again; return the length. A file that is closed no longer changes."""
         return await _run(self._limiter, self.sync_reader.refresh)
 
     async def read(self, size: int = -1) -> bytes:
-        """See ``FileReader``."""
+        """Return the next ``size`` bytes, or all that is left."""
         return await _run(self._limiter, self.sync_reader.read, size)
 
     async def read_at(self, offset: int, size: int) -> bytes:
-        """See ``FileReader``."""
+        """Return up to ``size`` bytes from ``offset``, fewer only at the end."""
         return await _run(self._limiter, self.sync_reader.read_at, offset, size)
 
     async def chunks(self, size: int = 1 << 20) -> AsyncIterator[bytes]:
-        """See ``FileReader``."""
+        """Yield all from here to the acknowledged end, piece by piece."""
         while data := await self.read(size):
             yield data
 
@@ -122,13 +119,12 @@ class AsyncNamespace:
     """A ``Namespace``, awaited: ``async with await AsyncNamespace.open(url) as files``."""
 
     def __init__(self, namespace: Namespace) -> None:
-        """Over a namespace that is open."""
         self.sync_namespace = namespace
         self._limiter = CapacityLimiter(_THREADS)
 
     @classmethod
     async def open(cls, url: str, **settings: Any) -> AsyncNamespace:
-        """See ``Namespace.open``."""
+        """Open the namespace in the database that ``url`` names."""
         return cls(await to_thread.run_sync(partial(Namespace.open, url, **settings)))
 
     async def create(
@@ -139,7 +135,7 @@ class AsyncNamespace:
         replication: int | None = None,
         block_bytes: int | None = None,
     ) -> AsyncFileWriter:
-        """See ``Namespace``."""
+        """Begin a new file."""
         writer = await self._opened(
             self.sync_namespace.create,
             path,
@@ -150,12 +146,12 @@ class AsyncNamespace:
         return AsyncFileWriter(writer, self._limiter)
 
     async def append(self, path: str) -> AsyncFileWriter:
-        """See ``Namespace``."""
+        """Continue after the end of a file, in a new block."""
         writer = await self._opened(self.sync_namespace.append, path)
         return AsyncFileWriter(writer, self._limiter)
 
     async def read(self, path: str) -> AsyncFileReader:
-        """See ``Namespace``."""
+        """Open a file for reading, regardless of its writer."""
         return AsyncFileReader(await self._run(self.sync_namespace.read, path), self._limiter)
 
     async def recover(
@@ -165,51 +161,51 @@ class AsyncNamespace:
         timeout: timedelta,  # noqa: ASYNC109 - it bounds the recovery, not the awaiting
         progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
-        """See ``Namespace``. ``progress`` is called from a thread."""
+        """Close a file, regardless of its holder; ``progress`` is called from a thread."""
         return await self._run(
             self.sync_namespace.recover, path, timeout=timeout, progress=progress
         )
 
     async def is_closed(self, path: str) -> bool:
-        """See ``Namespace``."""
+        """Return whether the file is complete."""
         return await self._run(self.sync_namespace.is_closed, path)
 
     async def status(self, path: str) -> FileStatus:
-        """See ``Namespace``."""
+        """Return a file as it is now."""
         return await self._run(self.sync_namespace.status, path)
 
     async def list(
         self, prefix: str = "/", *, after: str = "", limit: int = 1000
     ) -> Sequence[FileStatus]:
-        """See ``Namespace``."""
+        """Return files below the directory ``prefix`` by path, from the one after ``after``."""
         return await self._run(self.sync_namespace.list, prefix, after=after, limit=limit)
 
     async def list_open(self, prefix: str = "/", *, limit: int = 1000) -> Sequence[FileStatus]:
-        """See ``Namespace``."""
+        """Return files that are not closed, by id."""
         return await self._run(self.sync_namespace.list_open, prefix, limit=limit)
 
     async def holders(self, *, limit: int = 1000) -> Sequence[HolderStatus]:
-        """See ``Namespace``."""
+        """Return the holders with open files, the most silent first."""
         return await self._run(self.sync_namespace.holders, limit=limit)
 
     async def history(self, path: str, *, limit: int = 20) -> Sequence[JournalEntry]:
-        """See ``Namespace``."""
+        """Return what was done to a file, newest first."""
         return await self._run(self.sync_namespace.history, path, limit=limit)
 
     async def verify(self, path: str) -> Sequence[Fault]:
-        """See ``Namespace``."""
+        """Compare every replica with its checksums and with the journal."""
         return await self._run(self.sync_namespace.verify, path)
 
     async def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        """See ``Namespace``."""
+        """Rename a file or a directory; return how many files. Writers continue undisturbed."""
         return await self._run(self.sync_namespace.rename, source, target, overwrite=overwrite)
 
     async def delete(self, path: str, *, recursive: bool = False) -> int:
-        """See ``Namespace``."""
+        """Delete a file, or with ``recursive`` a directory; return how many files: 0 if none."""
         return await self._run(self.sync_namespace.delete, path, recursive=recursive)
 
     async def close(self) -> None:
-        """See ``Namespace``."""
+        """Stop the threads and leave. Files that are still open stay so: close them first."""
         await self._run(self.sync_namespace.close)
 
     async def __aenter__(self) -> Self:
@@ -226,7 +222,7 @@ class AsyncNamespace:
     async def _opened(
         self, call: Callable[P, FileWriter], *args: P.args, **named: P.kwargs
     ) -> FileWriter:
-        """A writer that nobody waits for any more is closed: its lease would go on for ever."""
+        """Open a writer; close it if the caller was cancelled, or its lease would never end."""
         lock, left = threading.Lock(), False
         got: list[FileWriter] = []
 

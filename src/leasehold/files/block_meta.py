@@ -48,7 +48,7 @@ _KINDS: Final[dict[int, RecordKind]] = {int(kind): kind for kind in RecordKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHeader:
-    """Whose replica it is, and how much was acknowledged; None if that can not be read."""
+    """Whose replica it is, and how much was acknowledged; None if that cannot be read."""
 
     block_id: int
     generation: int
@@ -71,7 +71,7 @@ class BlockRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRecords:
-    """What a meta file says.
+    """The contents of a meta file.
 
     ``records`` are the data records up to the first bad one, ``seal`` stands after them if the
     block was finished. ``lost_durable`` is the highest ``durable`` mark and ``lost_end`` the
@@ -99,7 +99,7 @@ class ParsedRecords:
 
 
 def encode_header(header: BlockHeader) -> bytes:
-    """The 128 bytes that a meta file begins with."""
+    """Return the 128 bytes that a meta file begins with."""
     identity = _IDENTITY.pack(
         _MAGIC, header.block_id, header.generation, header.file_id, header.boot_id
     )
@@ -108,13 +108,13 @@ def encode_header(header: BlockHeader) -> bytes:
 
 
 def encode_acknowledged(length: int) -> bytes:
-    """The bytes at ``CELL_AT``."""
+    """Return the bytes at ``CELL_AT``."""
     cell = _CELL.pack(length)
     return cell + _CRC.pack(crc32c(cell))
 
 
 def parse_acknowledged(cell: Bytes) -> int | None:
-    """The acknowledged length, or None if the bytes are not valid."""
+    """Return the acknowledged length, or None if the bytes are not valid."""
     if len(cell) < CELL_BYTES:
         return None
     (crc,) = _CRC.unpack_from(cell, _CELL.size)
@@ -125,7 +125,7 @@ def parse_acknowledged(cell: Bytes) -> int | None:
 
 
 def parse_header(raw: Bytes) -> BlockHeader | None:
-    """The header, or None if it does not say whose it is."""
+    """Return the header, or None if it is not valid."""
     if len(raw) < CELL_AT:
         return None
     (crc,) = _CRC.unpack_from(raw, _IDENTITY.size)
@@ -144,12 +144,12 @@ def parse_header(raw: Bytes) -> BlockHeader | None:
 
 
 def salt(block_id: int) -> int:
-    """What the CRC of every record of a block begins with."""
+    """Return what the CRC of every record of a block begins with."""
     return crc32c(_BLOCK_ID.pack(block_id))
 
 
 def encode_record(record: BlockRecord, *, salted: int) -> bytes:
-    """The 32 bytes of a record; ``salted`` is ``salt(block_id)``."""
+    """Return the 32 bytes of a record; ``salted`` is ``salt(block_id)``."""
     body = _RECORD.pack(record.kind, record.crc, record.end, record.durable)
     return body + _CRC.pack(crc32c(body, salted))
 
@@ -160,7 +160,7 @@ def add_to_checksum(value: int, record: BlockRecord) -> int:
 
 
 def checksum(records: Iterable[BlockRecord]) -> int:
-    """The checksum of a block: over end and CRC of all its data records."""
+    """Return the checksum of a block: over end and CRC of all its data records."""
     value = 0
     for record in records:
         if record.kind is RecordKind.DATA:
@@ -169,7 +169,7 @@ def checksum(records: Iterable[BlockRecord]) -> int:
 
 
 def encode(header: BlockHeader, records: Sequence[BlockRecord], *, seal: bool) -> bytes:
-    """A whole meta file; with ``seal``, the record that ends it is added."""
+    """Return a whole meta file; with ``seal``, the record that ends it is added."""
     salted = salt(header.block_id)
     every = list(records)
     if seal:
@@ -178,7 +178,7 @@ def encode(header: BlockHeader, records: Sequence[BlockRecord], *, seal: bool) -
 
 
 def seal_of(records: Sequence[BlockRecord]) -> BlockRecord:
-    """The seal that belongs after these data records, all of which are durable by then."""
+    """Return the seal for these data records, all of which are durable by then."""
     end = records[-1].end if records else 0
     return BlockRecord(kind=RecordKind.SEAL, crc=checksum(records), end=end, durable=end)
 
@@ -216,7 +216,7 @@ def _follows(record: BlockRecord, before: int) -> bool:
 
 
 def _records(raw: Bytes, salted: int) -> Iterator[BlockRecord | None]:
-    """What stands at each place for a record; None where it is not valid."""
+    """Yield the record at each position; None where it is not valid."""
     view = memoryview(raw)
     for at in range(HEADER_BYTES, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
         number, piece, end, durable, crc = _RECORD_AND_CRC.unpack_from(raw, at)

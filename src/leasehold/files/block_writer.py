@@ -1,13 +1,12 @@
-"""Writing one block to several volumes at once.
+"""Writing one block to several volumes.
 
-Nothing is acknowledged before every volume of the block has it, and before the writer has seen
-that nobody has fenced it on any of them. A volume that fails is out of the block before anything
-more is acknowledged, or the writer stops for good.
+Nothing is acknowledged before every volume of the block has it, and before the writer has checked
+that no recovery has fenced it on any of them. A volume that fails is dropped from the block before
+anything more is acknowledged, or the writer stops for good.
 
-One replica while it is written: the two files of a block on one volume, open.
-
-The meta file is made before the data file. A fence that finds no meta file takes the name of the
-data file, so a writer that was asleep before it began can not begin afterwards.
+``OpenReplica`` is one replica while it is written: the two files of a block on one volume. The meta
+file is created before the data file. A fence that finds no meta file creates the data file itself,
+so a writer that was paused before it began cannot begin afterwards.
 """
 
 from __future__ import annotations
@@ -78,18 +77,14 @@ class OpenReplica:
         self._records += len(records) // RECORD_BYTES
 
     def check(self) -> None:
-        """Return if the meta file still has its name: nobody has fenced us here.
-
-        Raises:
-            FileNotFoundError: it is gone.
-        """
+        """Return if the meta file still has its name: no recovery has fenced this writer."""
         if not self._disk.exists(self._meta_path):
             raise FileNotFoundError(
                 2, "the meta file is gone: the block was fenced or removed", self._meta_path
             )
 
     def acknowledge(self, cell: bytes) -> None:
-        """Tell readers how much they may see."""
+        """Publish the length that readers may see."""
         self._disk.write_at(self.meta, cell, CELL_AT, what="acknowledged")
 
     def sync_directory(self) -> None:
@@ -97,7 +92,7 @@ class OpenReplica:
         self._disk.sync_directory(self.directory, what="block")
 
     def close(self) -> None:
-        """Give the descriptors back; what was not synced is left to the kernel."""
+        """Close the descriptors; what was not synced is left to the kernel."""
         for fd in (self.meta, self.data):
             if fd != _CLOSED:
                 with suppress(OSError):
@@ -114,8 +109,8 @@ SYNC_EVERY_BYTES: Final = 16 << 20  # as much as a recovery may have to read aga
 class BlockWriter:
     """One block, open for writing. For one caller at a time.
 
-    ``on_failed`` is told which volumes failed and which are left. It returns when the journal has
-    dropped them from the block, or raises; what it raises is raised by every later call too.
+    ``on_failed`` gets the volumes that failed and those that are left. It returns when the journal
+    has dropped them from the block, or raises; what it raises is raised by every later call too.
     """
 
     def __init__(self, block_id: int, generation: int, *, disk: Disk, on_failed: OnFailed) -> None:
@@ -142,11 +137,7 @@ class BlockWriter:
         boot_id: bytes,
         on_failed: OnFailed,
     ) -> Self:
-        """Make the replicas on all volumes.
-
-        Raises:
-            VolumeUnusable: no volume is left.
-        """
+        """Make the replicas on all volumes."""
         writer = cls(block_id, generation, disk=disk, on_failed=on_failed)
         header = encode_header(
             BlockHeader(block_id=block_id, generation=generation, file_id=file_id, boot_id=boot_id)
@@ -162,7 +153,7 @@ class BlockWriter:
             except OSError as error:
                 failed[volume.id] = error
         try:
-            writer._without(failed)
+            writer._drop_failed(failed)
         except BaseException:
             writer.close()
             raise
@@ -194,74 +185,54 @@ class BlockWriter:
         return tuple(replica.id for replica in self._replicas)
 
     def write_piece(self, data: Bytes) -> None:
-        """Write one piece to every volume; nobody is told of it yet.
-
-        Raises:
-            UsageError: the piece is empty or too long, or the block is sealed.
-            LeaseLost: the block is no longer ours.
-            VolumeUnusable: no volume is left.
-        """
-        self._ready()
+        """Write one piece to every volume, without acknowledging it."""
+        self._check_ready()
         _check_piece(data)
-        encoded = self._take(data)
-        self._each(lambda replica: replica.append(encoded))
+        encoded = self._write_data(data)
+        self._on_each_replica(lambda replica: replica.append(encoded))
         if self._length - self._durable >= SYNC_EVERY_BYTES:
             self._make_durable()
 
-    def _take(self, data: Bytes) -> bytes:
-        """Write the bytes of a piece; the record that has to follow."""
+    def _write_data(self, data: Bytes) -> bytes:
+        """Write the bytes of a piece; return its encoded record."""
         start = self._length
         end = start + len(data)
         record = BlockRecord(kind=RecordKind.DATA, crc=crc32c(data), end=end, durable=self._durable)
-        self._each(lambda replica: replica.write_data(data, start))
+        self._on_each_replica(lambda replica: replica.write_data(data, start))
         self._length = end
         self._checksum = add_to_checksum(self._checksum, record)
         return encode_record(record, salted=self._salt)
 
     def acknowledge(self) -> None:
-        """Let readers see what was written (a flush). It survives the end of every process.
-
-        Raises:
-            LeaseLost: the block is no longer ours; nothing more was acknowledged.
-            VolumeUnusable: no volume is left.
-        """
-        self._ready()
-        self._check_and_tell()
+        """Let readers see what was written (a flush). It survives the end of every process."""
+        self._check_ready()
+        self._check_and_acknowledge()
 
     def sync(self) -> None:
-        """Make durable what was written, and let readers see it.
-
-        Raises:
-            LeaseLost: the block is no longer ours; nothing more was acknowledged.
-            VolumeUnusable: no volume is left.
-        """
-        self._ready()
+        """Make durable what was written, and let readers see it."""
+        self._check_ready()
         self._make_durable()
-        self._check_and_tell()
+        self._check_and_acknowledge()
 
     def seal(self, last: Bytes = b"") -> SealedBlock:
-        """End the block: durable, with a seal; the caller then tells the journal.
+        """End the block: durable, with a seal; the caller then completes it in the journal.
 
-        ``last`` is one more piece; its record and the seal are written at once.
-
-        Raises:
-            LeaseLost: the block is no longer ours.
-            VolumeUnusable: no volume is left.
+        ``last`` is one more piece; its record and the seal are one write.
         """
-        self._ready()
+        self._check_ready()
         if last:
             _check_piece(last)
-        encoded = self._take(last) if last else b""
-        # A seal says that all of it is durable. It goes out with the bytes, in one sync: if a
+        encoded = self._write_data(last) if last else b""
+        # A seal means that all of it is durable. It is written with the bytes, in one sync: if a
         # power cut tears them apart, the check of the tail finds a seal without its bytes.
         end = self._length
         record = BlockRecord(
             kind=RecordKind.SEAL, crc=self._checksum, end=end, durable=self._durable
         )
         encoded += encode_record(record, salted=self._salt)
-        self._each(lambda replica: replica.append(encoded, what="seal"))
-        # Told before it is synced, as by a flush: so that what was told is as durable as the rest.
-        self._check_and_tell()
+        self._on_each_replica(lambda replica: replica.append(encoded, what="seal"))
+        # Acknowledged before it is synced, as by a flush: the acknowledged length is durable too.
+        self._check_and_acknowledge()
         self._make_durable()
         self._sealed = True
         return SealedBlock(
@@ -269,21 +240,21 @@ class BlockWriter:
         )
 
     def close(self) -> None:
-        """Give the descriptors back. Nothing is written, synced or told."""
+        """Close the descriptors. Nothing is written, synced or acknowledged."""
         if self._broken is None:
             self._broken = UsageError(f"block {self.block_id:#x} is closed. Open the file again.")
         for replica in self._replicas:
             replica.close()
         self._replicas.clear()
 
-    def _ready(self) -> None:
+    def _check_ready(self) -> None:
         if self._broken is not None:
             raise self._broken
         if self._sealed:
             raise UsageError(f"block {self.block_id:#x} is sealed. Write to the next block.")
 
-    def _each(self, act: Callable[[OpenReplica], None]) -> None:
-        """Do something on every volume, then go on without those where it failed."""
+    def _on_each_replica(self, act: Callable[[OpenReplica], None]) -> None:
+        """Run ``act`` on every volume, then continue without those where it failed."""
         failed: dict[str, OSError] = {}
         for replica in self._replicas:
             try:
@@ -291,7 +262,7 @@ class BlockWriter:
             except OSError as error:
                 failed[replica.id] = error
             except BaseException as error:
-                # The volumes may differ now: only a recovery can tell. Not the error itself: it
+                # The volumes may differ now: only a recovery can decide. Not the error itself: it
                 # may be an interrupt, and is raised by every later call, in other threads too.
                 self._broken = VolumeUnusable(
                     f"block {self.block_id:#x}: a write was interrupted ({error!r}). What was "
@@ -299,31 +270,31 @@ class BlockWriter:
                 )
                 raise
         if failed:
-            self._without(failed)
+            self._drop_failed(failed)
 
     def _make_durable(self) -> None:
         end = self._length
         files = {replica.data: replica.id for replica in self._replicas}
         files |= {replica.meta: replica.id for replica in self._replicas}
         errors = self._disk.sync(list(files), what="block")
-        self._without({files[fd]: error for fd, error in errors.items()})
+        self._drop_failed({files[fd]: error for fd, error in errors.items()})
         if not self._names_synced:
-            self._each(OpenReplica.sync_directory)
+            self._on_each_replica(OpenReplica.sync_directory)
             self._names_synced = True
         self._durable = end
 
-    def _check_and_tell(self) -> None:
-        self._each(OpenReplica.check)
+    def _check_and_acknowledge(self) -> None:
+        self._on_each_replica(OpenReplica.check)
         cell = encode_acknowledged(self._length)
-        self._each(lambda replica: replica.acknowledge(cell))
+        self._on_each_replica(lambda replica: replica.acknowledge(cell))
         self._acknowledged = self._length
 
-    def _without(self, failed: Mapping[str, OSError]) -> None:
-        """Go on without these volumes, if the journal agrees."""
+    def _drop_failed(self, failed: Mapping[str, OSError]) -> None:
+        """Continue without these volumes, if the journal agrees."""
         left = [replica for replica in self._replicas if replica.id not in failed]
         if not failed and left:
             return
-        # Broken until the journal has agreed, so that nothing goes on if it does not.
+        # Broken until the journal has agreed, so that nothing continues if it does not.
         self._broken = VolumeUnusable(_none_left(self.block_id, failed))
         try:
             self._on_failed(failed, tuple(replica.id for replica in left))

@@ -1,7 +1,7 @@
-"""The only door to the volumes: every effect on a file system goes through a ``Disk``.
+"""The only access to the volumes: every effect on a file system goes through a ``Disk``.
 
-Each call that changes something names ``what`` it is for, such as ``"meta"``. Tests hand in a
-disk of their own that kills the process at a call by its name, or forgets what was not synced.
+Each call that changes something names ``what`` it is for, such as ``"meta"``. Tests pass their own
+disk, which kills the process at a named call, or forgets what was not synced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Disk(Protocol):
-    """What the files room asks of a file system. Everything raises ``OSError`` on failure."""
+    """The file system as the file layer uses it. Everything raises ``OSError`` on failure."""
 
     def create(self, path: str, *, what: str) -> int:
         """Make a new, empty file that must not exist; return a descriptor to read and write."""
@@ -29,7 +29,7 @@ class Disk(Protocol):
         ...
 
     def close(self, fd: int) -> None:
-        """Give a descriptor back."""
+        """Close a descriptor."""
         ...
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:
@@ -37,15 +37,15 @@ class Disk(Protocol):
         ...
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
+        """Return up to ``size`` bytes from ``offset``; fewer only at the end of the file."""
         ...
 
     def size(self, fd: int) -> int:
-        """The length of an open file."""
+        """Return the length of an open file."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether the path is there; raises if that can not be told."""
+        """Return whether the path exists; raise if that is not known."""
         ...
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:
@@ -60,7 +60,7 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str, *, what: str) -> None:
-        """Rename a file, in place of any that has the new name."""
+        """Rename a file, replacing any that has the new name."""
         ...
 
     def link(self, source: str, target: str, *, what: str) -> None:
@@ -72,19 +72,19 @@ class Disk(Protocol):
         ...
 
     def unlink(self, path: str, *, what: str) -> None:
-        """Remove a file; one that is not there is removed already."""
+        """Remove a file; a missing one is not an error."""
         ...
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory."""
+        """Return the names in a directory."""
         ...
 
     def make_directory(self, path: str, *, what: str) -> None:
-        """Make a directory unless it is there."""
+        """Make a directory unless it exists."""
         ...
 
     def free_bytes(self, path: str) -> int:
-        """How much room is left for us on the file system of ``path``."""
+        """Return the free bytes on the file system of ``path`` for this user."""
         ...
 
 
@@ -93,28 +93,28 @@ class SystemDisk:
 
     def __init__(self, helpers: Executor | None = None) -> None:
         """``helpers`` sync several files side by side."""
-        self._helpers = helpers
+        self._sync_threads = helpers
 
     def create(self, path: str, *, what: str) -> int:  # noqa: ARG002
-        """See ``Disk``."""
+        """Make a new, empty file that must not exist."""
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
 
     def open(self, path: str, *, write: bool = False) -> int:
-        """See ``Disk``."""
+        """Open a file that must exist."""
         return os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
 
     def close(self, fd: int) -> None:
-        """See ``Disk``."""
+        """Close a descriptor."""
         os.close(fd)
 
     def write_at(self, fd: int, data: Bytes, offset: int, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Write all of ``data``, or raise."""
         done = os.pwrite(fd, data, offset)
         while done < len(data):  # a short write: the disk may be nearly full, or a signal came
             done += os.pwrite(fd, memoryview(data)[done:], offset + done)
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
-        """See ``Disk``."""
+        """Return up to ``size`` bytes from ``offset``."""
         parts = [os.pread(fd, size, offset)]
         have = len(parts[0])
         while parts[-1] and have < size:
@@ -123,11 +123,11 @@ class SystemDisk:
         return b"".join(parts) if len(parts) > 1 else parts[0]
 
     def size(self, fd: int) -> int:
-        """See ``Disk``."""
+        """Return the length of an open file."""
         return os.fstat(fd).st_size
 
     def exists(self, path: str) -> bool:
-        """See ``Disk``."""
+        """Return whether the path exists."""
         try:
             os.stat(path)  # noqa: PTH116 - the fastest way, and it is asked at every flush
         except FileNotFoundError:
@@ -135,16 +135,16 @@ class SystemDisk:
         return True
 
     def sync(self, fds: Sequence[int], *, what: str) -> Mapping[int, OSError]:  # noqa: ARG002
-        """See ``Disk``. Side by side: the kernel then waits once for all."""
-        if self._helpers is None or len(fds) == 1:
+        """Make the contents of these files durable, in parallel: the kernel waits once for all."""
+        if self._sync_threads is None or len(fds) == 1:
             results = [_sync(fd) for fd in fds]
         else:
-            waiting = [self._helpers.submit(_sync, fd) for fd in fds[1:]]
+            waiting = [self._sync_threads.submit(_sync, fd) for fd in fds[1:]]
             results = [_sync(fds[0]), *(each.result() for each in waiting)]
         return {fd: error for fd, error in zip(fds, results, strict=True) if error is not None}
 
     def sync_directory(self, path: str, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Make the names in a directory durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -152,15 +152,15 @@ class SystemDisk:
             os.close(fd)
 
     def rename(self, source: str, target: str, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Rename a file, replacing any that has the new name."""
         os.rename(source, target)  # noqa: PTH104
 
     def link(self, source: str, target: str, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Give a file a second name, which must not exist."""
         os.link(source, target)
 
     def truncate(self, path: str, size: int, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Cut a file to ``size`` bytes, and make that durable."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.ftruncate(fd, size)
@@ -169,21 +169,21 @@ class SystemDisk:
             os.close(fd)
 
     def unlink(self, path: str, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Remove a file."""
         with suppress(FileNotFoundError):
             os.unlink(path)  # noqa: PTH108
 
     def names(self, path: str) -> list[str]:
-        """See ``Disk``."""
+        """Return the names in a directory."""
         return os.listdir(path)  # noqa: PTH208
 
     def make_directory(self, path: str, *, what: str) -> None:  # noqa: ARG002
-        """See ``Disk``."""
+        """Make a directory unless it exists."""
         with suppress(FileExistsError):
             os.mkdir(path)  # noqa: PTH102
 
     def free_bytes(self, path: str) -> int:
-        """See ``Disk``."""
+        """Return the free bytes on the file system of ``path`` for this user."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 

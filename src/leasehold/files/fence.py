@@ -1,23 +1,16 @@
-"""Fencing one replica: after it, its old writer can change nothing that anybody reads.
+"""Fencing one replica, examining its end, and sealing it: a recovery on one volume.
 
-The answer of a volume is given only when it is frozen in a file that the old writer can not
-reach, and it is the same for every later attempt, whatever crashes in between. The steps and the
-names are those of ``docs/design/files.md``.
+After ``fence`` the old writer can change nothing that is ever read. A volume's answer is given only
+when it is frozen in a file that the old writer cannot reach; it is the same for every later
+attempt, after any crash. The steps and the names are those of ``docs/design/files.md``: a ``.meta``
+was not fenced yet. A ``.p`` was fenced and its copy is not finished: any ``.f`` beside it was never
+relied on. A ``.f`` without a ``.p`` is the answer; of several, the one with the highest id.
 
-What is found, and what it means: a ``.meta`` was not fenced yet. A ``.p`` was fenced and its copy
-is not finished: any ``.f`` beside it was never relied on. A ``.f`` without a ``.p`` is the answer;
-of several the one with the highest id, the others were left by attempts that came too late.
+``examine`` finds which records have their bytes. It reads only the pieces after the last
+``durable`` mark, and changes nothing.
 
-Looking at the end of a replica: which of its records have their bytes.
-
-Only what was not yet durable is read: the pieces after the last ``durable`` mark. Nothing is
-changed.
-
-The last steps of a recovery on one volume: seal the replica, tidy up, or remove it.
-
-Until the journal has the block as complete, nothing here destroys evidence: ``seal`` adds one file
-and makes the bytes durable. Only ``tidy`` and ``remove`` take something away, and both may be
-repeated at any time.
+Until the journal has the block as complete, nothing destroys evidence: ``seal`` adds one file and
+makes the bytes durable. Only ``tidy`` and ``remove`` delete; both may be repeated at any time.
 """
 
 from __future__ import annotations
@@ -42,14 +35,11 @@ if TYPE_CHECKING:
 
 
 def examine(volume: Volume, block: Block, evidence: FenceEvidence, *, disk: Disk) -> ReplicaAnswer:
-    """Say in which condition a replica is, and how much of it is sound.
+    """Return the condition of a replica, and how much of it is sound.
 
     A replica that has a seal is ``SEALED`` only if its tail has the bytes and the seal fits. One
     that once had more than it has, by its own acknowledged length or by records that stand after
     a bad one, is ``CUT``; one that lost something durable is ``DAMAGED``.
-
-    Raises:
-        OSError: the volume failed; it has not answered.
     """
     if not evidence.present:
         return ReplicaAnswer(
@@ -61,7 +51,7 @@ def examine(volume: Volume, block: Block, evidence: FenceEvidence, *, disk: Disk
         sound, bytes_read = 0, 0
     else:
         try:
-            sound, bytes_read = _sound(data, evidence.records, evidence.durable, disk=disk)
+            sound, bytes_read = _count_sound(data, evidence.records, evidence.durable, disk=disk)
         finally:
             disk.close(data)
     records = evidence.records[:sound]
@@ -89,10 +79,10 @@ def _condition(evidence: FenceEvidence, length: int, found: int) -> ReplicaCondi
     return ReplicaCondition.WHOLE if length else ReplicaCondition.EMPTY
 
 
-def _sound(
+def _count_sound(
     data: int, records: Sequence[BlockRecord], durable: int, *, disk: Disk
 ) -> tuple[int, int]:
-    """How many records, from the first, have their bytes; and how many bytes were read."""
+    """Return how many records, from the first, have their bytes; and how many bytes were read."""
     size = disk.size(data)
     start = sound = bytes_read = 0
     for record in records:
@@ -121,12 +111,6 @@ def seal(
     """End a replica at ``length`` under the recovery id, durably, bytes and all.
 
     Returns the checksum of the block.
-
-    Raises:
-        Superseded: another recovery has fenced the replica since.
-        UsageError: no record ends at ``length``.
-        VolumeUnusable: the replica has fewer bytes.
-        OSError: the volume failed.
     """
     kept = [record for record in records if record.kind is RecordKind.DATA and record.end <= length]
     if length <= 0 or not kept or kept[-1].end != length:
@@ -169,9 +153,6 @@ def tidy(volume: Volume, block: Block, recovery_id: int, length: int, *, disk: D
     """After the commit: cut the bytes to their length and remove all but the sealed replica.
 
     A volume without the sealed meta file did not take part and is left alone: ``remove`` is for it.
-
-    Raises:
-        OSError: the volume failed; what is left can be tidied later.
     """
     directory = volume.directory(block.id)
     sealed = volume.meta_path(block.id, recovery_id)
@@ -189,11 +170,7 @@ def tidy(volume: Volume, block: Block, recovery_id: int, length: int, *, disk: D
 
 
 def remove(volume: Volume, block_id: int, *, disk: Disk) -> None:
-    """Remove every file of a block.
-
-    Raises:
-        OSError: the volume failed; what is left can be removed later.
-    """
+    """Remove every file of a block."""
     _remove(volume.directory(block_id), block_id, keep=set(), disk=disk)
 
 
@@ -225,8 +202,8 @@ class Superseded(LeaseholdError):
 class FenceEvidence:
     """What a volume has of a fenced block; it never changes again.
 
-    ``acknowledged`` is what readers could see here; ``lost`` and ``lost_durable`` say how much
-    there was before a bad record, if valid ones stand after it.
+    ``acknowledged`` is what readers could see here; ``lost`` and ``lost_durable`` are the lengths
+    before a bad record, if valid records follow it.
     """
 
     volume: str
@@ -257,12 +234,7 @@ class BlockFiles:
 
 
 def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> FenceEvidence:
-    """Shut out the writer of a block on one volume and say what is there; may be repeated.
-
-    Raises:
-        Superseded: a later recovery was here, or the id is not above the block's generation.
-        OSError: the volume failed; it has not answered.
-    """
+    """Fence the writer of a block on one volume and return what is there; may be repeated."""
     if recovery_id <= block.generation:
         raise Superseded(
             f"recovery id {recovery_id} is not above generation {block.generation} of block "
@@ -270,12 +242,12 @@ def fence(volume: Volume, block: Block, recovery_id: int, *, disk: Disk) -> Fenc
         )
     for _ in range(_TRIES - 1):
         with suppress(FileNotFoundError):  # another attempt renamed it under our hands
-            return _fence(_BlockPlace(volume, block), recovery_id, disk=disk)
-    return _fence(_BlockPlace(volume, block), recovery_id, disk=disk)
+            return _fence(_BlockPaths(volume, block), recovery_id, disk=disk)
+    return _fence(_BlockPaths(volume, block), recovery_id, disk=disk)
 
 
-def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
-    """Which files of a block are there; raises ``OSError``."""
+def block_files(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
+    """Return which files of a block are there; raises ``OSError``."""
     stem = f"{block.id:016x}-"
     fenced: list[int] = []
     frozen: list[int] = []
@@ -285,10 +257,10 @@ def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
             continue
         generation, _, rest = name[len(stem) :].partition(".")
         if rest == "meta":
-            metas.append(_number(generation))
-        elif _number(generation) == block.generation:
+            metas.append(_parse_id(generation))
+        elif _parse_id(generation) == block.generation:
             kind = {"p": fenced, "f": frozen}.get(rest[:1])
-            number = _number(rest[1:])
+            number = _parse_id(rest[1:])
             if kind is not None and number:
                 kind.append(number)
     return BlockFiles(
@@ -301,26 +273,26 @@ def look(volume: Volume, block: Block, *, disk: Disk) -> BlockFiles:
 
 
 def frozen_path(volume: Volume, block: Block, recovery_id: int) -> str:
-    """The copy of the records that the old writer can not reach."""
-    return _BlockPlace(volume, block).frozen(recovery_id)
+    """Return the copy of the records that the old writer cannot reach."""
+    return _BlockPaths(volume, block).frozen(recovery_id)
 
 
 def fenced_path(volume: Volume, block: Block, recovery_id: int) -> str:
-    """The old writer's own meta file, under a name that it does not know."""
-    return _BlockPlace(volume, block).fenced(recovery_id)
+    """Return the old writer's own meta file, under a name that it does not know."""
+    return _BlockPaths(volume, block).fenced(recovery_id)
 
 
 def read_meta(path: str, *, block_id: int, disk: Disk) -> ParsedRecords:
     """Read and parse a meta file; raises ``OSError``."""
-    return parse(_contents(path, disk=disk), block_id=block_id)
+    return parse(_read_file(path, disk=disk), block_id=block_id)
 
 
 def write_durably(
     path: str, data: bytes, *, disk: Disk, what: str, with_it: Sequence[int] = ()
 ) -> None:
-    """Make a file with these bytes, in place of any; its name is not durable yet.
+    """Write a file with these bytes, replacing any; its name is not durable yet.
 
-    The files ``with_it`` are synced at the same time. Raises ``OSError``.
+    The files ``with_it`` are synced at the same time.
     """
     disk.unlink(path, what=what)
     fd = disk.create(path, what=what)
@@ -333,7 +305,7 @@ def write_durably(
 
 
 def evidence_of(volume: Volume, parsed: ParsedRecords | None) -> FenceEvidence:
-    """What a meta file, or that there is none, says about a replica."""
+    """Return the evidence of a replica from its parsed meta file; None: it has none."""
     if parsed is None:
         return FenceEvidence(
             volume=volume.id, records=(), sealed=False, acknowledged=0, present=False
@@ -352,7 +324,7 @@ def evidence_of(volume: Volume, parsed: ParsedRecords | None) -> FenceEvidence:
     )
 
 
-class _BlockPlace:
+class _BlockPaths:
     """The names of one block and generation on one volume."""
 
     def __init__(self, volume: Volume, block: Block) -> None:
@@ -370,67 +342,67 @@ class _BlockPlace:
         return f"{self._stem}f{recovery_id:016x}"
 
 
-def _fence(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> FenceEvidence:
-    _refuse_late(place, recovery_id, disk=disk)
-    found = _take(place, recovery_id, disk=disk)
+def _fence(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> FenceEvidence:
+    _refuse_late(paths, recovery_id, disk=disk)
+    found = _claim(paths, recovery_id, disk=disk)
     if found.fenced:
-        _freeze(place, recovery_id, disk=disk)
+        _freeze(paths, recovery_id, disk=disk)
     parsed = None
     if found.fenced or found.frozen:
-        parsed = read_meta(place.frozen(recovery_id), block_id=place.block.id, disk=disk)
-    # A later attempt may have come in between; then its copy counts and not ours.
-    _refuse_late(place, recovery_id, disk=disk)
-    return evidence_of(place.volume, parsed)
+        parsed = read_meta(paths.frozen(recovery_id), block_id=paths.block.id, disk=disk)
+    # A later attempt may have come in between; then its copy counts and not this one.
+    _refuse_late(paths, recovery_id, disk=disk)
+    return evidence_of(paths.volume, parsed)
 
 
-def _refuse_late(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> None:
-    newest = look(place.volume, place.block, disk=disk).newest
+def _refuse_late(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> None:
+    newest = block_files(paths.volume, paths.block, disk=disk).newest
     if newest > recovery_id:
         raise Superseded(
-            f"recovery {recovery_id} of block {place.block.id:#x} came too late on volume "
-            f"{place.volume.id!r}: {newest} was there. Leave the file to that one."
+            f"recovery {recovery_id} of block {paths.block.id:#x} came too late on volume "
+            f"{paths.volume.id!r}: {newest} was there. Leave the file to that one."
         )
 
 
-def _take(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> BlockFiles:
-    """Bring what is there under our id, durably; and leave no way for a writer to begin."""
-    found = look(place.volume, place.block, disk=disk)
+def _claim(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> BlockFiles:
+    """Rename what is there to this recovery id, durably, and keep a late writer from beginning."""
+    found = block_files(paths.volume, paths.block, disk=disk)
     if not (found.meta or found.fenced or found.frozen):
         try:
-            disk.close(disk.create(place.data, what="blocker"))
+            disk.close(disk.create(paths.data, what="blocker"))
         except FileExistsError:
-            # The data file is made after the meta file: either that came while we looked, or
+            # The data file is made after the meta file: either that came after the listing, or
             # it was lost. If the writer is still there, its check finds no name.
-            found = look(place.volume, place.block, disk=disk)
+            found = block_files(paths.volume, paths.block, disk=disk)
     if found.fenced or found.frozen:
         if found.meta:  # a second name of what was fenced: the writer must not find it
-            disk.unlink(place.meta, what="fence")
-        name = place.fenced if found.fenced else place.frozen
+            disk.unlink(paths.meta, what="fence")
+        name = paths.fenced if found.fenced else paths.frozen
         last = (found.fenced or found.frozen)[-1]
         if last != recovery_id:
             disk.rename(name(last), name(recovery_id), what="fence")
     elif found.meta:
-        disk.rename(place.meta, place.fenced(recovery_id), what="fence")
+        disk.rename(paths.meta, paths.fenced(recovery_id), what="fence")
         found = replace(found, fenced=(recovery_id,))
-    disk.sync_directory(place.directory, what="fence")
+    disk.sync_directory(paths.directory, what="fence")
     return found
 
 
-def _freeze(place: _BlockPlace, recovery_id: int, *, disk: Disk) -> None:
-    """Copy the records to an inode of ours; only then let the fenced one go.
+def _freeze(paths: _BlockPaths, recovery_id: int, *, disk: Disk) -> None:
+    """Copy the records to a new inode; only then remove the fenced one.
 
     All is copied as it is found, bad records too: they are evidence of what was lost. Each name
     is durable before the next step: a power cut must not bring the fenced file back beside a copy
     that was relied on, since the cut may have taken records from it.
     """
-    raw = _contents(place.fenced(recovery_id), disk=disk)
-    write_durably(place.frozen(recovery_id), raw, disk=disk, what="frozen")
-    disk.sync_directory(place.directory, what="frozen")
-    disk.unlink(place.fenced(recovery_id), what="fenced")
-    disk.sync_directory(place.directory, what="fenced")
+    raw = _read_file(paths.fenced(recovery_id), disk=disk)
+    write_durably(paths.frozen(recovery_id), raw, disk=disk, what="frozen")
+    disk.sync_directory(paths.directory, what="frozen")
+    disk.unlink(paths.fenced(recovery_id), what="fenced")
+    disk.sync_directory(paths.directory, what="fenced")
 
 
-def _contents(path: str, *, disk: Disk) -> bytes:
+def _read_file(path: str, *, disk: Disk) -> bytes:
     fd = disk.open(path)
     try:
         return disk.read_at(fd, disk.size(fd), 0)
@@ -438,8 +410,8 @@ def _contents(path: str, *, disk: Disk) -> bytes:
         disk.close(fd)
 
 
-def _number(digits: str) -> int:
-    """An id in 16 hex digits; 0 if it is none, since ids begin at 1."""
+def _parse_id(digits: str) -> int:
+    """Parse an id of 16 hex digits; return 0 if it is not valid, since ids begin at 1."""
     if len(digits) != _ID_DIGITS:
         return 0
     try:

@@ -1,16 +1,12 @@
-"""The records of the files room: frozen, without I/O.
+"""The records, paths and settings of the file layer: frozen, without I/O.
 
-A **file** is a list of **blocks**; only the last one may be open. A block lies on each of its
+A **file** is a list of **blocks**; only the last one may be open. A block is on each of its
 **volumes** as one replica. An **epoch** is drawn from one counter for the whole namespace each time
 a file is opened for writing or recovered; a block's **generation** is the epoch it was last written
 or recovered under.
 
-Paths of files: what may be in them, and what lies above and below them.
-
-Directories are implicit: one is there while a file lies below it. All paths below a directory form
-one range in the order of their code points, because ``0`` is the character after ``/``.
-
-The settings of a namespace, checked when they are made.
+Directories are implicit: one exists while a file is below it. All paths below a directory form one
+range in the order of their code points, because ``0`` is the character after ``/``.
 """
 
 from __future__ import annotations
@@ -29,11 +25,7 @@ _LONGEST_SHOWN = 80
 
 
 def check_path(path: object) -> str:
-    """Return ``path`` as it is.
-
-    Raises:
-        InvalidName: it is no path of a file; the message says how to write it.
-    """
+    """Return ``path`` as it is."""
     why = _fault(path)
     if why is not None or not isinstance(path, str):
         raise InvalidName(
@@ -44,11 +36,7 @@ def check_path(path: object) -> str:
 
 
 def check_directory(path: object) -> str:
-    """Return the path of a directory, without the slash that may stand at its end.
-
-    Raises:
-        InvalidName: it is no path of a directory; the message says how to write it.
-    """
+    """Return the path of a directory, without the slash that may stand at its end."""
     if path == "/":
         return "/"
     bare = path.removesuffix("/") if isinstance(path, str) else path
@@ -62,7 +50,7 @@ def check_directory(path: object) -> str:
 
 
 def ancestors(path: str) -> list[str]:
-    """The directories that ``path`` lies in, the root left out, the nearest first."""
+    """Return the directories above ``path`` without the root, the nearest first."""
     found = []
     parent = path.rpartition("/")[0]
     while parent:
@@ -72,13 +60,13 @@ def ancestors(path: str) -> list[str]:
 
 
 def below(directory: str) -> tuple[str, str]:
-    """The range of all paths below a directory: the first value belongs to it, the second not."""
+    """Return the range of all paths below a directory, without its second value."""
     bare = directory.removesuffix("/")
     return f"{bare}/", f"{bare}0"
 
 
 def only(path: str) -> tuple[str, str]:
-    """The range that holds this one path: what would lie between has an unprintable character."""
+    """Return the range that holds only this path: other values in it are not printable."""
     return path, f"{path}\x01"
 
 
@@ -90,14 +78,14 @@ def _fault(path: object) -> str | None:
         "it does not begin with a slash": not path.startswith("/"),
         "it has characters that can not be shown": not path.isprintable(),
         f"it has {len(path)} characters": len(path) > LONGEST_PATH,
-        # A text that can not be encoded is not printable either: said above, and not asked here.
+        # A text that cannot be encoded is not printable either: refused above.
         f"it takes more than {_LONGEST_PATH_BYTES} bytes in UTF-8": (
             len(path.encode(errors="replace")) > _LONGEST_PATH_BYTES
         ),
         "it has an empty part, or a slash at its end": "" in parts,
         "a part of it is . or ..": "." in parts or ".." in parts,
     }
-    return next((words for words, found in faults.items() if found), None)
+    return next((fault for fault, found in faults.items() if found), None)
 
 
 def _short(path: object) -> str:
@@ -120,10 +108,10 @@ class BlockState(Enum):
     COMPLETE = "complete"
 
 
-class RefusalReason(Enum):
-    """Who started a recovery."""
+class RecoveryReason(Enum):
+    """What started a recovery."""
 
-    ASKED = "asked"  # somebody called recover(): no limit is looked at
+    ASKED = "asked"  # a call of recover(): no limit applies
     SOFT = "soft limit"  # another client wants the file
     HARD = "hard limit"  # the monitor
     CLOSE = "close"  # the writer itself, after a failure
@@ -169,10 +157,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileStatus:
-    """A file as anybody may see it. ``length`` is that of its complete blocks.
+    """A file as shown to callers. ``length`` is that of its complete blocks.
 
     The fields from ``holder`` on are those of an open file: who writes it, since when, how long
-    ago that holder was last heard of (by the store's clock), and how recovery went so far.
+    ago that holder last renewed (by the store's clock), and the attempts to recover it.
     """
 
     id: int
@@ -238,7 +226,7 @@ class FileRecovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderStatus:
-    """A holder as anybody may see it."""
+    """A holder as shown to callers."""
 
     id: str
     host: str
@@ -276,16 +264,16 @@ class FileOptions:
     Attributes:
         soft_limit: after this time without renewal another client may take a file over.
         hard_limit: after this time the monitor recovers it unasked.
-        check_interval: how often the renewer looks; it renews at half the soft limit.
-        monitor_interval: how often the monitor looks.
+        check_interval: how often the renewer runs; it renews at half the soft limit.
+        monitor_interval: how often the monitor runs.
         monitor_budget: after this time a pass of the monitor begins no further recovery.
         recovery_timeout: how long one recovery may take before another may begin.
-        replication: on how many volumes a block lies; by default 3, or all if there are fewer.
+        replication: how many volumes a block is on; by default 3, or all if there are fewer.
         min_replicas: a writer whose block is on fewer volumes than this stops.
         block_bytes: how many bytes until the next block begins.
 
     Raises:
-        InvalidDuration: a duration lies outside its range.
+        InvalidDuration: a duration is outside its range.
         InvalidOptions: two settings contradict each other, or a number is out of its range.
     """
 
@@ -322,8 +310,8 @@ class FileOptions:
             )
         check_replication(self.replication)
         check_block_size(self.block_bytes)
-        most = self.replication or _MAX_REPLICATION
-        if not 1 <= self.min_replicas <= most:
+        max_replicas = self.replication or _MAX_REPLICATION
+        if not 1 <= self.min_replicas <= max_replicas:
             raise InvalidOptions(
                 f"1 <= min_replicas <= replication does not hold ({self.min_replicas} and "
                 f"{self.replication or 'default'}): no block could ever be written"
@@ -340,23 +328,17 @@ class FileOptions:
 
 
 def check_replication(replication: object) -> None:
-    """Refuse a replication that no block could have; None is the default.
-
-    Raises:
-        InvalidOptions: it is no whole number in its range.
-    """
+    """Refuse a replication that no block could have; None is the default."""
     _check_whole(replication if replication is not None else 1, "replication", 1, _MAX_REPLICATION)
 
 
 def check_block_size(block_bytes: object) -> None:
-    """Refuse a size that no block could have.
-
-    Raises:
-        InvalidOptions: it is no whole number in its range.
-    """
+    """Refuse a size that no block could have."""
     _check_whole(block_bytes, "block_bytes", _MIN_BLOCK_BYTES, _MAX_BLOCK_BYTES)
 
 
-def _check_whole(value: object, what: str, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidOptions(f"{what} is {value!r} and must lie between {least} and {most}")
+def _check_whole(value: object, what: str, min_value: int, max_value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not min_value <= value <= max_value:
+        raise InvalidOptions(
+            f"{what} is {value!r} and must lie between {min_value} and {max_value}"
+        )

@@ -1,8 +1,8 @@
-"""Finds files whose writers are gone, and closes them; removes what was deleted.
+"""Recovers files whose writers are gone, and removes the blocks of deleted files.
 
-Every pass is bounded: it looks at what is due by index, oldest first, begins no recovery after
-its budget, and takes what is left in the next pass. A file whose recovery fails gets a time for
-its next attempt, with growing pauses, and holds nobody up.
+Every pass is bounded: it reads what is due by index, oldest first, begins no recovery after its
+budget, and leaves the rest to the next pass. A file whose recovery fails gets a time for its next
+attempt, with growing pauses, and does not delay others.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from leasehold.errors import (
     UnknownFile,
 )
 from leasehold.files import fence as sealing
-from leasehold.files.model import RefusalReason
-from leasehold.files.recovery import carry_out
+from leasehold.files.model import RecoveryReason
+from leasehold.files.recovery import run_recovery
 
 if TYPE_CHECKING:
     import random
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.files")
 
-PAUSES = Backoff(base_s=2.0, max_s=300.0)
+RETRY_BACKOFF = Backoff(base_s=2.0, max_s=300.0)
 _MAX_PER_PASS = 1000
 
 
@@ -52,30 +52,29 @@ class MonitorPass:
 
 
 class Monitor:
-    """One for each namespace that is open; several at once are harmless."""
+    """One for each open namespace; several at the same time are safe."""
 
     def __init__(
         self,
-        around: RecoveryContext,
+        context: RecoveryContext,
         holder: FileHolder,
         *,
         clock: Clock,
         rng: random.Random,
-        every_s: float,
+        interval_s: float,
         budget_s: float,
     ) -> None:
-        """Start nothing yet."""
-        self._around = around
+        self._context = context
         self._holder = holder
         self._clock = clock
         self._rng = rng
-        self._every_s = every_s
+        self._interval_s = interval_s
         self._budget_s = budget_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Look every so often, in a thread of its own, until ``close``."""
+        """Run a pass every ``interval_s`` in a thread until ``close``."""
         self._thread = threading.Thread(target=self._run, name="leasehold-monitor", daemon=True)
         self._thread.start()
 
@@ -85,23 +84,19 @@ class Monitor:
         if self._thread is not None:
             self._thread.join()
 
-    def look(self) -> MonitorPass:
-        """One pass.
-
-        Raises:
-            StoreError: the journal could not be read.
-        """
-        until = self._clock.boottime_s() + self._budget_s
+    def run_once(self) -> MonitorPass:
+        """Run one pass."""
+        deadline_s = self._clock.boottime_s() + self._budget_s
         recovered = failed = 0
-        due = self._around.journal.due(limit=_MAX_PER_PASS)
+        due = self._context.journal.due(limit=_MAX_PER_PASS)
         for path in due:
-            if self._clock.boottime_s() >= until or self._stop.is_set():
+            if self._clock.boottime_s() >= deadline_s or self._stop.is_set():
                 return MonitorPass(recovered=recovered, failed=failed, left=True)
-            if self._recovered(path):
+            if self._recover(path):
                 recovered += 1
             else:
                 failed += 1
-        removed = self._swept(until)
+        removed = self._sweep_trash(deadline_s)
         return MonitorPass(
             recovered=recovered,
             failed=failed,
@@ -111,34 +106,34 @@ class Monitor:
 
     def _run(self) -> None:
         # Waits first, so that an error can never make it spin.
-        while not self._stop.wait(self._every_s):
+        while not self._stop.wait(self._interval_s):
             try:
-                self.look()
+                self.run_once()
             except LeaseholdError as error:
                 log.warning("the monitor could not look: %s", error)
-            except Exception:  # a bug of ours must not end the only one that cleans up
+            except Exception:  # a bug must not end the only thread that cleans up
                 log.exception("the monitor could not look")
 
-    def _recovered(self, path: str) -> bool:
-        journal = self._around.journal
+    def _recover(self, path: str) -> bool:
+        journal = self._context.journal
         try:
-            recovery = journal.begin_recovery(path, self._holder, why=RefusalReason.HARD)
+            recovery = journal.begin_recovery(path, self._holder, reason=RecoveryReason.HARD)
         except (FileHeld, RecoveryInProgress, UnknownFile):
-            return False  # somebody was faster, or its holder is back
+            return False  # another process was faster, or its holder is back
         except StoreError:
             raise
         except LeaseholdError as error:
             log.warning("%s can not be recovered: %s", path, error)
-            return False  # one bad file holds up nobody
+            return False  # one bad file must not delay others
         if recovery is None:
             return False
         try:
-            carry_out(recovery, self._around)
+            run_recovery(recovery, self._context)
         except (FileHeld, RecoveryInProgress, UnknownFile) as error:
             log.info("%s: %s", path, error)
             return False
         except (LeaseholdError, OSError) as error:
-            pause_s = PAUSES.pause_s(recovery.attempt, self._rng)
+            pause_s = RETRY_BACKOFF.pause_s(recovery.attempt, self._rng)
             log.warning(
                 "%s can not be recovered (attempt %d, next in %.0f s): %s",
                 path,
@@ -151,41 +146,41 @@ class Monitor:
             return False
         return True
 
-    def _swept(self, until: float) -> int:
-        return sweep(self._around, until=lambda: self._clock.boottime_s() >= until)
+    def _sweep_trash(self, deadline_s: float) -> int:
+        return sweep(self._context, is_over=lambda: self._clock.boottime_s() >= deadline_s)
 
 
-def sweep(around: RecoveryContext, *, until: Callable[[], bool] = lambda: False) -> int:
+def sweep(context: RecoveryContext, *, is_over: Callable[[], bool] = lambda: False) -> int:
     """Remove replicas that the journal has given up; return how many.
 
-    A volume that is away is asked once and left for another time: what lies on the others goes.
+    A volume that is away is tried once; replicas on the others are removed.
     """
-    removed, away = 0, set[str]()
+    removed, unavailable = 0, set[str]()
     while True:
-        gone, failed = _removed(around, away, until)
+        gone, failed = _remove_trash(context, unavailable, is_over)
         if gone:
-            around.journal.forget_trash(gone)
+            context.journal.forget_trash(gone)
         removed += len(gone)
-        away |= failed
-        if (not failed and len(gone) < _MAX_PER_PASS) or until():
+        unavailable |= failed
+        if (not failed and len(gone) < _MAX_PER_PASS) or is_over():
             return removed
 
 
-def _removed(
-    around: RecoveryContext, away: set[str], until: Callable[[], bool]
+def _remove_trash(
+    context: RecoveryContext, unavailable: set[str], is_over: Callable[[], bool]
 ) -> tuple[list[tuple[int, str]], set[str]]:
     gone: list[tuple[int, str]] = []
     failed: set[str] = set()
     usable: dict[str, Volume] = {}
-    for block_id, volume_id in around.journal.trash(limit=_MAX_PER_PASS, without=away):
-        if until():
+    for block_id, volume_id in context.journal.trash(limit=_MAX_PER_PASS, without=unavailable):
+        if is_over():
             break
         if volume_id in failed:
             continue
         try:
             if volume_id not in usable:
-                usable[volume_id] = around.volumes.usable(volume_id)
-            sealing.remove(usable[volume_id], block_id, disk=around.disk)
+                usable[volume_id] = context.volumes.usable(volume_id)
+            sealing.remove(usable[volume_id], block_id, disk=context.disk)
         except (LeaseholdError, OSError) as error:
             log.debug("block %x stays on volume %s for now: %s", block_id, volume_id, error)
             failed.add(volume_id)

@@ -1,8 +1,7 @@
-"""The face of the files room: paths, and what can be done with them. Everything blocks.
+"""The entry point of the file layer: a namespace of files by path. Everything blocks.
 
-``AsyncNamespace`` in ``aio.py`` is the same for asynchronous programs.
-
-Opens files for one holder, and recovers those that stand in its way or that it broke.
+``FileOperations`` opens files for one holder, and recovers those that are in its way or that it
+broke. ``AsyncNamespace`` in ``aio.py`` is the same for asynchronous programs.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from leasehold.files.model import (
     FileHolder,
     FileOptions,
     FileState,
-    RefusalReason,
+    RecoveryReason,
     check_block_size,
     check_replication,
 )
@@ -86,8 +85,7 @@ class FileOperations:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """For one holder."""
-        self._around = around
+        self._context = around
         self._journal = around.journal
         self._holder = holder
         self._options = options
@@ -95,59 +93,52 @@ class FileOperations:
         self._clock = clock
         self._rng = rng
         self._turns = count(rng.randrange(1 << 16))
-        # A request has to be told from others of this very holder, and no more.
+        # A request has to differ from others of this holder only.
         self._requests = count(rng.randrange(1 << 64))
         self._unanswered: dict[str, str] = {}
 
     @property
     def replication(self) -> int:
-        """On how many volumes a block lies unless it is said otherwise."""
-        volumes = len(self._around.volumes)
+        """The default number of volumes of a block."""
+        volumes = len(self._context.volumes)
         return self._options.replication or min(DEFAULT_REPLICATION, volumes)
 
     def _new_request(self) -> str:
         return f"{next(self._requests):x}"
 
-    def _chosen(self, replication: int) -> tuple[Volume, ...]:
-        least = min(self._options.min_replicas, replication)
-        return self._around.volumes.chosen(
-            replication=replication, least=least, turn=next(self._turns)
+    def _choose_volumes(self, replication: int) -> tuple[Volume, ...]:
+        min_volumes = min(self._options.min_replicas, replication)
+        return self._context.volumes.choose(
+            replication=replication, min_volumes=min_volumes, turn=next(self._turns)
         )
 
-    def opened(
+    def open_file(
         self, path: str, replication: int, step: Callable[[tuple[str, ...], str], OpenedFile]
     ) -> FileWriter:
-        """Have the journal open a file by ``step``, recover it first if need be, and begin it.
-
-        Raises:
-            FileHeld: somebody is writing it, and was heard of.
-            RecoveryInProgress: somebody is recovering it.
-            TailUncertain: it had to be recovered and could not be.
-            VolumeUnusable: too few volumes can be written.
-        """
-        volumes = tuple(volume.id for volume in self._chosen(replication))
-        heard_at = self._clock.boottime_s()
+        """Have the journal open a file by ``step``, recover it first if need be, and begin it."""
+        volumes = tuple(volume.id for volume in self._choose_volumes(replication))
+        renewed_at = self._clock.boottime_s()
         # After a lost answer the next call for this path goes under the same name: if the first
         # one was carried out, it is found again, and not held against us.
         request = self._unanswered.pop(path, None) or self._new_request()
         try:
-            opened = self._asked(path, request, step, volumes)
+            opened = self._open_in_journal(path, request, step, volumes)
         except (FileHeld, RecoveryInProgress) as refusal:
             ours = isinstance(refusal, FileHeld) and refusal.holder == self._holder.id
             if refusal.retry_after_s > 0 or ours:
                 raise
             # Its writer was silent for the soft limit, or an attempt to recover it has failed or
-            # had its time: nobody has to wait for it.
-            self.recover_now(path, why=RefusalReason.SOFT)
-            opened = self._asked(path, request, step, volumes)
+            # has timed out: there is nothing to wait for.
+            self.recover_now(path, reason=RecoveryReason.SOFT)
+            opened = self._open_in_journal(path, request, step, volumes)
         try:
             writer = FileWriter(
                 opened,
-                self._around,
-                volumes_for=self._chosen,
+                self._context,
+                volumes_for=self._choose_volumes,
                 min_replicas=self._options.min_replicas,
                 new_request=self._new_request,
-                recover=self._ended,
+                recover=self._recover_own,
                 forget=self._renewer.remove,
             )
         except BaseException:
@@ -155,10 +146,10 @@ class FileOperations:
             with suppress(LeaseholdError):
                 self._journal.complete(opened.ticket, None)
             raise
-        self._renewer.add(writer, heard_at=heard_at)
+        self._renewer.add(writer, renewed_at=renewed_at)
         return writer
 
-    def _asked(
+    def _open_in_journal(
         self,
         path: str,
         request: str,
@@ -176,47 +167,41 @@ class FileOperations:
         self._unanswered.pop(path, None)
         return opened
 
-    def _ended(self, ticket: WriteTicket) -> FileStatus:
-        """Recover a file of our own after a failure, wherever it lies now."""
+    def _recover_own(self, ticket: WriteTicket) -> FileStatus:
+        """Recover a file of this holder after a failure, under its current path."""
         status = self._journal.status_of(ticket.file_id)
         if status is None:
             raise UnknownFile(f"{ticket.path} was deleted while it was written")
-        return self.recover_now(status.path, why=RefusalReason.CLOSE, ticket=ticket)
+        return self.recover_now(status.path, reason=RecoveryReason.CLOSE, ticket=ticket)
 
     def recover_now(
         self,
         path: str,
         *,
-        why: RefusalReason,
+        reason: RecoveryReason,
         ticket: WriteTicket | None = None,
         accept_loss: bool = False,
-        told: Callable[[RecoveryProgress], None] = lambda _: None,
+        progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
-        """One attempt to recover a file; its trouble is noted with the file.
-
-        Raises:
-            UnknownFile: there is none.
-            FileHeld: its writer was heard of, and ``why`` respects that.
-            RecoveryInProgress: another attempt has time left.
-            TailUncertain: the volumes do not tell enough.
-            VolumeUnusable: no volume can take the file's end.
-        """
-        begun = self._journal.begin_recovery(path, self._holder, why=why, ticket=ticket)
+        """Try once to recover a file; store the error of a failed attempt with the file."""
+        begun = self._journal.begin_recovery(path, self._holder, reason=reason, ticket=ticket)
         if begun is None:
             return self._journal.status(path)
         try:
-            return recovery.carry_out(begun, self._around, accept_loss=accept_loss, told=told)
+            return recovery.run_recovery(
+                begun, self._context, accept_loss=accept_loss, progress=progress
+            )
         except (UnknownFile, RecoveryInProgress):
             raise
         except (LeaseholdError, OSError) as error:
-            pause_s = monitor.PAUSES.pause_s(begun.attempt, self._rng)
+            pause_s = monitor.RETRY_BACKOFF.pause_s(begun.attempt, self._rng)
             with suppress(LeaseLost, UnknownFile):  # a newer one has begun, or there is no file
                 self._journal.fail_recovery(begun, trouble=str(error), pause_s=pause_s)
             raise
 
 
 _SYNC_THREADS = 16
-_PAUSES = Backoff(base_s=0.05, max_s=2.0)
+_RETRY_BACKOFF = Backoff(base_s=0.05, max_s=2.0)
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -236,8 +221,8 @@ class Namespace:
         helpers: Executor | None = None,
     ) -> None:
         """Made by ``Namespace.open``. ``helpers`` are ended with the namespace."""
-        self._helpers = helpers
-        self._around = around
+        self._sync_threads = helpers
+        self._context = around
         self._journal = around.journal
         self._holder = holder
         self._options = options
@@ -250,7 +235,7 @@ class Namespace:
             clock=clock,
             check_interval_s=options.check_interval.total_seconds(),
         )
-        self._desk = FileOperations(
+        self._operations = FileOperations(
             around,
             holder,
             options=options,
@@ -260,10 +245,10 @@ class Namespace:
         )
         self.monitor = monitor.Monitor(
             around,
-            _named("monitor"),
+            _new_holder("monitor"),
             clock=clock,
             rng=self._rng,
-            every_s=options.monitor_interval.total_seconds(),
+            interval_s=options.monitor_interval.total_seconds(),
             budget_s=options.monitor_budget.total_seconds(),
         )
 
@@ -285,13 +270,13 @@ class Namespace:
 
         ``volumes`` are directories to keep blocks in, usually one for each disk. They are
         remembered: later calls need not name them. ``name`` begins the id of this holder.
-        ``address`` is told to those who find a file held by us. ``hook`` is called around each
-        commit of the journal, for tests.
+        ``address`` is shown to processes that find a file held by this one. ``hook`` is called
+        around each commit of the journal, for tests.
 
         Raises:
             InvalidUrl: the URL names no database that can keep files.
             StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve.
+            StoreUnusable: the store cannot be used.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
             UsageError: there is no volume.
         """
@@ -311,7 +296,7 @@ class Namespace:
         around = RecoveryContext(
             journal=journal, volumes=found, disk=disk, boot_id=uuid.UUID(boot_id()).bytes
         )
-        holder = _named(name, address)
+        holder = _new_holder(name, address)
         namespace = cls(around, holder, options=options, clock=clock, helpers=helpers)
         if run_monitor:
             namespace.monitor.start()
@@ -330,7 +315,7 @@ class Namespace:
     @property
     def volumes(self) -> Sequence[Volume]:
         """All volumes, usable or not."""
-        return self._around.volumes.all()
+        return self._context.volumes.all()
 
     # ------------------------------------------------------------ writing
 
@@ -345,18 +330,18 @@ class Namespace:
         """Begin a new file.
 
         A file at this path whose writer was silent for the soft limit is recovered first.
-        ``overwrite`` replaces whatever file is there, also one that somebody is writing.
+        ``overwrite`` replaces any file at the path, also one that is being written.
 
         Raises:
             FileExists: the path is taken.
-            FileHeld: somebody is writing it: who, since when, and when to ask again.
-            RecoveryInProgress: somebody is recovering it.
+            FileHeld: another holder is writing it; the error has the holder and when to retry.
+            RecoveryInProgress: another process is recovering it.
             VolumeUnusable: no volume can be written.
         """
         check_replication(replication)
         if block_bytes is not None:
             check_block_size(block_bytes)
-        wanted = replication or self._desk.replication
+        wanted = replication or self._operations.replication
 
         def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
             return self._journal.create(
@@ -369,20 +354,20 @@ class Namespace:
                 request=request,
             )
 
-        writer = self._desk.opened(path, wanted, step)
+        writer = self._operations.open_file(path, wanted, step)
         if overwrite:
-            monitor.sweep(self._around)  # the writer of what was there is to hear of it
+            monitor.sweep(self._context)  # so that the writer of the replaced file is refused
         return writer
 
     def append(self, path: str) -> FileWriter:
-        """Go on after the end of a file, in a new block.
+        """Continue after the end of a file, in a new block.
 
         A file whose writer was silent for the soft limit is recovered and taken over.
 
         Raises:
             UnknownFile: there is none.
-            FileHeld: somebody is writing it: who, since when, and when to ask again.
-            RecoveryInProgress: somebody is recovering it.
+            FileHeld: another holder is writing it; the error has the holder and when to retry.
+            RecoveryInProgress: another process is recovering it.
             TailUncertain: it had to be recovered and could not be.
             VolumeUnusable: no volume can be written.
         """
@@ -391,7 +376,7 @@ class Namespace:
         def step(volumes: tuple[str, ...], request: str) -> OpenedFile:
             return self._journal.append(path, self._holder, volumes=volumes, request=request)
 
-        return self._desk.opened(path, wanted, step)
+        return self._operations.open_file(path, wanted, step)
 
     # ----------------------------------------------------------- recovery
 
@@ -403,41 +388,41 @@ class Namespace:
         accept_loss: bool = False,
         progress: Callable[[RecoveryProgress], None] = lambda _: None,
     ) -> FileStatus:
-        """Close a file whoever holds it, and wait until that is done.
+        """Close a file, regardless of its holder, and wait until that is done.
 
-        ``accept_loss`` says that volumes which do not answer are gone for good: the file then ends
-        with what the others have, and be it nothing.
+        ``accept_loss`` treats volumes that do not answer as lost for good: the file then ends with
+        what the others have, which may be nothing.
 
-        No limit is looked at: its writer is shut out. A recovery that somebody else began is
-        waited for, and taken over when it has had its time.
+        No limit applies: its writer is fenced. A recovery that another process began is waited
+        for, and taken over when it has timed out.
 
         Raises:
             UnknownFile: there is none.
             RecoveryInProgress: the time is over and another's attempt still runs.
-            TailUncertain: the time is over and the volumes still do not tell enough.
+            TailUncertain: the time is over and the volumes still do not have enough data.
             VolumeUnusable: the time is over and no volume can take the file's end.
         """
-        limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
-        until = self._clock.boottime_s() + limit_s
+        timeout_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
+        deadline = self._clock.boottime_s() + timeout_s
         for failures in count(1):
             try:
-                return self._desk.recover_now(
-                    path, why=RefusalReason.ASKED, accept_loss=accept_loss, told=progress
+                return self._operations.recover_now(
+                    path, reason=RecoveryReason.ASKED, accept_loss=accept_loss, progress=progress
                 )
             except UnknownFile:
                 raise
             except LeaseholdError as error:
-                if isinstance(error, UsageError) or self._clock.boottime_s() >= until:
+                if isinstance(error, UsageError) or self._clock.boottime_s() >= deadline:
                     raise
-                pause_s = _PAUSES.pause_s(failures, self._rng)
+                pause_s = _RETRY_BACKOFF.pause_s(failures, self._rng)
                 if isinstance(error, RecoveryInProgress):
                     pause_s = min(pause_s, max(error.retry_after_s, 0.01))
                 progress(RecoveryProgress(path=path, step=f"waiting: {error}", attempt=failures))
-                self._closing.wait(min(pause_s, max(0.0, until - self._clock.boottime_s())))
+                self._closing.wait(min(pause_s, max(0.0, deadline - self._clock.boottime_s())))
         raise AssertionError("unreachable")  # pragma: no cover
 
     def is_closed(self, path: str) -> bool:
-        """Whether the file is complete.
+        """Return whether the file is complete.
 
         Raises:
             UnknownFile: there is none.
@@ -447,15 +432,15 @@ class Namespace:
     # ------------------------------------------------------------ reading
 
     def read(self, path: str) -> FileReader:
-        """Open a file for reading, whoever writes it.
+        """Open a file for reading, regardless of its writer.
 
         Raises:
             UnknownFile: there is none.
         """
-        return FileReader(path, self._around)
+        return FileReader(path, self._context)
 
     def status(self, path: str) -> FileStatus:
-        """A file as it is now.
+        """Return a file as it is now.
 
         Raises:
             UnknownFile: there is none.
@@ -465,7 +450,7 @@ class Namespace:
     def list(
         self, prefix: str = "/", *, after: str = "", limit: int = 1000
     ) -> Sequence[FileStatus]:
-        """Files below the directory ``prefix`` by path, from the one after ``after``."""
+        """Return files below the directory ``prefix`` by path, from the one after ``after``."""
         return self._journal.list(prefix, after=after, limit=limit)
 
     def list_open(
@@ -476,7 +461,7 @@ class Namespace:
         after_id: int = 0,
         limit: int = 1000,
     ) -> Sequence[FileStatus]:
-        """Files that are not closed, by id; with ``older_than`` those opened that long ago."""
+        """Return files that are not closed, by id; with ``older_than`` those open for that long."""
         return self._journal.list_open(
             prefix,
             older_than_s=seconds_of(
@@ -489,23 +474,23 @@ class Namespace:
     def changes(
         self, prefix: str = "/", *, after: int | None = None
     ) -> tuple[int, frozenset[str] | None]:
-        """The number of the journal's last line, and the paths with lines after ``after``.
+        """Return the number of the journal's last line, and the paths with lines after ``after``.
 
-        Only those below the directory ``prefix``. None for the paths: they can not be told, since
+        Only those below the directory ``prefix``. None for the paths: not known, since
         ``after`` was not given or is too old. Bytes that are added to a file have no line.
         """
         return self._journal.changes(prefix, after=after)
 
     def holders(self, *, limit: int = 1000) -> Sequence[HolderStatus]:
-        """Who has files open, the most silent first."""
+        """Return the holders with open files, the most silent first."""
         return self._journal.holders(limit=limit)
 
     def history(self, path: str, *, limit: int = 20) -> Sequence[JournalEntry]:
-        """What was done to a file, newest first."""
+        """Return what was done to a file, newest first."""
         return self._journal.history(path, limit=limit)
 
     def refused(self) -> int:
-        """How many steps of former owners were refused, ever."""
+        """Return how many steps of former owners were refused, ever."""
         return self._journal.refused()
 
     def verify(
@@ -516,12 +501,12 @@ class Namespace:
         Raises:
             UnknownFile: there is no such file.
         """
-        return verify(path, self._around, told=progress)
+        return verify(path, self._context, progress=progress)
 
     # ------------------------------------------------------------- paths
 
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        """Rename a file or a directory; return how many files. Writers go on undisturbed.
+        """Rename a file or a directory; return how many files. Writers continue undisturbed.
 
         Raises:
             UnknownFile: there is no such file or directory.
@@ -529,7 +514,7 @@ class Namespace:
         """
         renamed = self._journal.rename(source, target, overwrite=overwrite)
         if overwrite:
-            monitor.sweep(self._around)  # the writer of what was there is to hear of it
+            monitor.sweep(self._context)  # so that the writer of the replaced file is refused
         return renamed
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
@@ -541,7 +526,7 @@ class Namespace:
             FileExists: it is a directory, and ``recursive`` was not given.
         """
         deleted = self._journal.delete(path, recursive=recursive)
-        monitor.sweep(self._around)
+        monitor.sweep(self._context)
         return deleted
 
     # ------------------------------------------------------------- ending
@@ -549,7 +534,7 @@ class Namespace:
     def close(self) -> None:
         """Stop the threads and leave. Files that are still open stay so: close them first.
 
-        Again is harmless.
+        Safe to call twice.
         """
         if self._closing.is_set():
             return
@@ -560,8 +545,8 @@ class Namespace:
             self._journal.leave(self._holder)
         finally:
             self._journal.close()
-            if self._helpers is not None:
-                self._helpers.shutdown()
+            if self._sync_threads is not None:
+                self._sync_threads.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -575,7 +560,7 @@ class Namespace:
         self.close()
 
 
-def _named(name: str, address: str = "") -> FileHolder:
+def _new_holder(name: str, address: str = "") -> FileHolder:
     host = host_name()
     return FileHolder(
         id=holder_id(name, host=host, suffix=new_suffix()),

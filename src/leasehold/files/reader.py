@@ -1,12 +1,9 @@
-"""A file open for reading, whoever writes it meanwhile.
+"""Reading files and blocks, whatever their writer does in the meantime.
 
-The length is always the last one that was acknowledged to the writer; it never shrinks. Every
-piece is compared with its checksum; if it is damaged on one volume it is read from another.
-
-Reading a block: how much of it may be seen, its bytes, and whether they are sound.
-
-Of an open block only what was acknowledged is seen, whatever its writer, a recovery or a power
-cut does meanwhile. Nothing here changes a volume.
+The length of a file is always the last one that was acknowledged to its writer; it never shrinks.
+Every piece is compared with its checksum; if it is damaged on one volume it is read from another.
+Of an open block only what was acknowledged is visible, whatever its writer, a recovery or a power
+cut does. Nothing here changes a volume.
 """
 
 from __future__ import annotations
@@ -32,7 +29,14 @@ from leasehold.files.block_meta import (
     parse,
     parse_header,
 )
-from leasehold.files.fence import evidence_of, examine, fenced_path, frozen_path, look, read_meta
+from leasehold.files.fence import (
+    block_files,
+    evidence_of,
+    examine,
+    fenced_path,
+    frozen_path,
+    read_meta,
+)
 from leasehold.files.model import BlockState, FileState
 
 if TYPE_CHECKING:
@@ -64,16 +68,13 @@ def visible_length(
     boot_id: bytes,
     written_elsewhere: bool = False,
 ) -> int:
-    """How much of a block may be seen: of an open one, what was acknowledged.
+    """Return how much of a block may be seen: of an open one, what was acknowledged.
 
-    ``written_elsewhere``: its writer runs on another machine, whose boot id says nothing here.
+    ``written_elsewhere``: its writer runs on another machine, whose boot id is not comparable.
 
     One volume that answers is enough. If the machine was restarted since the block was written,
     the acknowledged length is not to be trusted: then it is what all volumes have, and if one is
     missing, what was durable.
-
-    Raises:
-        VolumeUnusable: no volume of the block answers.
     """
     if block.state is BlockState.COMPLETE:
         return block.length
@@ -81,7 +82,7 @@ def visible_length(
     unsure = False
     for volume in volumes:
         try:
-            seen = _seen(volume, block, disk=disk)
+            seen = _read_front(volume, block, disk=disk)
         except OSError as error:
             silent.append(f"{volume.id}: {error}")
             continue
@@ -100,18 +101,15 @@ def visible_length(
             f"no volume with block {block.id:#x} answers ({'; '.join(silent)}). Mount or repair "
             "one."
         )
-    return 0  # made in the journal, and on no volume yet
+    return 0  # created in the journal, and on no volume yet
 
 
 def records(
     block: Block, volume: Volume, *, disk: Disk, known: Sequence[BlockRecord] = ()
 ) -> tuple[BlockRecord, ...]:
-    """The data records of a replica after those that are ``known``, under whichever name it has.
+    """Return the data records of a replica after those that are ``known``, under its current name.
 
     Only what is new is read: a block keeps its records, in their order, also in a recovery.
-
-    Raises:
-        OSError: the volume failed.
     """
     path: str | None = volume.meta_path(block.id, block.generation)
     for _ in range(_TRIES):
@@ -120,7 +118,7 @@ def records(
         try:
             fd = disk.open(path)
         except FileNotFoundError:
-            path, _after = _elsewhere(volume, block, disk=disk)
+            path, _after = _renamed_records(volume, block, disk=disk)
             continue
         try:
             at = HEADER_BYTES + RECORD_BYTES * len(known)
@@ -132,16 +130,12 @@ def records(
 
 
 def with_length(block: Block, length: int) -> Block:
-    """The block as a reader sees it that may see this much."""
+    """Return the block as a reader sees it that may see this much."""
     return replace(block, length=length)
 
 
 def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) -> bytes:
-    """Bytes of a replica as they are, fewer only at the end of its file; nothing is compared.
-
-    Raises:
-        OSError: the volume failed.
-    """
+    """Return bytes of a replica, fewer only at the end of its file, without checking them."""
     fd = disk.open(volume.data_path(block.id))
     try:
         return disk.read_at(fd, size, offset)
@@ -150,13 +144,9 @@ def read(block: Block, volume: Volume, offset: int, size: int, *, disk: Disk) ->
 
 
 def map_block(block: Block, volume: Volume, length: int) -> memoryview:
-    """The first ``length`` bytes of a replica, in place: nothing is copied or compared.
+    """Return the first ``length`` bytes of a replica, in place: nothing is copied or compared.
 
-    They stay valid while the view lives, since nobody cuts a block below what may be seen.
-
-    Raises:
-        DataDamaged: the replica is shorter.
-        OSError: the volume failed.
+    They stay valid while the view lives, since a block is never cut below what is visible.
     """
     if length == 0:
         return memoryview(b"")
@@ -174,7 +164,7 @@ def map_block(block: Block, volume: Volume, length: int) -> memoryview:
 
 
 def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
-    """How many bytes lie after the end of a complete block; no fault, nobody reads them."""
+    """Return how many bytes follow the end of a complete block; they are never read."""
     fd = disk.open(volume.data_path(block.id))
     try:
         return max(0, disk.size(fd) - block.length)
@@ -183,11 +173,7 @@ def trailing_bytes(block: Block, volume: Volume, *, disk: Disk) -> int:
 
 
 def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
-    """What is wrong with the replica of a complete block; nothing if every bit is right.
-
-    Raises:
-        OSError: the volume failed, for another reason than that a file is missing.
-    """
+    """Return what is wrong with the replica of a complete block; nothing if every bit is right."""
     path = volume.meta_path(block.id, block.generation)
     try:
         fd = disk.open(path)
@@ -212,8 +198,8 @@ def verify(block: Block, volume: Volume, *, disk: Disk) -> list[str]:
     return faults
 
 
-def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
-    """Read the header, then look whether the name is still there; if not, find the new one."""
+def _read_front(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
+    """Read the header, then check that the name still exists; if not, find the new one."""
     path: str | None = volume.meta_path(block.id, block.generation)
     after = False
     seen = None
@@ -223,7 +209,7 @@ def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
         try:
             fd = disk.open(path)
         except FileNotFoundError:
-            path, after = _elsewhere(volume, block, disk=disk)
+            path, after = _renamed_records(volume, block, disk=disk)
             continue
         try:
             front = disk.read_at(fd, HEADER_BYTES, 0)
@@ -232,17 +218,17 @@ def _seen(volume: Volume, block: Block, *, disk: Disk) -> _SeenHeader | None:
         if disk.exists(path):
             seen = _SeenHeader(header=parse_header(front), after=after)
             if seen.header is not None and seen.header.acknowledged is not None:
-                break  # else the writer may be at it in this moment: once more
+                break  # otherwise the writer may be changing it right now: try again
     return seen
 
 
-def _elsewhere(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None, bool]:
-    """Where the records of a block are that lost their name; and if they are the recovered ones.
+def _renamed_records(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None, bool]:
+    """Return the new path of a renamed meta file, and whether it is the recovered one.
 
     A frozen copy is there until the recovery is committed and tidied. Where there is none, a
     later generation is the one in the journal.
     """
-    found = look(volume, block, disk=disk)
+    found = block_files(volume, block, disk=disk)
     if found.meta:
         return volume.meta_path(block.id, block.generation), False
     if found.fenced:  # the copy is not finished yet
@@ -254,7 +240,7 @@ def _elsewhere(volume: Volume, block: Block, *, disk: Disk) -> tuple[str | None,
     return None, False
 
 
-def _parsed(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
+def _read_records(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None:
     path: str | None = volume.meta_path(block.id, block.generation)
     for _ in range(_TRIES):
         if path is None:
@@ -262,7 +248,7 @@ def _parsed(volume: Volume, block: Block, *, disk: Disk) -> ParsedRecords | None
         try:
             return read_meta(path, block_id=block.id, disk=disk)
         except FileNotFoundError:
-            path, _after = _elsewhere(volume, block, disk=disk)
+            path, _after = _renamed_records(volume, block, disk=disk)
     return None
 
 
@@ -271,7 +257,7 @@ def _after_restart(block: Block, volumes: Sequence[Volume], *, disk: Disk) -> in
     durable = 0
     for volume in volumes:
         try:
-            evidence = evidence_of(volume, _parsed(volume, block, disk=disk))
+            evidence = evidence_of(volume, _read_records(volume, block, disk=disk))
             answer = examine(volume, block, evidence, disk=disk)
         except OSError:
             continue
@@ -351,18 +337,18 @@ class FileReader:
     """Made by ``Namespace.read``. Not to be shared between threads."""
 
     def __init__(self, path: str, around: RecoveryContext) -> None:
-        """Look at the file.
+        """Read the status and the blocks of the file.
 
         Raises:
             UnknownFile: there is none.
         """
-        self._around = around
+        self._context = around
         self._position = 0
         self._records: dict[tuple[int, str], tuple[block_meta.BlockRecord, ...]] = {}
-        self._known = 0
+        self._length = 0
         self._status, self._blocks = around.journal.view(path)
         self._file_id = self._status.id
-        self._look()
+        self._read_length()
 
     @property
     def path(self) -> str:
@@ -377,7 +363,7 @@ class FileReader:
     @property
     def length(self) -> int:
         """The acknowledged length at the last ``refresh``."""
-        return self._known
+        return self._length
 
     @property
     def blocks(self) -> Sequence[Block]:
@@ -385,18 +371,18 @@ class FileReader:
         return self._blocks
 
     def refresh(self) -> int:
-        """Look again; return the length. A file that is closed does not change any more.
+        """Read the status again; return the length. A file that is closed no longer changes.
 
         Raises:
             UnknownFile: it was deleted.
         """
         if self._status.state is not FileState.CLOSED:
-            self._status, self._blocks = self._around.journal.view_of(self._file_id)
-            self._look()
-        return self._known
+            self._status, self._blocks = self._context.journal.view_of(self._file_id)
+            self._read_length()
+        return self._length
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``, fewer only at the end.
+        """Return up to ``size`` bytes from ``offset``, fewer only at the end.
 
         Raises:
             DataDamaged: no volume has these bytes with the right checksum.
@@ -404,26 +390,26 @@ class FileReader:
         """
         if offset < 0 or size < 0:
             raise UsageError(f"offset and size must not be negative, not {offset} and {size}")
-        end = min(offset + size, self._known)
+        end = min(offset + size, self._length)
         out = bytearray()
         while offset < end:
             block = self._block_at(offset)
             part_end = min(end, block.start + block.length)
-            part = self._part(block, offset - block.start, part_end - block.start)
+            part = self._read_part(block, offset - block.start, part_end - block.start)
             out += part
             offset += len(part)
         return bytes(out)
 
     def read(self, size: int = -1) -> bytes:
-        """The next ``size`` bytes, or all that is left."""
-        size = self._known - self._position if size < 0 else size
+        """Return the next ``size`` bytes, or all that is left."""
+        size = self._length - self._position if size < 0 else size
         data = self.read_at(self._position, max(size, 0))
         self._position += len(data)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place, as in any file."""
-        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._known}
+        """Set the position, as in any file."""
+        bases = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}
         if whence not in bases:
             raise UsageError(f"whence is {whence!r} and must be 0, 1 or 2, as in any file")
         base = bases[whence]
@@ -433,58 +419,58 @@ class FileReader:
         return self._position
 
     def tell(self) -> int:
-        """The place of the next ``read``."""
+        """Return the position of the next ``read``."""
         return self._position
 
     def chunks(self, size: int = _CHUNK_BYTES) -> Iterator[bytes]:
-        """All from here to the acknowledged end, piece by piece."""
+        """Yield all from here to the acknowledged end, piece by piece."""
         while data := self.read(size):
             yield data
 
-    def _look(self) -> None:
+    def _read_length(self) -> None:
         """Give an open block the length that was acknowledged; it never shrinks."""
         length = sum(block.length for block in self._blocks if block.state is BlockState.COMPLETE)
         if self._blocks and self._blocks[-1].state is BlockState.OPEN:
             last = self._blocks[-1]
-            volumes = [self._around.volumes.get(each) for each in last.volumes]
+            volumes = [self._context.volumes.get(each) for each in last.volumes]
             visible = visible_length(
                 last,
                 volumes,
-                disk=self._around.disk,
-                boot_id=self._around.boot_id,
+                disk=self._context.disk,
+                boot_id=self._context.boot_id,
                 written_elsewhere=self._status.host not in {"", host_name()},
             )
-            visible = max(visible, self._known - last.start)
+            visible = max(visible, self._length - last.start)
             self._blocks = (*self._blocks[:-1], with_length(last, visible))
             length = last.start + visible
-        self._known = max(length, 0)
+        self._length = max(length, 0)
 
     def _block_at(self, offset: int) -> Block:
         at = bisect.bisect_right(self._blocks, offset, key=lambda block: block.start)
         return self._blocks[at - 1]
 
-    def _part(self, block: Block, start: int, end: int) -> bytes:
-        """The next bytes from the first volume that has them sound; all, or some of them."""
+    def _read_part(self, block: Block, start: int, end: int) -> bytes:
+        """Return the next bytes from the first volume that has them sound; all, or some of them."""
         damaged: list[str] = []
-        away: list[str] = []
+        unreachable: list[str] = []
         for volume_id in block.volumes:
             try:
-                volume = self._around.volumes.readable(volume_id)
+                volume = self._context.volumes.readable(volume_id)
                 found = self._checked(block, volume, start, end)
             except DataDamaged as error:
                 damaged.append(str(error))
             except (OSError, VolumeUnusable) as error:
-                away.append(f"{volume_id}: {error}")
+                unreachable.append(f"{volume_id}: {error}")
             else:
-                if damaged or away:
+                if damaged or unreachable:
                     log.warning(
                         "%s was read from volume %s: %s",
                         self.path,
                         volume_id,
-                        "; ".join(damaged + away),
+                        "; ".join(damaged + unreachable),
                     )
                 return found
-        if damaged and not away:
+        if damaged and not unreachable:
             raise DataDamaged(
                 f"{self.path}: from byte {block.start + start} on it is damaged on every volume "
                 f"({'; '.join(damaged)}): verify the file, and restore it from elsewhere"
@@ -492,20 +478,22 @@ class FileReader:
         if damaged:
             raise VolumeUnusable(
                 f"{self.path}: from byte {block.start + start} on it is damaged where it can be "
-                f"read ({'; '.join(damaged)}), and not every copy can be ({'; '.join(away)}): "
-                "bring that volume back"
+                f"read ({'; '.join(damaged)}), and not every copy can be "
+                f"({'; '.join(unreachable)}): bring that volume back"
             )
-        raise VolumeUnusable(f"{self.path} can not be read from any volume: {'; '.join(away)}")
+        raise VolumeUnusable(
+            f"{self.path} can not be read from any volume: {'; '.join(unreachable)}"
+        )
 
     def _checked(self, block: Block, volume: Volume, start: int, end: int) -> bytes:
-        """The bytes from whole pieces, each compared with its checksum; those before damage."""
+        """Return the bytes before any damage, each piece compared with its checksum."""
         records = self._records_of(block, volume, end)
         first = bisect.bisect_right(records, start, key=lambda record: record.end)
         out = bytearray()
         at = records[first - 1].end if first else 0
         skip = start - at
         for record in records[first:]:
-            piece = read(block, volume, at, record.end - at, disk=self._around.disk)
+            piece = read(block, volume, at, record.end - at, disk=self._context.disk)
             if len(piece) != record.end - at or crc32c(piece) != record.crc:
                 if len(out) > skip:
                     break  # the rest may be sound on another volume
@@ -524,7 +512,7 @@ class FileReader:
         key = (block.id, volume.id)
         known = self._records.get(key, ())
         if not known or known[-1].end < end:
-            known += records(block, volume, disk=self._around.disk, known=known)
+            known += records(block, volume, disk=self._context.disk, known=known)
             if not known or known[-1].end < end:
                 raise DataDamaged(
                     f"volume {volume.id}, block {block.id:#x}: its records end before {end}"

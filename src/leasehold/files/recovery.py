@@ -33,7 +33,7 @@ log = logging.getLogger("leasehold.files")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryProgress:
-    """How far a recovery is: told to whoever waits for it."""
+    """The progress of a recovery, for the caller that waits for it."""
 
     path: str
     step: str
@@ -51,48 +51,43 @@ class RecoveryContext:
     boot_id: bytes
 
 
-def carry_out(
+def run_recovery(
     recovery: FileRecovery,
-    around: RecoveryContext,
+    context: RecoveryContext,
     *,
     accept_loss: bool = False,
-    told: Callable[[RecoveryProgress], None] = lambda _: None,
+    progress: Callable[[RecoveryProgress], None] = lambda _: None,
 ) -> FileStatus:
     """Bring the file to its end and close it.
 
-    ``accept_loss`` is an operator's word that volumes which do not answer are gone for good.
-
-    Raises:
-        TailUncertain: the volumes that answered do not tell enough; nothing was dropped.
-        VolumeUnusable: no volume could take the end of the file.
-        RecoveryInProgress: a newer recovery has overtaken this one.
-        FencedWrite: the same, noticed by the journal.
-        UnknownFile: the file was deleted meanwhile.
+    ``accept_loss``: an operator has decided that volumes which do not answer are lost for good.
     """
     block = recovery.block
     if block is None:
-        return around.journal.commit_recovery(recovery, None)
+        return context.journal.commit_recovery(recovery, None)
 
-    def tell(step: str, bytes_read: int = 0) -> None:
-        told(
+    def report(step: str, bytes_read: int = 0) -> None:
+        progress(
             RecoveryProgress(
                 path=recovery.path, step=step, attempt=recovery.attempt, bytes_read=bytes_read
             )
         )
 
-    tell(f"asking {len(block.volumes)} volumes")
-    evidence, answers, read = _asked(recovery, block, around)
-    tell("agreeing on the length", read)
+    report(f"asking {len(block.volumes)} volumes")
+    evidence, answers, read = _fence_replicas(recovery, block, context)
+    report("agreeing on the length", read)
     agreement = agree(block.volumes, answers, accept_loss=accept_loss)
     if not agreement.length:
-        status = around.journal.commit_recovery(recovery, None)
+        status = context.journal.commit_recovery(recovery, None)
     else:
-        tell(f"sealing at {agreement.length:,} bytes", read)
+        report(f"sealing at {agreement.length:,} bytes", read)
         source = evidence[agreement.volumes[0]]
-        sealed = _sealed(recovery, block, agreement.length, agreement.volumes, source, around)
-        status = around.journal.commit_recovery(recovery, sealed)
-    _tidied(recovery, block, agreement.length, agreement.volumes, around)
-    tell("closed", read)
+        sealed = _seal_replicas(
+            recovery, block, agreement.length, agreement.volumes, source, context
+        )
+        status = context.journal.commit_recovery(recovery, sealed)
+    _tidy_replicas(recovery, block, agreement.length, agreement.volumes, context)
+    report("closed", read)
     log.info(
         "recovered %s at %d bytes (epoch %d, was held by %s)",
         status.path,
@@ -103,20 +98,20 @@ def carry_out(
     return status
 
 
-def _asked(
-    recovery: FileRecovery, block: Block, around: RecoveryContext
+def _fence_replicas(
+    recovery: FileRecovery, block: Block, context: RecoveryContext
 ) -> tuple[Mapping[str, FenceEvidence], Mapping[str, ReplicaAnswer], int]:
-    """Fence every replica and ask for its state. Who does not answer is left out."""
+    """Fence and examine every replica; skip volumes that do not answer."""
     evidence: dict[str, FenceEvidence] = {}
     answers: dict[str, ReplicaAnswer] = {}
     read = 0
     for volume_id in block.volumes:
         try:
-            volume = around.volumes.usable(volume_id)
-            found = fence(volume, block, recovery.id, disk=around.disk)
-            answer = examine(volume, block, found, disk=around.disk)
+            volume = context.volumes.usable(volume_id)
+            found = fence(volume, block, recovery.id, disk=context.disk)
+            answer = examine(volume, block, found, disk=context.disk)
         except Superseded as error:
-            raise _overtaken(recovery, around, error) from error
+            raise _overtaken(recovery, context, error) from error
         except (OSError, VolumeUnusable) as error:
             log.warning("%s: volume %s does not answer: %s", recovery.path, volume_id, error)
             continue
@@ -125,63 +120,63 @@ def _asked(
     return evidence, answers, read
 
 
-def _sealed(
+def _seal_replicas(
     recovery: FileRecovery,
     block: Block,
     length: int,
     volume_ids: tuple[str, ...],
     source: FenceEvidence,
-    around: RecoveryContext,
+    context: RecoveryContext,
 ) -> SealedBlock:
     """Give each volume that takes part the same records and the seal; one is enough."""
     done: list[str] = []
-    troubles: list[str] = []
+    errors: list[str] = []
     checksum = 0
     for volume_id in volume_ids:
         try:
             checksum = sealing.seal(
-                around.volumes.usable(volume_id),
+                context.volumes.usable(volume_id),
                 block,
                 recovery.id,
                 source.records,
                 length,
-                boot_id=around.boot_id,
-                disk=around.disk,
+                boot_id=context.boot_id,
+                disk=context.disk,
             )
         except Superseded as error:
-            raise _overtaken(recovery, around, error) from error
+            raise _overtaken(recovery, context, error) from error
         except (OSError, VolumeUnusable) as error:
-            troubles.append(f"{volume_id}: {error}")
+            errors.append(f"{volume_id}: {error}")
         else:
             done.append(volume_id)
     if not done:
         raise VolumeUnusable(
-            f"{recovery.path} could not be sealed on any volume ({'; '.join(troubles)}): nothing "
+            f"{recovery.path} could not be sealed on any volume ({'; '.join(errors)}): nothing "
             "is lost; make room or repair a volume and recover again"
         )
     return SealedBlock(block_id=block.id, length=length, checksum=checksum, volumes=tuple(done))
 
 
 def _overtaken(
-    recovery: FileRecovery, around: RecoveryContext, error: Superseded
+    recovery: FileRecovery, context: RecoveryContext, error: Superseded
 ) -> RecoveryInProgress:
     return RecoveryInProgress(
         f"{recovery.path}: {error}",
         path=recovery.path,
         attempt=recovery.attempt,
-        retry_after_s=around.journal.limits.attempt_s,
+        retry_after_s=context.journal.limits.attempt_s,
     )
 
 
-def _tidied(
+def _tidy_replicas(
     recovery: FileRecovery,
     block: Block,
     length: int,
     volume_ids: tuple[str, ...],
-    around: RecoveryContext,
+    context: RecoveryContext,
 ) -> None:
-    """Remove what is not needed any more. What fails here takes room and does no other harm."""
+    """Remove what is no longer needed. A failure here only wastes space."""
     for volume_id in volume_ids:
         with suppress(OSError, VolumeUnusable):
-            volume = around.volumes.usable(volume_id)
-            sealing.tidy(volume, block, recovery.id, length, disk=around.disk)
+            volume = context.volumes.usable(volume_id)
+            sealing.tidy(volume, block, recovery.id, length, disk=context.disk)

@@ -1,11 +1,10 @@
 """Keeps a holder's lease alive while it has files open: one call for all of them.
 
-Its thread begins with the first file and ends some looks after the last one.
-
-It looks every second and renews at half the soft limit. Trouble with the store is tried again at
-the next look. A holder that could not renew for the hard limit gives its files up: by then the
-monitor may have recovered them, and its writers should hear of that from us and not from a
-volume. Before that they go on: it is the fence on the volumes that makes them safe, not time.
+The thread starts with the first file and ends some rounds after the last one. It runs every
+``check_interval`` and renews at half the soft limit. A failure of the store is retried in the next
+round. A holder that could not renew for the hard limit gives its files up: by then the monitor may
+have recovered them, and its writers get a clear error. Before that they continue: the fence on the
+volumes makes them safe, not time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leasehold.files")
 
 _MARGIN = 0.05  # a clock may run slow by this much
-_IDLE_LOOKS = 10  # a program that writes many small files one by one keeps its thread
+_IDLE_ROUNDS = 10  # a program that writes many small files one by one keeps its thread
 
 
 class Renewer:
@@ -34,14 +33,13 @@ class Renewer:
     def __init__(
         self, journal: Journal, holder: FileHolder, *, clock: Clock, check_interval_s: float
     ) -> None:
-        """Start nothing yet: the first file does."""
         self._journal = journal
         self._holder = holder
         self._clock = clock
         self._check_interval_s = check_interval_s
         self._lock = threading.Lock()
         self._writers: set[FileWriter] = set()
-        self._heard_at = 0.0
+        self._renewed_at = 0.0
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
 
@@ -50,10 +48,10 @@ class Renewer:
         """How many files this holder has open."""
         return len(self._writers)
 
-    def add(self, writer: FileWriter, *, heard_at: float) -> None:
-        """Keep this file too. Opening it renewed the lease at ``heard_at`` at the earliest."""
+    def add(self, writer: FileWriter, *, renewed_at: float) -> None:
+        """Keep this file too. Opening it renewed the lease at ``renewed_at`` at the earliest."""
         with self._lock:
-            self._heard_at = max(self._heard_at, heard_at) if self._writers else heard_at
+            self._renewed_at = max(self._renewed_at, renewed_at) if self._writers else renewed_at
             self._writers.add(writer)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -66,26 +64,26 @@ class Renewer:
         with self._lock:
             self._writers.discard(writer)
 
-    def look(self) -> bool:
-        """Renew if it is time; say whether it was done. Close what could not be closed before."""
-        renewed = self._renewed()
+    def run_once(self) -> bool:
+        """Renew if it is due and return whether it was; retry closes that failed before."""
+        renewed = self._renew_if_due()
         with self._lock:
             unclosed = [writer for writer in self._writers if writer.wants_close]
         for writer in unclosed:
             writer.close_quietly()
         return renewed
 
-    def _renewed(self) -> bool:
+    def _renew_if_due(self) -> bool:
         now, limits = self._clock.boottime_s(), self._journal.limits
         with self._lock:
-            silent_s = now - self._heard_at
+            silent_s = now - self._renewed_at
             writers = tuple(self._writers)
         if not writers or silent_s < limits.soft_s / 2:
             return False
         try:
             self._journal.renew(self._holder)
         except LeaseLost:
-            # Everything was taken over. Each writer hears of it, with the details, when it writes.
+            # Everything was taken over. Each writer gets the details when it writes.
             log.warning("the lease of %s is gone", self._holder.id)
             return False
         except StoreError as error:
@@ -94,7 +92,7 @@ class Renewer:
                 self._give_up(writers, silent_s)
             return False
         with self._lock:
-            self._heard_at = max(self._heard_at, now)
+            self._renewed_at = max(self._renewed_at, now)
         return True
 
     def close(self) -> None:
@@ -112,12 +110,12 @@ class Renewer:
         idle = 0
         while not self._stop.wait(self._check_interval_s):
             try:
-                self.look()
-            except Exception:  # a bug of ours must not end the one that keeps all files
+                self.run_once()
+            except Exception:  # a bug of Leasehold's must not end the one that keeps all files
                 log.exception("the renewer could not look")
             with self._lock:
                 idle = 0 if self._writers else idle + 1
-                if idle > _IDLE_LOOKS:
+                if idle > _IDLE_ROUNDS:
                     self._thread = None
                     return
 

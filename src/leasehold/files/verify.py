@@ -27,19 +27,16 @@ class Fault:
 
 def verify(
     path: str,
-    around: RecoveryContext,
+    context: RecoveryContext,
     *,
-    told: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Sequence[Fault]:
-    """What is wrong with a file; nothing if all its replicas are whole.
+    """Return what is wrong with a file; nothing if all its replicas are whole.
 
-    ``told`` hears how many bytes were compared since it was last told. The open block of a file
-    that is being written is left out: it has no end yet.
-
-    Raises:
-        UnknownFile: there is no such file.
+    ``progress`` gets the number of bytes compared since its last call. The open block of a file
+    that is being written is skipped: it has no end yet.
     """
-    status, blocks = around.journal.view(path)
+    status, blocks = context.journal.view(path)
     found: list[Fault] = []
     for block in blocks:
         if block.state is not BlockState.COMPLETE:
@@ -47,10 +44,10 @@ def verify(
         for volume_id in block.volumes:
             found += (
                 Fault(path=status.path, volume=volume_id, what=what)
-                for what in _faults(block, volume_id, around)
+                for what in _faults(block, volume_id, context)
             )
-            told(block.length)
-        if len(block.volumes) < min(status.replication, len(around.volumes)):
+            progress(block.length)
+        if len(block.volumes) < min(status.replication, len(context.volumes)):
             found.append(
                 Fault(
                     path=status.path,
@@ -62,9 +59,9 @@ def verify(
     return found
 
 
-def _faults(block: Block, volume_id: str, around: RecoveryContext) -> Sequence[str]:
+def _faults(block: Block, volume_id: str, context: RecoveryContext) -> Sequence[str]:
     try:
-        volume = around.volumes.readable(volume_id)
-        return reader.verify(block, volume, disk=around.disk)
+        volume = context.volumes.readable(volume_id)
+        return reader.verify(block, volume, disk=context.disk)
     except (OSError, VolumeUnusable) as error:
         return [f"block {block.id:#x} can not be read: {error}"]

@@ -1,13 +1,11 @@
-"""The volumes of a namespace: which there are, which can be used, which get the next block.
+"""The volumes of a namespace: which exist, which can be used, which get the next block.
 
-A volume is known to the journal by its id and its path. One that is missing is never made anew at
-its old path: the empty mount point of a disk that is away looks just like a fresh directory.
+A volume is one directory, usually one disk, with an identity file. It is used only if that file
+names the expected volume and namespace. So an empty mount point, or another disk mounted in its
+place, is found before a byte is written. A directory that holds something else is never touched.
 
-A volume: one directory, usually one disk, that says itself whose it is.
-
-A directory is used only if its identity file names the volume and the namespace that are
-expected. An empty mount point, or another disk mounted in its place, is found before a byte is
-written. A directory that holds something else is never touched.
+The journal knows each volume by its id and path. A missing one is never recreated at its old path:
+the empty mount point of a disk that is away looks just like a new directory.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _DIRECTORIES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeIdentity:
-    """What a directory says about itself."""
+    """The contents of an identity file."""
 
     namespace: str
     volume: str
@@ -67,12 +65,7 @@ class Volume:
 
     @classmethod
     def make(cls, root: Path | str, *, disk: Disk, namespace: str, id: str) -> Volume:  # noqa: A002
-        """Prepare a directory; it is durable when this returns, and doing it again is harmless.
-
-        Raises:
-            VolumeUnusable: the directory is another volume, or holds something else.
-            OSError: it can not be written.
-        """
+        """Prepare a directory, durably. Safe to repeat."""
         volume = cls(id, root, disk, namespace=namespace)
         disk.make_directory(volume.root, what="volume")
         found = cls.found(root, disk=disk)
@@ -88,12 +81,7 @@ class Volume:
 
     @classmethod
     def found(cls, root: Path | str, *, disk: Disk) -> VolumeIdentity | None:
-        """What the directory says it is; None if it says nothing.
-
-        Raises:
-            VolumeUnusable: it says something that can not be understood.
-            OSError: it can not be read.
-        """
+        """Return the identity of the directory; None if it has none."""
         try:
             fd = disk.open(f"{os.fspath(root)}/{_IDENTITY}")
         except FileNotFoundError:
@@ -103,11 +91,11 @@ class Volume:
         finally:
             disk.close(fd)
         try:
-            said = json.loads(raw)
+            fields = json.loads(raw)
             identity = VolumeIdentity(
-                namespace=str(said["namespace"]),
-                volume=str(said["volume"]),
-                format=int(said["format"]),
+                namespace=str(fields["namespace"]),
+                volume=str(fields["volume"]),
+                format=int(fields["format"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise VolumeUnusable(
@@ -122,11 +110,7 @@ class Volume:
         return identity
 
     def check(self, *, write: bool = True) -> None:
-        """Return if the directory is this volume and, with ``write``, can be written.
-
-        Raises:
-            VolumeUnusable: it is gone, another volume is in its place, or it can not be written.
-        """
+        """Return if the directory is this volume and, with ``write``, can be written."""
         try:
             found = self.found(self.root, disk=self.disk)
             if found is not None and self._is(found):
@@ -149,19 +133,19 @@ class Volume:
         )
 
     def directory(self, block_id: int) -> str:
-        """Where the files of a block are."""
+        """Return where the files of a block are."""
         return f"{self._blocks}/{block_id & 0xFF:02x}"
 
     def data_path(self, block_id: int) -> str:
-        """The bytes of a block."""
+        """Return the bytes of a block."""
         return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}.data"
 
     def meta_path(self, block_id: int, generation: int) -> str:
-        """The records of a block, under one generation."""
+        """Return the records of a block, under one generation."""
         return f"{self._blocks}/{block_id & 0xFF:02x}/{block_id:016x}-{generation:016x}.meta"
 
     def free_bytes(self) -> int:
-        """How much room is left; raises ``OSError``."""
+        """Return the free bytes; raise ``OSError`` if the volume fails."""
         return self.disk.free_bytes(self.root)
 
     def _is(self, found: VolumeIdentity) -> bool:
@@ -189,17 +173,17 @@ class Volume:
         for number in range(_DIRECTORIES):
             disk.make_directory(f"{self._blocks}/{number:02x}", what="volume")
         disk.sync_directory(self._blocks, what="volume")
-        said = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
+        fields = {"format": FORMAT, "namespace": self.namespace, "volume": self.id}
         aside = f"{self.root}/{_ASIDE}.{self.id}"
         disk.unlink(aside, what="volume")
         fd = disk.create(aside, what="volume")
         try:
-            disk.write_at(fd, json.dumps(said).encode() + b"\n", 0, what="volume")
+            disk.write_at(fd, json.dumps(fields).encode() + b"\n", 0, what="volume")
             for error in disk.sync([fd], what="volume").values():
                 raise error
         finally:
             disk.close(fd)
-        # A link and no rename: of two that make it at once, the second must not replace the first.
+        # A link, not a rename: of two concurrent makers, the second must not replace the first.
         disk.link(aside, f"{self.root}/{_IDENTITY}", what="volume")
         disk.unlink(aside, what="volume")
         disk.sync_directory(self.root, what="volume")
@@ -209,20 +193,19 @@ class Volume:
 log = logging.getLogger("leasehold.files")
 
 DEFAULT_REPLICATION = 3
-# For so long a volume that was found usable gets new blocks without another look. One that fails
-# meanwhile is dropped from the block by its writer.
-_TRUSTED_S = 1.0
+# For this long a volume that was found usable gets new blocks without another check. One that fails
+# in the meantime is dropped from the block by its writer.
+_RECHECK_INTERVAL_S = 1.0
 
 
 class Volumes:
     """All volumes by id. Safe to use from several threads: it is only ever added to."""
 
     def __init__(self, known: Iterable[Volume], *, clock: Clock) -> None:
-        """Over volumes that the journal knows."""
         self._by_id = {volume.id: volume for volume in known}
         self._clock = clock
-        self._looked_at: dict[str, float] = {}
-        self._news: Callable[[], Iterable[Volume]] = tuple
+        self._checked_at: dict[str, float] = {}
+        self._list_volumes: Callable[[], Iterable[Volume]] = tuple
 
     @classmethod
     def opened(
@@ -234,18 +217,13 @@ class Volumes:
         clock: Clock,
         new_id: Callable[[], str],
     ) -> Volumes:
-        """The volumes the journal knows, and those at ``roots``, made and registered if new.
-
-        Raises:
-            VolumeUnusable: a root is no empty directory and no volume of this namespace.
-            UsageError: there is no volume at all.
-        """
+        """Open the volumes of the journal and those at ``roots``, made and registered if new."""
         namespace, known = journal.namespace_id(new_id=new_id()), journal.volumes()
         at_path = {path: id_ for id_, path in known.items()}
         for root in roots:
             path = str(Path(root).absolute())
             if path not in at_path:
-                volume_id = _admitted(path, disk=disk, namespace=namespace, new_id=new_id)
+                volume_id = _volume_id_at(path, disk=disk, namespace=namespace, new_id=new_id)
                 journal.register_volume(volume_id, path)
                 known[volume_id] = path
         if not known:
@@ -259,92 +237,80 @@ class Volumes:
             return [Volume(id_, path, disk, namespace=namespace) for id_, path in now]
 
         volumes = cls(listed(), clock=clock)
-        volumes._news = listed
+        volumes._list_volumes = listed
         return volumes
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def all(self) -> Sequence[Volume]:
-        """Every volume, usable or not."""
+        """Return every volume, usable or not."""
         return tuple(self._by_id.values())
 
     def get(self, volume_id: str) -> Volume:
-        """The volume with this id.
-
-        Raises:
-            VolumeUnusable: this namespace has none.
-        """
-        if volume_id not in self._by_id:  # another process has added it since we looked
-            self._by_id = {volume.id: volume for volume in self._news()} | self._by_id
+        """Return the volume with this id."""
+        if volume_id not in self._by_id:  # another process has added it in the meantime
+            self._by_id = {volume.id: volume for volume in self._list_volumes()} | self._by_id
         try:
             return self._by_id[volume_id]
         except KeyError:
             raise VolumeUnusable(f"the journal knows no volume {volume_id}") from None
 
     def readable(self, volume_id: str) -> Volume:
-        """The volume with this id, looked at just now: it is the right one.
-
-        Raises:
-            VolumeUnusable: it is not there; the message says why.
-        """
+        """Return the volume with this id, after a check that it is the right one."""
         volume = self.get(volume_id)
         volume.check(write=False)
         return volume
 
     def usable(self, volume_id: str) -> Volume:
-        """The volume with this id, looked at just now: it can be written.
-
-        Raises:
-            VolumeUnusable: it can not serve; the message says why.
-        """
+        """Return the volume with this id, after a check that it can be written."""
         volume = self.get(volume_id)
         volume.check()
         return volume
 
-    def chosen(self, *, replication: int, least: int, turn: int) -> tuple[Volume, ...]:
-        """Volumes for a new block: each gets its turn, and those that can not serve are left out.
-
-        Raises:
-            VolumeUnusable: fewer than ``least`` of them can serve.
-        """
+    def choose(self, *, replication: int, min_volumes: int, turn: int) -> tuple[Volume, ...]:
+        """Choose volumes for a new block in turn; skip those that cannot be used."""
         ordered = sorted(self._by_id.values(), key=lambda volume: volume.id)
         first = turn % len(ordered)
         found: list[Volume] = []
-        troubles: list[str] = []
+        errors: list[str] = []
         for volume in ordered[first:] + ordered[:first]:
             if len(found) == replication:
                 break
             try:
-                self._look_at(volume)
+                self._check_unless_recent(volume)
             except VolumeUnusable as error:
-                troubles.append(str(error))
+                errors.append(str(error))
             else:
                 found.append(volume)
-        if len(found) < least:
+        if len(found) < min_volumes:
             raise VolumeUnusable(
-                f"{len(found)} of {len(ordered)} volumes can be used and {least} are needed: "
-                f"{'; '.join(troubles) or 'add volumes, or ask for fewer replicas'}"
+                f"{len(found)} of {len(ordered)} volumes can be used and {min_volumes} are needed: "
+                f"{'; '.join(errors) or 'add volumes, or ask for fewer replicas'}"
             )
-        if len(found) < replication and troubles:
+        if len(found) < replication and errors:
             log.warning(
                 "a block is begun on %d of %d volumes: %s",
                 len(found),
                 replication,
-                "; ".join(troubles),
+                "; ".join(errors),
             )
         return tuple(found)
 
-    def _look_at(self, volume: Volume) -> None:
+    def _check_unless_recent(self, volume: Volume) -> None:
         now = self._clock.boottime_s()
-        if not 0 <= now - self._looked_at.get(volume.id, -_TRUSTED_S) < _TRUSTED_S:
-            self._looked_at.pop(volume.id, None)
+        if (
+            not 0
+            <= now - self._checked_at.get(volume.id, -_RECHECK_INTERVAL_S)
+            < _RECHECK_INTERVAL_S
+        ):
+            self._checked_at.pop(volume.id, None)
             volume.check()
-            self._looked_at[volume.id] = now
+            self._checked_at[volume.id] = now
 
 
-def _admitted(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str]) -> str:
-    """The id of the volume at ``path``, made if there is none."""
+def _volume_id_at(path: str, *, disk: Disk, namespace: str, new_id: Callable[[], str]) -> str:
+    """Return the id of the volume at ``path``, made if there is none."""
     identity = _found(path, disk)
     if identity is None:
         volume_id = new_id()

@@ -5,7 +5,7 @@ Guarantees:
 * ``flush``: what was written before is on every volume of the block, and any reader sees it.
 * ``sync``: the same, and it survives a power cut.
 * ``close``: the same, and the file is complete; it never changes again under this name unless
-  somebody appends to it or replaces it.
+  a process appends to it or replaces it.
 * When the file was taken over, the next ``write``, ``flush``, ``sync`` or ``close`` that reaches
   the volumes raises ``LeaseLost``, and what was not acknowledged before is not acknowledged.
 
@@ -54,9 +54,8 @@ class FileWriter:
         recover: Callable[[WriteTicket], FileStatus],
         forget: Callable[[FileWriter], None],
     ) -> None:
-        """Over a file that the journal has opened for this holder."""
         self._ticket = opened.ticket
-        self._around = around
+        self._context = around
         self._volumes_for = volumes_for
         self._min_replicas = min_replicas
         self._new_request = new_request
@@ -65,17 +64,17 @@ class FileWriter:
         self._block_bytes = opened.block_bytes
         self._replication = opened.replication
         self._lock = threading.RLock()
-        self._waiting = bytearray()
+        self._buffered = bytearray()
         self._closed = False
         self._closing = False
         self._given_up = False
         self._sealed: SealedBlock | None = None
         self._broken: LeaseholdError | None = None
         self._pid = os.getpid()
-        self._untold = False
+        self._unreported = False
         self._written = opened.block.start
         self._start = opened.block.start
-        self._block = self._begun(opened.block)
+        self._block = self._begin_block(opened.block)
 
     @property
     def path(self) -> str:
@@ -90,7 +89,7 @@ class FileWriter:
     @property
     def length(self) -> int:
         """All that was written, acknowledged or not."""
-        return self._start + self._block.length + len(self._waiting)
+        return self._start + self._block.length + len(self._buffered)
 
     @property
     def acknowledged(self) -> int:
@@ -108,9 +107,9 @@ class FileWriter:
         return (self._closing or self._given_up) and not self._closed
 
     def close_quietly(self) -> None:
-        """Try again what ``close`` could not do; who called it has been told why, or will be."""
+        """Retry what ``close`` could not do; its caller got the error, or will get it."""
         if not self._lock.acquire(blocking=False):
-            return  # its close is under way, and others must not wait for it
+            return  # its close is in progress, and others must not wait for it
         try:
             with suppress(LeaseholdError):
                 if self._given_up:
@@ -126,7 +125,7 @@ class FileWriter:
         return self._block.volumes
 
     def write(self, data: Bytes) -> int:
-        """Take ``data``; it is on its way to the volumes when a piece is full.
+        """Buffer ``data``; it is written to the volumes when a piece is full.
 
         Raises:
             LeaseLost: the file was taken over.
@@ -137,8 +136,8 @@ class FileWriter:
             self._check_open()
             self._written += len(view)
             try:
-                with self._whole():
-                    self._take(view)
+                with self._broken_if_interrupted():
+                    self._buffer_or_write(view)
             except LeaseholdError as error:
                 self._broken = self._broken or error
                 raise
@@ -154,10 +153,10 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            with self._whole():
-                self._push()
+            with self._broken_if_interrupted():
+                self._write_buffered()
                 if self._block.acknowledged < self._block.length:
-                    self._confirm()
+                    self._confirm_ownership()
                     self._block.acknowledge()
             return self.acknowledged
 
@@ -171,38 +170,38 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            with self._whole():
-                self._push()
+            with self._broken_if_interrupted():
+                self._write_buffered()
                 if min(self._block.durable, self._block.acknowledged) < self._block.length:
-                    self._confirm()
+                    self._confirm_ownership()
                     self._block.sync()
             return self.acknowledged
 
     def close(self) -> FileStatus | None:
-        """Make all durable, seal the file and give it back; return what it is now.
+        """Make all durable, seal the file and release it; return its status.
 
         After a failed write the file is recovered instead: it ends where it was acknowledged, or
-        a little after. If the journal does not answer, the file is still ours: close it again, or
+        a little after. If the journal does not answer, the file is still held: close it again, or
         leave it to the background, which tries until it succeeds. After that, closing does nothing.
 
         Raises:
             LeaseLost: the file was taken over; its new owner decides what becomes of it.
-            UnknownFile: it was deleted meanwhile.
+            UnknownFile: it was deleted in the meantime.
             VolumeUnusable: what was not acknowledged could not be written; the rest is kept.
             StoreError: the journal did not answer.
         """
         self._check_process()
         with self._lock:
-            told, self._closing = self._closing, True
+            was_closing, self._closing = self._closing, True
             if self._given_up and self._broken is not None:
                 self._surrender()
-                if told:
+                if was_closing:
                     return None
                 raise self._broken
             if self._closed:
                 return None
             try:
-                status = self._completed()
+                status = self._complete()
             except StoreError:
                 raise
             except LeaseholdError:
@@ -212,7 +211,7 @@ class FileWriter:
             return status
 
     def discard(self) -> None:
-        """Delete the file instead of closing it; only while it is ours.
+        """Delete the file instead of closing it; only while this writer holds it.
 
         Raises:
             LeaseLost: the file was taken over, and is left to its new owner.
@@ -221,7 +220,7 @@ class FileWriter:
         """
         with self._lock:
             self._check_open()
-            self._around.journal.discard(self._ticket)
+            self._context.journal.discard(self._ticket)
             self._end()
 
     def leave_behind(self) -> None:
@@ -235,10 +234,10 @@ class FileWriter:
             self._block.close()
 
     def give_up(self, error: LeaseholdError) -> None:
-        """Let every later call raise ``error``: the holder was not heard of for too long.
+        """Let every later call raise ``error``: the holder could not renew for too long.
 
         The file itself is given back in the background, as soon as the journal answers: a client
-        that goes on to write other files must not keep this one by renewing its lease.
+        that continues to write other files must not keep this one by renewing its lease.
         """
         # Without the lock: its close may hang, and others must not wait for it.
         if self._broken is None:
@@ -256,17 +255,17 @@ class FileWriter:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # what went wrong first is what the caller should hear of
+        else:  # the first error is the one to raise
             with suppress(LeaseholdError):
                 self.close()
 
-    def _completed(self) -> FileStatus:
+    def _complete(self) -> FileStatus:
         if isinstance(self._broken, LeaseLost | UnknownFile):
             raise self._broken
         if self._broken is not None:
             status = self._recover(self._ticket)
-            if self._untold and status.length < self._written:
-                # It happened in a close() that could only say that the journal was silent.
+            if self._unreported and status.length < self._written:
+                # It happened in a close() that could only report that the journal did not answer.
                 raise VolumeUnusable(
                     f"{self.path}: {self._written} bytes were written and {status.length} are "
                     "kept: append the rest again"
@@ -274,20 +273,20 @@ class FileWriter:
             return status
         try:
             if self._sealed is None and self.length > self._start:
-                with self._whole():
-                    last, self._waiting = self._waiting, bytearray()
+                with self._broken_if_interrupted():
+                    last, self._buffered = self._buffered, bytearray()
                     self._sealed = self._block.seal(last)
         except VolumeUnusable:
-            self._untold = True
+            self._unreported = True
             self._recover(self._ticket)
             raise
         except BaseException:
-            self._untold = True
+            self._unreported = True
             raise
-        return self._around.journal.complete(self._ticket, self._sealed)
+        return self._context.journal.complete(self._ticket, self._sealed)
 
     def _surrender(self) -> None:
-        """Close the file in the journal, if it is still ours there; if not now, then later."""
+        """Close the file in the journal, if this writer still holds it; if not now, then later."""
         if self._closed:
             return
         try:
@@ -295,7 +294,7 @@ class FileWriter:
         except StoreError:
             return
         except LeaseholdError:
-            pass  # somebody has it, or the monitor goes on with what was begun
+            pass  # another holder has it, or the monitor continues the recovery
         self._end()
 
     def _end(self) -> None:
@@ -303,25 +302,25 @@ class FileWriter:
         self._block.close()
         self._forget(self)
 
-    def _take(self, view: memoryview) -> None:
+    def _buffer_or_write(self, view: memoryview) -> None:
         at = 0
         while at < len(view):
-            room = self._room()
-            if not self._waiting and len(view) - at >= room:
+            room = self._piece_room()
+            if not self._buffered and len(view) - at >= room:
                 self._block.write_piece(view[at : at + room])
                 at += room
             else:
-                part = view[at : at + room - len(self._waiting)]
-                self._waiting += part
+                part = view[at : at + room - len(self._buffered)]
+                self._buffered += part
                 at += len(part)
-                if len(self._waiting) >= room:
-                    self._push()
+                if len(self._buffered) >= room:
+                    self._write_buffered()
             if self._block.length >= self._block_bytes:
                 self._roll()
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """If it ends with another error than ours, part of it may be done: stop for good then."""
+    def _broken_if_interrupted(self) -> Iterator[None]:
+        """Stop for good after an error that is not a ``LeaseholdError``: part of it may be done."""
         try:
             yield
         except LeaseholdError:
@@ -347,24 +346,24 @@ class FileWriter:
         if self._closed or self._closing:
             raise UsageError(f"{self.path} is closed: append to it to write more")
 
-    def _room(self) -> int:
+    def _piece_room(self) -> int:
         return min(PIECE_BYTES, self._block_bytes - self._block.length)
 
-    def _push(self) -> None:
-        if self._waiting:
-            piece, self._waiting = self._waiting, bytearray()
+    def _write_buffered(self) -> None:
+        if self._buffered:
+            piece, self._buffered = self._buffered, bytearray()
             self._block.write_piece(piece)
 
-    def _confirm(self) -> None:
-        """Ask the journal whether the file is ours, before the first bytes of a block count.
+    def _confirm_ownership(self) -> None:
+        """Check with the journal that this writer holds the file, before a block counts.
 
-        From then on the check on the volumes is enough. Before, it is not: a writer may have slept
-        before it made its replicas, and whoever took the file found none, and left nothing.
+        From then on the check on the volumes is enough. Before, it is not: a writer may have been
+        paused before it made its replicas, and a recovery found none to fence.
         """
         if self._block.acknowledged:
             return
         try:
-            self._around.journal.check(self._ticket)
+            self._context.journal.check(self._ticket)
         except (LeaseLost, UnknownFile) as error:
             self._broken = error
             raise
@@ -373,45 +372,47 @@ class FileWriter:
         """Seal the block that is full and begin the next."""
         sealed = self._block.seal()
         volumes = self._volumes_for(self._replication)
-        block = self._around.journal.next_block(
+        block = self._context.journal.next_block(
             self._ticket,
             sealed,
             volumes=tuple(volume.id for volume in volumes),
             request=self._new_request(),
         )
-        begun = self._begun(block)
+        begun = self._begin_block(block)
         self._block.close()
         self._start += sealed.length
         self._block = begun
 
-    def _begun(self, block: Block) -> BlockWriter:
+    def _begin_block(self, block: Block) -> BlockWriter:
         return BlockWriter.create(
             block.id,
             block.generation,
             block.file_id,
-            [self._around.volumes.get(each) for each in block.volumes],
-            disk=self._around.disk,
-            boot_id=self._around.boot_id,
-            on_failed=lambda failed, left: self._lost_volumes(block.id, failed, left),
+            [self._context.volumes.get(each) for each in block.volumes],
+            disk=self._context.disk,
+            boot_id=self._context.boot_id,
+            on_failed=lambda failed, left: self._drop_failed_volumes(block.id, failed, left),
         )
 
-    def _lost_volumes(
+    def _drop_failed_volumes(
         self, block_id: int, failed: Mapping[str, OSError], left: tuple[str, ...]
     ) -> None:
-        """Drop volumes that failed, if the file is still ours: before anything is acknowledged."""
+        """Drop volumes that failed, if this writer still holds the file, before it acknowledges."""
         try:
-            self._around.journal.check(self._ticket)
+            self._context.journal.check(self._ticket)
             if len(left) < self._min_replicas:
                 raise VolumeUnusable(_no_volume(self.path, failed, left, self._min_replicas))
-            self._around.journal.drop_volumes(self._ticket, block_id, keep=left)
+            self._context.journal.drop_volumes(self._ticket, block_id, keep=left)
         except LeaseholdError as error:
             self._broken = error
             raise
 
 
-def _no_volume(path: str, failed: Mapping[str, OSError], left: tuple[str, ...], least: int) -> str:
-    troubles = "; ".join(f"{volume}: {error}" for volume, error in failed.items())
+def _no_volume(
+    path: str, failed: Mapping[str, OSError], left: tuple[str, ...], min_replicas: int
+) -> str:
+    errors = "; ".join(f"{volume}: {error}" for volume, error in failed.items())
     return (
-        f"{path}: {len(left)} volumes are left and {least} are needed ({troubles}): what was "
+        f"{path}: {len(left)} volumes are left and {min_replicas} are needed ({errors}): what was "
         "acknowledged is kept; make room or repair a volume, then append to the file"
     )

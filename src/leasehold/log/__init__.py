@@ -1,16 +1,16 @@
 """The embedded event log: partitioned streams, written and read in place, without a server.
 
-A stream has partitions; a partition is a row of segments; each segment is one file of
+A stream has partitions. A partition is a list of segments; each segment is one file of
 ``leasehold.files`` with a single writer. The process that has the last segment open **owns** the
-partition: its lease on that file, and the epoch that came with it, are the fence. Other producers
-on the machine find the file held, and hand their batches to the owner over a Unix socket. When it
-is dead or silent, one of them recovers the file, which shuts the old owner out, and goes on.
+partition: its lease on that file, and the epoch of that lease, are the fence. Other producers on
+the machine find the file held, and send their batches to the owner over a Unix socket. If the owner
+has crashed or does not answer, one of them recovers the file, which fences the old owner, and takes
+over.
 
 Writing, from the outside in: ``producer`` (a call), ``send_queue`` (its future, and a queue for
-each partition), ``partition_router`` (who is the owner?), ``owner_link`` (the socket to it),
-``partition_owner`` (one thread that stores all that waits with one sync, how to become it, and what
-each producer has stored). The bytes are the business of ``events``, ``segment_format``,
-``producer_states`` and ``segment``.
+each partition), ``partition_router`` (finds the owner), ``owner_link`` (the socket to it),
+``partition_owner`` (one thread that stores all queued batches with one sync). ``segment_format``,
+``producer_states`` and ``segment`` define the bytes.
 """
 
 from __future__ import annotations

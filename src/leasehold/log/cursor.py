@@ -1,23 +1,18 @@
-"""A place in a partition that moves forward, over the borders of segments.
+"""A position in a partition that moves forward over segments, and checksums compared ahead of it.
 
-It shows acknowledged events only, each once and without a gap, whoever writes meanwhile. A segment
-is left when it can not grow any more, by its end mark or by the journal; never before. What a
-former owner still writes lies where nobody looks.
+A ``Cursor`` shows acknowledged events only, each once and without a gap, regardless of the writer.
+It leaves a segment only when the segment cannot grow, by its end mark or by the journal.
 
-Checksums compared side by side: while a reader is at some frames, a thread is at later ones.
+A ``ChecksumPrefetch`` splits a long read into spans. The reader compares the first half of a span
+itself while a thread compares the second half. A span is as long as a usual segment, because
+handing over single frames takes longer than comparing them. A reader never waits for the thread;
+where it catches up, the rest is halved again. Guarantees of the prefetch:
 
-A reader with much to read goes through it in spans. It compares the first half of a span itself,
-as always, and meanwhile a thread compares the second half. A span is as long as a usual segment:
-to hand over single frames takes longer than to compare them. A reader never waits for the thread.
-Where it catches up with it, the machine has other work, and the rest is halved anew.
-
-Guarantees:
-
-* ``True`` means: this frame, in the very bytes that are at hand, has the checksum it was written
-  with. Anything else is left to the reader, so damage is found and repaired in one place.
-* One thread at most. It begins when a reader has read ``RUN_BYTES`` in a row, its frames are
-  large, and as much again lies before it. It ends with ``close``, or when nobody holds the reader.
-* It goes no further than the end of a span, and stops at the next frame when the reader leaves.
+* ``True`` means that this frame, in exactly these bytes, has the checksum it was written with.
+  Everything else is left to the reader, so damage is found and repaired in one place.
+* One thread at most. It starts when a reader has read ``RUN_BYTES`` in a row, its frames are
+  large, and as much again follows. It ends with ``close``, or when the reader is collected.
+* It stops at the end of a span, or at the next frame when the reader leaves the span.
 """
 
 from __future__ import annotations
@@ -47,274 +42,266 @@ _MAX_FRAMES: Final = SPAN_BYTES // LARGE_BYTES
 
 
 class ChecksumPrefetch:
-    """For the thread of its reader. It starts no thread until there is a backlog."""
+    """For the thread of its reader. It starts its own thread only when there is a backlog."""
 
     def __init__(self) -> None:
-        """Know of nothing yet."""
         self._view: memoryview | None = None
         self._span: _FrameSpan | None = None
         self._run_bytes = 0
-        self._helper: ThreadPoolExecutor | None = None
+        self._executor: ThreadPoolExecutor | None = None
         self._process = os.getpid()
 
-    def is_sound(self, view: memoryview, header: FrameHeader) -> bool:
-        """Whether this frame was compared and is right; and see to those that come later.
+    def is_verified(self, view: memoryview, header: FrameHeader) -> bool:
+        """Return whether this frame was compared and is right; start on later frames.
 
-        False says nothing about the frame: nobody has compared it, or it is damaged.
+        False: the frame was not compared yet, or it is damaged.
         """
         if view is not self._view:  # another segment, more of the same, or another volume's bytes
-            self._leave()
+            self._abandon_span()
             self._view = view
         self._run_bytes += header.length
         span = self._span
         if span is not None and header.position < span.middle:
             return False
-        if span is not None and header in span.sound:
+        if span is not None and header in span.verified:
             return True
-        self._ask(view, header)
+        self._start_span(view, header)
         return False
 
-    def jump(self) -> None:
-        """The reader goes on elsewhere: it has to read for a while before it is helped again."""
-        self._leave()
+    def reset(self) -> None:
+        """Forget the run: the reader continues elsewhere."""
+        self._abandon_span()
         self._run_bytes = 0
 
     def close(self) -> None:
         """End the thread, and wait for it: it may be comparing one more frame."""
-        self._leave()
-        helper, self._helper = self._helper, None
-        if helper is not None and self._process == os.getpid():
-            helper.shutdown()
+        self._abandon_span()
+        executor, self._executor = self._executor, None
+        if executor is not None and self._process == os.getpid():
+            executor.shutdown()
 
-    def _ask(self, view: memoryview, header: FrameHeader) -> None:
+    def _start_span(self, view: memoryview, header: FrameHeader) -> None:
         """Have the thread begin in the middle of what comes after this frame, if that is much."""
         start = header.end
         size = min(len(view) - start, SPAN_BYTES)
         if self._run_bytes < RUN_BYTES or size < RUN_BYTES or header.length < LARGE_BYTES:
             return
         if self._process != os.getpid():
-            return  # a fork does not take the thread along
-        self._leave()
+            return  # a fork does not copy the thread
+        self._abandon_span()
         self._view = view
-        if self._helper is None:
-            self._helper = ThreadPoolExecutor(1, "leasehold-ahead")
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, "leasehold-ahead")
         span = _FrameSpan(view, start, size)
         try:
-            self._helper.submit(span.compare)
+            self._executor.submit(span.compare)
         except RuntimeError:  # no more threads, or Python is ending: the reader does it alone
             return
         self._span = span
 
-    def _leave(self) -> None:
+    def _abandon_span(self) -> None:
         if self._span is not None:
-            self._span.is_left = True
+            self._span.is_abandoned = True
         self._view, self._span = None, None
 
 
 class _FrameSpan:
-    """Frames of one view; from ``middle`` on they are the thread's. It knows no reader."""
+    """Frames of one view; the thread compares those from ``middle`` on."""
 
     def __init__(self, view: memoryview, start: int, size: int) -> None:
         self.middle = start + size // 2
-        self.sound: set[FrameHeader] = set()
-        self.is_left = False
+        self.verified: set[FrameHeader] = set()
+        self.is_abandoned = False
         self._view = view
         self._start = start
         self._end = start + size
 
     def compare(self) -> None:
-        """Note which frames have their checksum."""
+        """Collect the frames that have their checksum."""
         try:
             for header in islice(Segment(self._view).frames(self._start), _MAX_FRAMES):
-                if header.position >= self._end or self.is_left:
+                if header.position >= self._end or self.is_abandoned:
                     return
                 if header.position >= self.middle and header.kind is FrameKind.EVENTS:
                     read_body(self._view, header)
-                    self.sound.add(header)
+                    self.verified.add(header)
         except DataDamaged:
-            return  # the reader comes to the same place, and knows what to do
+            return  # the reader finds the same damage, and repairs it
 
 
 class Cursor:
-    """Before the event with the number ``sequence``. Not to be shared between threads."""
+    """A position before the event number ``sequence``. Not to be shared between threads."""
 
     def __init__(
         self,
         files: Namespace,
-        shelf: SegmentList,
+        segments: SegmentList,
         *,
         check: Callable[[], None] = lambda: None,
-        ahead: bool = True,
+        prefetch_checksums: bool = True,
         bodies: bool = True,
     ) -> None:
-        """At the very beginning. ``ahead``: a thread may compare checksums meanwhile.
+        """Begin at the first event. ``prefetch_checksums``: a thread may compare checksums ahead.
 
         ``bodies=False``: they are not needed, and come empty.
 
         ``check`` is called when a segment was opened or has vanished, and raises if these are
-        not the segments of our stream any more.
+        no longer the segments of this stream.
         """
         self._check = check
         self._files = files
-        self._shelf = shelf
-        self._open: MappedSegment | None = None
-        self._ahead = ChecksumPrefetch() if ahead and bodies else None
+        self._segments = segments
+        self._current: MappedSegment | None = None
+        self._prefetch = ChecksumPrefetch() if prefetch_checksums and bodies else None
         self._bodies = bodies
-        self._at = 0
+        self._position = 0
         self._ended = False
         self.sequence = 0
 
-    def go(self, sequence: int) -> None:
-        """Stand before this event. It is looked for at the next ``frame``."""
+    def seek(self, sequence: int) -> None:
+        """Move before this event; ``next_frame`` finds it."""
         self.sequence = sequence
-        self._open = None
-        if self._ahead is not None:
-            self._ahead.jump()
+        self._current = None
+        if self._prefetch is not None:
+            self._prefetch.reset()
 
     def watched(self) -> tuple[str, ...]:
-        """The files that change when there is more in the segment at hand."""
-        return self._open.watched() if self._open is not None and not self._ended else ()
+        """Return the files that change when there is more in the segment at hand."""
+        return self._current.watched() if self._current is not None and not self._ended else ()
 
     @property
     def written_elsewhere(self) -> bool:
         """Whether another machine writes the segment at hand."""
-        return self._open is not None and self._open.written_elsewhere
+        return self._current is not None and self._current.written_elsewhere
 
-    def frame(self, *, fresh: bool = False) -> FrameHeader | None:
-        """The frame with the next event; None if it has yet to come.
+    def next_frame(self, *, fresh: bool = False) -> FrameHeader | None:
+        """Return the frame with the next event; None if it does not exist yet.
 
-        ``fresh`` asks the journal before it says None, which also finds what the volumes at hand
-        do not tell: that the segment is closed, or goes on elsewhere.
-
-        Raises:
-            Trimmed: retention has removed the next event.
-            DataDamaged: it is damaged on all volumes, or missing.
-            VolumeUnusable: no volume that has it answers.
+        ``fresh`` asks the journal before it returns None, which also finds that the segment is
+        closed, or continues on other volumes.
         """
         while True:
             try:
-                if self._open is None and not self._take():
+                if self._current is None and not self._open_segment():
                     return None
-                found = self._in_view()
+                found = self._mapped_frame()
                 if found is not None:
                     return found
-                if not (self._turn() if self._over() else self._more(fresh=fresh)):
+                if not (
+                    self._next_segment() if self._is_finished() else self._read_more(fresh=fresh)
+                ):
                     return None
             except UnknownFile:  # trimmed, or empty and replaced by the next owner
-                self._open = None
+                self._current = None
                 self._check()
-                self._shelf.read()
+                self._segments.read()
             except DataDamaged:
-                self.go(self.sequence)  # whoever asks again is told again
+                self.seek(self.sequence)  # the next call raises it again
                 raise
 
     def read(self, header: FrameHeader, *, check: bool) -> EventBatch:
-        """All events of a frame that ``frame`` has just returned.
+        """Return all events of a frame that ``next_frame`` has just returned.
 
         ``check`` compares its checksum, unless it was compared ahead.
-
-        Raises:
-            DataDamaged: they are damaged on all volumes.
-            VolumeUnusable: no volume that has them answers.
         """
-        opened = self._mapped()
+        opened = self._current_segment()
         while True:
             try:
                 segment = opened.whole
-                known = check and self._is_sound(segment.view, header)
+                known = check and self._is_verified(segment.view, header)
                 return segment.read(header, check=check and not known, bodies=self._bodies)
             except DataDamaged as damage:
-                self._repaired(opened, damage)
+                self._repair(opened, damage)
 
-    def _repaired(self, opened: MappedSegment, damage: DataDamaged) -> None:
-        """Go on with what another volume has; if none has it, whoever asks again is told again."""
+    def _repair(self, opened: MappedSegment, damage: DataDamaged) -> None:
+        """Continue with another volume; if none has it, raise, and so does the next call."""
         try:
             opened.repair(damage)
         except DataDamaged:
-            self.go(self.sequence)
+            self.seek(self.sequence)
             raise
 
     def close(self) -> None:
-        """Compare nothing ahead any more; what was handed out stays valid."""
-        if self._ahead is not None:
-            self._ahead.close()
+        """End the prefetch; batches that were returned stay valid."""
+        if self._prefetch is not None:
+            self._prefetch.close()
 
-    def _is_sound(self, view: memoryview, header: FrameHeader) -> bool:
-        return self._ahead is not None and self._ahead.is_sound(view, header)
+    def _is_verified(self, view: memoryview, header: FrameHeader) -> bool:
+        return self._prefetch is not None and self._prefetch.is_verified(view, header)
 
-    def passed(self, header: FrameHeader, sequence: int) -> None:
-        """Stand before ``sequence``, in this frame or at its end."""
+    def advance(self, header: FrameHeader, sequence: int) -> None:
+        """Move before ``sequence``, in this frame or at its end."""
         self.sequence = sequence
-        self._at = header.end if sequence >= header.next_sequence else header.position
+        self._position = header.end if sequence >= header.next_sequence else header.position
 
-    def _mapped(self) -> MappedSegment:
-        if self._open is None:
+    def _current_segment(self) -> MappedSegment:
+        if self._current is None:
             raise AssertionError("a frame is asked for before it is read")
-        return self._open
+        return self._current
 
-    def _take(self) -> bool:
+    def _open_segment(self) -> bool:
         """Open the segment with the next event, or the one it will be in."""
-        place = self._shelf.holding(self.sequence)
-        if place is None:
-            known = self._shelf.read()
-            place = self._shelf.holding(self.sequence)
-            if place is None and known:
+        entry = self._segments.containing(self.sequence)
+        if entry is None:
+            known = self._segments.read()
+            entry = self._segments.containing(self.sequence)
+            if entry is None and known:
                 raise _trimmed(self.sequence, known[0].base)
-        if place is None:
+        if entry is None:
             return False
-        self._begin(MappedSegment(place, self._files))
+        self._enter_segment(MappedSegment(entry, self._files))
         return True
 
-    def _turn(self) -> bool:
-        """Go to the next segment, if there is one. The one at hand was read to its end."""
-        opened = self._mapped()
-        place = self._after(opened.place)
-        if place is None:
-            if self.sequence == opened.place.base:
-                # Closed without an event: the next owner puts another in its place.
-                self._open = None
+    def _next_segment(self) -> bool:
+        """Move to the next segment, if there is one; the current one was read to its end."""
+        opened = self._current_segment()
+        entry = self._entry_after(opened.entry)
+        if entry is None:
+            if self.sequence == opened.entry.base:
+                # Closed without an event: the next owner replaces it.
+                self._current = None
             return False
-        if place.base != self.sequence:
+        if entry.base != self.sequence:
             if opened.segment is None and opened.refresh() and opened.segment is not None:
                 return True  # it was seen before its first event; it has some since
-            if opened.segment is None:  # of somebody who was too late, and found others had gone on
-                raise _trimmed(self.sequence, place.base)
+            if opened.segment is None:  # of an owner that was too late
+                raise _trimmed(self.sequence, entry.base)
             raise DataDamaged(
-                f"{place.path} begins with event {place.base}, and the one before it ends before "
+                f"{entry.path} begins with event {entry.base}, and the one before it ends before "
                 f"event {self.sequence}: a segment is missing or damaged; verify the stream"
             )
-        self._begin(MappedSegment(place, self._files))
+        self._enter_segment(MappedSegment(entry, self._files))
         return True
 
-    def _after(self, place: ListedSegment) -> ListedSegment | None:
-        """The segment after this one; the journal is asked if none is known."""
-        found = self._shelf.after(place.base)
+    def _entry_after(self, entry: ListedSegment) -> ListedSegment | None:
+        """Return the segment after this one; the journal is asked if none is known."""
+        found = self._segments.after(entry.base)
         if found is None:
-            self._shelf.read_end()
-            found = self._shelf.after(place.base)
+            self._segments.read_end()
+            found = self._segments.after(entry.base)
         return found
 
-    def _begin(self, opened: MappedSegment) -> None:
-        self._check()  # after it was opened: then it is one of those that were checked
-        self._open, self._ended, self._at = opened, False, SEGMENT_HEADER_BYTES
-        while opened.segment is not None and self.sequence > opened.place.base:
+    def _enter_segment(self, opened: MappedSegment) -> None:
+        self._check()  # after opening: then the check covers this segment
+        self._current, self._ended, self._position = opened, False, SEGMENT_HEADER_BYTES
+        while opened.segment is not None and self.sequence > opened.entry.base:
             try:
                 spot = opened.segment.seek_sequence(self.sequence)
-                self._at = spot.position if spot else opened.segment.index.end
+                self._position = spot.position if spot else opened.segment.index.end
             except DataDamaged as damage:
                 opened.repair(damage)
             else:
                 return
 
-    def _in_view(self) -> FrameHeader | None:
-        """The next frame of events in what is mapped now."""
-        opened = self._mapped()
+    def _mapped_frame(self) -> FrameHeader | None:
+        """Return the next frame of events in what is mapped now."""
+        opened = self._current_segment()
         while opened.segment is not None:
             try:
-                for header in opened.segment.frames(self._at):
+                for header in opened.segment.frames(self._position):
                     if header.kind is FrameKind.EVENTS and header.next_sequence > self.sequence:
-                        return self._joined(header)
-                    self._at = header.end
+                        return self._without_gap(header)
+                    self._position = header.end
                     self._ended = self._ended or header.kind is FrameKind.END
             except DataDamaged as damage:
                 opened.repair(damage)
@@ -322,25 +309,25 @@ class Cursor:
                 return None
         return None
 
-    def _joined(self, header: FrameHeader) -> FrameHeader:
+    def _without_gap(self, header: FrameHeader) -> FrameHeader:
         if header.base_sequence > self.sequence:
             raise DataDamaged(
                 f"event {self.sequence} is missing: the frame at byte {header.position} begins "
                 f"with {header.base_sequence}"
             )
-        self._at = header.position
+        self._position = header.position
         return header
 
-    def _over(self) -> bool:
-        """Whether nothing will follow in the segment at hand."""
-        opened = self._mapped()
+    def _is_finished(self) -> bool:
+        """Return whether nothing will follow in the segment at hand."""
+        opened = self._current_segment()
         if opened.segment is None and not opened.final:
-            return self._after(opened.place) is not None
+            return self._entry_after(opened.entry) is not None
         return self._ended or opened.final
 
-    def _more(self, *, fresh: bool) -> bool:
-        opened = self._mapped()
-        return opened.look() or (fresh and opened.refresh())
+    def _read_more(self, *, fresh: bool) -> bool:
+        opened = self._current_segment()
+        return opened.refresh_from_volumes() or (fresh and opened.refresh())
 
 
 def _trimmed(sequence: int, earliest: int) -> Trimmed:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LogDeadLetters:
-    """Dead letters in a stream of the log. Its partitions go by the keys of the events."""
+    """Dead letters in a stream of the log, partitioned by the keys of the events."""
 
     def __init__(self, log: Log, stream: str) -> None:
         """Look the stream up; this blocks for one query.
@@ -32,24 +32,24 @@ class LogDeadLetters:
         self._limiter = CapacityLimiter(1)
 
     async def send(self, letters: Sequence[DeadLetter]) -> None:
-        """See ``DeadLetters``. A letter that is too big is stored with less of what happened.
+        """Store the letters. A letter that is too big is stored with a shorter error.
 
-        Cancelled, it returns at once, and goes on in its thread: they may be there or not.
+        If cancelled, it returns immediately and continues in its thread: they may be stored or not.
 
         Raises:
-            StoreUnavailable: they could not be stored in time; they may be there or not.
+            StoreUnavailable: they could not be stored in time; they may be stored or not.
             BufferFull: too much waits to be stored.
             UnknownStream: the stream was deleted.
             UsageError: one can never be stored, it is too big for the stream; or this is closed.
         """
         if letters:
-            # A stop must not have to wait until a log in trouble gives up.
+            # A stop must not have to wait for the timeout of a failing log.
             await to_thread.run_sync(
                 self._store, letters, limiter=self._limiter, abandon_on_cancel=True
             )
 
     async def close(self) -> None:
-        """See ``DeadLetters``. The log stays open."""
+        """Close the producer. The log stays open."""
         await to_thread.run_sync(self._producer.close, limiter=self._limiter)
 
     def _store(self, letters: Sequence[DeadLetter]) -> None:

@@ -1,7 +1,7 @@
-"""The face of the event log: streams, and those who write and read them. Everything blocks.
+"""The entry point of the event log: streams, producers and readers. Everything blocks.
 
 A process opens one log and shares it. It owns the partitions that it was the first to write to, and
-takes the events of other processes of this machine for them.
+stores the events of other processes of this machine for them.
 """
 
 from __future__ import annotations
@@ -73,27 +73,27 @@ class Log:
         clock: Clock,
         ending: Callable[[], None] = lambda: None,
     ) -> None:
-        """Over a namespace and a catalog that are open; both are closed with the log.
+        """Use an open namespace and catalog; both are closed with the log.
 
         ``ending`` is called when everything is closed.
         """
-        self._home = ProcessCheck("the log")
+        self._process_check = ProcessCheck("the log")
         self._ending = ending
         self.files = files
         self._catalog = catalog
         self._clock = clock
         self._counts = LogCounters()
-        self._door = OwnerServer(address, self._taken_in)
-        self._around = RouterContext(
+        self._owner_server = OwnerServer(address, self._submit_forwarded)
+        self._context = RouterContext(
             files=files,
             catalog=catalog,
             clock=clock,
             counts=self._counts,
             soft_limit_s=options.files.soft_limit.total_seconds(),
-            open_door=self._door.open,
+            start_server=self._owner_server.open,
         )
         self._lock = threading.Lock()
-        self._seats: dict[StreamPartition, PartitionRouter] = {}
+        self._routers: dict[StreamPartition, PartitionRouter] = {}
         self._producers: list[Producer] = []
         self._closed = False
 
@@ -115,7 +115,7 @@ class Log:
         Raises:
             InvalidUrl: the URL names no database that can keep a log.
             StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve, or there is no place for the socket.
+            StoreUnusable: the store cannot be used, or the socket cannot be created.
             VolumeUnusable: a directory is no volume of this namespace and not empty.
             UsageError: there is no volume.
         """
@@ -158,10 +158,10 @@ class Log:
         retention: timedelta | None = None,
         retention_bytes: int = 0,
     ) -> StreamInfo:
-        """Make a stream. Again with the same settings is harmless.
+        """Create a stream. Safe to repeat with the same settings.
 
         Raises:
-            InvalidName: it is no name.
+            InvalidName: it is not a valid name.
             InvalidOptions: a number is out of its range, or the stream has other settings.
         """
         settings = StreamSettings(
@@ -175,24 +175,24 @@ class Log:
         return self._catalog.create(stream, settings)
 
     def grow(self, stream: str, *, partitions: int) -> StreamInfo:
-        """Give a stream more partitions, while it is in use. Again with the same is harmless.
+        """Give a stream more partitions, while it is in use. Safe to repeat.
 
-        Producers and readers everywhere find out within a second or so. From then on most keys go
+        Producers and readers notice within about a second. From then on most keys go
         to other partitions than before: their order holds before and after, not across.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
             UsageError: it has more than that already.
-            InvalidOptions: no stream can have so many.
+            InvalidOptions: no stream can have this many.
         """
         return self._catalog.grow(stream, partitions)
 
     def streams(self) -> list[StreamInfo]:
-        """All streams, by name."""
+        """Return all streams, by name."""
         return self._catalog.list()
 
     def stream(self, name: str) -> StreamInfo:
-        """A stream and its settings, without its partitions: no segment is looked at.
+        """Return a stream and its settings, without its partitions: no segment is read.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
@@ -200,7 +200,7 @@ class Log:
         return self._catalog.get(name)
 
     def info(self, stream: str, *, partitions: Iterable[int] | None = None) -> StreamInfo:
-        """A stream and its partitions as they are now: all, or those that are named.
+        """Return a stream and its partitions as they are now: all, or those that are named.
 
         Of a partition whose last segment is damaged, its first event stands for the end.
 
@@ -211,7 +211,7 @@ class Log:
         found = self._catalog.get(stream)
         wanted = range(found.partitions) if partitions is None else partitions
         numbers = [found.checked(number) for number in wanted]
-        parts = tuple(self._partition(stream, number) for number in numbers)
+        parts = tuple(self._partition_info(stream, number) for number in numbers)
         return replace(found, parts=parts)
 
     def delete(self, stream: str) -> int:
@@ -223,9 +223,11 @@ class Log:
         self._catalog.get(stream)
         self._catalog.delete(stream)
         with self._lock:
-            seats = [self._seats.pop(each) for each in tuple(self._seats) if each.stream == stream]
-        for seat in seats:
-            seat.close()
+            routers = [
+                self._routers.pop(each) for each in tuple(self._routers) if each.stream == stream
+            ]
+        for router in routers:
+            router.close()
         with suppress(UnknownFile):
             return self.files.delete(stream_directory(stream), recursive=True)
         return 0
@@ -239,12 +241,12 @@ class Log:
             UnknownStream: there is none; the message names those there are.
             UsageError: the log is closed, or this process was forked from the one that opened it.
         """
-        self._home.check()
+        self._process_check.check()
         found = self._catalog.get(stream)
         made = Producer(
             found,
             options,
-            seat_of=lambda number: self._seat(found, number),
+            seat_of=lambda number: self._router(found, number),
             look=lambda: self._catalog.same(found.name, found.created_at),
             clock=self._clock,
         )
@@ -269,8 +271,8 @@ class Log:
     ) -> PartitionReader:
         """Read a partition, by default from the first event that is kept.
 
-        ``verify`` compares checksums; ``ahead`` lets a thread do a part of it on a long way. With
-        ``bodies=False`` all bodies are empty: who needs only the rest reads much less.
+        ``verify`` compares checksums; ``ahead`` lets a thread do part of it in a long read. With
+        ``bodies=False`` all bodies are empty, and much less is read.
 
         Raises:
             UnknownStream: there is none; the message names those there are.
@@ -301,9 +303,9 @@ class Log:
         older_than: timedelta | None = None,
         keep_bytes: int | None = None,
     ) -> TrimPlan:
-        """Tell which segments the stream's settings no longer keep; with ``execute`` remove them.
+        """Return which segments the stream's settings no longer keep; with ``execute`` remove them.
 
-        ``older_than`` and ``keep_bytes`` stand in for the stream's own limits; 0 is no limit.
+        ``older_than`` and ``keep_bytes`` replace the stream's own limits; 0: no limit.
 
         Raises:
             UnknownStream: there is none.
@@ -331,26 +333,26 @@ class Log:
         )
 
     def verify(self, stream: str, *, progress: Callable[[int], None] = lambda _: None) -> list[str]:
-        """Look at every byte of a stream; return what is wrong, in words.
+        """Check every byte of a stream; return the findings as text.
 
         Raises:
             UnknownStream: there is none.
         """
-        return verify(self._catalog.get(stream), files=self.files, told=progress)
+        return verify(self._catalog.get(stream), files=self.files, progress=progress)
 
     def counts(self) -> LogCounts:
-        """What this process has done as a writer, counted."""
+        """Return the counters of this process as a writer."""
         return self._counts.now
 
     # -------------------------------------------------------------- ending
 
     def close(self) -> None:
-        """Send what waits, give all partitions back, and end all threads. Again is harmless.
+        """Send what waits, release all partitions, and end all threads. Safe to call twice.
 
         Raises:
             UsageError: this process was forked from the one that opened it.
         """
-        self._home.check()
+        self._process_check.check()
         with self._lock:
             if self._closed:
                 return
@@ -360,8 +362,8 @@ class Log:
             steps.callback(self._ending)
             steps.callback(self._catalog.close)
             steps.callback(self.files.close)
-            steps.callback(self._door.close)
-            steps.callback(self._close_seats)
+            steps.callback(self._owner_server.close)
+            steps.callback(self._close_routers)
             for producer in producers:
                 steps.callback(producer.close)
 
@@ -378,47 +380,47 @@ class Log:
 
     # --------------------------------------------------------------- parts
 
-    def _close_seats(self) -> None:
+    def _close_routers(self) -> None:
         with self._lock:
-            seats = tuple(self._seats.values())
-        for seat in seats:
-            seat.close()
+            routers = tuple(self._routers.values())
+        for router in routers:
+            router.close()
 
-    def _seat(self, stream: StreamInfo, number: int) -> PartitionRouter:
+    def _router(self, stream: StreamInfo, number: int) -> PartitionRouter:
         partition = StreamPartition(stream=stream.name, number=number)
-        made = PartitionRouter(partition, self._around, created_at=stream.created_at)
+        made = PartitionRouter(partition, self._context, created_at=stream.created_at)
         with self._lock:
-            seat = self._seats.setdefault(partition, made)
-        if seat.created_at == stream.created_at:
-            return seat
-        self._catalog.same(stream.name, stream.created_at)  # else it is ours that is the old one
+            router = self._routers.setdefault(partition, made)
+        if router.created_at == stream.created_at:
+            return router
+        self._catalog.same(stream.name, stream.created_at)  # raises if this stream is the old one
         with self._lock:
-            self._seats[partition] = made
-        seat.close()
+            self._routers[partition] = made
+        router.close()
         return made
 
-    def _taken_in(self, request: OwnerRequest) -> Answer:
-        """Parcels from another process, for a partition that it thinks is ours."""
-        seat = self._seats.get(request.partition)
-        owner = seat.owner if seat is not None else None
+    def _submit_forwarded(self, request: OwnerRequest) -> Answer:
+        """Submit batches of another process to the partition that this process owns."""
+        router = self._routers.get(request.partition)
+        owner = router.owner if router is not None else None
         if owner is None:
             raise OwnerMoved(f"{request.partition} is not written here")
-        return owner.submit(request.parcels, durable=request.durable)
+        return owner.submit(request.batches, durable=request.durable)
 
-    def _partition(self, stream: str, number: int) -> PartitionInfo:
+    def _partition_info(self, stream: str, number: int) -> PartitionInfo:
         listed = SegmentList(self.files, partition_directory(stream, number)).files()
         size = sum(status.length for _, status in listed if status.state is FileState.CLOSED)
         last_us, end = 0, listed[-1][0].base if listed else 0
-        for place, status in reversed(listed):
+        for entry, status in reversed(listed):
             try:
-                segment = MappedSegment(place, self.files).segment
+                segment = MappedSegment(entry, self.files).segment
                 if segment is None:
                     continue
                 end, last_us = segment.next_sequence, max(segment.index.last_us, default=0)
             except UnknownFile:
-                continue  # trimmed meanwhile
+                continue  # trimmed in the meantime
             except (DataDamaged, StoreUnusable, VolumeUnusable):
-                break  # the name of the last segment tells the least that the end can be
+                break  # the name of the last segment is a lower bound of the end
             if status.state is not FileState.CLOSED:
                 size += len(segment)
             break

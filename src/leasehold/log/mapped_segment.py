@@ -1,8 +1,7 @@
 """One segment as a reader sees it: its acknowledged bytes, mapped from one of its volumes.
 
-What was handed out stays valid for as long as somebody holds it, whatever becomes of the file: it
-may grow, be recovered or be deleted meanwhile. A replica that turns out to be damaged is left
-for another one.
+Views stay valid for as long as they are held, also if the file grows, is recovered or is deleted. A
+replica that turns out to be damaged is replaced by another one.
 """
 
 from __future__ import annotations
@@ -29,22 +28,16 @@ if TYPE_CHECKING:
 class MappedSegment:
     """Not to be shared between threads. It holds no descriptors, so it needs no closing."""
 
-    def __init__(self, place: ListedSegment, files: Namespace) -> None:
-        """Look at the file, and map what is acknowledged of it.
-
-        Raises:
-            UnknownFile: it was deleted.
-            DataDamaged: it is damaged on all its volumes.
-            VolumeUnusable: no volume that has it answers.
-        """
-        self.place = place
+    def __init__(self, entry: ListedSegment, files: Namespace) -> None:
+        """Map the acknowledged bytes of the file."""
+        self.entry = entry
         self._volumes = {volume.id: volume for volume in files.volumes}
         self._sound: set[str] = set()
         self._bad: set[str] = set()
         self._volume = ""
         self._view = memoryview(b"")
         self._segment: Segment | None = None
-        self._file = files.read(place.path)
+        self._file = files.read(entry.path)
         self._length = self._file.length
         self._map()
 
@@ -65,9 +58,9 @@ class MappedSegment:
 
     @property
     def whole(self) -> Segment:
-        """The same where it is known that there is one."""
+        """The frames that are acknowledged, where a header is required."""
         if self._segment is None:
-            raise DataDamaged(f"{self.place.path} has lost its header: verify the stream")
+            raise DataDamaged(f"{self.entry.path} has lost its header: verify the stream")
         return self._segment
 
     @property
@@ -76,7 +69,7 @@ class MappedSegment:
         return self._file.status.host not in {"", host_name()}
 
     def watched(self) -> tuple[str, ...]:
-        """The file that changes when more is acknowledged; none if that can not happen."""
+        """Return the file that changes when more is acknowledged; none if that cannot happen."""
         block = self._open_block()
         if block is None:
             return ()
@@ -87,9 +80,9 @@ class MappedSegment:
         return ()
 
     def replicas(self) -> Iterator[tuple[str, memoryview]]:
-        """Of a segment that is being written: its acknowledged bytes on each volume, in place.
+        """Yield the acknowledged bytes of an open segment on each volume, in place.
 
-        A volume that does not have them all is left out: the writer may be leaving it right now.
+        A volume that does not have them all is skipped: the writer may be leaving it right now.
         """
         block = self._open_block()
         if block is None or len(self._file.blocks) > 1:
@@ -101,14 +94,8 @@ class MappedSegment:
                 continue
             yield volume_id, view
 
-    def look(self) -> bool:
-        """Whether there is more than before. Asks the volumes, and the journal only if need be.
-
-        Raises:
-            UnknownFile: it was deleted.
-            DataDamaged: what is new is damaged on all volumes.
-            VolumeUnusable: no volume that has it answers.
-        """
+    def refresh_from_volumes(self) -> bool:
+        """Return whether there is more than before; ask the volumes, the journal only if needed."""
         block = self._open_block()
         if block is None:
             return not self.final and self.refresh()
@@ -131,13 +118,7 @@ class MappedSegment:
         return not there and self.refresh()
 
     def refresh(self) -> bool:
-        """The same, by the journal: it also knows that a file was closed or moved to fewer volumes.
-
-        Raises:
-            UnknownFile: it was deleted.
-            DataDamaged: what is new is damaged on all volumes.
-            VolumeUnusable: no volume that has it answers.
-        """
+        """Do the same by the journal, which also knows of a close or of dropped volumes."""
         was_final = self.final
         length = self._file.refresh()
         if length > self._length:
@@ -147,14 +128,9 @@ class MappedSegment:
         return self.final and not was_final
 
     def repair(self, damage: DataDamaged) -> None:
-        """The bytes at hand are damaged: go on with those of another volume.
-
-        Raises:
-            DataDamaged: there is none left to try, or they are damaged too.
-            VolumeUnusable: no volume that has it answers.
-        """
+        """Continue with another volume: the mapped bytes are damaged."""
         if not self._volume:  # pieced together from all volumes already
-            raise DataDamaged(f"{self.place.path}: {damage}") from damage
+            raise DataDamaged(f"{self.entry.path}: {damage}") from damage
         self._bad.add(self._volume)
         self._segment = None
         self._map()
@@ -173,7 +149,7 @@ class MappedSegment:
                 self._show(view)
             except DataDamaged as damage:
                 if not self._volume:
-                    raise DataDamaged(f"{self.place.path}: {damage}") from damage
+                    raise DataDamaged(f"{self.entry.path}: {damage}") from damage
                 self._bad.add(self._volume)
             else:
                 return
@@ -184,15 +160,15 @@ class MappedSegment:
             self._segment.extend(view)
             return
         segment = Segment(view)
-        if segment.header.base_sequence != self.place.base:
+        if segment.header.base_sequence != self.entry.base:
             raise DataDamaged(
                 f"the header says that it begins with event {segment.header.base_sequence}, the "
-                f"name says {self.place.base}"
+                f"name says {self.entry.base}"
             )
         self._segment = segment
 
     def _mapped(self) -> memoryview:
-        """All that is acknowledged, from a volume that is not known to be bad."""
+        """Return all that is acknowledged, from a volume that is not known to be bad."""
         blocks = self._file.blocks
         if len(blocks) == 1:
             for volume_id in blocks[0].volumes:
@@ -201,7 +177,7 @@ class MappedSegment:
                 try:
                     view = self._mapped_from(volume_id, blocks[0])
                 except (OSError, DataDamaged, VolumeUnusable):
-                    continue  # another one has it too, or the slow way below says what is wrong
+                    continue  # another one has it too, or the slow way below raises the error
                 self._volume = volume_id
                 return view
         # Piece by piece, each from a volume that has it whole.

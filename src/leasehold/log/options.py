@@ -19,11 +19,10 @@ class LogOptions:
     """How a log is opened.
 
     Attributes:
-        files: the settings of the files below it. Their ``recovery_timeout`` is shorter than usual:
-            a
-            segment is recovered quickly, and one who dies over it must not hold producers up.
+        files: the settings of the files below it. Their ``recovery_timeout`` is shorter than
+            usual: a segment is recovered quickly, and a crash during it must not delay producers.
         run_monitor: whether this process also recovers files that others left behind.
-        socket_directory: where the socket lies on which other producers of this machine find us;
+        socket_directory: where the socket is on which other producers of this machine connect;
             by default the user's runtime directory, or else the one for temporary files.
     """
 
@@ -38,21 +37,20 @@ class ProducerOptions:
 
     Attributes:
         linger: how long a small batch waits for more events.
-        batch_events: a batch of so many events does not wait.
-        batch_bytes: the same for bytes; what is bigger is stored in parts of this size.
-        max_pending_bytes: when what waits to be stored takes so much memory, ``send`` blocks.
+        batch_events: a batch of this many events does not wait.
+        batch_bytes: a batch of this many bytes does not wait; a bigger one is split.
+        max_pending_bytes: when what waits to be stored takes this much memory, ``send`` blocks.
         send_timeout: how long it blocks at most; then ``BufferFull``.
         deliver_timeout: how long a batch is tried; then its future fails. Longer than the files'
-            ``recovery_timeout``, or one that dies while it takes a partition over makes batches
-            fail.
-        owner_timeout: after this time without a sign the owner of a partition counts as dead.
+            ``recovery_timeout``, or a crash during a take-over makes batches fail.
+        owner_timeout: after this time without an answer the owner of a partition counts as crashed.
         durable: acknowledge what survives a power cut (sync), not only a kill (flush).
         producer_id: 16 bytes, to send everything again that a former producer sent, from its first
             event on, by the same calls; other events would be taken for the old ones and left out.
             By default a new one.
 
     Raises:
-        InvalidDuration: a duration lies outside its range.
+        InvalidDuration: a duration is outside its range.
         InvalidOptions: two settings contradict each other, or a number is out of its range.
     """
 

@@ -1,27 +1,17 @@
-"""The owner of a partition: stores what waits, all of it with one wait for the volumes.
+"""The owner of a partition: stores all queued batches with one wait for the volumes.
 
-One thread for each partition that this process owns. It takes every parcel that waits, its own
-and forwarded ones, writes a frame for each, syncs once, and answers all. While it syncs, others
-queue. Nothing is answered before it is on all volumes.
+There is one thread for each partition that this process owns. It takes every producer batch that
+waits, local and forwarded, writes a frame for each, syncs once, and answers all. Nothing is
+answered before it is on all volumes. When another process takes the segment over, the thread ends:
+unanswered batches fail with ``OwnerMoved``, and the producers send them to the new owner.
 
-When the segment is taken over by somebody else, the thread ends: what was not answered is answered
-with ``OwnerMoved``, and the producers hand it to the new owner, who knows what it has already.
+``AppendState`` is what an owner must know to continue: next numbers, times, and the last number of
+each producer. It comes from the last segment, and decides which part of a batch is new. Sequence
+numbers have no gaps, offsets and times never decrease, and nothing is stored twice.
 
-What the owner of a partition must know to go on: numbers, times, and every producer's last one.
-
-Pure. It is made from the last segment and says which part of a parcel is new. Sequence numbers
-have no gaps, offsets and times never go back, and nothing is stored twice.
-
-Opening a new segment at the end of a partition: the way to become its owner.
-
-The owner of a partition is who has its last segment open for writing. The files room lets only one
-in, and shuts out the one before. What is left to make sure here is that our segment really is the
-last: nobody else's may lie at or after its place. A former look at the list may be old, so the list
-is read again once our segment is there. Retention never removes the newest segment; so if others
-went on in the meantime, we see it.
-
-A segment is created for events that wait to be stored, and its header is written with them: one
-without bytes is what a crash in between leaves. It is opened again by the next owner.
+A process becomes the owner by opening a new segment at the end of the partition. The file layer
+admits one writer and fences the one before. After it has created its segment, the process lists the
+segments again: if a later one exists, it gives up. Retention never removes the newest segment.
 """
 
 from __future__ import annotations
@@ -86,7 +76,7 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvents:
-    """What to do with a parcel: leave out the first ``skip`` events, they are stored already.
+    """The new part of a producer batch: the first ``skip`` events are stored already.
 
     ``stored_as`` is where the first event was stored, if it was and that is still known, else -1.
     """
@@ -108,52 +98,48 @@ class AppendState:
 
     @classmethod
     def after(cls, segment: Segment) -> AppendState:
-        """The state after the last whole frame of a segment.
-
-        Raises:
-            DataDamaged: a frame of it can not be read.
-        """
-        ledger = cls(
+        """Return the state after the last whole frame of a segment."""
+        append_state = cls(
             next_sequence=segment.next_sequence,
             next_offset=segment.header.base_offset + padded(len(segment)),
             last_us=segment.header.created_us,
             producers=segment.producers(),
         )
         for header in segment.frames():
-            ledger.last_us = max(ledger.last_us, header.last_us)
-            ledger._remember(header)
-        return ledger
+            append_state.last_us = max(append_state.last_us, header.last_us)
+            append_state._remember_frame(header)
+        return append_state
 
-    def new_of(self, parcel: ProducerBatch) -> NewEvents:
-        """Which part of the parcel is new."""
-        first, producer = parcel.stamp.sequence, parcel.stamp.producer
+    def new_events_of(self, producer_batch: ProducerBatch) -> NewEvents:
+        """Return which part of the producer batch is new."""
+        first, producer = producer_batch.stamp.sequence, producer_batch.stamp.producer
         known = self.producers.get(producer)
         if known is None or first > known.last_sequence:
             return NewEvents(skip=0)
-        skip = min(parcel.end, known.last_sequence + 1) - first
+        skip = min(producer_batch.end, known.last_sequence + 1) - first
         for number, count, stored_as in self.recent.get(producer, ()):
             if number <= first < number + count:
                 return NewEvents(skip=skip, stored_as=stored_as + first - number)
         return NewEvents(skip=skip)
 
     def time_us(self, now_us: int) -> int:
-        """The time to store events under: now, but never before that of an earlier one."""
+        """Return the time to store events under: now, but never before that of an earlier one."""
         self.last_us = max(self.last_us, now_us)
         return self.last_us
 
     def stored(self, header: FrameHeader) -> None:
-        """A frame was written: go on after it."""
+        """Continue after a frame that was written."""
         self.next_sequence = max(self.next_sequence, header.next_sequence)
         self.next_offset = header.offset + header.length
         note_producer(self.producers, header)
-        self._remember(header)
+        self._remember_frame(header)
         if len(self.producers) > 2 * DEFAULT_LIMIT:
             self.producers = newest_producers(self.producers)
             self.recent = {
                 each: self.recent[each] for each in self.producers if each in self.recent
             }
 
-    def _remember(self, header: FrameHeader) -> None:
+    def _remember_frame(self, header: FrameHeader) -> None:
         if header.kind is FrameKind.EVENTS:
             frames = self.recent.setdefault(header.stamp.producer, deque(maxlen=_REMEMBERED))
             frames.append((header.stamp.sequence, header.count, header.base_sequence))
@@ -164,55 +150,48 @@ _RECOVERY_LIMIT = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSegment:
-    """A segment without bytes, open for writing at the end of a partition, and what led to it."""
+    """A new segment, open for writing at the end of a partition, and the state before it."""
 
     writer: FileWriter
-    ledger: AppendState
+    append_state: AppendState
 
 
-def newest(
+def newest_segment(
     files: Namespace, partition: StreamPartition, *, from_base: int = 0
 ) -> FileStatus | None:
-    """The last segment of a partition, if there is one. ``from_base``: where to begin to look."""
-    found = _listed(files, partition, from_base=from_base)
+    """Return the last segment of a partition, if any; the list begins at ``from_base``."""
+    found = _segments(files, partition, from_base=from_base)
     return found[-1] if found else None
 
 
-def take(
+def open_next_segment(
     files: Namespace, partition: StreamPartition, settings: StreamSettings, *, from_base: int
 ) -> OpenedSegment:
-    """Open the next segment of a partition.
-
-    Raises:
-        Moved: somebody else did, or has its last segment open; look again.
-        DataDamaged: the end of the partition can not be read.
-        LeaseholdError: the files room can not serve.
-    """
-    found = _listed(files, partition, from_base=from_base)
+    """Open the next segment of a partition."""
+    found = _segments(files, partition, from_base=from_base)
     if found and found[-1].state is not FileState.CLOSED:
         raise OwnerMoved(f"{found[-1].path} is being written by {found[-1].holder}")
-    _clear(files, found[:-1])
+    _close_earlier(files, found[:-1])
     if found and not found[-1].length:
-        return _again(files, partition, found[-1].path)
+        return _reopen_empty(files, partition, found[-1].path)
     if not found:
-        return OpenedSegment(writer=begin(files, partition, settings, base=0), ledger=AppendState())
-    ledger = _end_of(files, found[-1])
-    if ledger.next_sequence == base_of(found[-1].path):
-        _discard(files, found[-1])
+        return OpenedSegment(
+            writer=create_segment(files, partition, settings, base=0), append_state=AppendState()
+        )
+    append_state = _state_after(files, found[-1])
+    if append_state.next_sequence == base_of(found[-1].path):
+        _discard_without_events(files, found[-1])
         raise OwnerMoved(f"{found[-1].path} had no whole event and was removed")
     return OpenedSegment(
-        writer=begin(files, partition, settings, base=ledger.next_sequence), ledger=ledger
+        writer=create_segment(files, partition, settings, base=append_state.next_sequence),
+        append_state=append_state,
     )
 
 
-def begin(
+def create_segment(
     files: Namespace, partition: StreamPartition, settings: StreamSettings, *, base: int
 ) -> FileWriter:
-    """Create the segment that begins at ``base``, if it is the last one then.
-
-    Raises:
-        Moved: somebody else has created it, or a later one.
-    """
+    """Create the segment that begins at ``base``, if it is the last one then."""
     path = segment_path(partition.stream, partition.number, base)
     try:
         writer = files.create(
@@ -224,17 +203,17 @@ def begin(
     return writer
 
 
-def _again(files: Namespace, partition: StreamPartition, path: str) -> OpenedSegment:
-    """Open a last segment that has no bytes; what leads to it is in the one before."""
+def _reopen_empty(files: Namespace, partition: StreamPartition, path: str) -> OpenedSegment:
+    """Open a last segment that has no bytes; the state is in the segment before."""
     base = base_of(path) or 0
-    before = [each for each in _listed(files, partition) if each.length and each.path < path]
-    ledger = AppendState(next_sequence=base)
+    before = [each for each in _segments(files, partition) if each.length and each.path < path]
+    append_state = AppendState(next_sequence=base)
     if before:
-        ledger = _end_of(files, before[-1])
-    if ledger.next_sequence != base:
+        append_state = _state_after(files, before[-1])
+    if append_state.next_sequence != base:
         raise DataDamaged(
-            f"{path} should follow event {ledger.next_sequence - 1}, which is the last one in "
-            f"{before[-1].path}: verify the stream"
+            f"{path} should follow event {append_state.next_sequence - 1}, which is the last one "
+            f"in {before[-1].path}: verify the stream"
         )
     try:
         writer = files.append(path)
@@ -244,11 +223,11 @@ def _again(files: Namespace, partition: StreamPartition, path: str) -> OpenedSeg
         writer.close()
         raise OwnerMoved(f"{path} was written by somebody else")
     _check_last(files, partition, writer, base)
-    return OpenedSegment(writer=writer, ledger=ledger)
+    return OpenedSegment(writer=writer, append_state=append_state)
 
 
-def _end_of(files: Namespace, status: FileStatus) -> AppendState:
-    """What is known after a segment, from a volume on which it is sound."""
+def _state_after(files: Namespace, status: FileStatus) -> AppendState:
+    """Return what is known after a segment, from a volume on which it is sound."""
     mapped = MappedSegment(ListedSegment(base=base_of(status.path) or 0, path=status.path), files)
     while True:
         try:
@@ -260,7 +239,7 @@ def _end_of(files: Namespace, status: FileStatus) -> AppendState:
 def _check_last(
     files: Namespace, partition: StreamPartition, writer: FileWriter, base: int
 ) -> None:
-    """Give our new segment up if a later one is there: it is too late for it."""
+    """Discard the new segment if a later one exists: this process was too late."""
     found = segments(files, partition.stream, partition.number, from_base=base + 1)
     later = [each.path for each in found]
     if later:
@@ -269,8 +248,8 @@ def _check_last(
         raise OwnerMoved(f"the partition has gone on: {later[-1]}")
 
 
-def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
-    """Close what is open before the last segment: somebody was too late for it, and died."""
+def _close_earlier(files: Namespace, earlier: Sequence[FileStatus]) -> None:
+    """Close what is open before the last segment: an owner that was too late crashed there."""
     for each in earlier:
         if each.state is not FileState.CLOSED:
             with suppress(UnknownFile):
@@ -279,7 +258,7 @@ def _clear(files: Namespace, earlier: Sequence[FileStatus]) -> None:
                     files.delete(each.path)
 
 
-def _discard(files: Namespace, status: FileStatus) -> None:
+def _discard_without_events(files: Namespace, status: FileStatus) -> None:
     """Remove a last segment that has bytes and no event: a first batch that was cut short."""
     with suppress(FileHeld, RecoveryInProgress, LeaseLost, UnknownFile):
         writer = files.append(status.path)
@@ -289,12 +268,12 @@ def _discard(files: Namespace, status: FileStatus) -> None:
             writer.close()
 
 
-def _listed(
+def _segments(
     files: Namespace, partition: StreamPartition, *, from_base: int = 0
 ) -> list[FileStatus]:
     found = segments(files, partition.stream, partition.number, from_base=from_base)
-    if from_base and not found:  # the stream was deleted, and perhaps made anew
-        return _listed(files, partition)
+    if from_base and not found:  # the stream was deleted, and perhaps recreated
+        return _segments(files, partition)
     return found
 
 
@@ -303,39 +282,39 @@ Answer = Future[tuple[StoredBatch, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AppendJob:
-    parcels: Sequence[ProducerBatch]
+    batches: Sequence[ProducerBatch]
     durable: bool
     answer: Answer = field(default_factory=Future)
 
 
 class PartitionOwner:
-    """Made when a segment was opened by ``takeover.take``. Safe to use from several threads."""
+    """Writes the segments of one partition. Safe to use from several threads."""
 
     def __init__(
         self,
         partition: StreamPartition,
-        opening: OpenedSegment,
+        opened: OpenedSegment,
         settings: StreamSettings,
         *,
         files: Namespace,
         clock: Clock,
         counts: LogCounters,
-        rolled: Callable[[], None] = lambda: None,
+        on_roll: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the thread. It calls ``rolled`` after a segment was closed and another begun."""
-        self._tell_rolled = rolled
+        """Start the thread. It calls ``on_roll`` after a segment was closed and another begun."""
+        self._on_roll = on_roll
         self._has_rolled = False
         self.partition = partition
         self._settings = settings
         self._files = files
         self._clock = clock
         self._counts = counts
-        self._writer = opening.writer
-        self._ledger = opening.ledger
+        self._writer = opened.writer
+        self._append_state = opened.append_state
         self._index: IndexBuilder | None = None  # none: the segment has no bytes yet
         self._began_at = 0.0
         self._changed = threading.Condition()
-        self._waiting: deque[_AppendJob] = deque()
+        self._queue: deque[_AppendJob] = deque()
         self._closing = False
         self._ended: BaseException | None = None
         self._thread = threading.Thread(
@@ -347,7 +326,7 @@ class PartitionOwner:
 
     @property
     def alive(self) -> bool:
-        """Whether it still takes parcels."""
+        """Whether it still accepts producer batches."""
         return self._ended is None and not self._closing
 
     @property
@@ -355,19 +334,15 @@ class PartitionOwner:
         """The segment that is being written."""
         return self._writer.path
 
-    def submit(self, parcels: Sequence[ProducerBatch], *, durable: bool) -> Answer:
-        """Queue parcels that share one fate; the answer comes when all of them are stored.
-
-        Raises:
-            Moved: this process is not the owner any more. The answer may say so too.
-        """
-        job = _AppendJob(parcels=parcels, durable=durable)
+    def submit(self, batches: Sequence[ProducerBatch], *, durable: bool) -> Answer:
+        """Queue producer batches; the answer comes when all of them are stored."""
+        job = _AppendJob(batches=batches, durable=durable)
         with self._changed:
             if not self.alive:
                 raise OwnerMoved(
                     f"{self.path} is not written here any more: {self._ended or 'closed'}"
                 )
-            self._waiting.append(job)
+            self._queue.append(job)
             self._changed.notify()
         return job.answer
 
@@ -381,43 +356,47 @@ class PartitionOwner:
     def _run(self) -> None:
         jobs: list[_AppendJob] = []
         try:
-            while jobs := self._next():
-                self._serve(jobs)
+            while jobs := self._next_jobs():
+                self._store_jobs(jobs)
             self._seal()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nobody may wait for ever
+        except BaseException as error:  # noqa: BLE001 - no caller may wait forever
             self._end(error, jobs)
         else:
             self._end(OwnerMoved(f"{self.path} was closed"), [])
 
-    def _next(self) -> list[_AppendJob]:
-        """Everything that waits; nothing when it is time to close."""
+    def _next_jobs(self) -> list[_AppendJob]:
+        """Return all queued jobs; an empty list when it is time to close."""
         with self._changed:
-            while not self._waiting and not self._closing:
+            while not self._queue and not self._closing:
                 self._changed.wait()
-            jobs = list(self._waiting)
-            self._waiting.clear()
+            jobs = list(self._queue)
+            self._queue.clear()
             return jobs
 
-    def _serve(self, jobs: list[_AppendJob]) -> None:
-        jobs = [job for job in jobs if _storable(job)]
+    def _store_jobs(self, jobs: list[_AppendJob]) -> None:
+        jobs = [job for job in jobs if _is_storable(job)]
         if not jobs:
             return
-        before = self._ledger.next_sequence
-        answers = [tuple(self._store(parcel) for parcel in job.parcels) for job in jobs]
+        before = self._append_state.next_sequence
+        answers = [
+            tuple(self._store(producer_batch) for producer_batch in job.batches) for job in jobs
+        ]
         if any(job.durable for job in jobs):
             self._writer.sync()
         else:
             self._writer.flush()
         stored = [each for answer in answers for each in answer]
         frames = sum(
-            each.skipped < parcel.batch.num_rows
-            for each, parcel in zip(
-                stored, (parcel for job in jobs for parcel in job.parcels), strict=True
+            each.skipped < producer_batch.batch.num_rows
+            for each, producer_batch in zip(
+                stored,
+                (producer_batch for job in jobs for producer_batch in job.batches),
+                strict=True,
             )
         )
         self._counts.add(
             LogCounts(
-                events=self._ledger.next_sequence - before,
+                events=self._append_state.next_sequence - before,
                 frames=frames,
                 commits=1,
                 duplicates=sum(each.skipped for each in stored),
@@ -427,28 +406,28 @@ class PartitionOwner:
             job.answer.set_result(answer)
         if self._has_rolled:
             self._has_rolled = False
-            self._tell_rolled()
+            self._on_roll()
 
-    def _store(self, parcel: ProducerBatch) -> StoredBatch:
-        """Write what is new of a parcel, as one frame."""
-        new, batch = self._ledger.new_of(parcel), parcel.batch
+    def _store(self, producer_batch: ProducerBatch) -> StoredBatch:
+        """Write what is new of a producer batch, as one frame."""
+        new, batch = self._append_state.new_events_of(producer_batch), producer_batch.batch
         if new.skip:
             batch = batch.slice(new.skip)
-        first = self._ledger.next_sequence
+        first = self._append_state.next_sequence
         if batch.num_rows:
-            self._append(batch, parcel, new.skip)
+            self._append(batch, producer_batch, new.skip)
         return StoredBatch(first_sequence=first, skipped=new.skip, stored_as=new.stored_as)
 
-    def _append(self, batch: pa.RecordBatch, parcel: ProducerBatch, skip: int) -> None:
+    def _append(self, batch: pa.RecordBatch, producer_batch: ProducerBatch, skip: int) -> None:
         if self._index is not None and self._is_full(batch.nbytes):
             self._roll()
         index = self._index or self._begin()
-        stamp = parcel.stamp
+        stamp = producer_batch.stamp
         frame = encode_events(
             batch,
-            base_sequence=self._ledger.next_sequence,
-            offset=self._ledger.next_offset,
-            enqueued_us=self._ledger.time_us(self._now_us()),
+            base_sequence=self._append_state.next_sequence,
+            offset=self._append_state.next_offset,
+            enqueued_us=self._append_state.time_us(self._now_us()),
             epoch=self._writer.epoch,
             producer=type(stamp)(producer=stamp.producer, sequence=stamp.sequence + skip),
             base_offset=index.index.segment.base_offset,
@@ -464,23 +443,23 @@ class PartitionOwner:
         )
 
     def _begin(self) -> IndexBuilder:
-        """Write what every segment begins with: its header, and how far each producer is."""
-        ledger, now_us = self._ledger, self._ledger.time_us(self._now_us())
+        """Write what every segment begins with: its header, and the state of each producer."""
+        append_state, now_us = self._append_state, self._append_state.time_us(self._now_us())
         header = SegmentHeader(
             partition=self.partition.number,
-            base_sequence=ledger.next_sequence,
-            base_offset=ledger.next_offset,
+            base_sequence=append_state.next_sequence,
+            base_offset=append_state.next_offset,
             created_us=now_us,
             epoch=self._writer.epoch,
         )
         self._began_at = self._clock.boottime_s()
         self._index = IndexBuilder(header)
         self._writer.write(encode_segment_header(header))
-        ledger.next_offset += SEGMENT_HEADER_BYTES
+        append_state.next_offset += SEGMENT_HEADER_BYTES
         producers = encode_producers(
-            ledger.producers,
-            base_sequence=ledger.next_sequence,
-            offset=ledger.next_offset,
+            append_state.producers,
+            base_sequence=append_state.next_sequence,
+            offset=append_state.next_offset,
             enqueued_us=now_us,
             epoch=self._writer.epoch,
             base_offset=header.base_offset,
@@ -492,13 +471,13 @@ class PartitionOwner:
     def _write(self, frame: EncodedFrame) -> None:
         for part in frame.parts:
             self._writer.write(part)
-        self._ledger.stored(frame.header)
+        self._append_state.stored(frame.header)
 
     def _roll(self) -> None:
-        """Seal the segment and begin the next, if nobody else does."""
+        """Seal the segment and begin the next, if no other process does."""
         self._seal()
-        self._writer = begin(
-            self._files, self.partition, self._settings, base=self._ledger.next_sequence
+        self._writer = create_segment(
+            self._files, self.partition, self._settings, base=self._append_state.next_sequence
         )
         self._index = None
         self._has_rolled = True
@@ -506,21 +485,21 @@ class PartitionOwner:
     def _seal(self) -> None:
         if self._index is not None:
             end = self._index.encode(
-                now_us=self._ledger.time_us(self._now_us()), epoch=self._writer.epoch
+                now_us=self._append_state.time_us(self._now_us()), epoch=self._writer.epoch
             )
             for part in end.parts:
                 self._writer.write(part)
-            self._ledger.next_offset += end.length
+            self._append_state.next_offset += end.length
         self._writer.close()
 
     def _end(self, error: BaseException, jobs: list[_AppendJob]) -> None:
-        """Take nothing more, and answer all that is unanswered."""
+        """Accept nothing more, and fail all unanswered jobs."""
         with self._changed:
             self._ended = error
             jobs = [job for job in jobs if not job.answer.done()]
-            tried = sum(len(job.parcels) for job in jobs)
-            jobs += self._waiting
-            self._waiting.clear()
+            tried = sum(len(job.batches) for job in jobs)
+            jobs += self._queue
+            self._queue.clear()
         if isinstance(error, LeaseLost | UnknownFile):
             self._counts.add(LogCounts(fenced=tried))
         with suppress(LeaseholdError, OSError):
@@ -534,11 +513,11 @@ class PartitionOwner:
         return int(self._clock.utc_now().timestamp() * 1_000_000)
 
 
-def _storable(job: _AppendJob) -> bool:
-    """Whether a job can be stored; if not, it alone is told so, before anything is written."""
+def _is_storable(job: _AppendJob) -> bool:
+    """Return whether a job can be stored; if not, fail this job before anything is written."""
     try:
-        for parcel in job.parcels:
-            check_storable(parcel.batch, parcel.stamp)
+        for producer_batch in job.batches:
+            check_storable(producer_batch.batch, producer_batch.stamp)
     except UsageError as error:
         job.answer.set_exception(error)
         return False

@@ -1,9 +1,9 @@
-"""Who owns a partition, as this process sees it: itself, another process, or nobody yet.
+"""Finds the owner of a partition: this process, another process, or none yet.
 
-``deliver`` hands parcels to the owner, whoever that is. If nobody is, this process becomes it. If
-the owner is dead (nobody listens at its address) or gives no sign in time (it was stopped), its
-segment is recovered, which shuts it out, and the next owner goes on after it. That is always safe:
-an owner that wakes up later can not add anything that anybody would see.
+``deliver`` sends producer batches to the owner. If there is none, this process becomes the owner.
+If the owner has crashed (its socket refuses connections) or does not answer in time (its process is
+paused), its segment is recovered, which fences it, and the next owner continues after it. That is
+always safe: an owner that resumes later cannot add anything that readers see.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from leasehold.errors import (
     VolumeUnusable,
 )
 from leasehold.files.model import FileState
-from leasehold.log.owner_link import BEATS, SCHEME, OwnerRequest
-from leasehold.log.partition_owner import PartitionOwner, newest, take
+from leasehold.log.owner_link import HEARTBEATS_PER_TIMEOUT, SCHEME, OwnerRequest
+from leasehold.log.partition_owner import PartitionOwner, newest_segment, open_next_segment
 from leasehold.log.producer_batch import OwnerGone, OwnerMoved, OwnerSilent
 from leasehold.log.retention import trim
 from leasehold.log.streams import LogCounts, base_of
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.log")
 
-_PAUSES = Backoff(base_s=0.01, max_s=0.5)
-_PASSES_BY = (
+_RETRY_BACKOFF = Backoff(base_s=0.01, max_s=0.5)
+_RETRYABLE = (
     OwnerMoved,
     OwnerGone,
     OwnerSilent,
@@ -70,22 +70,22 @@ class RouterContext:
     clock: Clock
     counts: LogCounters
     soft_limit_s: float
-    open_door: Callable[[], None]
+    start_server: Callable[[], None]
 
 
 class PartitionRouter:
     """One partition. Safe to use from several threads."""
 
     def __init__(
-        self, partition: StreamPartition, around: RouterContext, *, created_at: str
+        self, partition: StreamPartition, context: RouterContext, *, created_at: str
     ) -> None:
-        """Look at nothing yet. ``created_at`` tells the stream from another of its name."""
+        """``created_at`` distinguishes the stream from another one of its name."""
         self.partition = partition
         self.created_at = created_at
-        self._around = around
+        self._context = context
         self._lock = threading.Lock()
         self._owner: PartitionOwner | None = None
-        self._known: FileStatus | None = None  # the segment that another process writes
+        self._remote: FileStatus | None = None  # the segment that another process writes
         self._from_base = 0
         self._has_recovered = False
         self._rng = system_random()
@@ -99,107 +99,101 @@ class PartitionRouter:
 
     def deliver(
         self,
-        parcels: Sequence[ProducerBatch],
+        batches: Sequence[ProducerBatch],
         *,
         durable: bool,
-        courier: OwnerClient,
-        until_s: float,
+        owner_client: OwnerClient,
+        deadline_s: float,
     ) -> tuple[StoredBatch, ...]:
-        """Have parcels stored, once, by whoever is the owner; try until ``until_s``.
-
-        Raises:
-            StoreUnavailable: nobody could store them in time; the last trouble is its cause.
-            FileHeld: the owner runs on another machine.
-            UnknownStream: the stream was deleted; there may be another one of its name.
-            UsageError: they can never be stored.
-            StoreUnusable: it can not be done here.
-        """
+        """Have the owner store producer batches exactly once; retry until ``deadline_s``."""
         for failures in count(1):
             try:
-                return self._handed_over(parcels, durable=durable, courier=courier, until_s=until_s)
-            except _PASSES_BY as error:
+                return self._try_deliver(
+                    batches, durable=durable, owner_client=owner_client, deadline_s=deadline_s
+                )
+            except _RETRYABLE as error:
                 if self._closed.is_set():
-                    self._stream()  # closed because it was deleted?
-                left_s = until_s - self._around.clock.boottime_s()
-                if left_s <= 0 or self._closed.is_set():
+                    self._current_stream()  # closed because it was deleted?
+                remaining_s = deadline_s - self._context.clock.boottime_s()
+                if remaining_s <= 0 or self._closed.is_set():
                     raise StoreUnavailable(
                         f"{self.partition} could not be written in time; the events may be stored "
                         f"or not: {error}"
                     ) from error
                 log.info("%s: %s: trying again", self.partition, error)
-                self._closed.wait(min(_PAUSES.pause_s(failures, self._rng), left_s))
+                self._closed.wait(min(_RETRY_BACKOFF.pause_s(failures, self._rng), remaining_s))
         raise AssertionError("unreachable")  # pragma: no cover
 
     def close(self) -> None:
-        """Give the partition back, if it is ours, with everything stored that waits."""
+        """Release the partition, if this process owns it, after storing what waits."""
         with self._lock:
             self._closed.set()
             owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
 
-    def _handed_over(
+    def _try_deliver(
         self,
-        parcels: Sequence[ProducerBatch],
+        batches: Sequence[ProducerBatch],
         *,
         durable: bool,
-        courier: OwnerClient,
-        until_s: float,
+        owner_client: OwnerClient,
+        deadline_s: float,
     ) -> tuple[StoredBatch, ...]:
-        owner, known = self._found(until_s)
+        owner, remote = self._find_owner(deadline_s)
         if owner is not None:
-            answer = owner.submit(parcels, durable=durable)
-            left_s = until_s - self._around.clock.boottime_s()
-            if not wait((answer,), timeout=max(left_s, 0.0)).done:
+            answer = owner.submit(batches, durable=durable)
+            remaining_s = deadline_s - self._context.clock.boottime_s()
+            if not wait((answer,), timeout=max(remaining_s, 0.0)).done:
                 raise StoreUnavailable("the volumes did not answer in time")
             return answer.result()
-        assert known is not None  # noqa: S101 - one of the two is there
-        beat_s = courier.owner_timeout_s / BEATS
+        assert remote is not None  # noqa: S101 - one of the two is set
+        heartbeat_s = owner_client.owner_timeout_s / HEARTBEATS_PER_TIMEOUT
         request = OwnerRequest(
-            partition=self.partition, parcels=parcels, durable=durable, beat_s=beat_s
+            partition=self.partition, batches=batches, durable=durable, heartbeat_s=heartbeat_s
         )
         try:
-            stored = courier.carry(request, to=known.address, until_s=until_s)
+            stored = owner_client.send(request, to=remote.address, deadline_s=deadline_s)
         except (OwnerGone, OwnerSilent) as error:
-            self._depose(known, error, until_s)
+            self._fence_owner(remote, error, deadline_s)
             raise
         except OwnerMoved:
-            self._forget(known)
+            self._forget(remote)
             raise
-        self._around.counts.add(LogCounts(forwarded=len(parcels)))
+        self._context.counts.add(LogCounts(forwarded=len(batches)))
         return stored
 
-    def _found(self, until_s: float) -> tuple[PartitionOwner | None, FileStatus | None]:
-        """The owner: this process, or the segment of another one. Become it if nobody is."""
-        owner, known = self.owner, self._known
-        if owner is not None or known is not None:
-            return owner, known
+    def _find_owner(self, deadline_s: float) -> tuple[PartitionOwner | None, FileStatus | None]:
+        """Return this process as the owner, or the segment of another; become it if none is."""
+        owner, remote = self.owner, self._remote
+        if owner is not None or remote is not None:
+            return owner, remote
         with self._lock:
             if self._closed.is_set():
                 raise OwnerMoved("the log is being closed")
-            if self.owner is not None or self._known is not None:
-                return self.owner, self._known
+            if self.owner is not None or self._remote is not None:
+                return self.owner, self._remote
             if self._owner is not None:
-                self._owner.close()  # it has ended; its segment is closed or somebody else's
-            settings = self._stream().settings
-            last = newest(self._around.files, self.partition, from_base=self._from_base)
+                self._owner.close()  # it has ended; its segment is closed or taken over
+            settings = self._current_stream().settings
+            last = newest_segment(self._context.files, self.partition, from_base=self._from_base)
             if last is not None:
                 self._from_base = base_of(last.path) or 0
             if last is not None and last.state is not FileState.CLOSED:
                 if self._is_reachable(last):
-                    self._known, self._has_recovered = last, False
+                    self._remote, self._has_recovered = last, False
                     return None, last
-                self._recover(last, until_s)
-            self._owner = self._become(settings)
+                self._recover(last, deadline_s)
+            self._owner = self._become_owner(settings)
             return self._owner, None
 
     def _is_reachable(self, last: FileStatus) -> bool:
-        """Whether its writer may be asked; if not, the segment may be recovered at once."""
-        if last.state is FileState.RECOVERING or last.holder == self._around.files.holder:
+        """Return whether its writer can be reached; if not, the segment may be recovered now."""
+        if last.state is FileState.RECOVERING or last.holder == self._context.files.holder:
             return False
         if last.host == host_name() and last.address.startswith(SCHEME):
             return True
-        if last.silent_s > self._around.soft_limit_s:
+        if last.silent_s > self._context.soft_limit_s:
             return False
         raise FileHeld(
             f"{self.partition} is being written by {last.holder} on the machine {last.host}: "
@@ -210,62 +204,64 @@ class PartitionRouter:
             host=last.host,
             since=last.opened_at,
             epoch=last.epoch,
-            retry_after_s=max(self._around.soft_limit_s - last.silent_s, 0.0),
+            retry_after_s=max(self._context.soft_limit_s - last.silent_s, 0.0),
             address=last.address,
         )
 
-    def _stream(self) -> StreamInfo:
-        return self._around.catalog.same(self.partition.stream, self.created_at)
+    def _current_stream(self) -> StreamInfo:
+        return self._context.catalog.same(self.partition.stream, self.created_at)
 
-    def _become(self, settings: StreamSettings) -> PartitionOwner:
-        self._around.open_door()
-        opening = take(self._around.files, self.partition, settings, from_base=self._from_base)
-        self._from_base = opening.ledger.next_sequence
-        self._around.counts.add(LogCounts(taken=1, recovered=int(self._has_recovered)))
+    def _become_owner(self, settings: StreamSettings) -> PartitionOwner:
+        self._context.start_server()
+        opened = open_next_segment(
+            self._context.files, self.partition, settings, from_base=self._from_base
+        )
+        self._from_base = opened.append_state.next_sequence
+        self._context.counts.add(LogCounts(taken=1, recovered=int(self._has_recovered)))
         self._has_recovered = False
         log.info("%s is written here from %d on", self.partition, self._from_base)
         return PartitionOwner(
             self.partition,
-            opening,
+            opened,
             settings,
-            files=self._around.files,
-            clock=self._around.clock,
-            counts=self._around.counts,
-            rolled=self._retire,
+            files=self._context.files,
+            clock=self._context.clock,
+            counts=self._context.counts,
+            on_roll=self._apply_retention,
         )
 
-    def _retire(self) -> None:
-        """Remove what the stream no longer keeps of this partition; if not now, then next time."""
+    def _apply_retention(self) -> None:
+        """Remove what the stream no longer keeps of this partition; a failure is retried later."""
         try:
-            stream = self._stream()
+            stream = self._current_stream()
             if stream.settings.retain_age_s or stream.settings.retention_bytes:
                 trim(
                     stream,
-                    files=self._around.files,
-                    catalog=self._around.catalog,
-                    clock=self._around.clock,
+                    files=self._context.files,
+                    catalog=self._context.catalog,
+                    clock=self._context.clock,
                     execute=True,
                     partitions=(self.partition.number,),
                 )
         except (LeaseholdError, OSError) as error:
             log.warning("%s: old segments could not be removed: %s", self.partition, error)
 
-    def _depose(self, known: FileStatus, error: LeaseholdError, until_s: float) -> None:
-        """Shut a dead or silent owner out, unless somebody has done so already."""
+    def _fence_owner(self, remote: FileStatus, error: LeaseholdError, deadline_s: float) -> None:
+        """Fence a crashed or silent owner, unless another process has done so already."""
         with self._lock:
-            if self._known is known:
-                self._known = None
-                log.warning("%s: %s: recovering %s", self.partition, error, known.path)
-                now = self._around.files.status(known.path)
-                if now.epoch == known.epoch and now.state is FileState.OPEN:
-                    self._recover(known, until_s)
+            if self._remote is remote:
+                self._remote = None
+                log.warning("%s: %s: recovering %s", self.partition, error, remote.path)
+                now = self._context.files.status(remote.path)
+                if now.epoch == remote.epoch and now.state is FileState.OPEN:
+                    self._recover(remote, deadline_s)
 
-    def _recover(self, last: FileStatus, until_s: float) -> None:
-        left_s = max(until_s - self._around.clock.boottime_s(), 0.0)
-        self._around.files.recover(last.path, timeout=timedelta(seconds=left_s))
+    def _recover(self, last: FileStatus, deadline_s: float) -> None:
+        remaining_s = max(deadline_s - self._context.clock.boottime_s(), 0.0)
+        self._context.files.recover(last.path, timeout=timedelta(seconds=remaining_s))
         self._has_recovered = True
 
-    def _forget(self, known: FileStatus) -> None:
+    def _forget(self, remote: FileStatus) -> None:
         with self._lock:
-            if self._known is known:
-                self._known = None
+            if self._remote is remote:
+                self._remote = None

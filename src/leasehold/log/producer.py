@@ -7,7 +7,7 @@ Guarantees:
 * Events of one producer to one partition are stored in the order they were sent in; so are those
   with one key.
 * What is tried again, after a lost answer or a change of owner, is not stored twice.
-* While it sends, it looks every second whether the stream has more partitions, and uses them.
+* While it sends, it checks every second whether the stream has more partitions, and uses them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from leasehold.log.streams import StreamInfo
 
 Sent: TypeAlias = "Future[tuple[Receipt, ...]]"
-_BYTES_AROUND = 16  # the offsets of an event in its columns
+_OVERHEAD_BYTES = 16  # the offsets of an event in its columns
 _FRAME_ROOM_BYTES = 1 << 20  # of a frame, for what is stored beside its events
 _LONGEST_WAIT_S = 366 * 24 * 3600.0
 
@@ -59,25 +59,25 @@ class Producer:
         look: Callable[[], StreamInfo],
         clock: Clock,
     ) -> None:
-        """Start nothing yet: the first event for a partition does. ``look`` finds the stream."""
+        """``look`` reads the stream again. The first event for a partition starts its thread."""
         self._growth = PartitionGrowth(stream, look, clock=clock)
         self._options = options or ProducerOptions()
         self._id = self._options.producer_id or bytes.fromhex(new_token())
-        # What is stored beside small events may take more room than they do.
+        # What is stored beside small events may take more space than they do.
         self._max_bytes = min(
             self._options.batch_bytes, stream.settings.segment_bytes // 4, MAX_BODY_BYTES // 8
         )
         self._max_event_bytes = min(
             stream.settings.segment_bytes, MAX_BODY_BYTES - _FRAME_ROOM_BYTES
         )
-        self._home = ProcessCheck("the producer")
-        self._seat_of = seat_of
+        self._process_check = ProcessCheck("the producer")
+        self._router_of = seat_of
         self._clock = clock
-        self._gate = ByteLimit(self._options.max_pending_bytes, clock=clock)
-        # The same for the same producer: what it sends again goes the way it went before.
-        self._turns = count(crc32c(self._id) % stream.partitions)
+        self._byte_limit = ByteLimit(self._options.max_pending_bytes, clock=clock)
+        # The same for the same producer id: what it sends again goes to the same partitions.
+        self._round_robin = count(crc32c(self._id) % stream.partitions)
         self._lock = threading.Lock()
-        self._lanes: dict[int, SendQueue] = {}
+        self._queues: dict[int, SendQueue] = {}
         self._closed = False
 
     @property
@@ -87,7 +87,7 @@ class Producer:
 
     @property
     def stream(self) -> StreamInfo:
-        """The stream it sends to, as it was when this producer last looked."""
+        """The stream it sends to, as it was at the last check."""
         return self._growth.stream
 
     @property
@@ -98,7 +98,7 @@ class Producer:
     @property
     def waiting_bytes(self) -> int:
         """How many bytes are taken by what waits to be stored."""
-        return self._gate.inside_bytes
+        return self._byte_limit.used_bytes
 
     def send(
         self,
@@ -114,62 +114,66 @@ class Producer:
         call takes the next one. Blocks while too much waits.
 
         Raises:
-            UsageError: it can not be sent, or the producer is closed.
+            UsageError: it cannot be sent, or the producer is closed.
             BufferFull: too much has been waiting for ``send_timeout``.
             UnknownStream: the stream was deleted.
         """
-        self._home.check()
-        self._growth.look_now_and_then()
-        stream = self._growth.found(partition)
-        ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
+        self._process_check.check()
+        self._growth.refresh_if_due()
+        stream = self._growth.stream_with(partition)
+        by_partition: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
         if isinstance(what, Event) and not what.properties:
-            ways = {self._way(stream, what, key, partition): [_alone(what, key)]}
+            by_partition = {
+                self._partition_for(stream, what, key, partition): [_with_size(what, key)]
+            }
         else:
             batch = sent_batch(what)
             if key is not None:
                 batch = _with_key(batch, key)
             parts = self._split(stream, batch, partition)
-            ways = {number: self._cut(part) for number, part in parts.items()}
-        return self._put(ways)
+            by_partition = {number: self._cut(part) for number, part in parts.items()}
+        return self._put(by_partition)
 
     def flush(self, timeout: timedelta | None = None) -> bool:
         """Wait for all that was sent before: True if all of it was stored or failed in time.
 
-        Which of the two, the futures tell. Without ``timeout`` that takes ``deliver_timeout`` at
+        The futures have the outcome. Without ``timeout`` that takes ``deliver_timeout`` at
         most.
 
         Raises:
-            InvalidDuration: ``timeout`` is no timedelta, or below zero.
+            InvalidDuration: ``timeout`` is not a timedelta, or below zero.
         """
-        self._home.check()
-        until = None
+        self._process_check.check()
+        deadline = None
         if timeout is not None:
-            limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
-            until = self._clock.boottime_s() + limit_s
+            timeout_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
+            deadline = self._clock.boottime_s() + timeout_s
         with self._lock:
-            lanes = tuple(self._lanes.values())
-        marks = [(lane, lane.hurry()) for lane in lanes]
+            queues = tuple(self._queues.values())
+        marks = [(queue, queue.begin_flush()) for queue in queues]
         return all(
-            lane.wait(
+            queue.wait(
                 mark,
-                timeout_s=None if until is None else max(until - self._clock.boottime_s(), 0.0),
+                timeout_s=None
+                if deadline is None
+                else max(deadline - self._clock.boottime_s(), 0.0),
             )
-            for lane, mark in marks
+            for queue, mark in marks
         )
 
     def close(self) -> None:
-        """Send what waits, wait for the answers, and end all threads. Again is harmless.
+        """Send what waits, wait for the answers, and end all threads. Safe to call twice.
 
         Raises:
             UsageError: this process was forked from the one that opened it.
         """
-        self._home.check()
+        self._process_check.check()
         with self._lock:
             self._closed = True
-            lanes = tuple(self._lanes.values())
-        self._hurry()
-        for lane in lanes:
-            lane.close()
+            queues = tuple(self._queues.values())
+        self._begin_flush()
+        for queue in queues:
+            queue.close()
         self._growth.close()
 
     def __enter__(self) -> Self:
@@ -183,34 +187,40 @@ class Producer:
     ) -> None:
         self.close()
 
-    def _put(self, ways: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]) -> Sent:
-        """Queue the parts for each partition, when there is room for all of them."""
-        lanes = [self._lane(number) for number in ways]
-        sending = PendingSend(sum(map(len, ways.values())))
-        if not ways:
-            sending.future.set_result(())
-            return sending.future
-        sizes = [size for parts in ways.values() for _, size in parts]
-        limit_s = self._options.send_timeout.total_seconds()
-        self._gate.enter(sum(sizes), parts=len(sizes), limit_s=limit_s, hurry=self._hurry)
-        for lane, parts in zip(lanes, ways.values(), strict=True):
-            lane.put(parts, sending)
-        return sending.future
+    def _put(
+        self, by_partition: Mapping[int, Sequence[tuple[Event | pa.RecordBatch, int]]]
+    ) -> Sent:
+        """Queue the parts for each partition, when the byte limit allows all of them."""
+        queues = [self._queue(number) for number in by_partition]
+        pending = PendingSend(sum(map(len, by_partition.values())))
+        if not by_partition:
+            pending.future.set_result(())
+            return pending.future
+        sizes = [size for parts in by_partition.values() for _, size in parts]
+        timeout_s = self._options.send_timeout.total_seconds()
+        self._byte_limit.acquire(
+            sum(sizes), parts=len(sizes), timeout_s=timeout_s, begin_flush=self._begin_flush
+        )
+        for queue, parts in zip(queues, by_partition.values(), strict=True):
+            queue.put(parts, pending)
+        return pending.future
 
-    def _way(self, stream: StreamInfo, event: Event, key: str | None, partition: int | None) -> int:
-        """The partition of a single event."""
+    def _partition_for(
+        self, stream: StreamInfo, event: Event, key: str | None, partition: int | None
+    ) -> int:
+        """Return the partition of a single event."""
         key = key if event.key is None else event.key
         by_key = None if key is None else partition_of(key, stream.partitions)
         if len(event.body) + len(key or "") > self._max_event_bytes:
             raise self._too_big(len(event.body) + len(key or ""))
         if partition is not None:
             return stream.checked(partition)
-        return next(self._turns) % stream.partitions if by_key is None else by_key
+        return next(self._round_robin) % stream.partitions if by_key is None else by_key
 
     def _split(
         self, stream: StreamInfo, batch: pa.RecordBatch, partition: int | None
     ) -> dict[int, pa.RecordBatch]:
-        """The events by partition."""
+        """Return the events by partition."""
         partitions = stream.partitions
         if partition is not None:
             partition = stream.checked(partition)
@@ -220,8 +230,8 @@ class Producer:
             return {partition or 0: batch}
         keys = batch.column(0)
         if keys.null_count == len(keys):
-            return {next(self._turns) % partitions: batch}
-        keyless = next(self._turns) % partitions if keys.null_count else 0
+            return {next(self._round_robin) % partitions: batch}
+        keyless = next(self._round_robin) % partitions if keys.null_count else 0
         return split_by_key(batch, partitions, keyless=keyless)
 
     def _cut(self, batch: pa.RecordBatch) -> Sequence[tuple[pa.RecordBatch, int]]:
@@ -238,38 +248,38 @@ class Producer:
             "smaller events, or use a stream with bigger segments"
         )
 
-    def _lane(self, number: int) -> SendQueue:
-        lane = self._lanes.get(number)
-        if lane is not None and not self._closed:
-            return lane
+    def _queue(self, number: int) -> SendQueue:
+        queue = self._queues.get(number)
+        if queue is not None and not self._closed:
+            return queue
         with self._lock:
             if self._closed:
                 raise UsageError("the producer is closed: open another one")
-            if number not in self._lanes:
-                self._lanes[number] = SendQueue(
-                    self._seat_of(number),
+            if number not in self._queues:
+                self._queues[number] = SendQueue(
+                    self._router_of(number),
                     self._options,
                     producer_id=self._id,
                     max_bytes=self._max_bytes,
-                    gate=self._gate,
+                    byte_limit=self._byte_limit,
                     clock=self._clock,
                 )
-            return self._lanes[number]
+            return self._queues[number]
 
-    def _hurry(self) -> None:
-        for lane in tuple(self._lanes.values()):
-            lane.hurry()
+    def _begin_flush(self) -> None:
+        for queue in tuple(self._queues.values()):
+            queue.begin_flush()
 
 
-def _alone(event: Event, key: str | None) -> tuple[Event, int]:
-    """The event as it is queued, and about how many bytes it takes."""
+def _with_size(event: Event, key: str | None) -> tuple[Event, int]:
+    """Return the event as it is queued, and about how many bytes it takes."""
     if event.key is None and key is not None:
         event = replace(event, key=key)
-    return event, len(event.body) + len(event.key or "") + _BYTES_AROUND
+    return event, len(event.body) + len(event.key or "") + _OVERHEAD_BYTES
 
 
 def _with_key(batch: pa.RecordBatch, key: str) -> pa.RecordBatch:
-    """The same events; those without a key have this one."""
+    """Set the key of events that have none."""
     if not isinstance(key, str):
         raise UsageError(f"a key is text, not {type(key).__name__}: write key=str(…)")
     return batch.set_column(0, batch.schema.field(0), batch.column(0).fill_null(key))

@@ -1,8 +1,8 @@
-"""What travels from a producer to the owner of a partition, and the answer.
+"""What a producer sends to the owner of a partition, and the answer.
 
-A **parcel** is a batch of events with the producer's own number of the first one. Parcels are
-handed over several at a time, and all of them have one fate: stored in their order, or tried again
-together. So a later one is never stored without those before it.
+A **producer batch** is a batch of events with the producer's own number of the first one. Several
+are sent at a time, and they succeed or fail together: stored in their order, or retried together.
+So a later one is never stored without those before it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ProducerBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """The owner's answer to a parcel: where its events are.
+    """The owner's answer to a producer batch: where its events are.
 
     The first ``skipped`` of them had been stored before, from ``stored_as`` on (-1: that is not
-    known any more). The others follow each other from ``first_sequence`` on.
+    known). The others follow each other from ``first_sequence`` on.
     """
 
     first_sequence: int
@@ -60,7 +60,7 @@ class Receipt:
     """Where events are stored: ``count`` of them from ``first_sequence`` on.
 
     ``duplicate``: they had been stored before, and were not stored again; ``first_sequence`` is
-    then where that was, or -1 if that is not known any more.
+    then where that was, or -1 if that is no longer known.
     """
 
     partition: int
@@ -70,22 +70,22 @@ class Receipt:
 
 
 class OwnerMoved(LeaseholdError):
-    """The partition has another owner now, or none; what was handed over may be stored or not.
+    """The partition has another owner now, or none; what was sent may be stored or not.
 
-    Handing it over again, to whoever is the owner then, stores it exactly once.
+    Sending it again, to the current owner, stores it exactly once.
     """
 
 
 class OwnerSilent(LeaseholdError):
-    """The owner of a partition gave no sign in time."""
+    """The owner of a partition did not answer in time."""
 
 
 class OwnerGone(LeaseholdError):
-    """Nobody listens where the owner of a partition should: its process is dead."""
+    """The socket of the owner refuses connections: its process has crashed."""
 
 
 def receipts_of(stored: StoredBatch, *, partition: int, start: int, count: int) -> list[Receipt]:
-    """The receipts for ``count`` events of a parcel, from its event number ``start`` on."""
+    """Return the receipts for ``count`` events of a producer batch, from number ``start`` on."""
     found = []
     old = min(max(stored.skipped - start, 0), count)
     if old:
@@ -99,7 +99,7 @@ def receipts_of(stored: StoredBatch, *, partition: int, start: int, count: int) 
 
 
 def joined(receipts: list[Receipt]) -> tuple[Receipt, ...]:
-    """The same receipts, those that follow each other without a gap made one."""
+    """Merge receipts that follow each other without a gap."""
     made: list[Receipt] = []
     for each in receipts:
         last = made[-1] if made else None

@@ -1,7 +1,7 @@
-"""How far each producer has come, so that a batch that is sent again is recognised.
+"""The last sequence number of each producer, so that a batch that is sent again is recognised.
 
-The state is bounded: of more than ``DEFAULT_LIMIT`` producers the ones that were silent longest
-are forgotten. Each segment begins with a frame of it, so that the newest segment alone is enough.
+The state is bounded: of more than ``DEFAULT_LIMIT`` producers, those that were silent longest are
+forgotten. Each segment begins with a frame of this state, so the newest segment alone is enough.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def note_producer(states: dict[bytes, ProducerState], header: FrameHeader) -> No
 def newest_producers(
     states: Mapping[bytes, ProducerState], *, limit: int = DEFAULT_LIMIT
 ) -> dict[bytes, ProducerState]:
-    """The ``limit`` producers that stored something last, the newest first."""
+    """Return the ``limit`` producers that stored something last, the newest first."""
     newest = sorted(states.items(), key=lambda item: item[1].stored_as, reverse=True)
     return dict(newest[:limit])
 
@@ -65,7 +65,7 @@ def encode_producers(
     base_offset: int = 0,
     limit: int = DEFAULT_LIMIT,
 ) -> EncodedFrame:
-    """The frame of the newest producers. ``base_sequence`` is that of the next event."""
+    """Return the frame of the newest producers. ``base_sequence`` is that of the next event."""
     newest = newest_producers(states, limit=limit)
     body = b"".join(
         _ROW.pack(producer, state.last_sequence, state.stored_as, state.seen_us)
@@ -85,11 +85,7 @@ def encode_producers(
 
 
 def read_producers(view: View, header: FrameHeader) -> dict[bytes, ProducerState]:
-    """The producers of a frame.
-
-    Raises:
-        DataDamaged: the bytes are not those that were written.
-    """
+    """Return the producers of a frame."""
     body = read_body(view, header)
     if header.kind is not FrameKind.PRODUCERS or len(body) != header.count * _ROW.size:
         raise DataDamaged(f"the frame at byte {header.position} is not one of producers")

@@ -1,22 +1,21 @@
-"""Reading one partition: batches of events in their order, from wherever one likes.
+"""Reading one partition: batches of events in their order, from any position.
 
 Guarantees:
 
-* Only acknowledged events, each once, in the order of their numbers, without gaps; over the
-  borders of segments, and whoever owned the partition when they were written.
+* Only acknowledged events, each once, in the order of their numbers, without gaps, across segments
+  and owners.
 * Batches point into the mapped segment: they are not copied, and stay valid for as long as they
   are held, also when retention removes the segment.
 * Every frame is compared with its checksum, unless ``verify`` is off; a damaged one is read from
-  another volume. Without ``bodies`` all bodies are empty, however events are looked for, and large
-  frames are compared with the checksum of the rest.
-* With an epoch: nothing is handed out once another reader of the group has claimed the partition
-  with the same epoch or a higher one. Without one, but in a group: nothing while somebody of the
-  group reads with an epoch. Without both: nobody ends this reader.
+  another volume. Without ``bodies`` all bodies are empty, and large frames are compared with the
+  checksum of the rest.
+* With an epoch: nothing is returned once another reader of the group has claimed the partition
+  with the same epoch or a higher one. Without an epoch, but in a group: nothing while a reader of
+  the group has an epoch. Without both, no other reader ends this one.
 
-Find events in a partition: by number, offset, time or key, without reading what lies between.
-
-The segments are bisected by their headers; inside one its index tells where to begin. A search by
-number opens one segment; by offset or time as many as the logarithm of their number.
+``StartFinder`` finds events by number, offset, time or key without reading what is between. It
+bisects the segments by their headers; inside a segment the index gives the region. A search by
+number opens one segment; by offset or time, as many as the logarithm of their number.
 """
 
 from __future__ import annotations
@@ -55,24 +54,17 @@ _NEVER = 2**63
 
 
 class StartFinder:
-    """Searches on one shelf. Not to be shared between threads."""
+    """Searches the segments of one partition. Not to be shared between threads."""
 
-    def __init__(self, files: Namespace, shelf: SegmentList) -> None:
-        """Look at nothing yet."""
+    def __init__(self, files: Namespace, segments: SegmentList) -> None:
         self._files = files
-        self._shelf = shelf
-        self._tail: MappedSegment | None = None
+        self._segments = segments
+        self._last_segment: MappedSegment | None = None
 
     def sequence_of(self, start: Start) -> int:
-        """The sequence number of the first event to be read; it may have yet to come.
-
-        Raises:
-            Trimmed: it was removed by retention.
-            BeyondEnd: it lies beyond the next event.
-            DataDamaged: what has to be looked at is damaged on all volumes.
-        """
+        """Return the sequence number of the first event to be read; it may not exist yet."""
         while True:
-            known = self._shelf.read()
+            known = self._segments.read()
             try:
                 match start.kind:
                     case StartKind.EARLIEST:
@@ -86,35 +78,30 @@ class StartFinder:
                     case StartKind.TIME:
                         return self._by_time(start.value)
             except UnknownFile:
-                continue  # a segment was removed meanwhile
+                continue  # a segment was removed in the meantime
 
     def end(self) -> int:
-        """The sequence number of the event that comes next into the partition."""
+        """Return the sequence number of the event that comes next into the partition."""
         while True:
-            known = self._shelf.read_end()
+            known = self._segments.read_end()
             if not known:
                 return 0
             try:
                 return self._end_of(known[-1])
             except UnknownFile:
-                self._tail = None
-                self._shelf.read()
+                self._last_segment = None
+                self._segments.read()
 
     def with_key(self, key: str, since: int, *, check: bool, bodies: bool) -> Iterator[EventBatch]:
-        """All events with this key that are there now, from ``since`` on.
-
-        Raises:
-            Trimmed: the events from ``since`` on were removed by retention.
-            DataDamaged: what has to be looked at is damaged on all volumes.
-        """
-        self._shelf.read()
-        place = self._holding(since)
-        while place is not None:
+        """Yield all events with this key that are there now, from ``since`` on."""
+        self._segments.read()
+        entry = self._segment_with(since)
+        while entry is not None:
             try:
-                opened = MappedSegment(place, self._files)
+                opened = MappedSegment(entry, self._files)
             except UnknownFile:
-                self._shelf.read()
-                place = self._holding(max(since, place.base))
+                self._segments.read()
+                entry = self._segment_with(max(since, entry.base))
                 continue
             while opened.segment is not None:
                 try:
@@ -125,33 +112,33 @@ class StartFinder:
                     break
                 except DataDamaged as damage:
                     opened.repair(damage)
-            place = self._shelf.after(place.base)
+            entry = self._segments.after(entry.base)
 
-    def _end_of(self, place: ListedSegment) -> int:
-        if self._tail is None or self._tail.place != place:
-            self._tail = MappedSegment(place, self._files)
+    def _end_of(self, entry: ListedSegment) -> int:
+        if self._last_segment is None or self._last_segment.entry != entry:
+            self._last_segment = MappedSegment(entry, self._files)
         else:
-            self._tail.refresh()
-        end = place.base
-        if self._tail.segment is not None:
-            end = _sound(self._tail, lambda segment: segment.next_sequence)
-        if end == place.base:  # without events another one may come in its place
-            self._tail = None
+            self._last_segment.refresh()
+        end = entry.base
+        if self._last_segment.segment is not None:
+            end = _from_sound_volume(self._last_segment, lambda segment: segment.next_sequence)
+        if end == entry.base:  # a segment without events may be replaced
+            self._last_segment = None
         return end
 
-    def _holding(self, sequence: int) -> ListedSegment | None:
-        place = self._shelf.holding(sequence)
-        if place is None and self._shelf.known:
-            first = self._shelf.known[0].base
+    def _segment_with(self, sequence: int) -> ListedSegment | None:
+        entry = self._segments.containing(sequence)
+        if entry is None and self._segments.known:
+            first = self._segments.known[0].base
             raise Trimmed(
                 f"event {sequence} was removed by retention: the first one that is kept is {first}",
                 earliest=first,
             )
-        return place
+        return entry
 
     def _checked(self, sequence: int) -> int:
-        place = self._holding(sequence)
-        if place is None or place == self._shelf.known[-1]:
+        entry = self._segment_with(sequence)
+        if entry is None or entry == self._segments.known[-1]:
             end = self.end()
             if sequence > end:
                 raise BeyondEnd(
@@ -162,7 +149,7 @@ class StartFinder:
         return sequence
 
     def _by_offset(self, offset: int) -> int:
-        known = self._shelf.known
+        known = self._segments.known
         at = bisect.bisect_right(known, offset, key=self._base_offset)
         if known and not at and offset < self._base_offset(known[0]) < _NEVER:
             raise Trimmed(
@@ -170,29 +157,29 @@ class StartFinder:
                 f"{known[0].base}",
                 earliest=known[0].base,
             )
-        return self._inside(at - 1, lambda segment: segment.seek_offset(offset))
+        return self._sequence_in(at - 1, lambda segment: segment.seek_offset(offset))
 
     def _by_time(self, enqueued_us: int) -> int:
-        at = bisect.bisect_left(self._shelf.known, enqueued_us, key=self._first_us)
-        return self._inside(at - 1, lambda segment: segment.seek_time(enqueued_us))
+        at = bisect.bisect_left(self._segments.known, enqueued_us, key=self._first_us)
+        return self._sequence_in(at - 1, lambda segment: segment.seek_time(enqueued_us))
 
-    def _inside(self, at: int, seek: Callable[[Segment], EventSpot | None]) -> int:
-        """The event that ``seek`` finds in segment number ``at``, or the first one after it."""
-        known = self._shelf.known
+    def _sequence_in(self, at: int, seek: Callable[[Segment], EventSpot | None]) -> int:
+        """Return the event that ``seek`` finds in segment ``at``, or the first one after it."""
+        known = self._segments.known
         if at >= 0:
             opened = MappedSegment(known[at], self._files)
-            spot = _sound(opened, seek) if opened.segment is not None else None
+            spot = _from_sound_volume(opened, seek) if opened.segment is not None else None
             if spot is not None:
                 return spot.sequence
         return known[at + 1].base if at + 1 < len(known) else self.end()
 
-    def _base_offset(self, place: ListedSegment) -> int:
-        segment = MappedSegment(place, self._files).segment
+    def _base_offset(self, entry: ListedSegment) -> int:
+        segment = MappedSegment(entry, self._files).segment
         return segment.header.base_offset if segment is not None else _NEVER
 
-    def _first_us(self, place: ListedSegment) -> int:
-        opened = MappedSegment(place, self._files)
-        return _sound(opened, _first_us) if opened.segment is not None else _NEVER
+    def _first_us(self, entry: ListedSegment) -> int:
+        opened = MappedSegment(entry, self._files)
+        return _from_sound_volume(opened, _first_us) if opened.segment is not None else _NEVER
 
 
 def _first_us(segment: Segment) -> int:
@@ -200,8 +187,8 @@ def _first_us(segment: Segment) -> int:
     return next((each.first_us for each in events), _NEVER)
 
 
-def _sound(opened: MappedSegment, ask: Callable[[Segment], T]) -> T:
-    """The answer of the segment, from a volume on which it is not damaged."""
+def _from_sound_volume(opened: MappedSegment, ask: Callable[[Segment], T]) -> T:
+    """Return the answer of the segment, from a volume on which it is not damaged."""
     while True:
         try:
             return ask(opened.whole)
@@ -233,11 +220,11 @@ class PartitionReader:
         ahead: bool = True,
         bodies: bool = True,
     ) -> None:
-        """Claim the partition if ``epoch`` is given, and stand at ``start``.
+        """Claim the partition if ``epoch`` is given, and move to ``start``.
 
         Raises:
             UsageError: the stream has no such partition.
-            BeyondEnd: ``start`` lies beyond the end of the partition.
+            BeyondEnd: ``start`` is beyond the end of the partition.
             ReaderDisplaced: a reader of the group has a higher epoch.
             Trimmed: retention has removed the event at ``start``.
         """
@@ -253,7 +240,7 @@ class PartitionReader:
         self._claim = f"{self.name}{CLAIM_MARK}{new_suffix()}"
         self._created_at = stream.created_at
         self._is_gone = False
-        self.looks = 0
+        self.polls = 0
         self._catalog = catalog
         self._clock = clock
         self._verify = verify
@@ -262,37 +249,39 @@ class PartitionReader:
         self._closed = False
         self._fresh_at = clock.boottime_s()
         self._shown: tuple[FrameHeader, EventBatch] | None = None
-        shelf = SegmentList(files, partition_directory(stream.name, partition))
-        self._finder = StartFinder(files, shelf)
-        self._cursor = Cursor(files, shelf, check=self._check_stream, ahead=ahead, bodies=bodies)
+        segments = SegmentList(files, partition_directory(stream.name, partition))
+        self._finder = StartFinder(files, segments)
+        self._cursor = Cursor(
+            files, segments, check=self._check_stream, prefetch_checksums=ahead, bodies=bodies
+        )
         if epoch is not None:
             catalog.claim_reader(stream.name, partition, group, epoch, self._claim)
-        self._ask()
-        self._cursor.go(self._finder.sequence_of(start))
-        self._watch = SegmentWatcher()
+        self._check_claim()
+        self._cursor.seek(self._finder.sequence_of(start))
+        self._watcher = SegmentWatcher()
 
     @property
     def position(self) -> int:
-        """The sequence number of the next event; it may have yet to come."""
+        """The sequence number of the next event; it may not exist yet."""
         return self._cursor.sequence
 
     def seek(self, start: Start) -> None:
-        """Go on reading from there.
+        """Continue reading from there.
 
         Raises:
-            BeyondEnd: it lies beyond the end.
+            BeyondEnd: it is beyond the end.
             Trimmed: retention has removed the event.
             UnknownStream: the stream was deleted.
         """
         with self._lock:
             self._check_open()
             self._check_stream()
-            self._cursor.go(self._finder.sequence_of(start))
+            self._cursor.seek(self._finder.sequence_of(start))
 
     def watched(self) -> tuple[str, ...]:
-        """The files that change when there is more in the segment at hand; none if none is open.
+        """Return the files that change when the current segment grows; none if none is open.
 
-        Who waits for them by other means than ``wait`` looks once more after it began to watch.
+        A caller that watches them itself must read once more after it began to watch.
         """
         with self._lock:
             return self._cursor.watched()
@@ -309,10 +298,10 @@ class PartitionReader:
         max_bytes: int = _MAX_BYTES,
         fresh: bool = False,
     ) -> EventBatch | None:
-        """The next events that are there now, one frame at most; None if there is nothing new.
+        """Return the next available events, at most one frame; None if there is nothing new.
 
         ``max_bytes`` is kept on average; at least one event is returned. ``fresh`` asks the
-        journal before it says None, which is else done now and then.
+        journal before it returns None, which is otherwise done now and then.
 
         Raises:
             ReaderDisplaced: another reader of the group has claimed the partition.
@@ -334,8 +323,8 @@ class PartitionReader:
             if count > max_events or header.length > max_bytes:
                 by_bytes = max(max_bytes * header.count // header.length, 1)
                 count = min(count, max(max_events, 1), by_bytes)
-            self._ask()
-            self._cursor.passed(header, self._cursor.sequence + count)
+            self._check_claim()
+            self._cursor.advance(header, self._cursor.sequence + count)
             if first + count == header.count:
                 self._shown = None
             return batch if count == header.count else batch.slice(first, count)
@@ -343,37 +332,37 @@ class PartitionReader:
     def wait(self, timeout: timedelta) -> bool:
         """Return True as soon as there is something to read, False if the time is over first.
 
-        False also when the reader is closed meanwhile.
+        False also when the reader is closed in the meantime.
 
         Raises:
             ReaderDisplaced: another reader of the group has claimed the partition.
             Trimmed: retention has removed the next event.
             UnknownStream: the stream was deleted.
         """
-        limit_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
-        until = self._clock.boottime_s() + limit_s
+        timeout_s = seconds_of(timeout, what="timeout", min_s=0.0, max_s=_LONGEST_WAIT_S)
+        deadline = self._clock.boottime_s() + timeout_s
         with self._lock:
             self._check_open()
-            told = True
+            was_woken = True
             while not self._closed:
-                self._watch.aim(self._cursor.watched())  # before the look: nothing slips between
-                if self._next(fresh=not told) is not None:
-                    self._watch.rest()
+                self._watcher.watch(self._cursor.watched())  # before the read: nothing is missed
+                if self._next(fresh=not was_woken) is not None:
+                    self._watcher.reset_pause()
                     return True
-                if not told:
-                    self._ask()
-                if self._cursor.watched() != self._watch.paths:
-                    continue  # another segment since: it has to be watched before it is slept on
-                left_s = until - self._clock.boottime_s()
-                if left_s <= 0:
+                if not was_woken:
+                    self._check_claim()
+                if self._cursor.watched() != self._watcher.paths:
+                    continue  # another segment since: watch it before sleeping
+                remaining_s = deadline - self._clock.boottime_s()
+                if remaining_s <= 0:
                     return False
-                told = self._watch.sleep(left_s)
+                was_woken = self._watcher.sleep(remaining_s)
             return False
 
     def batches(
         self, *, follow: bool = False, timeout: timedelta | None = None
     ) -> Iterator[EventBatch]:
-        """All that is there, batch by batch; with ``follow`` also all that comes.
+        """Yield all that is there, batch by batch; with ``follow`` also all that comes.
 
         A follower ends when nothing came for ``timeout``, or when the reader is closed.
 
@@ -391,7 +380,7 @@ class PartitionReader:
                 return
 
     def find(self, key: str) -> Iterator[EventBatch]:
-        """The events with this key from the position on that are there now. Nothing is moved.
+        """Yield the events with this key from the position on that are there now. Nothing is moved.
 
         Raises:
             ReaderDisplaced: another reader of the group has claimed the partition.
@@ -403,11 +392,11 @@ class PartitionReader:
         self._check_stream()
         found = self._finder.with_key(key, self.position, check=self._verify, bodies=self._bodies)
         for batch in found:
-            self._ask()
+            self._check_claim()
             yield batch
 
     def lag(self) -> int:
-        """How many events are there that were not read yet."""
+        """Return how many events are there that were not read yet."""
         with self._lock:
             self._check_open()
             return max(self._finder.end() - self.position, 0)
@@ -416,9 +405,9 @@ class PartitionReader:
         """End reading; one that waits in another thread is woken. Batches stay valid."""
         if not self._closed:
             self._closed = True
-            self._watch.wake()
+            self._watcher.wake()
             with self._lock:
-                self._watch.close()
+                self._watcher.close()
                 self._cursor.close()
                 self._shown = None
 
@@ -434,31 +423,31 @@ class PartitionReader:
         self.close()
 
     def _next(self, *, fresh: bool = False) -> FrameHeader | None:
-        """One look. The journal is asked now and then, also by callers that never wait."""
-        self.looks += 1
+        """Read once. The journal is asked now and then, also for callers that never wait."""
+        self.polls += 1
         now = self._clock.boottime_s()
         fresh = fresh or now - self._fresh_at >= SHORTEST_S
         try:
-            found = self._cursor.frame(fresh=fresh)
+            found = self._cursor.next_frame(fresh=fresh)
         except (Trimmed, DataDamaged):
             self._check_stream()  # what is missing may be that of another stream
             raise
         if found is None and fresh:
             self._fresh_at = now
-            if not self._cursor.watched():  # no open segment, whose end would tell
+            if not self._cursor.watched():  # then only the catalog shows a deletion
                 self._check_stream()
         return found
 
     def _check_stream(self) -> None:
-        """Ask whether this is still the stream that was opened. If not, it never is again."""
+        """Check that this is still the stream that was opened. If not, it never is again."""
         try:
             self._catalog.same(self.stream, self._created_at)
         except UnknownStream:
             self._is_gone = True
             raise
 
-    def _ask(self) -> None:
-        """Ask whether this reader may still read."""
+    def _check_claim(self) -> None:
+        """Check that this reader may still read."""
         if self.group or self.epoch is not None:
             self._catalog.check_reader(
                 self.stream, self.partition, self.group, self.epoch, self._claim

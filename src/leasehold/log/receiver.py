@@ -1,7 +1,7 @@
 """Receives one partition of the embedded log.
 
-The position is moved only by a ``receive`` that returns: what a thread has read for one that was
-cancelled meanwhile is put back before the next look.
+The position is moved only by a ``receive`` that returns: what a thread has read for a cancelled
+call is read again by the next one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The watcher tells when there is more, and has more than one way to know. This is for what nobody
-# has thought of.
-LOOK_ANYWAY_S = 60.0
-_SHORTEST_S = 0.02  # nobody tells: look again and again, with pauses that grow
+# The watcher notifies when there is more, by more than one way. This is for unforeseen cases.
+POLL_ANYWAY_S = 60.0
+_SHORTEST_S = 0.02  # without notifications: poll, with pauses that grow
 _LONGEST_S = 1.0
 
 
@@ -38,22 +37,22 @@ class LogReceiver:
     def __init__(
         self,
         reader: PartitionReader,
-        bell: Wakeup,
+        wakeup: Wakeup,
         *,
         watcher: StreamWatcher,
         threads: Executor,
         rng: random.Random,
     ) -> None:
-        """Over a reader that is open, and a bell that has entered before it was."""
+        """Use an open reader, and a wakeup that was added before the reader was opened."""
         self._reader = reader
-        self._bell = bell
+        self._wakeup = wakeup
         self._watcher = watcher
         self._threads = threads
         self._rng = rng
         self._position = reader.position
         self._pause_s = 0.0
-        self._looking: asyncio.Future[EventBatch | None] | None = None
-        self._asleep = False
+        self._reading: asyncio.Future[EventBatch | None] | None = None
+        self._waiting = False
         self._closed = False
 
     @property
@@ -67,14 +66,14 @@ class LogReceiver:
         return self._closed
 
     @property
-    def asleep(self) -> bool:
-        """Whether it waits, and has done all that has to be done before."""
-        return self._asleep
+    def is_waiting(self) -> bool:
+        """Whether it waits, after all preparations for waiting."""
+        return self._waiting
 
     @property
-    def sight(self) -> WakeupOrigin:
-        """Who will tell it that there is more."""
-        return self._bell.sight
+    def origin(self) -> WakeupOrigin:
+        """What will notify it that there is more."""
+        return self._wakeup.origin
 
     @property
     def reader(self) -> PartitionReader:
@@ -82,70 +81,66 @@ class LogReceiver:
         return self._reader
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
-        """See ``Receiver``.
-
-        Raises:
-            UsageError: it is closed, or was closed while it waited.
-        """
+        """Wait for the next events, and return at least one."""
         while True:
             self._check_open()
-            fresh = self._bell.still()
-            batch = await self._looked(partial(self._look, max_events, max_bytes, fresh=fresh))
+            fresh = self._wakeup.clear()
+            batch = await self._run_read(partial(self._read, max_events, max_bytes, fresh=fresh))
             if batch is not None:
                 self._pause_s = 0.0
                 self._position = batch.last_sequence + 1
                 return batch
             self._check_open()
-            with self._watcher.asleep(self._bell):
-                self._asleep = True
+            with self._watcher.waiting(self._wakeup):
+                self._waiting = True
                 try:
-                    await self._bell.wait(self._pause())
+                    await self._wakeup.wait(self._pause())
                 finally:
-                    self._asleep = False
+                    self._waiting = False
 
     async def close(self) -> None:
-        """See ``Receiver``. One that waits is woken, and told so. Again is harmless."""
+        """Close it; a waiting ``receive`` raises ``UsageError``. Safe to call twice."""
         if not self._closed:
             self.end()
             loop = asyncio.get_running_loop()
             await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
 
     def end(self) -> None:
-        """Refuse to go on, and wake who waits; the reader is closed by somebody else."""
+        """Refuse further calls and wake a waiting one; the caller closes the reader."""
         self._closed = True
-        self._watcher.leave(self._bell)
-        self._bell.ring()
+        self._watcher.remove(self._wakeup)
+        self._wakeup.notify()
 
-    async def _looked(self, look: Callable[[], EventBatch | None]) -> EventBatch | None:
-        """Look in a thread. If this is cancelled, the next one waits for that look to end."""
+    async def _run_read(self, read: Callable[[], EventBatch | None]) -> EventBatch | None:
+        """Read in a thread. If this is cancelled, the next call waits for that read to end."""
         loop = asyncio.get_running_loop()
-        if self._looking is not None:
-            await asyncio.wait((self._looking,))
-        self._looking = loop.run_in_executor(self._threads, look)
+        if self._reading is not None:
+            await asyncio.wait((self._reading,))
+        self._reading = loop.run_in_executor(self._threads, read)
         try:
-            return await shielded(self._looking)
+            return await shielded(self._reading)
         except UsageError:
-            self._check_open()  # closed while it looked: say so
+            self._check_open()  # closed during the read: raise that
             raise
         finally:
-            if self._looking.done():
-                self._looking = None
+            if self._reading.done():
+                self._reading = None
 
-    def _look(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
-        """In a thread: read what is there, else see to it that somebody tells."""
+    def _read(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
+        """Read what is there, in a thread; if nothing, watch for more."""
         reader = self._reader
-        if reader.position != self._position:  # nobody got what was read last
+        if reader.position != self._position:  # the last batch was not returned
             reader.seek(Start.sequence(self._position))
         batch = reader.read(max_events=max_events, max_bytes=max_bytes, fresh=fresh)
-        while batch is None and self._watcher.aim(
-            self._bell, reader.watched(), elsewhere=reader.written_elsewhere
+        while batch is None and self._watcher.watch(
+            self._wakeup, reader.watched(), remote=reader.written_elsewhere
         ):
             batch = reader.read(max_events=max_events, max_bytes=max_bytes)
         return batch
 
     def _pause(self) -> float:
-        if self._bell.sight is not WakeupOrigin.NOBODY:
-            return LOOK_ANYWAY_S * self._rng.uniform(1.0, 1.5)  # not all at once
+        if self._wakeup.origin is not WakeupOrigin.NOBODY:
+            return POLL_ANYWAY_S * self._rng.uniform(1.0, 1.5)  # not all at the same time
         self._pause_s = min(max(self._pause_s * 2, _SHORTEST_S), _LONGEST_S)
         return self._pause_s
 
@@ -158,6 +153,6 @@ class LogReceiver:
 
 
 async def shielded(answer: asyncio.Future[T]) -> T:
-    """Await what goes on when this is cancelled. Its error is nobody's business then."""
+    """Await what continues when this is cancelled; its error is dropped then."""
     answer.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(answer)

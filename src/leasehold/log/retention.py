@@ -5,9 +5,9 @@ Guarantees:
 * Only whole, closed segments, from the oldest on: what is kept has no gaps.
 * Never the newest segment, nor the last one that has events: the next owner counts on from there.
 * Never an event that a group has not passed with its checkpoint, unless that is asked for; the
-  plan then says which group holds what back.
+  plan then names the group that holds segments back.
 
-A reader in a removed segment keeps what it has mapped; after it, it is told ``Trimmed``.
+A reader in a removed segment keeps what it has mapped; after it, it raises ``Trimmed``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MICROSECOND = timedelta(microseconds=1)
 class PartitionTrim:
     """What is to be removed from one partition, the oldest first.
 
-    ``held_back`` says why less is removed than age and size ask for; it is empty if nothing is.
+    ``held_back`` is the reason why less is removed than age and size require, or empty.
     """
 
     partition: int
@@ -54,7 +54,7 @@ class PartitionTrim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPlan:
-    """What a trim removes, or would remove; ``done`` says which."""
+    """What a trim removes, or would remove unless ``done``."""
 
     stream: str
     partitions: tuple[PartitionTrim, ...]
@@ -88,19 +88,15 @@ def trim(
 ) -> TrimPlan:
     """Plan by the stream's settings what to remove, and with ``execute`` remove it.
 
-    Looks at all partitions, or those that are named.
-
-    Raises:
-        DataDamaged: the age of a segment can not be told, since it is damaged on all volumes.
-        VolumeUnusable: the same, since no volume that has it answers.
+    Covers all partitions, or those that are named.
     """
     now_us = (clock.utc_now() - _EPOCH_BEGAN) // _MICROSECOND
-    marks = {} if past_checkpoints else _min_marks(catalog.positions(stream.name))
+    checkpoints = {} if past_checkpoints else _slowest_groups(catalog.positions(stream.name))
     parts = []
     for number in range(stream.partitions) if partitions is None else partitions:
-        shelf = SegmentList(files, partition_directory(stream.name, number))
-        wanted = _TrimCandidates(stream, shelf.files(), files=files, now_us=now_us)
-        parts.append(_planned(number, wanted, marks.get(number)))
+        segments = SegmentList(files, partition_directory(stream.name, number))
+        candidates = _TrimCandidates(stream, segments.files(), files=files, now_us=now_us)
+        parts.append(_plan(number, candidates, checkpoints.get(number)))
     if execute:
         for part in parts:
             for path in part.segments:
@@ -109,20 +105,22 @@ def trim(
     return TrimPlan(stream=stream.name, partitions=tuple(parts), done=execute)
 
 
-def _planned(number: int, wanted: _TrimCandidates, mark: tuple[int, str] | None) -> PartitionTrim:
-    """Remove what is wanted, up to the mark of the group that is behind all others."""
-    segments, count, held_back = wanted.segments, wanted.count, ""
-    if mark is not None:
-        position, group = mark
+def _plan(
+    number: int, candidates: _TrimCandidates, checkpoint: tuple[int, str] | None
+) -> PartitionTrim:
+    """Plan to remove the candidates, up to the checkpoint of the slowest group."""
+    segments, count, held_back = candidates.segments, candidates.count, ""
+    if checkpoint is not None:
+        position, group = checkpoint
         # A checkpoint names the last event that was worked on: the one after it is needed.
         while count and segments[count][0].base > position + 1:
             count -= 1
             held_back = f"group {group} is at {position}"
     removed = segments[:count]
-    first, kept = wanted.first_after(0), wanted.first_after(count)
+    first, kept = candidates.first_after(0), candidates.first_after(count)
     return PartitionTrim(
         partition=number,
-        segments=tuple(place.path for place, _ in removed),
+        segments=tuple(entry.path for entry, _ in removed),
         bytes=sum(status.length for _, status in removed),
         events=kept - first,
         first_kept=kept,
@@ -130,16 +128,16 @@ def _planned(number: int, wanted: _TrimCandidates, mark: tuple[int, str] | None)
     )
 
 
-def _min_marks(positions: Iterable[tuple[int, str, int]]) -> dict[int, tuple[int, str]]:
-    """For each partition the checkpoint that lies farthest back, and whose it is."""
-    least: dict[int, tuple[int, str]] = {}
+def _slowest_groups(positions: Iterable[tuple[int, str, int]]) -> dict[int, tuple[int, str]]:
+    """Return for each partition the lowest checkpoint, and its group."""
+    lowest: dict[int, tuple[int, str]] = {}
     for partition, group, sequence in positions:
-        least[partition] = min((sequence, group), least.get(partition, (sequence, group)))
-    return least
+        lowest[partition] = min((sequence, group), lowest.get(partition, (sequence, group)))
+    return lowest
 
 
 class _TrimCandidates:
-    """The segments of one partition, and how many of them age and size ask to remove."""
+    """The segments of one partition, and how many of them age and size require to remove."""
 
     def __init__(
         self,
@@ -153,46 +151,46 @@ class _TrimCandidates:
         self._settings = stream.settings
         self._files = files
         self._now_us = now_us
-        self.count = self._counted()
+        self.count = self._count()
 
     def first_after(self, count: int) -> int:
-        """The first event that is kept if so many segments are removed."""
+        """Return the first event that is kept if ``count`` segments are removed."""
         return self.segments[count][0].base if self.segments else 0
 
-    def _counted(self) -> int:
-        size = sum(self._bytes(place, status) for place, status in self.segments)
-        for count, (place, status) in enumerate(self.segments[:-1]):
+    def _count(self) -> int:
+        size = sum(self._bytes(entry, status) for entry, status in self.segments)
+        for count, (entry, status) in enumerate(self.segments[:-1]):
             too_big = 0 < self._settings.retention_bytes < size
-            if status.state is not FileState.CLOSED or not (too_big or self._too_old(place)):
+            if status.state is not FileState.CLOSED or not (too_big or self._too_old(entry)):
                 return count
             if count == len(self.segments) - 2 and self._is_empty(self.segments[-1][0]):
                 return count  # the next owner counts on from the last one with events
             size -= status.length
         return max(len(self.segments) - 1, 0)
 
-    def _bytes(self, place: ListedSegment, status: FileStatus) -> int:
-        """The journal knows the length of a closed file; of an open one the volumes do."""
+    def _bytes(self, entry: ListedSegment, status: FileStatus) -> int:
+        """Return the journal knows the length of a closed file; of an open one the volumes do."""
         if status.state is FileState.CLOSED:
             return status.length
-        segment = self._segment(place)
+        segment = self._segment(entry)
         return len(segment) if segment is not None else 0
 
-    def _is_empty(self, place: ListedSegment) -> bool:
-        segment = self._segment(place)
-        return segment is None or segment.next_sequence == place.base
+    def _is_empty(self, entry: ListedSegment) -> bool:
+        segment = self._segment(entry)
+        return segment is None or segment.next_sequence == entry.base
 
-    def _too_old(self, place: ListedSegment) -> bool:
-        """Whether the last event of a segment is older than events are kept."""
+    def _too_old(self, entry: ListedSegment) -> bool:
+        """Return whether the last event of a segment is older than events are kept."""
         if not self._settings.retain_age_s:
             return False
-        segment = self._segment(place)
+        segment = self._segment(entry)
         if segment is None:
             return True
         last_us = max(segment.index.last_us, default=segment.header.created_us)
         return self._now_us - last_us > self._settings.retain_age_s * 1_000_000
 
-    def _segment(self, place: ListedSegment) -> Segment | None:
+    def _segment(self, entry: ListedSegment) -> Segment | None:
         try:
-            return MappedSegment(place, self._files).segment
+            return MappedSegment(entry, self._files).segment
         except UnknownFile:  # another trim was faster
             return None

@@ -1,22 +1,18 @@
-"""One segment of a partition's log, read where it lies.
+"""One segment of a partition: reading it in place, its sparse index, and its verification.
 
-A ``Segment`` looks at bytes that somebody else mapped or read. Nothing is copied: the columns of
-its batches point into them. A part of a frame at the end, as a crash or a writer at work leaves
-it, is as if it were not there. Seeking reads the index and then a few headers; a segment without
-an index is walked once, from header to header, and from then on only over what is new.
+A ``Segment`` reads mapped bytes without copying: the columns of its batches point into them. Part
+of a frame at the end, as a crash or a running writer leaves it, is ignored. Seeking reads the index
+and a few headers; a segment without an index is scanned once, from header to header, and later only
+over what is new.
 
-The sparse index of a segment: where to begin to look.
+The index groups frames of events into regions of at least 256 KiB. For each region it has the
+position, the first sequence number, the first and last time, and the hashes of its keys. It is only
+an optimisation: without one the headers are scanned, and a damaged one is ignored.
+``docs/log-format.md`` defines its bytes.
 
-Frames of events are gathered into regions of at least 256 KiB. For each region the index knows
-where it begins, its first sequence number, its first and last time, and the hashes of its keys.
-It is a help and never the truth: without one the headers are walked, and a damaged one is left
-aside. ``docs/log-format.md`` has its bytes.
-
-Whether the bytes of a segment are those that were written, all of them.
-
-``verify`` looks at every checksum, and then at whether the parts agree: sequence numbers and
-offsets without gaps, the columns with their headers, the index with the frames. After damage it
-goes on with the next frame it can find, so that one finding does not hide another.
+``verify`` checks every checksum, and that the parts agree: sequence numbers and offsets without
+gaps, columns with their headers, the index with the frames. After damage it continues with the next
+frame it finds, so that one finding does not hide another.
 """
 
 from __future__ import annotations
@@ -78,7 +74,6 @@ class SegmentIndex:
     """The regions of a segment, found in it (``load``) or walked together (``scan``)."""
 
     def __init__(self, segment: SegmentHeader, *, region_bytes: int = REGION_BYTES) -> None:
-        """Begin with no regions."""
         self.segment = segment
         self.region_bytes = region_bytes
         self.end = SEGMENT_HEADER_BYTES  # up to here everything is known
@@ -87,7 +82,7 @@ class SegmentIndex:
         self.sequences: list[int] = []
         self.first_us: list[int] = []
         self.last_us: list[int] = []
-        self.hashes: list[Sequence[int] | None] = []  # None: nobody has looked
+        self.hashes: list[Sequence[int] | None] = []  # None: not computed
         self._latest_us: list[int] = []  # the highest time up to each region, which never falls
         self.starts_region = True
 
@@ -96,7 +91,7 @@ class SegmentIndex:
 
     @classmethod
     def load(cls, view: View, segment: SegmentHeader) -> SegmentIndex | None:
-        """The index at the end of a segment; None if there is none, or not a sound one."""
+        """Return the index at the end of a segment; None if there is none, or not a sound one."""
         try:
             mark = parse_header(view, len(view) - FRAME_HEADER_BYTES)
             if mark.kind is not FrameKind.END or mark.offset != segment.base_offset + mark.position:
@@ -110,17 +105,13 @@ class SegmentIndex:
 
     @classmethod
     def scan(cls, view: View, segment: SegmentHeader) -> SegmentIndex:
-        """Walk from header to header; a part of a frame at the end is left for later.
-
-        Raises:
-            DataDamaged: a header is wrong.
-        """
+        """Build the index from the headers; part of a frame at the end is left for later."""
         index = cls(segment)
         index.extend(view)
         return index
 
     def extend(self, view: View, length: int | None = None) -> None:
-        """Walk on over what has come since. Raises ``DataDamaged`` as ``scan`` does."""
+        """Scan what was added since."""
         length = len(view) if length is None else length
         while self.end + FRAME_HEADER_BYTES <= length:
             header = parse_header(view, self.end)
@@ -145,25 +136,25 @@ class SegmentIndex:
         self.starts_region = self.end - self.positions[-1] >= self.region_bytes
 
     def find_sequence(self, sequence: int) -> int | None:
-        """Where to begin in order to find the first event not before ``sequence``."""
+        """Return where to begin in order to find the first event not before ``sequence``."""
         if sequence >= self.next_sequence:
             return None
         return self.positions[max(bisect_right(self.sequences, sequence) - 1, 0)]
 
     def find_offset(self, offset: int) -> int | None:
-        """Where to begin in order to find the first event not before ``offset``."""
+        """Return where to begin in order to find the first event not before ``offset``."""
         if not self.positions or offset - self.segment.base_offset >= self.end:
             return None
         before = bisect_right(self.positions, offset - self.segment.base_offset) - 1
         return self.positions[max(before, 0)]
 
     def find_time(self, enqueued_us: int) -> int | None:
-        """Where to begin in order to find the first event not before this time."""
+        """Return where to begin in order to find the first event not before this time."""
         found = bisect_left(self._latest_us, enqueued_us)
         return self.positions[found] if found < len(self.positions) else None
 
     def regions_with_key(self, key: str) -> list[IndexRegion]:
-        """The regions that may hold events with this key; all others do not."""
+        """Return the regions that may hold events with this key; all others do not."""
         wanted = key_hash(key)
         ends = [*self.positions, self.end][1:]
         return [
@@ -207,16 +198,11 @@ class IndexBuilder:
     """The index of a segment that is being written, with its keys."""
 
     def __init__(self, segment: SegmentHeader, *, region_bytes: int = REGION_BYTES) -> None:
-        """Begin with the segment."""
         self.index = SegmentIndex(segment, region_bytes=region_bytes)
         self._keys: list[pa.Array] = []
 
     def add(self, header: FrameHeader, keys: pa.Array | None = None) -> None:
-        """Take the next frame into account; ``keys`` is the key column of its events.
-
-        Raises:
-            UsageError: the keys of a frame of events are missing; nobody would find them.
-        """
+        """Take the next frame into account; ``keys`` is the key column of its events."""
         if header.kind is not FrameKind.EVENTS:
             self.index.note(header)
             return
@@ -228,13 +214,13 @@ class IndexBuilder:
             self._finish()
 
     def body(self) -> bytes:
-        """The bytes of the index, with the keys of all regions."""
+        """Return the bytes of the index, with the keys of all regions."""
         if self._keys:
             self._finish()
         return _body(self.index)
 
     def encode(self, *, now_us: int, epoch: int) -> EncodedFrame:
-        """The index and the end mark, to be written after the last frame: the segment is over."""
+        """Return the index and the end mark, to be written after the last frame."""
         segment, index = self.index.segment, self.index
 
         def frame(
@@ -267,7 +253,7 @@ class IndexBuilder:
 
 
 def index_region_bytes(body: View) -> int:
-    """The size of the regions of an encoded index."""
+    """Return the size of the regions of an encoded index."""
     if len(body) < _HEAD.size:
         raise DataDamaged("the index is too short to be one")
     return int(_HEAD.unpack_from(body)[1])
@@ -290,10 +276,10 @@ def _holds(hashes: Sequence[int], wanted: int) -> bool:
 
 
 def verify(view: View, length: int | None = None, *, open_end: bool = False) -> list[str]:
-    """All that is wrong with a segment, in words; an empty list if nothing is.
+    """Return all findings about a segment as text; an empty list if it is sound.
 
-    With ``open_end`` a part of a frame at the end is no fault: a crash, or a writer at work,
-    leaves one behind.
+    With ``open_end`` part of a frame at the end is allowed: a crash, or a running writer, leaves
+    one behind.
     """
     view = memoryview(view)[:length]
     try:
@@ -304,7 +290,7 @@ def verify(view: View, length: int | None = None, *, open_end: bool = False) -> 
 
 
 class _Examination:
-    """One walk over a segment; ``findings`` grows on the way."""
+    """One pass over a segment; collects ``findings``."""
 
     def __init__(self, view: memoryview, segment: SegmentHeader) -> None:
         self._view = view
@@ -321,27 +307,27 @@ class _Examination:
                 header = self._header(position)
             except DataDamaged as error:
                 if position + FRAME_HEADER_BYTES > length:
-                    self._torn(position, open_end=open_end)
+                    self._check_torn_end(position, open_end=open_end)
                     break
-                self._say(str(error))
+                self._report(str(error))
                 position = self._next_frame(position)
                 continue
             if header.end > length:
-                self._torn(position, open_end=open_end)
+                self._check_torn_end(position, open_end=open_end)
                 break
             if last is FrameKind.END:
-                self._say(f"the frame at byte {position} lies after the end mark")
+                self._report(f"the frame at byte {position} lies after the end mark")
             self._frame(header)
             position, last = header.end, header.kind
         return self.findings
 
-    def _say(self, finding: str) -> None:
+    def _report(self, finding: str) -> None:
         self._damaged = True
         self.findings.append(finding)
 
-    def _torn(self, position: int, *, open_end: bool) -> None:
+    def _check_torn_end(self, position: int, *, open_end: bool) -> None:
         if not open_end:
-            self._say(f"the last {len(self._view) - position} bytes are only part of a frame")
+            self._report(f"the last {len(self._view) - position} bytes are only part of a frame")
 
     def _header(self, position: int) -> FrameHeader:
         header = parse_header(self._view, position)
@@ -350,25 +336,25 @@ class _Examination:
         return header
 
     def _next_frame(self, position: int) -> int:
-        """The next place that looks like a frame, or the end."""
-        for place in range(position + ALIGNMENT_BYTES, len(self._view), ALIGNMENT_BYTES):
-            if self._view[place : place + 4] == FRAME_MAGIC:
+        """Return the next position with a valid frame header, or the end."""
+        for candidate in range(position + ALIGNMENT_BYTES, len(self._view), ALIGNMENT_BYTES):
+            if self._view[candidate : candidate + 4] == FRAME_MAGIC:
                 try:
-                    self._next_sequence = self._header(place).base_sequence
+                    self._next_sequence = self._header(candidate).base_sequence
                 except DataDamaged:
                     continue
-                return place
+                return candidate
         return len(self._view)
 
     def _frame(self, header: FrameHeader) -> None:
         where = f"the frame at byte {header.position}"
         if header.base_sequence != self._next_sequence:
-            self._say(f"{where} begins at {header.base_sequence} and not {self._next_sequence}")
+            self._report(f"{where} begins at {header.base_sequence} and not {self._next_sequence}")
         self._next_sequence = header.next_sequence
         try:
             if header.kind is FrameKind.EVENTS:
                 batch = read_events(self._view, header)
-                self._agrees(header, batch, where)
+                self._check_columns(header, batch, where)
                 self._frames.append((header, batch.column("key")))
                 return
             if header.kind is FrameKind.PRODUCERS:
@@ -379,11 +365,11 @@ class _Examination:
                 self._end(header, where)
             read_body(self._view, header)
         except (DataDamaged, pa.ArrowException) as error:
-            self._say(str(error))
+            self._report(str(error))
         self._frames.append((header, None))
 
-    def _agrees(self, header: FrameHeader, batch: pa.RecordBatch, where: str) -> None:
-        """The columns are sound, and say what the header says."""
+    def _check_columns(self, header: FrameHeader, batch: pa.RecordBatch, where: str) -> None:
+        """Check that the columns are sound and agree with the header."""
         batch.validate(full=True)
         numbers, offsets, times, _, body, _, epochs = batch.columns
         range_us = pc.min_max(times.view(pa.int64())).as_py()
@@ -395,33 +381,35 @@ class _Examination:
             and not body.null_count
         )
         if not same:
-            self._say(f"{where}: its columns say something else than its header")
+            self._report(f"{where}: its columns say something else than its header")
         apart = (header.bodies_at, header.bodies_bytes)
-        if header.bodies_bytes and apart != bodies_in(pa.py_buffer(self._rest(header))):
-            self._say(f"{where}: the bodies of its events are not where its header says")
+        if header.bodies_bytes and apart != bodies_in(
+            pa.py_buffer(self._body_without_event_bodies(header))
+        ):
+            self._report(f"{where}: the bodies of its events are not where its header says")
 
-    def _rest(self, header: FrameHeader) -> memoryview:
-        """The body of a frame whose checksum of all but the events' bodies is right too."""
+    def _body_without_event_bodies(self, header: FrameHeader) -> memoryview:
+        """Return the body of a frame after comparing the checksum without the events' bodies."""
         return read_body(self._view, header, bodies=False)
 
     def _index(self, header: FrameHeader, where: str) -> None:
-        """The index is the one that these frames give."""
+        """Check that the index is the one of these frames."""
         body = read_body(self._view, header)
         builder = IndexBuilder(self._segment, region_bytes=index_region_bytes(body))
         for each, keys in self._frames:
             builder.add(each, keys)
         if bytes(body) != builder.body():
-            self._say(f"{where}: the index does not fit the frames before it")
+            self._report(f"{where}: the index does not fit the frames before it")
 
     def _end(self, header: FrameHeader, where: str) -> None:
         before = self._frames[-1][0] if self._frames else None
         if before is None or before.kind is not FrameKind.INDEX or before.position != header.link:
-            self._say(f"{where}: the end mark does not point to the index before it")
+            self._report(f"{where}: the end mark does not point to the index before it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSpot:
-    """A place to read from: a frame, and the first event that is wanted of it."""
+    """A position to read from: a frame, and the first wanted event in it."""
 
     position: int
     sequence: int
@@ -434,24 +422,19 @@ class Segment:
     """
 
     def __init__(self, view: View, length: int | None = None) -> None:
-        """Read the header of the segment.
-
-        Raises:
-            DataDamaged: it is no segment, or its header has changed.
-            StoreUnusable: its format is newer than this code.
-        """
+        """Read the header of the segment."""
         self._view = memoryview(view)[:length]
         self.header = parse_segment_header(self._view)
         self.partition = str(self.header.partition)
         self._index: SegmentIndex | None = None
 
     def __len__(self) -> int:
-        """The bytes that are looked at; the last ones may be part of a frame."""
+        """Return the number of bytes; the last ones may be part of a frame."""
         return len(self._view)
 
     @property
     def view(self) -> memoryview:
-        """The bytes that are looked at. Always the same object, until there are others."""
+        """The bytes of the segment: always the same object until ``extend``."""
         return self._view
 
     @property
@@ -465,7 +448,7 @@ class Segment:
 
     @property
     def ended(self) -> bool:
-        """Whether the segment was closed in good order: nothing will follow in it."""
+        """Whether the segment was closed gracefully: it cannot grow."""
         try:
             mark = parse_header(self._view, len(self._view) - FRAME_HEADER_BYTES)
         except DataDamaged:
@@ -478,7 +461,7 @@ class Segment:
         return self.index.next_sequence
 
     def extend(self, view: View, length: int | None = None) -> None:
-        """Go on with more bytes of the same segment; earlier batches stay valid."""
+        """Continue with more bytes of the same segment; earlier batches stay valid."""
         self._view = memoryview(view)[:length]
         if self._index is not None and self.ended:
             self._index = None  # the stored one knows the keys too
@@ -486,7 +469,7 @@ class Segment:
             self._index.extend(self._view)
 
     def frames(self, start: int = SEGMENT_HEADER_BYTES) -> Iterator[FrameHeader]:
-        """The headers of all whole frames from the one at ``start`` on."""
+        """Yield the headers of all whole frames from the one at ``start`` on."""
         view, base, position = self._view, self.header.base_offset, start
         length = len(view)
         while position + FRAME_HEADER_BYTES <= length:
@@ -502,9 +485,9 @@ class Segment:
             yield header
 
     def read(self, header: FrameHeader, *, check: bool = True, bodies: bool = True) -> EventBatch:
-        """The events of one frame. ``check=False`` leaves its checksum aside.
+        """Return the events of one frame. ``check=False`` leaves its checksum aside.
 
-        With ``bodies=False`` their bodies are empty, and what lies there is not looked at.
+        With ``bodies=False`` their bodies are empty, and those bytes are not read.
         """
         arrow = read_events(self._view, header, verify=check, bodies=bodies)
         return EventBatch(partition=self.partition, arrow=arrow)
@@ -517,7 +500,7 @@ class Segment:
         position: int | None = None,
         check: bool = True,
     ) -> Iterator[EventBatch]:
-        """All events from ``from_sequence`` on and before ``until``, one batch for each frame.
+        """Yield the events from ``from_sequence`` up to ``until``, one batch for each frame.
 
         ``position`` is that of a frame at or before ``from_sequence``, where it is known.
         """
@@ -539,7 +522,7 @@ class Segment:
                     yield batch if whole else batch.slice(start, stop - start)
 
     def seek_sequence(self, sequence: int) -> EventSpot | None:
-        """The first event not before ``sequence``; None if it has yet to come."""
+        """Return the first event not before ``sequence``; None if there is none yet."""
         position = self.index.find_sequence(sequence)
         for header in self._events(position):
             if header.next_sequence > sequence:
@@ -547,7 +530,7 @@ class Segment:
         return None
 
     def seek_offset(self, offset: int) -> EventSpot | None:
-        """The first event whose offset is not before ``offset``; None if it has yet to come."""
+        """Return the first event at or after ``offset``; None if there is none yet."""
         position = self.index.find_offset(offset)
         for header in self._events(position):
             if header.offset + header.count > offset:
@@ -555,7 +538,7 @@ class Segment:
         return None
 
     def seek_time(self, enqueued_us: int) -> EventSpot | None:
-        """The first event enqueued at this time or later; None if it has yet to come."""
+        """Return the first event enqueued at this time or later; None if there is none yet."""
         position = self.index.find_time(enqueued_us)
         for header in self._events(position):
             if header.last_us >= enqueued_us:
@@ -570,7 +553,7 @@ class Segment:
         check: bool = True,
         bodies: bool = True,
     ) -> Iterator[EventBatch]:
-        """The events with this key, in order; only regions that may have some are read."""
+        """Yield the events with this key, in order; only regions that may have some are read."""
         since = self.header.base_sequence if from_sequence is None else from_sequence
         for region in self.index.regions_with_key(key):
             for header in self.frames(region.start):
@@ -584,7 +567,7 @@ class Segment:
                         yield EventBatch(partition=self.partition, arrow=found)
 
     def producers(self, *, limit: int = DEFAULT_LIMIT) -> dict[bytes, ProducerState]:
-        """How far each of the newest producers has come at the end of this segment."""
+        """Return the state of each of the newest producers at the end of this segment."""
         states: dict[bytes, ProducerState] = {}
         for header in self.frames():
             if header.kind is FrameKind.PRODUCERS:
@@ -605,7 +588,7 @@ class Segment:
             yield from (each for each in self.frames(position) if each.kind is FrameKind.EVENTS)
 
     def _late(self, header: FrameHeader, enqueued_us: int) -> int:
-        """The index of the first event of the frame at this time or later: there is one."""
+        """Return the index of the first event of the frame at this time or later."""
         if header.first_us >= enqueued_us:
             return 0
         times = self.read(header).arrow.column("enqueued_at").cast(pa.int64())

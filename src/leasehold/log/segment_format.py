@@ -1,9 +1,8 @@
 """The bytes of the log: the header of a segment, and the frames that follow it.
 
 Every byte is covered by a CRC32C, padding included, so a flipped bit anywhere is found. Frames
-are aligned to 64 bytes, and their events are Arrow IPC messages that are read where they lie. A
-large frame has a second CRC32C of all but the bodies of its events: who needs no bodies is sure of
-the rest without touching them.
+are aligned to 64 bytes, and their events are Arrow IPC messages that are read in place. A
+large frame has a second CRC32C of all but the bodies of its events, for readers that skip bodies.
 ``docs/log-format.md`` has the tables. Nothing here does I/O.
 
 Wrong bytes raise ``DataDamaged``, never an error of Arrow or ``struct``.
@@ -30,7 +29,7 @@ ALIGNMENT_BYTES = 64
 SEGMENT_HEADER_BYTES = 64
 FRAME_HEADER_BYTES = 128
 MAX_BODY_BYTES = 2**30
-MAX_EPOCH = 2**48  # the end of an event frame can then never look like the end of an end mark
+MAX_EPOCH = 2**48  # so the end of an event frame is never equal to the end of an end mark
 
 _SEGMENT_MAGIC = b"LHSEGMNT"
 FRAME_MAGIC = b"LHFR"
@@ -40,7 +39,7 @@ _FRAME = struct.Struct("<4sB3xIIQqqqqq16sQQIII12xI4s")
 _CRC_AT = FRAME_HEADER_BYTES - 8
 _STORED_BESIDE_BYTES = 33  # each event: its number, offset, time and epoch, and bits for nulls
 _APART_BYTES = 64 << 10  # of smaller frames the bodies are not worth a checksum without them
-_STORED_AROUND_BYTES = 8192  # each batch: what Arrow says about its columns, and their padding
+_STORED_AROUND_BYTES = 8192  # each batch: the Arrow metadata of its columns, and their padding
 _PADDING = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 _TIMES = pa.timestamp("us", "UTC")
 _INTEGERS = pa.int64()
@@ -98,7 +97,7 @@ NO_PRODUCER = ProducerStamp(producer=bytes(16), sequence=0)
 class FrameHeader(NamedTuple):
     """The header of one frame. ``position`` is where it was found in the segment, not stored.
 
-    ``bodies_at`` and ``bodies_bytes`` tell where the bodies of the events lie, all in one piece;
+    ``bodies_at`` and ``bodies_bytes`` are the position and size of the bodies of all events;
     ``rest_crc`` is the checksum of what is before and after them. Without bytes there is none.
 
     A tuple, in the order of the bytes: reading makes one for each frame, and it is quick to make.
@@ -107,7 +106,7 @@ class FrameHeader(NamedTuple):
     position: int
     kind: FrameKind
     body_crc: int
-    count: int  # type: ignore[assignment]  # in place of the tuple's own count, which nobody needs
+    count: int  # type: ignore[assignment]  # replaces the tuple's own count, which is not needed
     body_bytes: int
     base_sequence: int
     offset: int
@@ -152,7 +151,7 @@ class EncodedFrame:
     length: int
 
     def joined(self) -> bytes:
-        """All parts as one."""
+        """Return all parts as one."""
         return b"".join(self.parts)
 
 
@@ -162,7 +161,7 @@ def padded(size: int) -> int:
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """The first 64 bytes of a segment."""
+    """Return the first 64 bytes of a segment."""
     fields = (
         *(_SEGMENT_MAGIC, header.major, header.minor, header.partition, header.base_sequence),
         *(header.base_offset, header.created_us, header.epoch),
@@ -172,12 +171,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
 
 
 def parse_segment_header(view: View) -> SegmentHeader:
-    """Read the beginning of a segment.
-
-    Raises:
-        DataDamaged: it is too short, is no segment, or a bit of it has changed.
-        StoreUnusable: it was written in a newer format.
-    """
+    """Read the beginning of a segment."""
     if len(view) < SEGMENT_HEADER_BYTES:
         raise DataDamaged(f"a segment begins with 64 bytes, and here are {len(view)}: it was cut")
     magic, major, minor, partition, *numbers, crc = _SEGMENT.unpack_from(view, 0)
@@ -203,11 +197,7 @@ def parse_segment_header(view: View) -> SegmentHeader:
 
 
 def check_storable(batch: pa.RecordBatch, stamp: ProducerStamp) -> None:
-    """Return if ``encode_events`` can make a frame of a batch, wherever it will lie.
-
-    Raises:
-        UsageError: it has more bytes than a frame can hold, or no producer that can be stored.
-    """
+    """Return if ``encode_events`` can make a frame of a batch, at any position."""
     count = batch.num_rows
     size = batch.nbytes + count * _STORED_BESIDE_BYTES + _STORED_AROUND_BYTES
     if size > MAX_BODY_BYTES:
@@ -232,13 +222,10 @@ def encode_events(
     producer: ProducerStamp = NO_PRODUCER,
     base_offset: int = 0,
 ) -> EncodedFrame:
-    """A frame with the events of a batch of ``SENT_SCHEMA``.
+    """Return a frame with the events of a batch of ``SENT_SCHEMA``.
 
     ``offset`` is where the frame will begin in the partition; the events have this offset and the
     ones after it. ``base_offset`` is that of the segment; only ``header.position`` needs it.
-
-    Raises:
-        UsageError: there are no events, or more bytes than a frame can hold.
     """
     count = batch.num_rows
     if not count:
@@ -283,12 +270,9 @@ def encode_frame(
     base_offset: int = 0,
     bodies: tuple[int, int] = (0, 0),
 ) -> EncodedFrame:
-    """A frame of any kind around ``body``, which is not copied.
+    """Return a frame of any kind around ``body``, which is not copied.
 
-    ``bodies``: where in it the bodies of events lie, and how many bytes they have.
-
-    Raises:
-        UsageError: the body is too long, or a number does not fit its field.
+    ``bodies``: the position of the bodies of events in it, and their size in bytes.
     """
     size = len(body)
     if size > MAX_BODY_BYTES:
@@ -322,11 +306,7 @@ def encode_frame(
 
 
 def parse_header(view: View, position: int) -> FrameHeader:
-    """The header of the frame at ``position``; its body may lie beyond the end of ``view``.
-
-    Raises:
-        DataDamaged: there is no frame here, or a bit of its header has changed.
-    """
+    """Return the header of the frame at ``position``; its body may end beyond ``view``."""
     if position < 0 or len(view) < position + FRAME_HEADER_BYTES:
         raise DataDamaged(f"no frame fits at byte {position}: the segment ends at {len(view)}")
     fields = _FRAME.unpack_from(view, position)
@@ -346,13 +326,10 @@ def parse_header(view: View, position: int) -> FrameHeader:
 def read_body(
     view: View, header: FrameHeader, *, verify: bool = True, bodies: bool = True
 ) -> memoryview:
-    """The body of a frame where it lies, without its padding.
+    """Return the body of a frame in place, without its padding.
 
-    ``bodies=False``: of the bodies of its events nothing need be right, and nothing is touched
-    where the frame has a checksum of the rest.
-
-    Raises:
-        DataDamaged: it is cut short, or a bit of it or of its padding has changed.
+    ``bodies=False``: the bodies of its events are not checked, and not read if the frame has a
+    checksum of the rest.
     """
     start, end = header.position + FRAME_HEADER_BYTES, header.end
     whole = memoryview(view)[start:end]
@@ -369,13 +346,10 @@ def read_body(
 def read_events(
     view: View, header: FrameHeader, *, verify: bool = True, bodies: bool = True
 ) -> pa.RecordBatch:
-    """The events of a frame as ``STORED_SCHEMA``: its columns point into ``view``.
+    """Return the events of a frame as ``STORED_SCHEMA``: its columns point into ``view``.
 
-    ``verify=False`` is for bytes whose checksum was looked at before. With ``bodies=False`` all
+    ``verify=False`` is for bytes whose checksum was compared before. With ``bodies=False`` all
     bodies are empty.
-
-    Raises:
-        DataDamaged: the bytes are not those that were written.
     """
     if header.kind is not _EVENTS:
         raise DataDamaged(f"the frame at byte {header.position} holds no events")
@@ -393,7 +367,7 @@ def read_events(
 
 
 def bodies_in(message: pa.Buffer) -> tuple[int, int]:
-    """Where in a message of events their bodies begin, and how many bytes they have."""
+    """Return where in a message of events their bodies begin, and how many bytes they have."""
     column = pa.ipc.read_record_batch(message, STORED_SCHEMA).column(_BODY_AT)
     values = column.buffers()[2]
     return (values.address - message.address, values.size) if values else (0, 0)
@@ -410,7 +384,7 @@ def _checksums(body: View, padding: bytes, at: int, size: int) -> tuple[int, int
 
 
 def _is_sound(whole: memoryview, header: FrameHeader, *, bodies: bool) -> bool:
-    """Whether a body with its padding has its checksum; without ``bodies``, the rest of it."""
+    """Return whether a body with its padding, or all but its ``bodies``, has its checksum."""
     if bodies or not header.bodies_bytes:
         return bool(crc32c(whole) == header.body_crc)
     end = header.bodies_at + header.bodies_bytes
@@ -420,8 +394,8 @@ def _is_sound(whole: memoryview, header: FrameHeader, *, bodies: bool) -> bool:
 
 
 def _no_bodies(count: int) -> pa.Array:
-    places = _NOWHERE if count < _RAMP_ROWS else bytes(4 * (count + 1))
-    return pa.Array.from_buffers(_BODY.type, count, [None, pa.py_buffer(places), _NOTHING], 0)
+    offsets = _NOWHERE if count < _RAMP_ROWS else bytes(4 * (count + 1))
+    return pa.Array.from_buffers(_BODY.type, count, [None, pa.py_buffer(offsets), _NOTHING], 0)
 
 
 def rising(first: int, count: int) -> pa.Array:

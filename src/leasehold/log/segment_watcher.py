@@ -1,9 +1,9 @@
-"""Sleep until a segment may have grown, without asking again and again.
+"""Sleep until a segment may have grown, without polling.
 
-The kernel wakes us (inotify) when the records of the open block change: that is where the
-writer acknowledges. It can not always do that: no segment may be open, the file system may be a
-remote one, or the user may have no watches left. So every sleep is bounded: it grows from
-``SHORTEST_S`` to ``LONGEST_S`` and begins anew when something has happened.
+inotify wakes the thread when the records of the open block change: that is where the writer
+acknowledges. It cannot always do that: no segment may be open, the file system may be remote, or
+the user may have no watches left. So every sleep is bounded: it grows from ``SHORTEST_S`` to
+``LONGEST_S``, and starts again after each event.
 """
 
 from __future__ import annotations
@@ -19,99 +19,100 @@ from inotify_simple import INotify, flags
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SHORTEST_S = 0.25  # with a watch: it only has to catch what the kernel does not tell
-SHORTEST_BLIND_S = 0.02  # without one: the next segment is usually there at once
+SHORTEST_S = 0.25  # with a watch: only for what the kernel does not report
+SHORTEST_UNWATCHED_S = 0.02  # without one: the next segment usually exists soon
 LONGEST_S = 1.0
 _EVENTS = flags.MODIFY | flags.MOVE_SELF | flags.DELETE_SELF
 _GONE = flags.MOVE_SELF | flags.DELETE_SELF | flags.IGNORED
 
 
 class SegmentWatcher:
-    """Files to be woken by. One thread sleeps in it; any thread may wake it or close it."""
+    """Sleeps until one of its files changes. One thread sleeps; any may wake it or close it."""
 
     def __init__(self) -> None:
-        """Nothing is watched yet, and no watch of the kernel is used up."""
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._hang_up = weakref.finalize(self, os.close, self._bell)  # also if nobody closes it
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._close_wake_fd = weakref.finalize(
+            self, os.close, self._wake_fd
+        )  # also if it is not closed
         self._kernel: INotify | None = None
         self._paths: tuple[str, ...] = ()
-        self._numbers: list[int] = []
+        self._watch_ids: list[int] = []
         self._pause_s = 0.0
         self._closed = False
 
     @property
     def watching(self) -> bool:
-        """Whether the kernel will tell."""
-        return bool(self._numbers)
+        """Whether the kernel reports changes."""
+        return bool(self._watch_ids)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files it was aimed at, whether the kernel watches them or not."""
+        """The files to watch, whether the kernel watches them or not."""
         return self._paths
 
-    def aim(self, paths: Sequence[str]) -> None:
-        """Be woken by these files from now on. Look at them after this call, not before."""
-        wanted = tuple(paths)
-        if wanted == self._paths and (self._numbers or not wanted):
+    def watch(self, paths: Sequence[str]) -> None:
+        """Wake up for changes of these files. Read them after this call, not before."""
+        paths_to_watch = tuple(paths)
+        if paths_to_watch == self._paths and (self._watch_ids or not paths_to_watch):
             return
-        self._forget()
-        self._paths = wanted
-        for path in wanted:
+        self._unwatch()
+        self._paths = paths_to_watch
+        for path in paths_to_watch:
             # No such file, no watches left, no inotify here: the bounded sleep is enough then.
             with suppress(OSError):
                 if self._kernel is None:
                     self._kernel = INotify()
-                    weakref.finalize(self, self._kernel.close)  # again is harmless
-                self._numbers.append(self._kernel.add_watch(path, _EVENTS))
+                    weakref.finalize(self, self._kernel.close)  # closing twice is safe
+                self._watch_ids.append(self._kernel.add_watch(path, _EVENTS))
 
     def sleep(self, max_s: float) -> bool:
-        """Return when a file has changed, at ``wake``, or when it is time to look anyway.
+        """Return when a file has changed, at ``wake``, or when the pause is over.
 
-        Says whether the kernel or ``wake`` ended the sleep.
+        The result is whether the kernel or ``wake`` ended the sleep.
         """
-        shortest_s = SHORTEST_S if self._numbers else SHORTEST_BLIND_S
+        shortest_s = SHORTEST_S if self._watch_ids else SHORTEST_UNWATCHED_S
         self._pause_s = min(max(self._pause_s * 2, shortest_s), LONGEST_S)
         poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
+        poll.register(self._wake_fd, select.POLLIN)
         if self._kernel is not None:
             poll.register(self._kernel.fd, select.POLLIN)
         woken = bool(poll.poll(max(min(self._pause_s, max_s), 0.0) * 1000))
         if woken:
             self._pause_s = 0.0
-            self._hear()
+            self._drain_events()
         return woken
 
-    def rest(self) -> None:
-        """Something was found: begin with short sleeps again."""
+    def reset_pause(self) -> None:
+        """Start again with short sleeps."""
         self._pause_s = 0.0
 
     def wake(self) -> None:
         """End the sleep, now or when it begins."""
         if not self._closed:
-            os.eventfd_write(self._bell, 1)
+            os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Give everything back to the kernel. Nobody may sleep in it any more."""
+        """Close all descriptors. No thread may sleep in it afterwards."""
         if not self._closed:
             self._closed = True
             if self._kernel is not None:
                 self._kernel.close()
                 self._kernel = None
-            self._numbers = []
-            self._hang_up()
+            self._watch_ids = []
+            self._close_wake_fd()
 
-    def _hear(self) -> None:
-        """Take what the kernel has told; a file that went away is watched no more."""
+    def _drain_events(self) -> None:
+        """Read the events of the kernel; stop watching a file that was removed."""
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-        told = self._kernel.read(timeout=0) if self._kernel is not None else ()
-        if any(event.wd in self._numbers and event.mask & _GONE for event in told):
-            self._forget()
+            os.eventfd_read(self._wake_fd)
+        events = self._kernel.read(timeout=0) if self._kernel is not None else ()
+        if any(event.wd in self._watch_ids and event.mask & _GONE for event in events):
+            self._unwatch()
 
-    def _forget(self) -> None:
-        for number in self._numbers:
+    def _unwatch(self) -> None:
+        for watch_id in self._watch_ids:
             with suppress(OSError):  # the kernel drops the watch of a file that was removed
                 if self._kernel is not None:
-                    self._kernel.rm_watch(number)
-        self._numbers = []
+                    self._kernel.rm_watch(watch_id)
+        self._watch_ids = []
         self._paths = ()

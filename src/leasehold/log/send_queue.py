@@ -1,15 +1,13 @@
-"""The way of one producer's events to one partition: a queue, and a thread that empties it.
+"""The queue of one producer to one partition, and the thread that sends it.
 
 Small sends are gathered into one batch while they linger. What was taken from the queue is numbered
-and delivered before anything else is taken, so the order is kept; a second attempt carries the
-same numbers, so nothing is stored twice.
+and delivered before anything else is taken, so the order is kept; a retry has the same numbers, so
+nothing is stored twice.
 
-One call of ``send``: its future, complete when all its parts are stored or one has failed.
-
-How many partitions a stream has, for one who sends to it while it may grow.
-
-A look asks the database, which may be slow or away: sending never waits for one, except for a
-partition that is not known yet.
+``PendingSend`` is one call of ``send``: its future completes when all parts are stored or one has
+failed. ``ByteLimit`` bounds the memory of what waits. ``PartitionGrowth`` tracks the number of
+partitions while the stream may grow; sending never waits for that query, except for a partition
+that is not known yet.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
     from leasehold.log.producer_batch import Receipt, StoredBatch
     from leasehold.log.streams import StreamInfo
 
-_PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its places
+_PART_BYTES = 2048  # of memory, for each part beside its own bytes: its future and its queue entry
 
 
 class PendingSend:
@@ -47,7 +45,7 @@ class PendingSend:
     def __init__(self, parts: int) -> None:
         """``parts`` is how many answers there will be."""
         self.future: Future[tuple[Receipt, ...]] = Future()
-        self.future.set_running_or_notify_cancel()  # what was sent can not be called back
+        self.future.set_running_or_notify_cancel()  # what was sent cannot be called back
         self._left = parts
         self._receipts: list[Receipt] = []
         self._lock = threading.Lock()
@@ -72,60 +70,57 @@ class PendingSend:
 
 
 class ByteLimit:
-    """Lets in as many bytes as may wait; who comes when it is full waits at the gate.
+    """Bounds the bytes that wait to be stored; callers block while it is full.
 
     Each part counts with what it takes in memory, which is more than an event of a few bytes.
     """
 
     def __init__(self, max_bytes: int, *, clock: Clock) -> None:
-        """Empty."""
         self._max_bytes = max_bytes
         self._clock = clock
         self._changed = threading.Condition()
-        self._inside_bytes = 0
+        self._used_bytes = 0
 
     @property
-    def inside_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """How many bytes are taken by what waits to be stored."""
-        return self._inside_bytes
+        return self._used_bytes
 
-    def enter(self, size: int, *, parts: int, limit_s: float, hurry: Callable[[], None]) -> None:
-        """Wait until there is room for these parts. What is bigger than all room may enter alone.
-
-        Raises:
-            BufferFull: there was no room for ``limit_s``.
-        """
+    def acquire(
+        self, size: int, *, parts: int, timeout_s: float, begin_flush: Callable[[], None]
+    ) -> None:
+        """Wait until these parts fit. What is bigger than the limit may enter alone."""
         size += parts * _PART_BYTES
         with self._changed:
             if self._has_room(size):
-                self._inside_bytes += size
+                self._used_bytes += size
                 return
-        hurry()  # nothing may linger while somebody waits for room
-        until = self._clock.boottime_s() + limit_s
+        begin_flush()  # nothing may linger while a caller waits for space
+        until = self._clock.boottime_s() + timeout_s
         with self._changed:
             while not self._has_room(size):
-                left_s = until - self._clock.boottime_s()
-                if left_s <= 0:
+                remaining_s = until - self._clock.boottime_s()
+                if remaining_s <= 0:
                     raise BufferFull(
-                        f"{self._inside_bytes} bytes wait to be stored, {self._max_bytes} may, "
-                        f"and there was no room for {size} more in {limit_s:g} s: send slower, or "
-                        "look why the partition's owner does not store"
+                        f"{self._used_bytes} bytes wait to be stored, {self._max_bytes} may, "
+                        f"and there was no room for {size} more in {timeout_s:g} s: send slower, "
+                        "or look why the partition's owner does not store"
                     )
-                self._changed.wait(left_s)
-            self._inside_bytes += size
+                self._changed.wait(remaining_s)
+            self._used_bytes += size
 
-    def leave(self, size: int, *, parts: int) -> None:
-        """Make room."""
+    def release(self, size: int, *, parts: int) -> None:
+        """Release the bytes of these parts."""
         with self._changed:
-            self._inside_bytes -= size + parts * _PART_BYTES
+            self._used_bytes -= size + parts * _PART_BYTES
             self._changed.notify_all()
 
     def _has_room(self, size: int) -> bool:
-        return not self._inside_bytes or self._inside_bytes + size <= self._max_bytes
+        return not self._used_bytes or self._used_bytes + size <= self._max_bytes
 
 
 def cut(batch: pa.RecordBatch, max_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batch in slices of about ``max_bytes``, each with its size; one event is not cut."""
+    """Yield the batch in slices of about ``max_bytes`` with their sizes; events are not cut."""
     size = int(batch.nbytes)
     if size <= max_bytes or batch.num_rows == 1:
         yield batch, size
@@ -137,70 +132,71 @@ def cut(batch: pa.RecordBatch, max_bytes: int) -> Iterator[tuple[pa.RecordBatch,
 
 log = logging.getLogger("leasehold.log")
 
-LOOK_EVERY_S = 1.0
+REFRESH_INTERVAL_S = 1.0
 
 
 class PartitionGrowth:
-    """Safe to use from several threads. It starts a thread for a look, which ends with it."""
+    """The partitions of a growing stream. Safe to use from several threads."""
 
-    def __init__(self, stream: StreamInfo, look: Callable[[], StreamInfo], *, clock: Clock) -> None:
-        """The stream as it was found just now."""
+    def __init__(
+        self, stream: StreamInfo, read_stream: Callable[[], StreamInfo], *, clock: Clock
+    ) -> None:
         self._stream = stream
-        self._look = look
+        self._read_stream = read_stream
         self._clock = clock
-        self._looked_at = clock.boottime_s()
+        self._refreshed_at = clock.boottime_s()
         self._lock = threading.Lock()
-        self._looking: threading.Thread | None = None
+        self._refreshing: threading.Thread | None = None
         self._closed = False
 
     @property
     def stream(self) -> StreamInfo:
-        """The stream as it was at the last look."""
+        """The stream as it was last read."""
         return self._stream
 
-    def look_now_and_then(self) -> None:
-        """Begin to look if the last look is a second old; do not wait for it."""
+    def refresh_if_due(self) -> None:
+        """Start to read the stream again if the last read is a second old; do not wait."""
         now = self._clock.boottime_s()
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - self._refreshed_at < REFRESH_INTERVAL_S:
             return
         with self._lock:
-            if self._closed or now - self._looked_at < LOOK_EVERY_S:
+            if self._closed or now - self._refreshed_at < REFRESH_INTERVAL_S:
                 return
-            if self._looking is not None and self._looking.is_alive():
+            if self._refreshing is not None and self._refreshing.is_alive():
                 return
-            self._looked_at = now
+            self._refreshed_at = now
             name = f"leasehold-growth-{self._stream.name}"
-            self._looking = threading.Thread(target=self._try, name=name, daemon=True)
-            self._looking.start()
+            self._refreshing = threading.Thread(target=self._refresh, name=name, daemon=True)
+            self._refreshing.start()
 
-    def found(self, partition: int | None) -> StreamInfo:
-        """The stream. For a partition that it did not have so far, a look is waited for."""
+    def stream_with(self, partition: int | None) -> StreamInfo:
+        """Return the stream; read it first if it has no such partition yet."""
         stream = self._stream
         if isinstance(partition, int) and partition >= stream.partitions:
-            self._try()
+            self._refresh()
         return self._stream
 
     def close(self) -> None:
-        """Wait for a look that is under way, and begin none any more."""
+        """Wait for a read in progress, and start no other."""
         with self._lock:
             self._closed = True
-            looking = self._looking
-        if looking is not None:
-            looking.join()
+            refreshing = self._refreshing
+        if refreshing is not None:
+            refreshing.join()
 
-    def _try(self) -> None:
+    def _refresh(self) -> None:
         try:
-            found = self._look()
-        except LeaseholdError as error:  # deleted, or no answer: that is told where it is stored
+            found = self._read_stream()
+        except LeaseholdError as error:  # deleted, or no answer: the delivery reports that
             log.info("%s could not be looked at: %s", self._stream.name, error)
             return
         with self._lock:
-            if found.partitions > self._stream.partitions:  # looks may overtake one another
+            if found.partitions > self._stream.partitions:  # reads may overtake one another
                 log.info("%s has %d partitions now", found.name, found.partitions)
                 self._stream = found
 
 
-_MAX_PARCELS = 32  # delivered at once; the owner remembers twice as many of each producer
+_MAX_BATCHES = 32  # delivered together; the owner remembers twice as many of each producer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +207,7 @@ class QueuedEvents:
     count: int
     size: int
     put_at: float
-    sending: PendingSend
+    pending: PendingSend
 
 
 class SendQueue:
@@ -219,120 +215,119 @@ class SendQueue:
 
     def __init__(
         self,
-        seat: PartitionRouter,
+        router: PartitionRouter,
         options: ProducerOptions,
         *,
         producer_id: bytes,
         max_bytes: int,
-        gate: ByteLimit,
+        byte_limit: ByteLimit,
         clock: Clock,
     ) -> None:
         """Start the thread. ``max_bytes`` go into one batch, or one bigger event."""
-        self._seat = seat
+        self._router = router
         self._options = options
         self._producer_id = producer_id
         self._max_bytes = max_bytes
-        self._gate = gate
+        self._byte_limit = byte_limit
         self._clock = clock
         self._linger_s = options.linger.total_seconds()
-        self._courier = OwnerClient(
+        self._owner_client = OwnerClient(
             clock=clock, owner_timeout_s=options.owner_timeout.total_seconds()
         )
         self._changed = threading.Condition()
         self._items: deque[QueuedEvents] = deque()
         self._events = 0
         self._bytes = 0
-        self._put = 0
-        self._done = 0
-        self._urgent = 0  # items up to this number do not linger
+        self._queued_count = 0
+        self._done_count = 0
+        self._flush_up_to = 0  # items up to this number do not linger
         self._next_number = 0
-        self._inside: tuple[
-            QueuedEvents, ...
-        ] = ()  # taken from the queue, and not out of the gate yet
+        # Taken from the queue, and still counted by the byte limit.
+        self._in_flight: tuple[QueuedEvents, ...] = ()
         self._closing = False
-        name = f"leasehold-lane-{seat.partition.stream}-{seat.partition.number}"
+        name = f"leasehold-send-{router.partition.stream}-{router.partition.number}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(
-        self, parts: Sequence[tuple[Event | pa.RecordBatch, int]], sending: PendingSend
+        self, parts: Sequence[tuple[Event | pa.RecordBatch, int]], pending: PendingSend
     ) -> None:
         """Queue events, as parts that are each small enough for a batch, with their sizes."""
         now = self._clock.boottime_s()
         with self._changed:
             if self._closing:
-                self._gate.leave(sum(size for _, size in parts), parts=len(parts))
+                self._byte_limit.release(sum(size for _, size in parts), parts=len(parts))
                 for _ in parts:
-                    sending.failed(UsageError("the producer was closed: open another one"))
+                    pending.failed(UsageError("the producer was closed: open another one"))
                 return
             was_full, was_empty = self._is_full(), not self._items
             for what, size in parts:
                 count = 1 if isinstance(what, Event) else int(what.num_rows)
                 self._items.append(
-                    QueuedEvents(what=what, count=count, size=size, put_at=now, sending=sending)
+                    QueuedEvents(what=what, count=count, size=size, put_at=now, pending=pending)
                 )
                 self._events += count
                 self._bytes += size
-                self._put += 1
+                self._queued_count += 1
             if was_empty or self._is_full() != was_full:
                 self._changed.notify_all()
 
-    def hurry(self) -> int:
+    def begin_flush(self) -> int:
         """Let nothing that is queued linger; return the number of the last item."""
         with self._changed:
-            self._urgent = self._put
+            self._flush_up_to = self._queued_count
             self._changed.notify_all()
-            return self._put
+            return self._queued_count
 
     def wait(self, number: int, *, timeout_s: float | None) -> bool:
         """Wait until that item and all before it are answered."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._done >= number, timeout_s)
+            return self._changed.wait_for(lambda: self._done_count >= number, timeout_s)
 
     def close(self) -> None:
         """Deliver what is queued, and end the thread."""
         with self._changed:
             self._closing = True
-            self._urgent = self._put
+            self._flush_up_to = self._queued_count
             self._changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
         batches: list[list[QueuedEvents]] = []
         try:
-            while batches := self._taken():
+            while batches := self._next_batches():
                 self._deliver(batches)
                 with self._changed:
-                    self._done += sum(len(items) for items in batches)
+                    self._done_count += sum(len(items) for items in batches)
                     self._changed.notify_all()
-        except BaseException as error:  # a bug of ours must not let anybody wait for ever
+        except BaseException as error:  # a bug must not let a caller wait forever
             self._fail(batches, error)
             raise
         finally:
-            self._courier.close()
+            self._owner_client.close()
 
     def _fail(self, batches: Sequence[Sequence[QueuedEvents]], error: BaseException) -> None:
-        """Take nothing more, and answer all that is unanswered."""
+        """Accept nothing more, and fail all that is unanswered."""
         with self._changed:
             self._closing = True
             left = [*(item for items in batches for item in items), *self._items]
-            self._inside += tuple(self._items)
+            self._in_flight += tuple(self._items)
             self._items.clear()
-            self._done = self._put
+            self._done_count = self._queued_count
             self._changed.notify_all()
-        self._leave()
+        self._release()
         for item in left:
-            item.sending.failed(RuntimeError(f"the lane has ended: {error!r}"))
+            item.pending.failed(RuntimeError(f"the lane has ended: {error!r}"))
 
-    def _taken(self) -> list[list[QueuedEvents]]:
-        """All that waits, as batches, once it need not linger; nothing when it is over."""
+    def _next_batches(self) -> list[list[QueuedEvents]]:
+        """Return all that waits, as batches, once it need not linger; an empty list at the end."""
         with self._changed:
             while not self._is_ready():
                 if self._closing and not self._items:
                     return []
-                self._changed.wait(self._left_s())
-            batches = list(self._gathered())
-            self._inside = tuple(item for items in batches for item in items)
+                self._changed.wait(self._linger_left_s())
+            batches = list(self._gather())
+            self._in_flight = tuple(item for items in batches for item in items)
             return batches
 
     def _is_full(self) -> bool:
@@ -343,20 +338,24 @@ class SendQueue:
     def _is_ready(self) -> bool:
         if not self._items:
             return False
-        return self._is_full() or self._urgent > self._done or (self._left_s() or 0.0) <= 0
+        return (
+            self._is_full()
+            or self._flush_up_to > self._done_count
+            or (self._linger_left_s() or 0.0) <= 0
+        )
 
-    def _left_s(self) -> float | None:
-        """How long the oldest item may linger yet."""
+    def _linger_left_s(self) -> float | None:
+        """Return how long the oldest item may linger yet."""
         if not self._items:
             return None
         return self._items[0].put_at + self._linger_s - self._clock.boottime_s()
 
-    def _gathered(self) -> Iterator[list[QueuedEvents]]:
+    def _gather(self) -> Iterator[list[QueuedEvents]]:
         """Take items off the queue, as many in each batch as its bytes allow.
 
         More events than need be waited for are welcome: big frames are cheaper to read.
         """
-        for _ in range(_MAX_PARCELS):
+        for _ in range(_MAX_BATCHES):
             items: list[QueuedEvents] = []
             events = size = 0
             while self._items and (not items or size + self._items[0].size <= self._max_bytes):
@@ -370,53 +369,53 @@ class SendQueue:
             yield items
 
     def _deliver(self, batches: Sequence[Sequence[QueuedEvents]]) -> None:
-        until_s = batches[0][0].put_at + self._options.deliver_timeout.total_seconds()
+        deadline_s = batches[0][0].put_at + self._options.deliver_timeout.total_seconds()
         try:
-            answer = self._seat.deliver(
+            answer = self._router.deliver(
                 self._numbered(batches),
                 durable=self._options.durable,
-                courier=self._courier,
-                until_s=until_s,
+                owner_client=self._owner_client,
+                deadline_s=deadline_s,
             )
-        except Exception as error:  # noqa: BLE001 - whoever waits for a future must hear of it
-            self._tell(batches, error)
+        except Exception as error:  # noqa: BLE001 - it is raised by the future
+            self._answer(batches, error)
         else:
-            self._tell(batches, answer)
+            self._answer(batches, answer)
 
     def _numbered(self, batches: Sequence[Sequence[QueuedEvents]]) -> list[ProducerBatch]:
-        """Each batch with the numbers of this producer. They are used once, whatever happens."""
-        parcels = []
+        """Number each batch with the sequence of this producer. Numbers are used only once."""
+        numbered = []
         for items in batches:
             stamp = ProducerStamp(producer=self._producer_id, sequence=self._next_number)
             self._next_number += sum(item.count for item in items)
-            parcels.append(ProducerBatch(stamp=stamp, batch=_one(items)))
-        return parcels
+            numbered.append(ProducerBatch(stamp=stamp, batch=_as_record_batch(items)))
+        return numbered
 
-    def _tell(
+    def _answer(
         self, batches: Sequence[Sequence[QueuedEvents]], answer: tuple[StoredBatch, ...] | Exception
     ) -> None:
-        self._leave()
+        self._release()
         if isinstance(answer, Exception):
             for items in batches:
                 for item in items:
-                    item.sending.failed(answer)
+                    item.pending.failed(answer)
             return
-        number = self._seat.partition.number
+        number = self._router.partition.number
         for items, stored in zip(batches, answer, strict=True):
             start = 0
             for item in items:
                 receipts = receipts_of(stored, partition=number, start=start, count=item.count)
-                item.sending.stored(receipts)
+                item.pending.stored(receipts)
                 start += item.count
 
-    def _leave(self) -> None:
-        """Let what was taken out of the gate, once."""
-        inside, self._inside = self._inside, ()
-        self._gate.leave(sum(item.size for item in inside), parts=len(inside))
+    def _release(self) -> None:
+        """Release what was taken from the byte limit, once."""
+        in_flight, self._in_flight = self._in_flight, ()
+        self._byte_limit.release(sum(item.size for item in in_flight), parts=len(in_flight))
 
 
-def _one(items: Sequence[QueuedEvents]) -> pa.RecordBatch:
-    """All their events as one batch."""
+def _as_record_batch(items: Sequence[QueuedEvents]) -> pa.RecordBatch:
+    """Return all their events as one batch."""
     batches: list[pa.RecordBatch] = []
     alone: list[Event] = []
     for item in items:

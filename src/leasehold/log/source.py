@@ -4,8 +4,8 @@ Guarantees beyond those of every source:
 
 * Partitions that have nothing to read cost next to nothing: one thread watches for all of them.
 * A partition never waits for another one, until very many are read at the same moment.
-* The stream is the one that was there when the source was made: if it is deleted, and be it made
-  anew under its name, everything is refused with ``UnknownStream``.
+* The stream is the one that existed when the source was made: if it is deleted, or recreated under
+  its name, everything raises ``UnknownStream``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _MAX_EVENTS = 1 << 20
 _MAX_BYTES = 1 << 30
-_THREADS = 64  # they begin when they are needed; each is had only for as long as a look takes
+_THREADS = 64  # they start when they are needed; each is used only for the time of a read
 
 
 class LogSource:
@@ -95,7 +95,7 @@ class LogSource:
         return self._stream.name
 
     async def partitions(self) -> Sequence[str]:
-        """See ``EventSource``. Here they are the numbers from 0 on.
+        """Return the ids of all partitions: the numbers from 0 on.
 
         Raises:
             UnknownStream: the stream was deleted.
@@ -104,7 +104,7 @@ class LogSource:
         return tuple(str(number) for number in range(found.partitions))
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EventSource``.
+        """Return where each of these partitions begins and ends now.
 
         Raises:
             UsageError: there is no such partition.
@@ -112,11 +112,11 @@ class LogSource:
         """
         numbers = [partition_number(each) for each in partitions]
 
-        def look() -> StreamInfo:
+        def read_info() -> StreamInfo:
             self._now()
             return self._log.info(self.name, partitions=numbers)
 
-        found = await self._run(look)
+        found = await self._run(read_info)
         return {
             str(part.number): PartitionEnds(
                 first=part.first_sequence,
@@ -129,14 +129,14 @@ class LogSource:
     async def receiver(
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> LogReceiver:
-        """See ``EventSource``."""
+        """Open a receiver at ``start`` under ``epoch``."""
         number = partition_number(partition)
         self._check_open()
-        bell = Wakeup(partition)
+        wakeup = Wakeup(partition)
 
         def opened() -> PartitionReader:
             self._now()
-            self.watcher.enter(bell)  # before its first look, so that it misses nothing
+            self.watcher.add(wakeup)  # before its first read, so that it misses nothing
             try:
                 # Many partitions are read side by side already: no thread more for each of them.
                 return self._log.reader(
@@ -149,7 +149,7 @@ class LogSource:
                     ahead=False,
                 )
             except BaseException:
-                self.watcher.leave(bell)
+                self.watcher.remove(wakeup)
                 raise
 
         opening = self._threads.submit(opened)
@@ -157,16 +157,18 @@ class LogSource:
             reader = await shielded(asyncio.wrap_future(opening))
             self._check_open()
         except BaseException:
-            # Nobody waits for it any more. This is called in its thread, so closing waits for it.
-            opening.add_done_callback(lambda done: self._abandon(done, bell))
+            # The caller no longer waits. This is called in its thread, so closing waits for it.
+            opening.add_done_callback(lambda done: self._abandon(done, wakeup))
             raise
         self._receivers = {each for each in self._receivers if not each.closed}
-        made = LogReceiver(reader, bell, watcher=self.watcher, threads=self._threads, rng=self._rng)
+        made = LogReceiver(
+            reader, wakeup, watcher=self.watcher, threads=self._threads, rng=self._rng
+        )
         self._receivers.add(made)
         return made
 
     async def close(self) -> None:
-        """See ``EventSource``. Receivers that wait are woken. Again is harmless."""
+        """Close all receivers; waiting ones are woken. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -189,7 +191,7 @@ class LogSource:
     # --------------------------------------------------------------- parts
 
     def _now(self) -> StreamInfo:
-        """The stream as it is now, in a thread."""
+        """Return the stream as it is now, in a thread."""
         found = self._log.stream(self.name)
         if found.created_at != self._stream.created_at:
             raise UnknownStream(
@@ -202,8 +204,8 @@ class LogSource:
         self._check_open()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _abandon(self, opening: Future[PartitionReader], bell: Wakeup) -> None:
-        self.watcher.leave(bell)
+    def _abandon(self, opening: Future[PartitionReader], wakeup: Wakeup) -> None:
+        self.watcher.remove(wakeup)
         if not opening.cancelled() and opening.exception() is None:
             opening.result().close()
 
@@ -224,18 +226,14 @@ class LogSource:
 class LogRanges:
     """A stream of a log that is open. The log is closed with it if ``owns_log``.
 
-    ``pinned``: it is the stream that was there when this was made; of one that was made anew under
-    its name nothing is told.
+    ``pinned``: it is the stream that was there when this was made; of one that was recreated under
+    its name nothing is returned.
     """
 
     def __init__(
         self, log: Log, stream: str, *, owns_log: bool = False, pinned: bool = False
     ) -> None:
-        """Look the stream up.
-
-        Raises:
-            UnknownStream: there is none; the message names those there are.
-        """
+        """Look the stream up."""
         self._log = log
         self._stream = log.stream(stream)
         self._owns_log = owns_log
@@ -247,12 +245,12 @@ class LogRanges:
         return self._stream.name
 
     def partitions(self) -> Sequence[str]:
-        """See ``RangeSource``."""
+        """Return the ids of all partitions."""
         found = self._same(self._log.stream(self.name))
         return tuple(str(number) for number in range(found.partitions))
 
     def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``RangeSource``."""
+        """Return where each of these partitions begins and ends now."""
         numbers = map(partition_number, partitions)
         found = self._same(self._log.info(self.name, partitions=numbers))
         return {
@@ -274,13 +272,13 @@ class LogRanges:
         return found
 
     def _end(self, part: PartitionInfo) -> int:
-        """The end, or an error: of a last segment that it can not read, the log tells the begin."""
+        """Return the end; raise if the last segment cannot be read, where the log has its start."""
         if part.segments and part.last_enqueued_at is None:
             return self.find(str(part.number), Start.latest())
         return part.next_sequence
 
     def find(self, partition: str, start: Start) -> int:
-        """See ``RangeSource``."""
+        """Return the sequence number that ``start`` means now."""
         number = partition_number(partition)
         with self._log.reader(self.name, number, start=start, ahead=False) as reader:
             return reader.position
@@ -288,7 +286,7 @@ class LogRanges:
     def read(
         self, partition: str, start: int, end: int, *, bodies: bool = True
     ) -> Iterator[EventBatch]:
-        """See ``RangeSource``."""
+        """Yield the events from ``start`` up to, and without, ``end``."""
         if start >= end:
             return
         number = partition_number(partition)
@@ -310,7 +308,7 @@ class LogRanges:
                 yield batch
 
     def close(self) -> None:
-        """See ``RangeSource``."""
+        """Close the log, if it was opened for this source."""
         if self._owns_log:
             self._log.close()
 

@@ -1,14 +1,11 @@
-"""Streams: their settings, what can be told of them, and where their segments lie.
+"""Streams: settings, paths of segments, counters, and the catalog in the store's database.
 
-A stream has partitions, numbered from 0. A partition is a row of segments, each one file at
+A stream has partitions, numbered from 0. A partition is a list of segments, each one file at
 ``/<stream>/<partition>/<sequence number of its first event>.seg``; the name of the stream is quoted
 as in a key. A segment is one block, so that it can be mapped as one piece.
 
-What the log has done in this process, counted.
-
-Which streams there are, and which reader of a group may read a partition.
-
-Every call is one transaction of the store's database. Events are not touched here.
+``Catalog`` holds which streams exist, and which reader of a group may read a partition. Every call
+is one transaction. It does not touch events.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class LogCounts:
         fenced: batches that were refused because the partition had been taken over.
         forwarded: batches that were handed to an owner in another process.
         taken: partitions that this process became the owner of.
-        recovered: of these, those whose owner was dead or silent and was shut out from here.
+        recovered: of these, those whose crashed or silent owner was fenced by this process.
     """
 
     events: int = 0
@@ -65,7 +62,6 @@ class LogCounters:
     """Counters that any thread may add to."""
 
     def __init__(self) -> None:
-        """Begin at zero."""
         self._lock = threading.Lock()
         self._numbers = LogCounts()
 
@@ -90,24 +86,24 @@ class LogCounters:
 MAX_PARTITIONS = 10_000
 _MIN_SEGMENT_BYTES = 4096
 _MAX_SEGMENT_BYTES = 1 << 34
-_ROOM_BYTES = 4 << 20  # for the frames that are no events: producers, index, end
+_ROOM_BYTES = 4 << 20  # for the frames without events: producers, index, end
 _PAGE = 1000
 _SEGMENT = re.compile(r"/(\d{20})\.seg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What is agreed on when a stream is created.
+    """The settings of a stream, fixed when it is created.
 
     Attributes:
         partitions: how many; it decides where a key goes. It may grow (``Log.grow``), and never
             falls.
-        segment_bytes: a segment that has so many bytes is closed and the next one begins.
-        segment_age_s: the same, so many seconds after its first event.
-        replication: on how many volumes a segment lies; 0: as the files room decides.
+        segment_bytes: size of a segment after which the next one begins.
+        segment_age_s: seconds after its first event after which the next one begins.
+        replication: how many volumes a segment is on; 0: the default of the file layer.
         retain_age_s: segments whose last event is older may be removed; 0: never.
         retention_bytes: the oldest segments of a partition beyond this size may be removed; 0:
-        never.
+            never.
 
     Raises:
         InvalidOptions: a number is out of its range, which the message names.
@@ -130,11 +126,11 @@ class StreamSettings:
             "retain_age_s": (0, 1e10),
             "retention_bytes": (0, 1 << 60),
         }
-        for what, (least, most) in ranges.items():
+        for what, (lowest, max_value) in ranges.items():
             value = getattr(self, what)
-            if not least <= value <= most:
+            if not lowest <= value <= max_value:
                 raise InvalidOptions(
-                    f"{what} is {value} and must lie between {least:g} and {most:g}"
+                    f"{what} is {value} and must lie between {lowest:g} and {max_value:g}"
                 )
 
     @property
@@ -145,9 +141,9 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionInfo:
-    """A partition as it is now. ``writer`` is who appends to it, empty if nobody does.
+    """A partition as it is now. ``writer`` is the holder that appends to it, or empty.
 
-    ``events`` and ``bytes`` count what is kept; ``next_sequence`` goes on from all there ever was.
+    ``events`` and ``bytes`` count what is kept; ``next_sequence`` counts all events ever stored.
     """
 
     number: int
@@ -179,10 +175,10 @@ class StreamInfo:
         return self.settings.partitions
 
     def checked(self, partition: object) -> int:
-        """The number of a partition as a plain int.
+        """Return the number of a partition as a plain int.
 
         Raises:
-            UsageError: it is no whole number, or the stream has no such partition.
+            UsageError: it is not an integer, or the stream has no such partition.
         """
         try:
             number = -1 if isinstance(partition, bool) else operator.index(partition)  # type: ignore[arg-type]
@@ -197,27 +193,23 @@ class StreamInfo:
 
 
 def stream_directory(stream: str) -> str:
-    """The directory of all segments of a stream.
-
-    Raises:
-        InvalidName: it is no name.
-    """
+    """Return the directory of all segments of a stream."""
     quoted = partition_group(stream, "-").split("/")[1]  # quoted as it is in a key
     return f"/{quoted}"
 
 
 def partition_directory(stream: str, partition: int) -> str:
-    """The directory of the segments of one partition."""
+    """Return the directory of the segments of one partition."""
     return f"{stream_directory(stream)}/{partition}"
 
 
 def segment_path(stream: str, partition: int, base_sequence: int) -> str:
-    """The path of the segment that begins with this sequence number."""
+    """Return the path of the segment that begins with this sequence number."""
     return f"{partition_directory(stream, partition)}/{base_sequence:020d}.seg"
 
 
 def base_of(path: str) -> int | None:
-    """The sequence number in the name of a segment; ``None`` if it is no segment."""
+    """Return the sequence number in the name of a segment; None for another file."""
     match = _SEGMENT.fullmatch(path[path.rfind("/") :])
     return int(match[1]) if match else None
 
@@ -225,7 +217,7 @@ def base_of(path: str) -> int | None:
 def segments(
     files: Namespace, stream: str, partition: int, *, from_base: int = 0
 ) -> list[FileStatus]:
-    """The segments of a partition in order, those whose base is ``from_base`` or higher."""
+    """Return the segments of a partition in order, those whose base is ``from_base`` or higher."""
     directory = partition_directory(stream, partition)
     after = segment_path(stream, partition, from_base - 1) if from_base > 0 else ""
     found: list[FileStatus] = []
@@ -238,7 +230,7 @@ def segments(
 
 
 def writer_of(status: FileStatus) -> str:
-    """Who has the segment open for writing; empty if nobody."""
+    """Return the holder that has the segment open for writing, or an empty text."""
     return status.holder if status.state is FileState.OPEN else ""
 
 
@@ -249,27 +241,15 @@ class Catalog:
     """Made by ``Catalog.open``. Safe to use from several threads."""
 
     def __init__(self, database: BlockingDatabase) -> None:
-        """Over a database that is open."""
         self._database = database
 
     @classmethod
     def open(cls, url: str, *, clock: Clock) -> Self:
-        """Open the catalog in the database that ``url`` names.
-
-        Raises:
-            InvalidUrl: the URL names no database that can keep a log.
-            StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve.
-        """
+        """Open the catalog in the database that ``url`` names."""
         return cls(open_blocking(url, queries=_queries(), clock=clock, guard="guard"))
 
     def create(self, stream: str, settings: StreamSettings) -> StreamInfo:
-        """Make a stream. Again with the same settings is harmless.
-
-        Raises:
-            InvalidName: it is no name.
-            InvalidOptions: there is one of this name with other settings.
-        """
+        """Create a stream. Safe to repeat with the same settings."""
         check_name(stream, what="stream")
 
         def step(tx: Tx) -> StreamInfo:
@@ -292,11 +272,7 @@ class Catalog:
         return found
 
     def get(self, stream: str) -> StreamInfo:
-        """The stream of this name.
-
-        Raises:
-            UnknownStream: there is none; the message names those there are.
-        """
+        """Return the stream of this name."""
         row, others = self._database.read(
             lambda tx: (tx.one("stream_get", stream=stream), tx.all("stream_list"))
         )
@@ -308,11 +284,7 @@ class Catalog:
         return _stream(row)
 
     def same(self, stream: str, created_at: str) -> StreamInfo:
-        """The stream of this name, if it is still the one that was created then.
-
-        Raises:
-            UnknownStream: it was deleted; there may be another one of this name.
-        """
+        """Return the stream of this name, if it is still the one that was created then."""
         found = self.get(stream)
         if found.created_at != created_at:
             raise UnknownStream(
@@ -322,13 +294,7 @@ class Catalog:
         return found
 
     def grow(self, stream: str, partitions: int) -> StreamInfo:
-        """Give a stream this many partitions. Again with the same number is harmless.
-
-        Raises:
-            UnknownStream: there is none; the message names those there are.
-            UsageError: it has more.
-            InvalidOptions: no stream can have so many.
-        """
+        """Give a stream this many partitions. Safe to repeat."""
         replace(self.get(stream).settings, partitions=partitions)  # refuses what could not work
 
         def step(tx: Tx) -> StreamInfo | None:
@@ -336,7 +302,7 @@ class Catalog:
             row = tx.one("stream_get", stream=stream)
             return None if row is None else _stream(row)
 
-        found = self._database.write(step) or self.get(stream)  # deleted meanwhile: that says so
+        found = self._database.write(step) or self.get(stream)  # deleted: get raises
         if found.partitions > partitions:
             raise UsageError(
                 f"{stream!r} has {found.partitions} partitions and can not have fewer, since there "
@@ -345,11 +311,11 @@ class Catalog:
         return found
 
     def list(self) -> list[StreamInfo]:
-        """All streams, by name."""
+        """Return all streams, by name."""
         return [_stream(row) for row in self._database.read(lambda tx: tx.all("stream_list"))]
 
     def delete(self, stream: str) -> bool:
-        """Forget a stream and its readers; say whether it was there."""
+        """Delete a stream and its readers; return whether it existed."""
 
         def step(tx: Tx) -> bool:
             tx.run("readers_delete", stream=stream)
@@ -358,11 +324,7 @@ class Catalog:
         return self._database.write(step)
 
     def claim_reader(self, stream: str, partition: int, group: str, epoch: int, name: str) -> None:
-        """Let this reader read, and nobody with a lower epoch. With an equal one the newer wins.
-
-        Raises:
-            ReaderDisplaced: a reader with a higher epoch has the partition.
-        """
+        """Claim the partition for this reader; of equal epochs the newer claim wins."""
 
         def step(tx: Tx) -> tuple[int, str] | None:
             row: tuple[int, str] | None = tx.one(
@@ -387,11 +349,7 @@ class Catalog:
     def check_reader(
         self, stream: str, partition: int, group: str, epoch: int | None, name: str
     ) -> None:
-        """Return if this reader may still read. One without an epoch may while nobody has one.
-
-        Raises:
-            ReaderDisplaced: another reader has claimed the partition.
-        """
+        """Return if this reader may still read; one without an epoch, while no reader has one."""
         row: tuple[int, str] | None = self._database.read(
             lambda tx: tx.one("reader_get", stream=stream, part=partition, grp=group)
         )
@@ -400,13 +358,13 @@ class Catalog:
 
     def checkpoints(self, stream: str) -> dict[int, int]:
         """For each partition with checkpoints the least sequence number over all groups."""
-        least: dict[int, int] = {}
+        lowest: dict[int, int] = {}
         for partition, _, number in self.positions(stream):
-            least[partition] = min(number, least.get(partition, number))
-        return least
+            lowest[partition] = min(number, lowest.get(partition, number))
+        return lowest
 
     def positions(self, stream: str) -> Sequence[tuple[int, str, int]]:
-        """Every group's checkpoints in the stream: partition, group, sequence number."""
+        """Return every group's checkpoints in the stream: partition, group, sequence number."""
         prefix = partition_group(stream, "-").removesuffix("/-")
         rows: Sequence[tuple[str, int]] = self._database.read(
             lambda tx: tx.all("positions", first=f"{prefix}/", last=f"{prefix}0")
@@ -418,7 +376,7 @@ class Catalog:
         ]
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close the connections."""
         self._database.close()
 
 
@@ -446,7 +404,7 @@ def _stolen(
     stream: str, partition: int, group: str, epoch: int | None, *, by: tuple[int, str]
 ) -> ReaderDisplaced:
     shown = "no epoch" if epoch is None else f"epoch {epoch}"
-    name = by[1].rpartition(CLAIM_MARK)[0] or by[1]  # as people know it
+    name = by[1].rpartition(CLAIM_MARK)[0] or by[1]  # without the claim mark
     return ReaderDisplaced(
         f"partition {partition} of {stream!r} is read for the group {group!r} by {name!r} with "
         f"epoch {by[0]}; this reader has {shown}: stop, or claim it with a higher epoch",

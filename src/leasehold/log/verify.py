@@ -1,7 +1,7 @@
-"""Whether a stream is as it was written: every byte, on every volume, in every partition.
+"""Verify that a stream is as it was written: every byte, on every volume, in every partition.
 
-Three looks at each segment: its replicas against their checksums and the journal, its frames
-against theirs, and its place between the segment before it and the one after it.
+Each segment is checked three times: its replicas against their checksums and the journal, its
+frames against their checksums, and its continuity with the segment before it.
 """
 
 from __future__ import annotations
@@ -27,97 +27,102 @@ if TYPE_CHECKING:
 
 
 def verify(
-    stream: StreamInfo, *, files: Namespace, told: Callable[[int], None] = lambda _: None
+    stream: StreamInfo, *, files: Namespace, progress: Callable[[int], None] = lambda _: None
 ) -> list[str]:
-    """All that is wrong with a stream, in words; an empty list if nothing is.
+    """Return all findings about a stream as text; an empty list if it is sound.
 
-    Each finding begins with the partition and the segment. ``told`` hears how many bytes were
-    compared since it was last told: every replica counts, and the frames once more. A segment that
-    is being written is looked at up to what was acknowledged; one that is deleted meanwhile is
-    left out.
+    Each finding begins with the partition and the segment. ``progress`` gets the number of
+    bytes compared since its last call: every replica counts, and the frames once more. A segment
+    that is being written is checked up to what was acknowledged; one that is deleted in the
+    meantime is left out.
     """
     found: list[str] = []
     for number in range(stream.partitions):
-        walk = _Walk(stream, number, files=files, told=told)
-        shelf = SegmentList(files, partition_directory(stream.name, number))
-        for place, status in shelf.files():
+        check = _PartitionCheck(stream, number, files=files, progress=progress)
+        segments = SegmentList(files, partition_directory(stream.name, number))
+        for entry, status in segments.files():
             try:
-                walk.look(place, status)
+                check.check_segment(entry, status)
             except UnknownFile:
-                walk.skip()
-        found += walk.found
+                check.skip()
+        found += check.found
     return found
 
 
-class _Walk:
+class _PartitionCheck:
     """One partition, from its oldest segment to its newest."""
 
     def __init__(
-        self, stream: StreamInfo, partition: int, *, files: Namespace, told: Callable[[int], None]
+        self,
+        stream: StreamInfo,
+        partition: int,
+        *,
+        files: Namespace,
+        progress: Callable[[int], None],
     ) -> None:
         self._stream = stream
         self._partition = partition
         self._files = files
-        self._told = told
+        self._progress = progress
         self._next_sequence: int | None = None
         self._next_offset: int | None = None
         self.found: list[str] = []
 
     def skip(self) -> None:
-        """The segment is gone: where the next one has to begin is not known."""
+        """Forget the expected start: the segment is gone or damaged."""
         self._next_sequence = self._next_offset = None
 
-    def look(self, place: ListedSegment, status: FileStatus) -> None:
+    def check_segment(self, entry: ListedSegment, status: FileStatus) -> None:
         """Compare one segment. Raises ``UnknownFile`` if it was deleted."""
-        for fault in self._files.verify(place.path, progress=self._told):
-            self._say(place, f"volume {fault.volume}: {fault.what}")
+        for fault in self._files.verify(entry.path, progress=self._progress):
+            self._report(entry, f"volume {fault.volume}: {fault.what}")
         try:
-            opened = MappedSegment(place, self._files)
+            opened = MappedSegment(entry, self._files)
         except (DataDamaged, VolumeUnusable, StoreUnusable) as error:
-            self._say(place, str(error))
+            self._report(entry, str(error))
             self.skip()
             return
         segment = opened.segment
         if segment is None:
-            self._bare(place, status)
+            self._check_without_header(entry, status)
             return
         open_end = not segment.ended  # a crash, or a writer at work, leaves part of a frame
         # While a segment is written its replicas have no end to be compared with: their frames do.
         for volume, view in list(opened.replicas()) or [("", opened.view)]:
             where = f"volume {volume}: " if volume else ""
             for finding in verify_segment(view, open_end=open_end):
-                self._say(place, where + finding)
-        self._told(len(segment))
-        self._joins(place, segment)
+                self._report(entry, where + finding)
+        self._progress(len(segment))
+        self._check_continuity(entry, segment)
 
-    def _bare(self, place: ListedSegment, status: FileStatus) -> None:
-        """Not even a header: that is how a segment begins, and how an owner may die."""
+    def _check_without_header(self, entry: ListedSegment, status: FileStatus) -> None:
+        """Check a segment without a header, as a new segment or a crash leaves it."""
         if status.state is FileState.CLOSED and status.length:
-            self._say(place, f"it has {status.length} bytes, which is less than a header")
+            self._report(entry, f"it has {status.length} bytes, which is less than a header")
 
-    def _joins(self, place: ListedSegment, segment: Segment) -> None:
-        """Sequence numbers and offsets go on from the segment before."""
+    def _check_continuity(self, entry: ListedSegment, segment: Segment) -> None:
+        """Check that numbers and offsets continue from the segment before."""
         header = segment.header
         if header.partition != self._partition:
-            self._say(place, f"it belongs to partition {header.partition} by its header")
+            self._report(entry, f"it belongs to partition {header.partition} by its header")
         if self._next_sequence not in {None, header.base_sequence}:
-            self._say(
-                place,
+            self._report(
+                entry,
                 f"it begins with event {header.base_sequence}, and the segment before it ends "
                 f"before {self._next_sequence}",
             )
         if self._next_offset not in {None, header.base_offset}:
-            self._say(
-                place,
+            self._report(
+                entry,
                 f"it begins at offset {header.base_offset}, and the segment before it ends at "
                 f"{self._next_offset}",
             )
         self._next_offset = header.base_offset + padded(len(segment))
         try:
             self._next_sequence = segment.next_sequence
-        except DataDamaged:  # said already
+        except DataDamaged:  # reported already
             self._next_sequence = None
 
-    def _say(self, place: ListedSegment, what: str) -> None:
-        name = place.path.rpartition("/")[2]
+    def _report(self, entry: ListedSegment, what: str) -> None:
+        name = entry.path.rpartition("/")[2]
         self.found.append(f"{self._stream.name}, partition {self._partition}, {name}: {what}")

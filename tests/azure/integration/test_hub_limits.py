@@ -284,7 +284,7 @@ def test_a_reader_that_waits_already_can_be_drained(hub: RunningHub) -> None:
 
 
 def _is_looking(link: ReaderLink) -> bool:
-    return link._receiver is None or link._receiver._looking is not None
+    return link._receiver is None or link._receiver._reading is not None
 
 
 def _is_asleep(hub: RunningHub) -> bool:
@@ -297,7 +297,7 @@ def _is_asleep(hub: RunningHub) -> bool:
         ]
         readers = [link for link in links if isinstance(link, ReaderLink)]
         return bool(readers) and all(
-            link._receiver is not None and link._receiver.asleep for link in readers
+            link._receiver is not None and link._receiver.is_waiting for link in readers
         )
 
     return hub.call(looked)

@@ -92,7 +92,7 @@ def _is_asleep(hub: RunningHub) -> bool:
         for link in session.links
         if hasattr(link, "_receiver")
     ]
-    return bool(links) and all(link._receiver and link._receiver.asleep for link in links)
+    return bool(links) and all(link._receiver and link._receiver.is_waiting for link in links)
 
 
 def test_what_lies_beyond_the_end_is_refused(hub: RunningHub) -> None:

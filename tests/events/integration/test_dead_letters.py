@@ -130,8 +130,8 @@ async def test_an_event_that_can_never_be_put_aside_stops_its_partition_and_is_r
         s.source.append("0", b"a", b"x" * (SEGMENT_BYTES + 1), b"b")
         picky = Picky(s, ValueError("bad"))
         async with s.make(on_event=picky, setting=burying(log)) as host:
-            told = await s.watch.sees(Poisoned)
-            assert (told.action, told.sequence_number) == ("stop", 1)
+            reported = await s.watch.sees(Poisoned)
+            assert (reported.action, reported.sequence_number) == ("stop", 1)
             await s.watch.until(lambda: host.status()[0].state is PartitionState.STOPPED)
             assert len(host.held()) == 1
         assert picky.tried == 1

@@ -38,8 +38,8 @@ async def test_all_of_it_can_be_awaited(both: World) -> None:
         assert [part async for part in (await files.read("/a")).chunks(4)] == [b"abcd", b"ef"]
         appended = await files.append("/a")
         assert appended.epoch > writer.epoch
-        told: list[RecoveryProgress] = []
-        assert (await files.recover("/a", timeout=SOON, progress=told.append)).length == 6
+        reported: list[RecoveryProgress] = []
+        assert (await files.recover("/a", timeout=SOON, progress=reported.append)).length == 6
         assert [entry.step for entry in await files.history("/a", limit=1)] == ["tail dropped"]
         with pytest.raises(FencedWrite):
             await appended.close()

@@ -167,21 +167,21 @@ def test_a_later_recovery_at_any_point_of_an_earlier_one_wins(tmp_path: Path) ->
     writer.close()
 
 
-def life(volumes: list[Volume], disk: Disk, told: list[int]) -> None:
-    """A writer's whole life; ``told`` gets every length that was acknowledged to its caller."""
-    told.append(0)
+def life(volumes: list[Volume], disk: Disk, reported: list[int]) -> None:
+    """A writer's whole life; ``reported`` gets every length that was acknowledged to its caller."""
+    reported.append(0)
     writer = writer_on(volumes, disk, journal=out())
     try:
         for piece in (b"one", b"two"):
             writer.write_piece(piece)
             writer.acknowledge()
-            told.append(writer.acknowledged)
+            reported.append(writer.acknowledged)
         writer.write_piece(b"three")
         writer.sync()
-        told.append(writer.acknowledged)
+        reported.append(writer.acknowledged)
         writer.write_piece(b"four")
         writer.seal()
-        told.append(writer.acknowledged)
+        reported.append(writer.acknowledged)
     finally:
         writer.close()
 
@@ -197,19 +197,21 @@ def test_a_recovery_at_any_point_of_a_writers_life_keeps_what_was_acknowledged(
     for point, nth in points:
         for volume in volumes:
             remove(volume, ID, disk=DISK)
-        told: list[int] = []
+        reported: list[int] = []
         found: list[tuple[Block | None, int]] = []
 
-        def recover(told: list[int] = told, found: list[tuple[Block | None, int]] = found) -> None:
-            found.append((recovered(volumes, 8), told[-1]))
+        def recover(
+            reported: list[int] = reported, found: list[tuple[Block | None, int]] = found
+        ) -> None:
+            found.append((recovered(volumes, 8), reported[-1]))
 
         with suppress(LeaseLost):
-            life(volumes, KillingDisk(DISK, point, nth, recover), told)
-        block, told_before = found[0]
+            life(volumes, KillingDisk(DISK, point, nth, recover), reported)
+        block, reported_before = found[0]
         length = block.length if block else 0
         where = (point, nth)
-        assert told_before <= length, where
-        assert told[-1] <= length, where  # it may still be told what recovery has kept
+        assert reported_before <= length, where
+        assert reported[-1] <= length, where  # it may still be told what recovery has kept
         assert visible(volumes) <= length, where
         assert recovered(volumes, 9) == (block and replace(block, generation=9)), where
         if block:

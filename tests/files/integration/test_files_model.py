@@ -317,7 +317,7 @@ class Life(RuleBasedStateMachine):
             for status in self.listed()
             if status.state is FileState.OPEN and status.silent_s > HARD_S
         }
-        self.clients[who].files.monitor.look()
+        self.clients[who].files.monitor.run_once()
         if not self.down:
             assert not due & {
                 status.id for status in self.listed() if status.state is not FileState.CLOSED
@@ -325,7 +325,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(who=writers)
     def renew(self, who: int) -> None:
-        self.clients[who].files._renewer.look()
+        self.clients[who].files._renewer.run_once()
 
     # -------------------------------------------------------- the others
 
@@ -431,7 +431,7 @@ class Life(RuleBasedStateMachine):
         files = self.clients[0].files
         for _ in range(5):
             self.clock.advance(2 * HARD_S)
-            files.monitor.look()
+            files.monitor.run_once()
         assert files.list_open("/") == []
         self.journal_and_model_agree()
         self.readers_see_what_was_acknowledged()

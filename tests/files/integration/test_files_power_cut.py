@@ -61,7 +61,7 @@ class Machine:
             self.url, volumes=self.volumes, options=options(), run_monitor=False, disk=self.plug
         )
         self.files = Namespace(
-            replace(opened._around, boot_id=self.boot_id),
+            replace(opened._context, boot_id=self.boot_id),
             opened._holder,
             options=options(),
             clock=SystemClock(),

@@ -43,7 +43,7 @@ from leasehold.errors import (
 from leasehold.files import FileState
 from leasehold.files.journal import Journal
 from leasehold.files.journal import journal as journal_module
-from leasehold.files.model import FileLeaseLimits, RefusalReason
+from leasehold.files.model import FileLeaseLimits, RecoveryReason
 from leasehold.stores.blocking import Params, Tx, Value
 from leasehold.stores.blocking_postgres import translated
 from leasehold.testing.clock import ManualClock
@@ -313,9 +313,9 @@ def test_after_a_reboot_all_holders_are_silent_and_attempts_over(tmp_path: Path)
             journal.renew(ANN)
     with closing(Journal.open(f"sqlite:///{path}", limits=limits, clock=ManualClock())) as journal:
         assert journal.due(limit=9) == ["/1", "/2"]
-        newer = begun(journal, "/2", shared.MONITOR, why=RefusalReason.HARD)
+        newer = begun(journal, "/2", shared.MONITOR, reason=RecoveryReason.HARD)
         assert (newer.id > recovery.id, newer.attempt) == (True, 2)
-        assert begun(journal, "/1", BOB, why=RefusalReason.SOFT).was_held_by == "ann"
+        assert begun(journal, "/1", BOB, reason=RecoveryReason.SOFT).was_held_by == "ann"
 
 
 WORKER = """
@@ -496,7 +496,7 @@ def test_a_writer_recovers_only_what_is_its_own(journal: Journal) -> None:
     opened = create(journal)
     begun(journal, holder=BOB)
     with pytest.raises(FencedWrite):
-        journal.begin_recovery("/f", ANN, why=RefusalReason.CLOSE, ticket=opened.ticket)
+        journal.begin_recovery("/f", ANN, reason=RecoveryReason.CLOSE, ticket=opened.ticket)
     create(journal, overwrite=True, request="another file")
     with pytest.raises(UnknownFile):
-        journal.begin_recovery("/f", ANN, why=RefusalReason.CLOSE, ticket=opened.ticket)
+        journal.begin_recovery("/f", ANN, reason=RecoveryReason.CLOSE, ticket=opened.ticket)

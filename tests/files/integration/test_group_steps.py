@@ -18,7 +18,7 @@ from leasehold.files import Block, FileStatus
 from leasehold.files.block_meta import PIECE_BYTES, parse
 from leasehold.files.disk import SystemDisk
 from leasehold.files.journal import Journal
-from leasehold.files.model import JournalEntry, OpenedFile, RefusalReason
+from leasehold.files.model import JournalEntry, OpenedFile, RecoveryReason
 from leasehold.testing.disk import RecordingDisk
 
 world = shared.world
@@ -139,7 +139,7 @@ def test_steps_of_other_kinds_see_what_the_group_has_made_and_closed(world: Worl
 Story = tuple[FileStatus, tuple[Block, ...], tuple[JournalEntry, ...]]
 
 
-def told(journal: Journal, path: str) -> Story:
+def reported(journal: Journal, path: str) -> Story:
     """All that is known of a file, but for the numbers, which are drawn in any order."""
     status, blocks = journal.view(path)
     return (
@@ -154,7 +154,7 @@ def told(journal: Journal, path: str) -> Story:
 
 def test_what_a_group_writes_is_what_each_of_its_steps_alone_writes(world: World) -> None:
     journal, files = in_one_group(world, lambda journal: [opened(journal, path) for path in ODD])
-    grouped_open = [told(journal, path) for path in ODD]
+    grouped_open = [reported(journal, path) for path in ODD]
     tickets = [each for each in files if isinstance(each, OpenedFile)]
     assert len(tickets) == len(ODD)
 
@@ -165,14 +165,14 @@ def test_what_a_group_writes_is_what_each_of_its_steps_alone_writes(world: World
         ]
 
     journal, _ = in_one_group(world, closes)
-    grouped = [told(journal, path) for path in ODD]
+    grouped = [reported(journal, path) for path in ODD]
     assert journal.delete("/", recursive=True) == len(ODD)
     alone_open, alone = [], []
     for path in ODD:
         file = create(journal, path)
-        alone_open.append(told(journal, path))
+        alone_open.append(reported(journal, path))
         journal.complete(file.ticket, seal(file))
-        alone.append(told(journal, path))
+        alone.append(reported(journal, path))
     assert grouped_open == alone_open
     assert grouped == alone
     assert all(blocks[0].volumes == ("v1", "v2") for _, blocks, _ in grouped)
@@ -205,7 +205,9 @@ def test_a_text_is_kept_whole_in_a_group_whatever_is_in_it(world: World) -> None
     with closing(Journal.open(world.url, limits=LIMITS, clock=world.clock)) as before:
         for path in ("/f", "/g"):
             create(before, path)
-        begun = [before.begin_recovery(path, BOB, why=RefusalReason.ASKED) for path in ("/f", "/g")]
+        begun = [
+            before.begin_recovery(path, BOB, reason=RecoveryReason.ASKED) for path in ("/f", "/g")
+        ]
 
     def calls(journal: Journal) -> Calls:
         return [

@@ -22,14 +22,13 @@ from leasehold.errors import (
     UsageError,
 )
 from leasehold.files import BlockState, FileState
-from leasehold.files.journal import Journal
-from leasehold.files.journal import unit_of_work as books_module
+from leasehold.files.journal import Journal, unit_of_work
 from leasehold.files.model import (
     FileHolder,
     FileLeaseLimits,
     FileRecovery,
     OpenedFile,
-    RefusalReason,
+    RecoveryReason,
     SealedBlock,
 )
 from leasehold.testing.clock import ManualClock
@@ -117,9 +116,9 @@ def begun(
     journal: Journal,
     path: str = "/f",
     holder: FileHolder = BOB,
-    why: RefusalReason = RefusalReason.ASKED,
+    reason: RecoveryReason = RecoveryReason.ASKED,
 ) -> FileRecovery:
-    recovery = journal.begin_recovery(path, holder, why=why)
+    recovery = journal.begin_recovery(path, holder, reason=reason)
     assert recovery is not None
     return recovery
 
@@ -340,8 +339,8 @@ def test_what_is_due_comes_oldest_holder_first_and_up_to_the_limit(
 
 @pytest.mark.spec("F8")
 def test_history_keeps_the_newest_lines(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books_module, "KEPT_LINES", 5)
-    monkeypatch.setattr(books_module, "_PRUNE_EVERY", 4)
+    monkeypatch.setattr(unit_of_work, "KEPT_LINES", 5)
+    monkeypatch.setattr(unit_of_work, "_PRUNE_EVERY", 4)
     opened = create(journal)
     for keep in (("v1", "v2"), ("v2",)):
         journal.drop_volumes(opened.ticket, opened.block.id, keep=keep)
@@ -355,17 +354,19 @@ def test_history_keeps_the_newest_lines(journal: Journal, monkeypatch: pytest.Mo
 
 
 @pytest.mark.spec("F3")
-@pytest.mark.parametrize(("why", "limit_s"), [(RefusalReason.SOFT, 60), (RefusalReason.HARD, 1200)])
+@pytest.mark.parametrize(
+    ("reason", "limit_s"), [(RecoveryReason.SOFT, 60), (RecoveryReason.HARD, 1200)]
+)
 def test_a_file_is_taken_only_after_the_limit(
-    world: World, journal: Journal, why: RefusalReason, limit_s: int
+    world: World, journal: Journal, reason: RecoveryReason, limit_s: int
 ) -> None:
     opened, other = create(journal), create(journal, "/other")
     world.advance(limit_s - 0.5)
     with pytest.raises(FileHeld) as refused:
-        begun(journal, why=why)
+        begun(journal, reason=reason)
     assert refused.value.retry_after_s == pytest.approx(0.5, abs=1e-3)
     world.advance(0.75)
-    recovery = begun(journal, why=why)
+    recovery = begun(journal, reason=reason)
     assert (recovery.attempt, recovery.was_held_by, recovery.block) == (1, "ann", opened.block)
     assert recovery.id > other.ticket.epoch
     # One file was taken, and not the lease: the others are written on.
@@ -377,19 +378,19 @@ def test_a_file_is_taken_only_after_the_limit(
     assert (fenced.value.key, fenced.value.epoch) == ("/f", opened.ticket.epoch)
 
 
-@pytest.mark.parametrize("why", [RefusalReason.ASKED, RefusalReason.CLOSE])
+@pytest.mark.parametrize("reason", [RecoveryReason.ASKED, RecoveryReason.CLOSE])
 @pytest.mark.parametrize("holder", [ANN, BOB])
 def test_on_request_no_limit_is_looked_at(
-    journal: Journal, why: RefusalReason, holder: FileHolder
+    journal: Journal, reason: RecoveryReason, holder: FileHolder
 ) -> None:
     opened = create(journal)
-    recovery = begun(journal, holder=holder, why=why)
+    recovery = begun(journal, holder=holder, reason=reason)
     status = journal.commit_recovery(recovery, seal(opened, 7, volumes=("v2",)))
     assert (status.state, status.length, status.epoch) == (FileState.CLOSED, 7, recovery.id)
     ((block,),) = (journal.view("/f")[1],)
     assert (block.generation, block.volumes, block.length) == (recovery.id, ("v2",), 7)
     assert journal.trash(limit=9) == [(opened.block.id, "v1")]
-    assert journal.begin_recovery("/f", BOB, why=why) is None
+    assert journal.begin_recovery("/f", BOB, reason=reason) is None
     assert journal.holders() == []
     assert steps(journal) == ["recovered", "recovery begun", "create"]
 
@@ -439,19 +440,19 @@ def test_a_tail_without_bytes_is_dropped(journal: Journal, sealed: bool) -> None
 def test_attempts_are_one_at_a_time_and_come_again(world: World, journal: Journal) -> None:
     opened = create(journal)
     world.advance(1300)
-    first = begun(journal, holder=MONITOR, why=RefusalReason.HARD)
+    first = begun(journal, holder=MONITOR, reason=RecoveryReason.HARD)
     assert journal.due(limit=9) == []
     world.advance(30)
-    for why in RefusalReason:
+    for reason in RecoveryReason:
         with pytest.raises(RecoveryInProgress) as busy:
-            begun(journal, why=why)
+            begun(journal, reason=reason)
         assert (busy.value.attempt, busy.value.path) == (1, "/f")
         assert busy.value.retry_after_s == pytest.approx(60, abs=1e-3)
     with pytest.raises(RecoveryInProgress):
         create(journal, holder=BOB)
     world.advance(61)  # it had its time
     assert journal.due(limit=9) == ["/f"]
-    second = begun(journal, holder=MONITOR, why=RefusalReason.HARD)
+    second = begun(journal, holder=MONITOR, reason=RecoveryReason.HARD)
     for _ in range(2):
         journal.fail_recovery(second, trouble="v1 is gone", pause_s=300)
     status = journal.status("/f")
@@ -459,12 +460,12 @@ def test_attempts_are_one_at_a_time_and_come_again(world: World, journal: Journa
     assert status.next_attempt_s == pytest.approx(300, abs=1e-3)
     assert steps(journal).count("recovery failed") == 1
     with pytest.raises(RecoveryInProgress) as busy:
-        begun(journal, why=RefusalReason.HARD)
+        begun(journal, reason=RecoveryReason.HARD)
     assert busy.value.retry_after_s == pytest.approx(300, abs=1e-3)
     assert journal.due(limit=9) == []
     world.advance(300)
     assert journal.due(limit=9) == ["/f"]
-    third = begun(journal, why=RefusalReason.SOFT)
+    third = begun(journal, reason=RecoveryReason.SOFT)
     with pytest.raises(FencedWrite):
         journal.commit_recovery(first, seal(opened))
     done = journal.commit_recovery(third, seal(opened))
@@ -481,7 +482,7 @@ def test_a_file_deleted_during_its_recovery_stays_deleted(journal: Journal) -> N
         journal.commit_recovery(recovery, seal(opened))
     journal.check(new.ticket)
     with pytest.raises(UnknownFile):
-        journal.begin_recovery("/d", BOB, why=RefusalReason.ASKED)
+        journal.begin_recovery("/d", BOB, reason=RecoveryReason.ASKED)
 
 
 KILLED = """

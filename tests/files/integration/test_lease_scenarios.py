@@ -32,7 +32,7 @@ def _flushed(files: Namespace, path: str, data: bytes) -> FileWriter:
 
 def _before(monkeypatch: pytest.MonkeyPatch, files: Namespace, act: Callable[[], object]) -> None:
     """Let something happen just before the writer tells the journal that the file is complete."""
-    journal = files._around.journal
+    journal = files._context.journal
     complete = journal.complete
 
     def late(ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
@@ -182,7 +182,7 @@ def test_a_close_during_recovery_is_refused_and_nothing_is_missing(one: World) -
                 writer.close()
             refusals.append(str(caught.value))
 
-    status = others.recover("/a", timeout=SOON, progress=lambda told: close_it(told.step))
+    status = others.recover("/a", timeout=SOON, progress=lambda reported: close_it(reported.step))
     (said,) = refusals
     assert said == (
         f"the step under epoch {writer.epoch} was refused: /a is being recovered by "

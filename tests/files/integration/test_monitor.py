@@ -22,7 +22,7 @@ from tests.support.namespaces import (
 
 from leasehold.errors import FencedWrite, StoreUnavailable
 from leasehold.files import FileState, Namespace
-from leasehold.files.monitor import PAUSES, MonitorPass
+from leasehold.files.monitor import RETRY_BACKOFF, MonitorPass
 from leasehold.testing.disk import KillingDisk
 
 
@@ -50,7 +50,7 @@ def _order(files: Namespace) -> list[str]:
 
 def _recovers(monkeypatch: pytest.MonkeyPatch, files: Namespace, act: Callable[[], object]) -> None:
     """Let something happen before each commit of a recovery."""
-    journal = files._around.journal
+    journal = files._context.journal
     commit = journal.commit_recovery
 
     def committed(*args: object) -> object:
@@ -72,7 +72,7 @@ def test_the_oldest_lease_comes_first(both: World) -> None:
     renew(third)  # and so it is the youngest
     both.pass_s(HARD_S + 1)
     watcher = both.open("watcher")
-    assert watcher.monitor.look() == MonitorPass(recovered=3)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=3)
     assert _order(watcher) == ["/c", "/b", "/a"]
 
 
@@ -83,10 +83,10 @@ def test_it_looks_up_to_the_first_lease_that_has_not_ended(both: World) -> None:
     both.pass_s(1)
     _left(second, "/b")
     both.pass_s(HARD_S - 0.5)  # the first is half a second past, the second half a second short
-    assert watcher.monitor.look() == MonitorPass(recovered=1)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=1)
     assert (watcher.is_closed("/a"), watcher.is_closed("/b")) == (True, False)
     both.pass_s(1)
-    assert watcher.monitor.look() == MonitorPass(recovered=1)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=1)
 
 
 @pytest.mark.spec("F4")
@@ -98,7 +98,7 @@ def test_nothing_due_is_one_read_and_no_write(one: World) -> None:
         _left(files, f"/{number}")
     written.clear()
     reads: list[int] = []
-    journal = watcher._around.journal
+    journal = watcher._context.journal
     due = journal.due
 
     def counted(*, limit: int) -> list[str]:
@@ -107,7 +107,7 @@ def test_nothing_due_is_one_read_and_no_write(one: World) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "due", counted)
-        assert watcher.monitor.look() == MonitorPass()
+        assert watcher.monitor.run_once() == MonitorPass()
     assert len(reads) == 1
     assert written == []
 
@@ -122,9 +122,9 @@ def test_a_pass_begins_nothing_after_its_budget_and_the_next_goes_on(
         _left(files, f"/{number}")
     one.pass_s(HARD_S + 1)
     _recovers(monkeypatch, watcher, lambda: one.pass_s(0.4))  # of a budget of one second
-    assert watcher.monitor.look() == MonitorPass(recovered=3, left=True)
-    assert watcher.monitor.look() == MonitorPass(recovered=3, left=True)
-    assert watcher.monitor.look() == MonitorPass(recovered=1)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=3, left=True)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=3, left=True)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=1)
     assert watcher.list_open() == []
 
 
@@ -133,7 +133,7 @@ def test_a_hundred_expired_holders_in_a_few_bounded_passes(one: World) -> None:
     files = one.open()
     volumes = tuple(volume.id for volume in files.volumes)
     for number in range(100):
-        files._around.journal.create(
+        files._context.journal.create(
             f"/{number:03}",
             replace(files._holder, id=f"client-{number:03}", token=f"token-{number:03}"),
             replication=3,
@@ -145,7 +145,7 @@ def test_a_hundred_expired_holders_in_a_few_bounded_passes(one: World) -> None:
     one.pass_s(HARD_S + 1)
     watcher = one.open("watcher")
     assert len(watcher.holders()) == 100
-    looked = watcher.monitor.look()  # the clock stands still: no budget ends it
+    looked = watcher.monitor.run_once()  # the clock stands still: no budget ends it
     assert (looked.recovered, looked.failed, looked.left) == (100, 0, False)
     assert watcher.list_open() == []
     assert watcher.holders() == []
@@ -157,7 +157,7 @@ def test_three_empty_files_of_one_holder_expire_together(both: World) -> None:
     for path in ("/a", "/b", "/c"):
         files.create(path)
     both.pass_s(HARD_S + 1)
-    assert watcher.monitor.look().recovered == 3
+    assert watcher.monitor.run_once().recovered == 3
     assert [each.length for each in watcher.list()] == [0, 0, 0]
     assert watcher.holders() == []
 
@@ -178,7 +178,7 @@ def test_a_file_that_fails_holds_up_no_other_and_is_tried_again_with_growing_pau
     _left(good, "/good")
     watcher = both.open("watcher", volumes=())
     both.pass_s(HARD_S + 1)
-    assert watcher.monitor.look() == MonitorPass(recovered=1, failed=1)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=1, failed=1)
     assert content(watcher, "/good") == b"/good"
 
     pauses: list[float] = []
@@ -188,17 +188,17 @@ def test_a_file_that_fails_holds_up_no_other_and_is_tried_again_with_growing_pau
         assert "no answer from" in status.trouble
         pauses.append(status.next_attempt_s)
         both.pass_s(status.next_attempt_s / 2)
-        assert watcher.monitor.look() == MonitorPass()  # not yet
+        assert watcher.monitor.run_once() == MonitorPass()  # not yet
         _left(good, f"/good-{attempt}")
         both.pass_s(status.next_attempt_s / 2 + 0.001)
-        assert watcher.monitor.look() == MonitorPass(failed=1)
-    steps_s = [PAUSES.base_s * 2**number for number in range(5)]
+        assert watcher.monitor.run_once() == MonitorPass(failed=1)
+    steps_s = [RETRY_BACKOFF.base_s * 2**number for number in range(5)]
     for pause, step in zip(pauses, steps_s, strict=True):
         assert step / 2 <= pause <= step
     for root in away:
         root.with_suffix(".away").rename(root)
     both.pass_s(watcher.status("/bad").next_attempt_s + 0.001)
-    assert watcher.monitor.look() == MonitorPass(recovered=1)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=1)
     assert content(watcher, "/bad") == b"/bad"
     status = watcher.status("/bad")
     assert (status.attempts, status.trouble, status.next_attempt_s) == (0, "", 0.0)
@@ -211,9 +211,9 @@ def test_who_does_not_want_to_wait_for_the_next_attempt_asks_for_it(one: World) 
         root.rename(root.with_suffix(".away"))
     one.pass_s(HARD_S + 1)
     for _ in range(4):
-        watcher.monitor.look()
+        watcher.monitor.run_once()
         one.pass_s(watcher.status("/a").next_attempt_s + 0.001)
-    watcher.monitor.look()
+    watcher.monitor.run_once()
     for root in one.roots:
         root.with_suffix(".away").rename(root)
     assert watcher.status("/a").next_attempt_s > 1
@@ -233,16 +233,16 @@ def test_a_monitor_that_died_in_the_middle_is_replaced_after_the_time_of_its_att
 
     killed = both.open("killed", disk=KillingDisk(both.disk, "after rename seal", 1, dies))
     with pytest.raises(Died):
-        killed.monitor.look()
+        killed.monitor.run_once()
     watcher = both.open("watcher")
-    assert watcher.monitor.look() == MonitorPass(
+    assert watcher.monitor.run_once() == MonitorPass(
         recovered=1
     )  # the one that the other had not begun
     assert watcher.status("/a").state is FileState.RECOVERING
     both.pass_s(ATTEMPT_S - 1)
-    assert watcher.monitor.look() == MonitorPass()
+    assert watcher.monitor.run_once() == MonitorPass()
     both.pass_s(2)
-    assert watcher.monitor.look() == MonitorPass(recovered=1)
+    assert watcher.monitor.run_once() == MonitorPass(recovered=1)
     assert (content(watcher, "/a"), watcher.verify("/a")) == (b"/a", [])
 
 
@@ -264,7 +264,7 @@ def test_one_that_is_overtaken_at_a_file_goes_on_with_the_next(
             others.recover("/a", timeout=AT_ONCE)
 
     _recovers(monkeypatch, watcher, overtake_the_first)
-    looked = watcher.monitor.look()
+    looked = watcher.monitor.run_once()
     assert (looked.recovered, looked.failed) == (2, 1)
     assert {path: content(watcher, path) for path in ("/a", "/b", "/c")} == {
         "/a": b"/a",
@@ -282,7 +282,7 @@ def test_two_monitors_at_once_recover_every_file_once(one: World) -> None:
     watchers = [one.open("left"), one.open("right")]
     passes: list[MonitorPass] = []
     threads = [
-        threading.Thread(target=lambda each=each: passes.append(each.monitor.look()))
+        threading.Thread(target=lambda each=each: passes.append(each.monitor.run_once()))
         for each in watchers
     ]
     for thread in threads:
@@ -303,7 +303,7 @@ def test_what_the_monitor_closed_is_in_the_journal_when_it_says_so(both: World) 
     committed: list[tuple[str, str]] = []
     watcher = both.open("watcher", hook=lambda step, moment: committed.append((step, moment)))
     committed.clear()
-    assert watcher.monitor.look().recovered == 1
+    assert watcher.monitor.run_once().recovered == 1
     assert ("recovered", "after") in committed
     assert both.open("another").is_closed("/a")
 
@@ -313,7 +313,7 @@ def test_a_writer_that_comes_back_before_the_monitor_keeps_its_files(both: World
     writer = files.create("/a")
     both.pass_s(HARD_S + 1)
     renew(files)  # late, and nobody has robbed it
-    assert watcher.monitor.look() == MonitorPass()
+    assert watcher.monitor.run_once() == MonitorPass()
     writer.write(b"still here")
     writer.close()
     assert content(watcher, "/a") == b"still here"
@@ -329,10 +329,10 @@ def test_a_file_that_is_deleted_while_it_is_recovered_stays_deleted(
     _recovers(
         monkeypatch, watcher, lambda: others.delete("/a") if others.list("/", limit=2)[1:] else None
     )
-    looked = watcher.monitor.look()
+    looked = watcher.monitor.run_once()
     assert (looked.recovered, looked.failed) == (1, 1)
     assert [each.path for each in watcher.list()] == ["/b"]
-    watcher.monitor.look()
+    watcher.monitor.run_once()
     (block,) = blocks(watcher, "/b")
     left = {path.name[:16] for root in both.roots for path in root.glob("blocks/*/*")}
     assert left == {f"{block.id:016x}"}
@@ -344,7 +344,7 @@ def test_the_thread_looks_by_itself_and_survives_trouble_with_the_store(one: Wor
     one.pass_s(HARD_S + 1)
     options = replace(OPTIONS, monitor_interval=timedelta(milliseconds=10))
     watcher = one.open("watcher", options=options)
-    journal = watcher._around.journal
+    journal = watcher._context.journal
     due, recovered, troubles = journal.due, threading.Event(), [1, 2, 3]
 
     def failing(*, limit: int) -> list[str]:
@@ -371,10 +371,10 @@ def test_the_monitor_removes_what_was_given_up_and_waits_for_volumes_that_are_aw
     _left(files, "/a")
     one.roots[1].rename(one.roots[1].with_suffix(".away"))
     assert files.delete("/a") == 1
-    assert watcher.monitor.look().removed == 0
+    assert watcher.monitor.run_once().removed == 0
     one.roots[1].with_suffix(".away").rename(one.roots[1])
     assert list(one.roots[1].glob("blocks/*/*"))
-    assert watcher.monitor.look().removed == 1
+    assert watcher.monitor.run_once().removed == 1
     assert list(one.roots[1].glob("blocks/*/*")) == []
 
 
@@ -384,7 +384,7 @@ def test_the_old_writer_hears_who_has_recovered_its_file(both: World) -> None:
     writer.write(b"x")
     writer.flush()
     both.pass_s(HARD_S + 1)
-    watcher.monitor.look()
+    watcher.monitor.run_once()
     with pytest.raises(FencedWrite) as caught:
         writer.close()
     assert caught.value.reason == "recovered"

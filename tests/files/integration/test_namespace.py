@@ -245,7 +245,7 @@ def test_after_the_soft_limit_another_takes_over_and_after_the_hard_one_the_moni
     both.pass_s(SOFT_S)  # to the second: not yet
     with pytest.raises(FileHeld):
         others.append("/a")
-    assert others.monitor.look().recovered == 0
+    assert others.monitor.run_once().recovered == 0
     both.pass_s(1.0)
     with others.append("/a") as heir:
         heir.write(b" goes on")
@@ -253,9 +253,9 @@ def test_after_the_soft_limit_another_takes_over_and_after_the_hard_one_the_moni
     with pytest.raises(FileExists, match=r"^/b is there already: append to it"):
         others.create("/b")  # recovered, and then it is a file like any other
     assert others.is_closed("/b")
-    assert others.monitor.look().recovered == 0  # nobody has asked for /c
+    assert others.monitor.run_once().recovered == 0  # nobody has asked for /c
     both.pass_s(HARD_S - SOFT_S)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     assert content(others, "/c") == b"/c"
     assert others.list_open() == []
 
@@ -282,18 +282,18 @@ def test_recover_closes_a_file_at_once_and_tells_how_far_it_is(both: World) -> N
     writer = files.create("/a")
     writer.write(b"x" * 1500)
     writer.flush()
-    told: list[RecoveryProgress] = []
-    status = others.recover("/a", timeout=SOON, progress=told.append)
+    reported: list[RecoveryProgress] = []
+    status = others.recover("/a", timeout=SOON, progress=reported.append)
     assert (status.state, status.length) == (FileState.CLOSED, 1500)
     assert status.epoch > writer.epoch
-    assert [each.step for each in told] == [
+    assert [each.step for each in reported] == [
         "asking 3 volumes",
         "agreeing on the length",
         "sealing at 1,500 bytes",
         "closed",
     ]
-    assert {(each.path, each.attempt) for each in told} == {("/a", 1)}
-    assert told[-1].bytes_read == 3 * 1500
+    assert {(each.path, each.attempt) for each in reported} == {("/a", 1)}
+    assert reported[-1].bytes_read == 3 * 1500
     (block,) = blocks(others, "/a")
     assert (block.generation, block.state) == (status.epoch, BlockState.COMPLETE)
     assert others.verify("/a") == []
@@ -328,17 +328,17 @@ def test_recover_waits_until_the_volumes_are_back(one: World) -> None:
     writer.flush()
     for root in one.roots:
         root.rename(root.with_suffix(".away"))
-    told: list[str] = []
+    reported: list[str] = []
 
     def bring_them_back(progress: RecoveryProgress) -> None:
-        told.append(progress.step)
+        reported.append(progress.step)
         if progress.step.startswith("waiting: no usable copy"):
             for root in one.roots:
                 if not root.exists():
                     root.with_suffix(".away").rename(root)
 
     assert others.recover("/a", timeout=SOON, progress=bring_them_back).length == 1
-    assert told[-1] == "closed"
+    assert reported[-1] == "closed"
 
 
 # ---------------------------------------------------------------- paths

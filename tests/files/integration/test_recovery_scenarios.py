@@ -29,8 +29,8 @@ from leasehold.files import (
     RecoveryProgress,
 )
 from leasehold.files.block_meta import PIECE_BYTES, RECORD_BYTES
-from leasehold.files.model import RefusalReason, SealedBlock, WriteTicket
-from leasehold.files.recovery import carry_out
+from leasehold.files.model import RecoveryReason, SealedBlock, WriteTicket
+from leasehold.files.recovery import run_recovery
 from leasehold.testing.disk import KillingDisk
 
 
@@ -64,18 +64,18 @@ def _datas(files: Namespace, path: str) -> list[Path]:
 
 
 def _dies_at(step: str) -> Callable[[RecoveryProgress], None]:
-    def told(progress: RecoveryProgress) -> None:
+    def reported(progress: RecoveryProgress) -> None:
         if progress.step.startswith(step):
             raise Died(step)
 
-    return told
+    return reported
 
 
 def _dies_before_complete(monkeypatch: pytest.MonkeyPatch, files: Namespace) -> None:
     def never(ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
         raise Died("before the journal was told")
 
-    monkeypatch.setattr(files._around.journal, "complete", never)
+    monkeypatch.setattr(files._context.journal, "complete", never)
 
 
 # ---------------------------------------------------------------- the end of a file
@@ -86,10 +86,10 @@ def test_a_block_was_allocated_and_nothing_written(both: World) -> None:
     dead, others = both.open("dead"), both.open("other")
     dead.create("/a")
     both.pass_s(HARD_S + 1)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     assert (others.is_closed("/a"), blocks(others, "/a")) == (True, ())
     assert steps(others, "/a") == ["create", "recovery begun", "tail dropped"]
-    others.monitor.look()  # and what was made for it is removed
+    others.monitor.run_once()  # and what was made for it is removed
     assert [path for root in both.roots for path in root.glob("blocks/*/*")] == []
 
 
@@ -99,7 +99,7 @@ def test_after_the_hard_limit_what_was_flushed_is_there_on_every_replica(both: W
     dead, others = both.open("dead"), both.open("other")
     _flushed(dead, "/a", b"something")
     both.pass_s(HARD_S + 1)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     (block,) = blocks(others, "/a")
     assert (block.length, len(block.volumes)) == (9, 3)
     assert [path.read_bytes() for path in _datas(others, "/a")] == [b"something"] * 3
@@ -160,9 +160,9 @@ def test_a_volume_that_is_away_does_not_stop_the_recovery_and_its_copy_goes_late
     _flushed(files, "/a", b"whole")
     one.roots[0].rename(one.roots[0].with_suffix(".away"))
     assert others.recover("/a", timeout=AT_ONCE).length == 5
-    assert others.monitor.look().removed == 0
+    assert others.monitor.run_once().removed == 0
     one.roots[0].with_suffix(".away").rename(one.roots[0])
-    assert others.monitor.look().removed == 1
+    assert others.monitor.run_once().removed == 1
     assert list(one.roots[0].glob("blocks/*/*")) == []
     assert content(others, "/a") == b"whole"
 
@@ -174,13 +174,13 @@ def test_a_block_that_was_never_on_any_volume_is_dropped(both: World, asked: boo
     dead, others = both.open("dead"), both.open("other")
     with dead.create("/a") as writer:
         writer.write(b"before")
-    journal, volumes = dead._around.journal, tuple(volume.id for volume in dead.volumes)
+    journal, volumes = dead._context.journal, tuple(volume.id for volume in dead.volumes)
     journal.append("/a", dead._holder, volumes=volumes, request="died")  # and died right then
     if asked:
         assert others.recover("/a", timeout=AT_ONCE).length == 6
     else:
         both.pass_s(HARD_S + 1)
-        assert others.monitor.look().recovered == 1
+        assert others.monitor.run_once().recovered == 1
     assert len(blocks(others, "/a")) == 1
     with others.append("/a") as writer:
         writer.write(b" and after")
@@ -193,13 +193,13 @@ def test_the_monitor_does_not_drop_a_block_while_a_volume_is_silent(one: World) 
     dead.create("/a")
     one.roots[2].rename(one.roots[2].with_suffix(".away"))
     one.pass_s(HARD_S + 1)
-    assert others.monitor.look().failed == 1  # that one may have the bytes
+    assert others.monitor.run_once().failed == 1  # that one may have the bytes
     status = others.status("/a")
     assert status.state is FileState.RECOVERING
     assert "Nothing was dropped: bring back the volumes named" in status.trouble
     one.roots[2].with_suffix(".away").rename(one.roots[2])
     one.pass_s(status.next_attempt_s + 1)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     assert blocks(others, "/a") == ()
 
 
@@ -215,7 +215,7 @@ def test_the_block_was_sealed_and_the_journal_not_told(
     assert others.status("/a").state is FileState.OPEN
     assert content(others, "/a") == b"1"
     both.pass_s(HARD_S + 1)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     with others.append("/a") as heir:
         heir.write(b"2")
     assert content(others, "/a") == b"12"
@@ -227,7 +227,7 @@ def test_after_the_hard_limit_the_size_is_right_and_the_old_writer_is_out(both: 
     dead, others = both.open("dead"), both.open("other")
     writer = _flushed(dead, "/a", b"x" * 1234, b"y" * 4321)
     both.pass_s(HARD_S + 1)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     assert others.status("/a").length == 5555
     writer.write(b"late")
     with pytest.raises(FencedWrite, match=r"/a was recovered under epoch \d+ by monitor"):
@@ -296,9 +296,9 @@ def test_a_restart_during_a_recovery(both: World, step: str) -> None:
             writer.sync()
     with pytest.raises(FencedWrite):
         writer.close()
-    assert again.monitor.look().recovered == 0  # it still has time
+    assert again.monitor.run_once().recovered == 0  # it still has time
     both.pass_s(ATTEMPT_S + 1)
-    assert again.monitor.look().recovered == 1
+    assert again.monitor.run_once().recovered == 1
     assert content(again, "/a") == expected
     assert again.verify("/a") == []
 
@@ -326,7 +326,7 @@ def test_a_restart_during_a_recovery_of_a_file_that_is_renamed(both: World) -> N
     again = both.open("again")
     assert again.rename("/d", "/moved") == 1
     both.pass_s(ATTEMPT_S + 1)
-    assert again.monitor.look().recovered == 1
+    assert again.monitor.run_once().recovered == 1
     assert content(again, "/moved/a") == b"x" * 999
     with pytest.raises(LeaseLost):
         writer.close()
@@ -358,7 +358,7 @@ def test_the_first_commit_is_lost_and_the_attempt_after_its_time_succeeds(
     def lost(*_: object) -> FileStatus:
         raise Died("before the commit")
 
-    monkeypatch.setattr(first._around.journal, "commit_recovery", lost)
+    monkeypatch.setattr(first._context.journal, "commit_recovery", lost)
     with pytest.raises(Died):
         first.recover("/a", timeout=AT_ONCE)
     both.pass_s(ATTEMPT_S)
@@ -377,7 +377,7 @@ def test_a_slow_recovery_is_not_overtaken_while_it_has_time(both: World) -> None
     def dawdle(progress: RecoveryProgress) -> None:
         if progress.step != "closed":
             both.pass_s(ATTEMPT_S / 4)
-            looked.append(others.monitor.look().recovered)
+            looked.append(others.monitor.run_once().recovered)
             with pytest.raises(RecoveryInProgress):
                 others.recover("/a", timeout=AT_ONCE)
 
@@ -390,8 +390,8 @@ def test_a_slow_recovery_is_not_overtaken_while_it_has_time(both: World) -> None
 def test_a_late_commit_of_an_overtaken_recovery_is_refused(both: World) -> None:
     dead, slow, others = both.open("dead"), both.open("slow"), both.open("other")
     _flushed(dead, "/a", b"data ")
-    around = slow._around
-    begun = around.journal.begin_recovery("/a", slow._holder, why=RefusalReason.ASKED)
+    context = slow._context
+    begun = context.journal.begin_recovery("/a", slow._holder, reason=RecoveryReason.ASKED)
     assert begun is not None
     refused_before = others.refused()
 
@@ -402,11 +402,11 @@ def test_a_late_commit_of_an_overtaken_recovery_is_refused(both: World) -> None:
                 heir.write(b"goes on")
 
     with pytest.raises((FencedWrite, RecoveryInProgress)):
-        carry_out(begun, around, told=overtake)
+        run_recovery(begun, context, progress=overtake)
     assert content(others, "/a") == b"data goes on"
     assert others.verify("/a") == []
     with pytest.raises(FencedWrite, match=r"was recovered under epoch \d+, then written by other"):
-        around.journal.commit_recovery(begun, None)
+        context.journal.commit_recovery(begun, None)
     assert others.refused() > refused_before
     assert content(others, "/a") == b"data goes on"
 
@@ -439,8 +439,8 @@ def test_what_is_removed_is_the_old_replica_and_never_the_good_one(one: World) -
     writer.flush()
     one.pass_s(HARD_S + 1)
     again = one.open("again", volumes=())
-    assert again.monitor.look().recovered == 1
-    again.monitor.look()
+    assert again.monitor.run_once().recovered == 1
+    again.monitor.run_once()
     assert content(again, "/a") == b"flushed and synced and flushed"
     assert list(one.roots[0].glob("blocks/*/*")) == []
     for root in one.roots[1:]:

@@ -20,10 +20,13 @@ OFTEN = replace(OPTIONS, check_interval=timedelta(milliseconds=10))
 
 
 @contextmanager
-def _locked(one: World, files: Namespace, *, patience_s: float = 0.02) -> Iterator[None]:
+def _locked(one: World, files: Namespace, *, busy_timeout_s: float = 0.02) -> Iterator[None]:
     """Somebody else keeps the database locked, for longer than this client waits."""
-    database: Any = files._around.journal._database
-    patience, database._writer._busy_limit_s = database._writer._busy_limit_s, patience_s
+    database: Any = files._context.journal._database
+    busy_timeout_before_s, database._writer._busy_limit_s = (
+        database._writer._busy_limit_s,
+        busy_timeout_s,
+    )
     path = one.url.removeprefix("sqlite:///")
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -31,7 +34,7 @@ def _locked(one: World, files: Namespace, *, patience_s: float = 0.02) -> Iterat
             yield
         finally:
             connection.execute("ROLLBACK")
-            database._writer._busy_limit_s = patience
+            database._writer._busy_limit_s = busy_timeout_before_s
 
 
 def _renewers() -> list[threading.Thread]:
@@ -47,13 +50,13 @@ def test_it_renews_at_half_the_soft_limit_once_for_all_files(both: World) -> Non
         files.create(f"/{number}")
     written.clear()
     both.pass_s(SOFT_S / 2 - 1)
-    assert not files._renewer.look()
+    assert not files._renewer.run_once()
     assert written == []
     both.pass_s(1)
-    assert files._renewer.look()
+    assert files._renewer.run_once()
     assert written == ["before renew", "after renew"]
     assert {each.silent_s for each in files.list_open()} == {0.0}
-    assert not files._renewer.look()  # not again before another half
+    assert not files._renewer.run_once()  # not again before another half
 
 
 @pytest.mark.spec("F6")
@@ -64,7 +67,7 @@ def test_it_renews_only_while_a_file_is_open(both: World) -> None:
     writer.close()
     written.clear()
     both.pass_s(SOFT_S)
-    assert not files._renewer.look()
+    assert not files._renewer.run_once()
     assert written == []
 
 
@@ -73,8 +76,8 @@ def test_a_kept_lease_is_never_taken_over(both: World) -> None:
     writer = files.create("/a")
     for _ in range(30):  # longer than the hard limit
         both.pass_s(SOFT_S / 2)
-        assert files._renewer.look()
-        assert others.monitor.look().recovered == 0
+        assert files._renewer.run_once()
+        assert others.monitor.run_once().recovered == 0
         with pytest.raises(FileHeld):
             others.append("/a")
     writer.write(b"x")
@@ -139,10 +142,10 @@ def test_past_the_soft_limit_without_renewal_writes_go_on(one: World) -> None:
     with _locked(one, files):
         for _ in range(3):
             one.pass_s(SOFT_S)
-            assert not files._renewer.look()
+            assert not files._renewer.run_once()
             writer.write(b"x")
             writer.sync()
-    assert files._renewer.look()  # late, and nobody has taken anything
+    assert files._renewer.run_once()  # late, and nobody has taken anything
     with pytest.raises(FileHeld):
         others.append("/a")
     writer.close()
@@ -157,7 +160,7 @@ def test_past_the_hard_limit_without_renewal_the_writer_is_told_to_stop(one: Wor
     writer.flush()
     with _locked(one, files):
         one.pass_s(HARD_S)
-        assert not files._renewer.look()
+        assert not files._renewer.run_once()
         for call in (lambda: writer.write(b"late"), writer.flush, writer.sync, writer.close):
             with pytest.raises(LeaseLost) as caught:
                 call()
@@ -170,7 +173,7 @@ def test_past_the_hard_limit_without_renewal_the_writer_is_told_to_stop(one: Wor
         assert content(files, "/a") == b"before"  # reading goes on
     assert files._renewer.open_files == 1  # the journal does not know yet
     with files.create("/new"):  # new files are no reason to keep the old one
-        files._renewer.look()
+        files._renewer.run_once()
         assert files._renewer.open_files == 1
         assert others.is_closed("/a")
     assert content(others, "/a") == b"before"
@@ -184,8 +187,8 @@ def test_a_renewal_that_times_out_is_tried_at_the_next_look(one: World) -> None:
     writer = files.create("/a")
     one.pass_s(SOFT_S / 2)
     with _locked(one, files):
-        assert not files._renewer.look()
-    assert files._renewer.look()
+        assert not files._renewer.run_once()
+    assert files._renewer.run_once()
     writer.close()
     files.create("/b").close()
 
@@ -198,9 +201,9 @@ def test_a_close_that_races_with_a_renewal_that_hangs_ends(one: World) -> None:
     one.pass_s(SOFT_S / 2)
     looked: list[bool] = []
     closed: list[object] = []
-    with _locked(one, files, patience_s=30.0):
+    with _locked(one, files, busy_timeout_s=30.0):
         threads = [
-            threading.Thread(target=lambda: looked.append(files._renewer.look())),
+            threading.Thread(target=lambda: looked.append(files._renewer.run_once())),
             threading.Thread(target=lambda: closed.append(writer.close())),
         ]
         for thread in threads:
@@ -228,7 +231,7 @@ def test_a_close_fails_cleanly_while_the_store_is_away_and_is_done_later(one: Wo
                 writer.close()
     assert [each.path for each in others.list_open()] == ["/a", "/b"]
     assert first.close() == others.status("/a")  # by hand
-    files._renewer.look()  # and in the background
+    files._renewer.run_once()  # and in the background
     assert others.list_open() == []
     assert (content(others, "/a"), content(others, "/b")) == (b"one", b"two")
     assert second.close() is None
@@ -260,7 +263,7 @@ def test_a_lease_that_is_gone_is_heard_of_at_the_next_write(one: World) -> None:
     writer.flush()
     others.recover("/a", timeout=AT_ONCE)
     one.pass_s(SOFT_S / 2)
-    assert not files._renewer.look()  # it has no lease any more: nothing to renew
+    assert not files._renewer.run_once()  # it has no lease any more: nothing to renew
     writer.write(b"y")
     with pytest.raises(LeaseLost, match=r"^the step under epoch \d+ was refused: /a was recovered"):
         writer.flush()

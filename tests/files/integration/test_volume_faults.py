@@ -87,7 +87,7 @@ def test_one_volume_fails_and_is_dropped_before_anything_more_is_acknowledged(
     assert [fault.what for fault in files.verify("/a")] == [
         f"block {blocks(files, '/a')[0].id:#x} is on 2 of 3 volumes"
     ]
-    files.monitor.look()  # what it had is of no use to anybody
+    files.monitor.run_once()  # what it had is of no use to anybody
     assert list(one.roots[1].glob("blocks/*/*")) == []
 
 
@@ -456,11 +456,11 @@ def test_a_wall_clock_that_is_set_back_or_forward_decides_nothing(one: World) ->
         with pytest.raises(FileHeld) as caught:
             others.append("/a")
         assert 0 < caught.value.retry_after_s < SOFT_S
-        assert others.monitor.look().recovered == 0
+        assert others.monitor.run_once().recovered == 0
         writer.write(b"x")
         writer.flush()
     clock.advance(HARD_S)
-    assert others.monitor.look().recovered == 1
+    assert others.monitor.run_once().recovered == 1
     assert content(others, "/a") == b"xxx"
     numbers = [entry.number for entry in others.history("/a")]
     assert numbers == sorted(numbers, reverse=True)

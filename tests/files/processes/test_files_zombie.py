@@ -193,7 +193,7 @@ def test_the_late_bytes_of_a_writer_never_appear_in_a_closed_file(where: str) ->
     with asleep(point, nth) as (zombie, files, watcher):
         with taken_over(files) as writer:
             writer.write(OURS)
-        files.monitor.look()  # what nobody needs is removed, also what kept the sleeper out
+        files.monitor.run_once()  # what nobody needs is removed, also what kept the sleeper out
         status = files.status(PATH)
         check_lost(zombie.woken(), may_have=may_have)
         seen = watcher.ended()

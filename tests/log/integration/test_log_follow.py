@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from tests.support.log_segments import Place, number_in, opened_place
+from tests.support.log_segments import StreamEnv, number_in, open_stream_env
 from tests.support.pausing import pause
 
 from leasehold.events import Start
@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = opened_place(tmp_path)
+def env(tmp_path: Path) -> Iterator[StreamEnv]:
+    made = open_stream_env(tmp_path)
     yield made
     made.close()
 
@@ -33,10 +33,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 class Process:
     """An owner in a process of its own."""
 
-    def __init__(self, place: Place) -> None:
-        self._url = place.url
+    def __init__(self, env: StreamEnv) -> None:
+        self._url = env.url
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.log_segments", place.url, "orders", "0"],
+            [sys.executable, "-m", "tests.support.log_segments", env.url, "orders", "0"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,7 +69,7 @@ class Process:
 
 
 @pytest.fixture
-def processes(place: Place) -> Iterator[list[Process]]:
+def processes(env: StreamEnv) -> Iterator[list[Process]]:
     made: list[Process] = []
     yield made
     for process in made:
@@ -77,13 +77,13 @@ def processes(place: Place) -> Iterator[list[Process]]:
 
 
 @pytest.fixture
-def owner(place: Place, processes: list[Process]) -> Process:
-    processes.append(Process(place))
+def owner(env: StreamEnv, processes: list[Process]) -> Process:
+    processes.append(Process(env))
     return processes[-1]
 
 
-def heir_of(place: Place, processes: list[Process]) -> Process:
-    processes.append(Process(place))
+def heir_of(env: StreamEnv, processes: list[Process]) -> Process:
+    processes.append(Process(env))
     return processes[-1]
 
 
@@ -99,13 +99,13 @@ def next_of(reader: PartitionReader, count: int) -> list[int]:
 
 @pytest.mark.process
 def test_events_of_another_process_wake_the_reader(
-    place: Place, owner: Process, monkeypatch: pytest.MonkeyPatch
+    env: StreamEnv, owner: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the kernel's word the first look would come after the time limit of this test.
     monkeypatch.setattr(segment_watcher, "SHORTEST_S", 3600.0)
     monkeypatch.setattr(segment_watcher, "LONGEST_S", 3600.0)
     assert owner.do("add 2") == "2"
-    reader = place.reader()
+    reader = env.reader()
     assert next_of(reader, 2) == [0, 1]
 
     for number in range(2, 12):
@@ -116,10 +116,10 @@ def test_events_of_another_process_wake_the_reader(
 
 @pytest.mark.process
 def test_a_follower_gets_everything_over_the_borders_of_segments(
-    place: Place, owner: Process
+    env: StreamEnv, owner: Process
 ) -> None:
     got: list[int] = []
-    reader = place.reader()
+    reader = env.reader()
 
     def run() -> None:
         for batch in reader.batches(follow=True):
@@ -141,36 +141,36 @@ def test_a_follower_gets_everything_over_the_borders_of_segments(
 @pytest.mark.spec("F8")
 @pytest.mark.process
 def test_a_follower_goes_on_after_the_owner_was_killed(
-    place: Place, owner: Process, processes: list[Process]
+    env: StreamEnv, owner: Process, processes: list[Process]
 ) -> None:
     owner.do("add 3")
-    reader = place.reader()
+    reader = env.reader()
     assert next_of(reader, 3) == [0, 1, 2]
     owner.do("unacknowledged 4 300000")
     owner.send(signal.SIGKILL)
 
-    heir = heir_of(place, processes)
+    heir = heir_of(env, processes)
     taken = int(heir.do("take"))
     assert int(heir.do("add 2")) == taken + 2
 
     # What was not acknowledged may survive the recovery or not; then it is there for everybody.
     assert taken in {3, 7}
     assert next_of(reader, taken - 1) == list(range(3, taken + 2))
-    assert next_of(place.reader(), taken + 2) == list(range(taken + 2))
+    assert next_of(env.reader(), taken + 2) == list(range(taken + 2))
 
 
 @pytest.mark.spec("F8", "B5")
 @pytest.mark.process
 def test_bytes_of_an_owner_that_was_stopped_and_robbed_are_never_seen(
-    place: Place, owner: Process, processes: list[Process]
+    env: StreamEnv, owner: Process, processes: list[Process]
 ) -> None:
     owner.do("add 3")
-    reader = place.reader()
+    reader = env.reader()
     assert next_of(reader, 3) == [0, 1, 2]
     owner.send(signal.SIGSTOP)
     owner.tell("add 5 2000")
 
-    heir = heir_of(place, processes)
+    heir = heir_of(env, processes)
     assert heir.do("take") == "3"
     heir.do("add 2")
     owner.send(signal.SIGCONT)
@@ -179,14 +179,14 @@ def test_bytes_of_an_owner_that_was_stopped_and_robbed_are_never_seen(
 
     assert next_of(reader, 4) == [3, 4, 5, 6]
     assert reader.read() is None
-    whole = [event for batch in place.reader().batches() for event in batch]
+    whole = [event for batch in env.reader().batches() for event in batch]
     assert [number_in(event) for event in whole] == list(range(7))
     assert all(len(event.body) < 100 for event in whole)  # the zombie's are longer
 
 
 @pytest.mark.process
-def test_a_reader_that_began_before_the_first_event_gets_it(place: Place, owner: Process) -> None:
-    reader = place.reader(Start.latest())
+def test_a_reader_that_began_before_the_first_event_gets_it(env: StreamEnv, owner: Process) -> None:
+    reader = env.reader(Start.latest())
     assert not reader.wait(timedelta(0))
 
     owner.tell("add 1")
@@ -194,9 +194,9 @@ def test_a_reader_that_began_before_the_first_event_gets_it(place: Place, owner:
     assert next_of(reader, 1) == [0]
 
 
-def test_a_follower_ends_when_nothing_comes_for_its_time(place: Place) -> None:
-    place.owner().many(1)
-    reader = place.reader()
+def test_a_follower_ends_when_nothing_comes_for_its_time(env: StreamEnv) -> None:
+    env.owner().many(1)
+    reader = env.reader()
 
     batches = list(reader.batches(follow=True, timeout=timedelta(milliseconds=20)))
 
@@ -204,30 +204,30 @@ def test_a_follower_ends_when_nothing_comes_for_its_time(place: Place) -> None:
 
 
 @pytest.mark.parametrize("state", ["open", "closed", "none"])
-def test_an_idle_second_costs_a_handful_of_looks(place: Place, state: str) -> None:
+def test_an_idle_second_costs_a_handful_of_looks(env: StreamEnv, state: str) -> None:
     if state != "none":
-        owner = place.owner()
+        owner = env.owner()
         owner.many(1)
         if state == "closed":
             owner.roll()
-    reader = place.reader(Start.latest())
-    before = reader.looks
+    reader = env.reader(Start.latest())
+    before = reader.polls
 
     assert not reader.wait(timedelta(seconds=1.2))
 
-    assert 2 <= reader.looks - before <= 9
+    assert 2 <= reader.polls - before <= 9
 
 
 @pytest.mark.process
 def test_without_watches_of_the_kernel_the_reader_looks_now_and_then(
-    place: Place, owner: Process, monkeypatch: pytest.MonkeyPatch
+    env: StreamEnv, owner: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left() -> None:
         raise OSError(24, "no instance left")
 
     monkeypatch.setattr(segment_watcher, "INotify", none_left)
     owner.do("add 1")
-    reader = place.reader(Start.latest())
+    reader = env.reader(Start.latest())
 
     owner.tell("add 1")
 
@@ -238,7 +238,7 @@ def test_a_watch_wakes_when_its_file_changes_and_again_when_it_goes(tmp_path: Pa
     path = tmp_path / "meta"
     path.write_bytes(b"")
     watch = SegmentWatcher()
-    watch.aim([str(path)])
+    watch.watch([str(path)])
     assert watch.watching
 
     path.write_bytes(b"more")
@@ -252,13 +252,13 @@ def test_a_watch_wakes_when_its_file_changes_and_again_when_it_goes(tmp_path: Pa
     watch.close()
 
 
-def test_a_watch_that_was_aimed_elsewhere_keeps_its_new_aim(tmp_path: Path) -> None:
+def test_a_watch_that_was_moved_keeps_its_new_files(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_bytes(b"")
     second.write_bytes(b"")
     watch = SegmentWatcher()
-    watch.aim([str(first)])
-    watch.aim([str(second)])
+    watch.watch([str(first)])
+    watch.watch([str(second)])
     watch.sleep(0.0)  # hears that the first one is watched no more
     first.write_bytes(b"x")
     assert not watch.sleep(0.0)
@@ -288,15 +288,15 @@ def test_sleeps_grow_up_to_a_second_and_begin_anew_when_woken(
 
 
 def test_a_watch_that_nobody_closed_gives_its_descriptors_back(tmp_path: Path) -> None:
-    def bells() -> int:
+    def event_fds() -> int:
         every = Path("/proc/self/fd").iterdir()
         targets = [str(each.readlink()) for each in every if each.is_symlink()]
         return sum("eventfd" in target or "inotify" in target for target in targets)
 
-    before = bells()
+    before = event_fds()
     watch = SegmentWatcher()
-    watch.aim([str(tmp_path)])
-    assert bells() == before + 2
+    watch.watch([str(tmp_path)])
+    assert event_fds() == before + 2
     del watch
     gc.collect()
-    assert bells() == before
+    assert event_fds() == before

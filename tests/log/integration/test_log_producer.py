@@ -96,8 +96,8 @@ def test_events_without_a_key_go_round(log: Log) -> None:
 
 def test_the_partition_and_the_key_of_a_call_decide(log: Log) -> None:
     with log.producer("orders") as producer:
-        (told,) = producer.send(Event(body=b"a", key="k"), partition=3).result(SOON_S)
-        assert told.partition == 3
+        (reported,) = producer.send(Event(body=b"a", key="k"), partition=3).result(SOON_S)
+        assert reported.partition == 3
         (by_key,) = producer.send([Event(body=b"b"), Event(body=b"c")], key="k").result(SOON_S)
         assert by_key.partition == partition_of("k", 4)
         (alone,) = producer.send(Event(body=b"d"), key="k").result(SOON_S)
@@ -153,8 +153,8 @@ def test_a_full_batch_does_not_linger(log: Log) -> None:
 def test_what_is_bigger_than_a_batch_is_stored_in_parts_with_one_receipt(log: Log) -> None:
     options = ProducerOptions(batch_bytes=10_000, max_pending_bytes=10_000)
     with log.producer("one", options) as producer:
-        told = producer.send(numbered(1000, size=100)).result(SOON_S)
-    assert told == (Receipt(partition=0, first_sequence=0, count=1000),)
+        reported = producer.send(numbered(1000, size=100)).result(SOON_S)
+    assert reported == (Receipt(partition=0, first_sequence=0, count=1000),)
     assert len(batches(log, "one")) > 10
     assert bodies(log) == [event.body for event in numbered(1000, size=100)]
 
@@ -251,18 +251,18 @@ def test_a_future_fails_after_the_deliver_limit_and_the_next_one_goes_on(
 def test_a_producer_that_comes_back_stores_nothing_twice(tmp_path: Path, durable: bool) -> None:
     url = f"sqlite:///{tmp_path}/log.db"
     options = ProducerOptions(producer_id=b"0123456789abcdef", durable=durable)
-    told = []
+    reported = []
     for count in (3, 3, 5):
         with Log.open(url, volumes=[tmp_path / "a"]) as log:
             log.create("one", partitions=1)
             with log.producer("one", options) as producer:
                 assert producer.id == options.producer_id
-                told.append(producer.send(numbered(count)).result(SOON_S))
+                reported.append(producer.send(numbered(count)).result(SOON_S))
             if count == 5:
                 assert bodies(log) == [event.body for event in numbered(5)]
                 assert not log.verify("one")
     old = Receipt(partition=0, first_sequence=0, count=3, duplicate=True)
-    assert told == [
+    assert reported == [
         (Receipt(partition=0, first_sequence=0, count=3),),
         (old,),
         (old, Receipt(partition=0, first_sequence=3, count=2)),

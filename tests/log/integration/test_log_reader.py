@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.log_segments import Owner, Place, number_in, numbered, opened_place
+from tests.support.log_segments import Owner, StreamEnv, number_in, numbered, open_stream_env
 
 from leasehold.errors import DataDamaged, Trimmed, UnknownStream, UsageError
 from leasehold.events import Event, Start
@@ -23,8 +23,8 @@ SOON = timedelta(seconds=120)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = opened_place(tmp_path)
+def env(tmp_path: Path) -> Iterator[StreamEnv]:
+    made = open_stream_env(tmp_path)
     yield made
     made.close()
 
@@ -33,8 +33,8 @@ def all_of(reader: PartitionReader) -> list[int]:
     return [number_in(event) for batch in reader.batches() for event in batch]
 
 
-def test_an_empty_partition_has_nothing_to_read(place: Place) -> None:
-    reader = place.reader()
+def test_an_empty_partition_has_nothing_to_read(env: StreamEnv) -> None:
+    reader = env.reader()
 
     assert reader.read() is None
     assert reader.position == 0
@@ -42,14 +42,14 @@ def test_an_empty_partition_has_nothing_to_read(place: Place) -> None:
     assert list(reader.batches()) == []
 
 
-def test_events_come_in_order_over_the_borders_of_segments(place: Place) -> None:
-    owner = place.owner()
+def test_events_come_in_order_over_the_borders_of_segments(env: StreamEnv) -> None:
+    owner = env.owner()
     for count in (3, 1, 5):
         owner.many(count)
         owner.many(count)
         owner.roll()
     owner.many(2)
-    reader = place.reader()
+    reader = env.reader()
 
     events = [event for batch in reader.batches() for event in batch]
 
@@ -60,10 +60,10 @@ def test_events_come_in_order_over_the_borders_of_segments(place: Place) -> None
     assert reader.position == 20
 
 
-def test_the_open_segment_is_read_up_to_what_is_acknowledged(place: Place) -> None:
-    owner = place.owner()
+def test_the_open_segment_is_read_up_to_what_is_acknowledged(env: StreamEnv) -> None:
+    owner = env.owner()
     owner.many(2)
-    reader = place.reader()
+    reader = env.reader()
     assert all_of(reader) == [0, 1]
 
     owner.add([numbered(2)], sync=False)
@@ -75,33 +75,33 @@ def test_the_open_segment_is_read_up_to_what_is_acknowledged(place: Place) -> No
 
 
 def test_a_recovered_segment_without_an_index_is_read_and_the_next_owner_goes_on(
-    place: Place,
+    env: StreamEnv,
 ) -> None:
-    first = place.owner()
+    first = env.owner()
     first.many(4)
-    reader = place.reader()
+    reader = env.reader()
     assert all_of(reader) == [0, 1, 2, 3]
 
-    heir = place.owner()
+    heir = env.owner()
     heir.take_over()
     heir.many(3)
 
     assert all_of(reader) == [4, 5, 6]
-    assert all_of(place.reader()) == list(range(7))
-    assert place.reader(Start.sequence(5)).read() is not None
+    assert all_of(env.reader()) == list(range(7))
+    assert env.reader(Start.sequence(5)).read() is not None
 
 
 def test_an_empty_segment_that_the_next_owner_replaces_does_not_stop_a_reader(
-    place: Place,
+    env: StreamEnv,
 ) -> None:
-    first = place.owner()
+    first = env.owner()
     first.many(2)
     first.roll()
     first.open()
-    reader = place.reader()
+    reader = env.reader()
     assert all_of(reader) == [0, 1]
 
-    heir = place.owner()
+    heir = env.owner()
     heir.take_over()
     heir.many(2)
 
@@ -109,23 +109,23 @@ def test_an_empty_segment_that_the_next_owner_replaces_does_not_stop_a_reader(
 
 
 @pytest.mark.parametrize("how", ["appended", "replaced"])
-def test_a_closed_segment_without_events_does_not_stop_a_reader(place: Place, how: str) -> None:
-    first = place.owner()
+def test_a_closed_segment_without_events_does_not_stop_a_reader(env: StreamEnv, how: str) -> None:
+    first = env.owner()
     first.many(2)
     first.roll()
     path = segment_path("orders", 0, 2)
-    with place.files.create(path, block_bytes=1 << 20):
+    with env.files.create(path, block_bytes=1 << 20):
         pass
-    reader, searched = place.reader(), place.reader(Start.latest())
+    reader, searched = env.reader(), env.reader(Start.latest())
     assert all_of(reader) == [0, 1]
     assert searched.read() is None
     assert reader.lag() == 0
 
     if how == "appended":
-        first.writer = place.files.append(path)
+        first.writer = env.files.append(path)
         first.begin()
     else:
-        place.files.delete(path)
+        env.files.delete(path)
     first.many(2)
 
     assert reader.lag() == 2
@@ -134,25 +134,25 @@ def test_a_closed_segment_without_events_does_not_stop_a_reader(place: Place, ho
 
 
 def test_an_open_segment_of_somebody_who_was_too_late_does_not_hide_that_events_are_gone(
-    place: Place,
+    env: StreamEnv,
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     for _ in range(3):
         owner.many(2)
         owner.roll()
-    for status in place.files.list("/")[:2]:
-        place.files.delete(status.path)
-    place.files.create(segment_path("orders", 0, 2), block_bytes=1 << 20)
+    for status in env.files.list("/")[:2]:
+        env.files.delete(status.path)
+    env.files.create(segment_path("orders", 0, 2), block_bytes=1 << 20)
 
     for start in (Start.earliest(), Start.sequence(3)):
-        with pytest.raises(Trimmed) as told:
-            place.reader(start).read()
-        assert told.value.earliest == 4
+        with pytest.raises(Trimmed) as reported:
+            env.reader(start).read()
+        assert reported.value.earliest == 4
 
 
-def test_read_returns_as_many_as_were_asked_for_without_copying(place: Place) -> None:
-    place.owner().many(10, size=100)
-    reader = place.reader()
+def test_read_returns_as_many_as_were_asked_for_without_copying(env: StreamEnv) -> None:
+    env.owner().many(10, size=100)
+    reader = env.reader()
 
     parts = []
     while batch := reader.read(max_events=4):
@@ -164,25 +164,25 @@ def test_read_returns_as_many_as_were_asked_for_without_copying(place: Place) ->
     assert all(part.arrow.column("body").buffers()[2].address == body.address for part in parts)
 
 
-def test_read_keeps_to_its_bytes_but_returns_at_least_one_event(place: Place) -> None:
-    place.owner().many(10, size=1000)
-    reader = place.reader()
+def test_read_keeps_to_its_bytes_but_returns_at_least_one_event(env: StreamEnv) -> None:
+    env.owner().many(10, size=1000)
+    reader = env.reader()
 
     assert len(reader.read(max_bytes=5000) or ()) == 4
     assert len(reader.read(max_bytes=1) or ()) == 1
 
 
-def test_batches_outlive_their_segment_and_their_reader(place: Place) -> None:
-    owner = place.owner()
+def test_batches_outlive_their_segment_and_their_reader(env: StreamEnv) -> None:
+    owner = env.owner()
     owner.many(50, size=10_000)
     owner.roll()
     owner.many(1)
-    reader = place.reader()
+    reader = env.reader()
     batch = reader.read()
     assert batch is not None
 
     reader.close()
-    place.files.delete(place.files.list("/")[0].path)
+    env.files.delete(env.files.list("/")[0].path)
 
     assert [number_in(event) for event in batch] == list(range(50))
 
@@ -201,11 +201,11 @@ def filled(owner: Owner, rng: random.Random) -> None:
     owner.writer.sync()
 
 
-def test_seeks_find_what_a_search_through_everything_finds(place: Place) -> None:
-    owner = place.owner()
+def test_seeks_find_what_a_search_through_everything_finds(env: StreamEnv) -> None:
+    owner = env.owner()
     filled(owner, random.Random(7))
     stored = owner.stored
-    reader = place.reader()
+    reader = env.reader()
 
     def first(start: Start) -> int:
         reader.seek(start)
@@ -228,13 +228,13 @@ def test_seeks_find_what_a_search_through_everything_finds(place: Place) -> None
     assert first(Start.latest()) == len(stored)
 
 
-def test_events_are_found_by_their_key_from_the_position_on(place: Place) -> None:
-    owner = place.owner()
+def test_events_are_found_by_their_key_from_the_position_on(env: StreamEnv) -> None:
+    owner = env.owner()
     filled(owner, random.Random(11))
 
     for key in ("a", "b", "never"):
         for since in (0, 1, len(owner.stored) // 2, len(owner.stored)):
-            reader = place.reader(Start.sequence(since))
+            reader = env.reader(Start.sequence(since))
             found = [event.sequence_number for batch in reader.find(key) for event in batch]
             assert found == [
                 event.sequence_number for event in owner.stored[since:] if event.key == key
@@ -243,9 +243,9 @@ def test_events_are_found_by_their_key_from_the_position_on(place: Place) -> Non
 
 
 def test_a_seek_in_a_big_partition_touches_few_frames(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    env: StreamEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     for _ in range(8):
         for number in range(100):
             owner.add([numbered(0, size=40_000, key=f"key{number}")] * 4, sync=False)
@@ -266,31 +266,31 @@ def test_a_seek_in_a_big_partition_touches_few_frames(
         Start.time(event.enqueued_at),
     ):
         touched.clear()
-        batch = place.reader(start).read()
+        batch = env.reader(start).read()
         assert batch is not None
         assert batch.first_sequence == event.sequence_number
         assert 0 < len(touched) < 40  # of 800 frames
 
 
-def test_a_number_beyond_the_end_is_refused_with_the_next_one(place: Place) -> None:
-    place.owner().many(3)
+def test_a_number_beyond_the_end_is_refused_with_the_next_one(env: StreamEnv) -> None:
+    env.owner().many(3)
 
-    assert place.reader(Start.sequence(3)).read() is None
+    assert env.reader(Start.sequence(3)).read() is None
     with pytest.raises(UsageError, match="the next one will be 3"):
-        place.reader(Start.sequence(4))
+        env.reader(Start.sequence(4))
 
 
-def test_a_partition_that_is_not_there_is_refused(place: Place) -> None:
+def test_a_partition_that_is_not_there_is_refused(env: StreamEnv) -> None:
     with pytest.raises(UsageError, match="no partition 1"):
-        place.reader(partition=1)
+        env.reader(partition=1)
 
 
-def test_lag_counts_what_was_not_read(place: Place) -> None:
-    owner = place.owner()
+def test_lag_counts_what_was_not_read(env: StreamEnv) -> None:
+    owner = env.owner()
     owner.many(3)
     owner.roll()
     owner.many(4)
-    reader = place.reader()
+    reader = env.reader()
     assert reader.lag() == 7
 
     reader.read()
@@ -299,9 +299,9 @@ def test_lag_counts_what_was_not_read(place: Place) -> None:
     assert reader.lag() == 6
 
 
-def flip(place: Place, volume: int, *, at: int, path: str) -> None:
-    block = place.files.read(path).blocks[0]
-    wanted = sorted(place.files.volumes, key=lambda each: block.volumes.index(each.id))[volume]
+def flip(env: StreamEnv, volume: int, *, at: int, path: str) -> None:
+    block = env.files.read(path).blocks[0]
+    wanted = sorted(env.files.volumes, key=lambda each: block.volumes.index(each.id))[volume]
     with Path(wanted.data_path(block.id)).open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -310,35 +310,35 @@ def flip(place: Place, volume: int, *, at: int, path: str) -> None:
 
 
 @pytest.mark.parametrize("at", [20, 200, 700])
-def test_a_bit_that_flipped_on_one_volume_is_read_from_the_other(place: Place, at: int) -> None:
-    owner = place.owner()
+def test_a_bit_that_flipped_on_one_volume_is_read_from_the_other(env: StreamEnv, at: int) -> None:
+    owner = env.owner()
     owner.many(20, size=100)
     path = owner.path
     owner.roll()
 
-    flip(place, 0, at=at, path=path)
-    assert all_of(place.reader()) == list(range(20))
+    flip(env, 0, at=at, path=path)
+    assert all_of(env.reader()) == list(range(20))
 
-    flip(place, 1, at=at, path=path)
+    flip(env, 1, at=at, path=path)
     with pytest.raises(DataDamaged, match=r"00000\.seg"):
-        all_of(place.reader())
+        all_of(env.reader())
 
 
 @pytest.mark.parametrize("at", ["header", "events"])
-def test_damage_is_told_again_to_whoever_asks_again(place: Place, at: str) -> None:
-    owner = place.owner()
+def test_damage_is_told_again_to_whoever_asks_again(env: StreamEnv, at: str) -> None:
+    owner = env.owner()
     owner.add([numbered(0)])
     header = owner.add([numbered(1, size=1000)]).header
-    reader = place.reader()
+    reader = env.reader()
     assert reader.read() is not None
     where = header.position + (10 if at == "header" else FRAME_HEADER_BYTES + 1000)
     for volume in (0, 1):
-        flip(place, volume, at=where, path=owner.path)
+        flip(env, volume, at=where, path=owner.path)
     for _ in range(3):
         with pytest.raises(DataDamaged):
             reader.read()
     for volume in (0, 1):  # mended by hand
-        flip(place, volume, at=where, path=owner.path)
+        flip(env, volume, at=where, path=owner.path)
     batch = reader.read()
     assert batch is not None
     assert [event.sequence_number for event in batch] == [1]
@@ -346,87 +346,87 @@ def test_damage_is_told_again_to_whoever_asks_again(place: Place, at: str) -> No
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_who_needs_no_bodies_reads_all_else_though_they_are_damaged(
-    place: Place, verify: bool
+    env: StreamEnv, verify: bool
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     header = owner.add([numbered(number, size=1000) for number in range(200)]).header
     assert header.bodies_bytes > 190_000
     middle = header.position + FRAME_HEADER_BYTES + header.bodies_at + 100_000
     for volume in (0, 1):
-        flip(place, volume, at=middle, path=owner.path)
+        flip(env, volume, at=middle, path=owner.path)
 
     with pytest.raises(DataDamaged, match="damaged on every volume"):
-        all_of(place.reader())
-    batch = place.reader(bodies=False, verify=verify).read()
+        all_of(env.reader())
+    batch = env.reader(bodies=False, verify=verify).read()
     assert batch is not None
     assert [event.sequence_number for event in batch] == list(range(200))
     assert {event.body for event in batch} == {b""}
 
     for volume in (0, 1):  # and now a bit of the numbers
-        flip(place, volume, at=header.position + FRAME_HEADER_BYTES + 1000, path=owner.path)
+        flip(env, volume, at=header.position + FRAME_HEADER_BYTES + 1000, path=owner.path)
     with pytest.raises(DataDamaged, match="damaged on every volume"):
-        place.reader(bodies=False).read()
+        env.reader(bodies=False).read()
 
 
-def test_who_needs_no_bodies_finds_by_key_though_they_are_damaged(place: Place) -> None:
-    owner = place.owner()
+def test_who_needs_no_bodies_finds_by_key_though_they_are_damaged(env: StreamEnv) -> None:
+    owner = env.owner()
     header = owner.add([numbered(n, size=1000, key=f"k{n % 10}") for n in range(200)]).header
     owner.add([numbered(200, key="k3")])
     middle = header.position + FRAME_HEADER_BYTES + header.bodies_at + 100_000
     for volume in (0, 1):
-        flip(place, volume, at=middle, path=owner.path)
+        flip(env, volume, at=middle, path=owner.path)
 
     with pytest.raises(DataDamaged, match="damaged on every volume"):
-        list(place.reader().find("k3"))
-    found = [event for batch in place.reader(bodies=False).find("k3") for event in batch]
+        list(env.reader().find("k3"))
+    found = [event for batch in env.reader(bodies=False).find("k3") for event in batch]
     assert [event.sequence_number for event in found] == [*range(3, 200, 10), 200]
     assert {event.body for event in found} == {b""}
 
 
-def test_a_missing_segment_is_said_and_not_skipped(place: Place) -> None:
-    owner = place.owner()
+def test_a_missing_segment_is_said_and_not_skipped(env: StreamEnv) -> None:
+    owner = env.owner()
     for _ in range(3):
         owner.many(2)
         owner.roll()
-    place.files.delete(place.files.list("/")[1].path)
-    reader = place.reader()
+    env.files.delete(env.files.list("/")[1].path)
+    reader = env.reader()
     reader.read()
 
     with pytest.raises(DataDamaged, match="missing"):
         reader.read()
 
 
-def test_a_missing_event_inside_a_segment_is_said_and_not_skipped(place: Place) -> None:
-    owner = place.owner()
+def test_a_missing_event_inside_a_segment_is_said_and_not_skipped(env: StreamEnv) -> None:
+    owner = env.owner()
     owner.many(2)
     owner.next_sequence += 1
     owner.many(2)
-    reader = place.reader()
+    reader = env.reader()
     reader.read()
 
     with pytest.raises(DataDamaged, match="event 2 is missing"):
         reader.read()
 
 
-def test_the_reader_of_a_deleted_stream_is_told(place: Place) -> None:
-    place.owner().many(2)
-    reader = place.reader()
+def test_the_reader_of_a_deleted_stream_is_told(env: StreamEnv) -> None:
+    env.owner().many(2)
+    reader = env.reader()
     assert all_of(reader) == [0, 1]
 
-    place.files.delete("/orders", recursive=True)
-    place.catalog.delete("orders")
+    env.files.delete("/orders", recursive=True)
+    env.catalog.delete("orders")
 
     with pytest.raises(UnknownStream, match="no stream 'orders'"):
         reader.wait(SOON)
 
 
-def test_a_closed_reader_says_so_and_wakes_who_waits_in_it(place: Place) -> None:
-    place.owner().many(1)
-    reader = place.reader(Start.latest())
+def test_a_closed_reader_says_so_and_wakes_who_waits_in_it(env: StreamEnv) -> None:
+    env.owner().many(1)
+    reader = env.reader(Start.latest())
     answers: list[bool] = []
     waiting = threading.Thread(target=lambda: answers.append(reader.wait(SOON)))
     waiting.start()
-    while not reader.looks:
+    while not reader.polls:
         pass
 
     reader.close()
@@ -438,18 +438,20 @@ def test_a_closed_reader_says_so_and_wakes_who_waits_in_it(place: Place) -> None
 
 
 def test_a_partition_on_three_volumes_is_read_when_two_are_gone(tmp_path: Path) -> None:
-    place = opened_place(tmp_path, volumes=3, settings=StreamSettings(partitions=1))
-    owner = place.owner()
+    env = open_stream_env(tmp_path, volumes=3, settings=StreamSettings(partitions=1))
+    owner = env.owner()
     owner.many(5)
-    for volume in list(place.files.volumes)[:2]:
+    for volume in list(env.files.volumes)[:2]:
         Path(volume.root).rename(f"{volume.root}.away")
 
-    assert all_of(place.reader()) == list(range(5))
-    place.close()
+    assert all_of(env.reader()) == list(range(5))
+    env.close()
 
 
-def test_a_segment_seen_before_its_first_event_is_read_when_others_follow_it(place: Place) -> None:
-    owner, reader = place.owner(), place.reader()
+def test_a_segment_seen_before_its_first_event_is_read_when_others_follow_it(
+    env: StreamEnv,
+) -> None:
+    owner, reader = env.owner(), env.reader()
     owner.many(1)
     owner.roll()
     owner.add([numbered(1)], sync=False)  # the segment is there, and nothing in it is visible
@@ -465,6 +467,6 @@ def test_a_segment_seen_before_its_first_event_is_read_when_others_follow_it(pla
 
 
 @pytest.mark.parametrize("partition", [True, 0.0, "0", -1, 1])
-def test_what_is_no_partition_is_not_read(place: Place, partition: Any) -> None:
+def test_what_is_no_partition_is_not_read(env: StreamEnv, partition: Any) -> None:
     with pytest.raises(UsageError, match="there is no partition"):
-        place.reader(partition=partition)
+        env.reader(partition=partition)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.support.log_segments import Owner, Place, number_in, opened_place
+from tests.support.log_segments import Owner, StreamEnv, number_in, open_stream_env
 
 from leasehold.errors import Trimmed
 from leasehold.events import Event, EventBatch, Start
@@ -22,23 +22,23 @@ from leasehold.testing.clock import ManualClock
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY_S = 86400.0
-Opener = Callable[..., Place]
+Opener = Callable[..., StreamEnv]
 
 
 @pytest.fixture
-def open_place(tmp_path: Path) -> Iterator[Opener]:
-    made: list[Place] = []
+def make_env(tmp_path: Path) -> Iterator[Opener]:
+    made: list[StreamEnv] = []
 
-    def opened(*, retain_age_s: float = 0.0, retention_bytes: int = 0) -> Place:
+    def opened(*, retain_age_s: float = 0.0, retention_bytes: int = 0) -> StreamEnv:
         settings = StreamSettings(
             partitions=1, retain_age_s=retain_age_s, retention_bytes=retention_bytes
         )
-        made.append(opened_place(tmp_path, settings=settings))
+        made.append(open_stream_env(tmp_path, settings=settings))
         return made[-1]
 
     yield opened
-    for place in made:
-        place.close()
+    for env in made:
+        env.close()
 
 
 class At(ManualClock):
@@ -46,11 +46,11 @@ class At(ManualClock):
         return NOW
 
 
-def trimmed(place: Place, *, execute: bool = True, past_checkpoints: bool = False) -> TrimPlan:
+def trimmed(env: StreamEnv, *, execute: bool = True, past_checkpoints: bool = False) -> TrimPlan:
     return trim(
-        place.stream,
-        files=place.files,
-        catalog=place.catalog,
+        env.stream,
+        files=env.files,
+        catalog=env.catalog,
         clock=At(),
         execute=execute,
         past_checkpoints=past_checkpoints,
@@ -61,9 +61,9 @@ def days_old(days: float) -> int:
     return int((NOW - timedelta(days=days)).timestamp()) * 1_000_000
 
 
-def filled(place: Place, *ages: float, size: int = 20) -> Owner:
+def filled(env: StreamEnv, *ages: float, size: int = 20) -> Owner:
     """A closed segment of ten events for each age in days, and an open one of now."""
-    owner = place.owner()
+    owner = env.owner()
     for age in ages:
         owner.now_us = days_old(age)
         owner.many(5, size=size)
@@ -74,17 +74,17 @@ def filled(place: Place, *ages: float, size: int = 20) -> Owner:
     return owner
 
 
-def bases(place: Place) -> list[int]:
-    found = segments(place.files, place.stream.name, 0)
+def bases(env: StreamEnv) -> list[int]:
+    found = segments(env.files, env.stream.name, 0)
     return [int(status.path[-24:-4]) for status in found]
 
 
-def write_checkpoint(place: Place, group: str, number: int) -> None:
+def write_checkpoint(env: StreamEnv, group: str, number: int) -> None:
     """A real group, with a lease, an ownership and a checkpoint under it."""
 
     async def run() -> None:
         key, name = partition_key("orders", group, "0"), partition_group("orders", group)
-        async with open_store(place.url) as store:
+        async with open_store(env.url) as store:
             await store.declare([key])
             lease = await store.grant(
                 holder=f"member-of-{group}",
@@ -100,177 +100,177 @@ def write_checkpoint(place: Place, group: str, number: int) -> None:
     anyio.run(run)
 
 
-def test_without_limits_nothing_is_removed(open_place: Opener) -> None:
-    place = open_place()
-    filled(place, 900, 800)
+def test_without_limits_nothing_is_removed(make_env: Opener) -> None:
+    env = make_env()
+    filled(env, 900, 800)
 
-    assert trimmed(place).segments == 0
-    assert bases(place) == [0, 10, 20]
+    assert trimmed(env).segments == 0
+    assert bases(env) == [0, 10, 20]
 
 
 def test_segments_whose_last_event_is_too_old_are_removed_from_the_oldest_on(
-    open_place: Opener,
+    make_env: Opener,
 ) -> None:
-    place = open_place(retain_age_s=7 * DAY_S)
-    filled(place, 30, 8, 6, 1)
+    env = make_env(retain_age_s=7 * DAY_S)
+    filled(env, 30, 8, 6, 1)
 
-    plan = trimmed(place)
+    plan = trimmed(env)
 
-    assert bases(place) == [20, 30, 40]
+    assert bases(env) == [20, 30, 40]
     assert (plan.segments, plan.events, plan.partitions[0].first_kept) == (2, 20, 20)
     assert plan.done
     assert plan.partitions[0].held_back == ""
-    assert [number_in(e) for b in place.reader().batches() for e in b] == list(range(20, 50))
-    assert trimmed(place).segments == 0
+    assert [number_in(e) for b in env.reader().batches() for e in b] == list(range(20, 50))
+    assert trimmed(env).segments == 0
 
 
-def test_the_oldest_segments_beyond_the_size_are_removed(open_place: Opener) -> None:
-    place = open_place(retention_bytes=30_000)
-    filled(place, 4, 3, 2, 1, size=1000)
-    sizes = [status.length for status in segments(place.files, "orders", 0)]
+def test_the_oldest_segments_beyond_the_size_are_removed(make_env: Opener) -> None:
+    env = make_env(retention_bytes=30_000)
+    filled(env, 4, 3, 2, 1, size=1000)
+    sizes = [status.length for status in segments(env.files, "orders", 0)]
 
-    plan = trimmed(place)
+    plan = trimmed(env)
 
-    assert bases(place) == [30, 40]  # the third would make it more than 30,000 bytes
+    assert bases(env) == [30, 40]  # the third would make it more than 30,000 bytes
     assert plan.bytes == sum(sizes[:3])
 
 
-def test_a_plan_alone_removes_nothing(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    filled(place, 5, 4)
+def test_a_plan_alone_removes_nothing(make_env: Opener) -> None:
+    env = make_env(retain_age_s=DAY_S)
+    filled(env, 5, 4)
 
-    plan = trimmed(place, execute=False)
+    plan = trimmed(env, execute=False)
 
     assert not plan.done
     assert plan.segments == 2
-    assert bases(place) == [0, 10, 20]
+    assert bases(env) == [0, 10, 20]
 
 
-def test_the_newest_segment_stays_however_old_it_is(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S, retention_bytes=1)
-    owner = filled(place, 9, 8)
+def test_the_newest_segment_stays_however_old_it_is(make_env: Opener) -> None:
+    env = make_env(retain_age_s=DAY_S, retention_bytes=1)
+    owner = filled(env, 9, 8)
     owner.now_us = days_old(7)
     owner.roll()
 
-    trimmed(place)
+    trimmed(env)
 
-    assert bases(place) == [20]
+    assert bases(env) == [20]
 
 
-def test_the_last_events_stay_while_the_newest_segment_is_empty(open_place: Opener) -> None:
+def test_the_last_events_stay_while_the_newest_segment_is_empty(make_env: Opener) -> None:
     # The owner of an empty segment may die: the next one deletes it, and counts on from before.
-    place = open_place(retain_age_s=DAY_S, retention_bytes=1)
-    owner = filled(place, 9, 8)
+    env = make_env(retain_age_s=DAY_S, retention_bytes=1)
+    owner = filled(env, 9, 8)
     owner.now_us = days_old(7)
     owner.roll()
     owner.open()
 
-    trimmed(place)
-    assert bases(place) == [20, 30]
+    trimmed(env)
+    assert bases(env) == [20, 30]
 
-    heir = place.owner()
+    heir = env.owner()
     heir.take_over()
     heir.many(1)
     assert heir.next_sequence == 31
 
 
-def test_an_empty_partition_is_left_alone(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S)
+def test_an_empty_partition_is_left_alone(make_env: Opener) -> None:
+    env = make_env(retain_age_s=DAY_S)
 
-    assert trimmed(place).partitions[0].first_kept == 0
-    place.owner().open()
-    assert trimmed(place).segments == 0
+    assert trimmed(env).partitions[0].first_kept == 0
+    env.owner().open()
+    assert trimmed(env).segments == 0
 
 
-def test_a_group_that_is_behind_holds_back_what_it_still_needs(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    filled(place, 9, 8, 7, 6)
-    write_checkpoint(place, "audit", 35)
-    write_checkpoint(place, "billing", 18)
+def test_a_group_that_is_behind_holds_back_what_it_still_needs(make_env: Opener) -> None:
+    env = make_env(retain_age_s=DAY_S)
+    filled(env, 9, 8, 7, 6)
+    write_checkpoint(env, "audit", 35)
+    write_checkpoint(env, "billing", 18)
 
-    plan = trimmed(place)
+    plan = trimmed(env)
 
-    assert bases(place) == [10, 20, 30, 40]  # event 19 is the next one of billing
+    assert bases(env) == [10, 20, 30, 40]  # event 19 is the next one of billing
     assert plan.partitions[0].held_back == "group billing is at 18"
 
 
 def test_a_group_that_has_passed_a_segment_to_its_last_event_lets_it_go(
-    open_place: Opener,
+    make_env: Opener,
 ) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    filled(place, 9, 8, 7)
-    write_checkpoint(place, "billing", 19)
+    env = make_env(retain_age_s=DAY_S)
+    filled(env, 9, 8, 7)
+    write_checkpoint(env, "billing", 19)
 
-    trimmed(place)
+    trimmed(env)
 
-    assert bases(place) == [20, 30]
+    assert bases(env) == [20, 30]
 
 
-def test_checkpoints_are_passed_over_when_that_is_asked_for(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    filled(place, 9, 8, 7)
-    write_checkpoint(place, "billing", 3)
+def test_checkpoints_are_passed_over_when_that_is_asked_for(make_env: Opener) -> None:
+    env = make_env(retain_age_s=DAY_S)
+    filled(env, 9, 8, 7)
+    write_checkpoint(env, "billing", 3)
 
-    plan = trimmed(place, past_checkpoints=True)
+    plan = trimmed(env, past_checkpoints=True)
 
-    assert bases(place) == [30]
+    assert bases(env) == [30]
     assert plan.partitions[0].held_back == ""
 
 
 def test_a_reader_in_a_removed_segment_reads_it_to_its_end_and_is_then_told(
-    open_place: Opener,
+    make_env: Opener,
 ) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    filled(place, 9, 8, 7)
-    reader = place.reader()
+    env = make_env(retain_age_s=DAY_S)
+    filled(env, 9, 8, 7)
+    reader = env.reader()
     batch = reader.read()
     assert batch is not None
 
-    trimmed(place)
+    trimmed(env)
 
     assert [number_in(event) for event in batch] == [0, 1, 2, 3, 4]
     rest = reader.read()
     assert rest is not None
     assert [number_in(event) for event in rest] == [5, 6, 7, 8, 9]
-    with pytest.raises(Trimmed, match="the first one that is kept is 30") as told:
+    with pytest.raises(Trimmed, match="the first one that is kept is 30") as reported:
         reader.read()
-    reader.seek(Start.sequence(told.value.earliest))
+    reader.seek(Start.sequence(reported.value.earliest))
     assert [number_in(e) for b in reader.batches() for e in b] == list(range(30, 40))
 
 
 def test_a_reader_at_the_end_of_an_open_segment_that_was_closed_and_removed_is_told(
-    open_place: Opener,
+    make_env: Opener,
 ) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    owner = place.owner()
+    env = make_env(retain_age_s=DAY_S)
+    owner = env.owner()
     owner.now_us = days_old(9)
     owner.many(5)
-    reader = place.reader()
+    reader = env.reader()
     assert reader.read() is not None
     owner.many(5)
     owner.roll()
     owner.now_us = days_old(0)
     owner.many(5)
 
-    trimmed(place)
+    trimmed(env)
 
-    with pytest.raises(Trimmed) as told:
+    with pytest.raises(Trimmed) as reported:
         reader.read()
-    assert told.value.earliest == 10
+    assert reported.value.earliest == 10
 
 
-def test_starts_before_the_first_event_that_is_kept(open_place: Opener) -> None:
-    place = open_place(retain_age_s=DAY_S)
-    owner = filled(place, 9, 8)
-    trimmed(place)
+def test_starts_before_the_first_event_that_is_kept(make_env: Opener) -> None:
+    env = make_env(retain_age_s=DAY_S)
+    owner = filled(env, 9, 8)
+    trimmed(env)
 
     for start in (Start.sequence(19), Start.offset(owner.stored[5].offset)):
-        with pytest.raises(Trimmed) as told:
-            place.reader(start)
-        assert told.value.earliest == 20
-    assert place.reader(Start.earliest()).position == 20
-    assert place.reader(Start.time(NOW - timedelta(days=30))).position == 20
-    assert place.reader(Start.sequence(20)).lag() == 10
+        with pytest.raises(Trimmed) as reported:
+            env.reader(start)
+        assert reported.value.earliest == 20
+    assert env.reader(Start.earliest()).position == 20
+    assert env.reader(Start.time(NOW - timedelta(days=30))).position == 20
+    assert env.reader(Start.sequence(20)).lag() == 10
 
 
 def first_of(reader: PartitionReader) -> EventBatch:

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from inotify_simple import flags
-from tests.support.producing import ProducerProcess
+from tests.support.producer_client import ProducerProcess
 
 from leasehold.errors import ReaderDisplaced, Trimmed, UnknownStream, UsageError
 from leasehold.events import Event, EventSource, Receiver, Start
@@ -34,8 +34,8 @@ PARTITIONS = 3
 @pytest.fixture(autouse=True)
 def no_look_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not told would come after the time limit of the test."""
-    monkeypatch.setattr(receiver_module, "LOOK_ANYWAY_S", NEVER_S)
-    monkeypatch.setattr(watch_module, "SWEEP_S", NEVER_S)
+    monkeypatch.setattr(receiver_module, "POLL_ANYWAY_S", NEVER_S)
+    monkeypatch.setattr(watch_module, "FILE_CHECK_S", NEVER_S)
 
 
 @pytest.fixture
@@ -85,17 +85,17 @@ async def waiting(*receivers: Receiver) -> AsyncIterator[list[asyncio.Task[list[
     """Each of them waits for one event, in a task that has gone to sleep."""
     tasks = [asyncio.create_task(next_of(each, 1)) for each in receivers]
     for receiver in receivers:
-        await asleep(receiver)
+        await until_waiting(receiver)
     yield tasks
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def asleep(receiver: Receiver) -> None:
+async def until_waiting(receiver: Receiver) -> None:
     assert isinstance(receiver, LogReceiver)
     with anyio.fail_after(SOON_S):
-        while not receiver.asleep:  # noqa: ASYNC110 - it has no event for this, and needs none
+        while not receiver.is_waiting:  # noqa: ASYNC110 - it has no event for this, and needs none
             await anyio.sleep(0.001)
 
 
@@ -137,10 +137,12 @@ async def test_the_kernel_wakes_one_that_waits_for_another_process(
     with ProducerProcess(url, "orders", "anna") as anna:
         anna.send(1)
         await next_of(receiver, 1)
-        monkeypatch.setattr(watch_module, "CALM_S", NEVER_S)  # the journal says nothing from now
+        monkeypatch.setattr(
+            watch_module, "IDLE_POLL_S", NEVER_S
+        )  # the journal says nothing from now
         for number in range(1, 11):
             async with waiting(receiver) as (task,):
-                assert receiver.sight is WakeupOrigin.KERNEL
+                assert receiver.origin is WakeupOrigin.KERNEL
                 anna.begin(1)
                 assert await task == bodies("anna", range(number, number + 1))
 
@@ -164,12 +166,12 @@ async def test_the_first_event_of_a_partition_is_found_without_a_look_at_each_of
 ) -> None:
     receivers = [await opened(source, number) for number in range(PARTITIONS)]
     async with waiting(*receivers) as tasks:
-        assert {each.sight for each in receivers} == {WakeupOrigin.JOURNAL}
-        looks = receivers[0].reader.looks
+        assert {each.origin for each in receivers} == {WakeupOrigin.JOURNAL}
+        polls = receivers[0].reader.polls
         with ProducerProcess(url, "orders", "anna") as anna:
             anna.send(1, partition=2)
             assert await tasks[2] == [b"anna:0"]
-            assert receivers[0].reader.looks == looks
+            assert receivers[0].reader.polls == polls
             anna.send(1, partition=0)
             assert await tasks[0] == [b"anna:1"]
 
@@ -228,10 +230,10 @@ async def test_what_retention_removed_is_told(
         store(producer, b"x" * 2000)
     assert log.trim("orders", keep_bytes=1, execute=True).segments
 
-    with pytest.raises(Trimmed) as told:
+    with pytest.raises(Trimmed) as reported:
         await next_of(receiver, 1)
     first = (await source.ends(["0"]))["0"].first
-    assert told.value.earliest == first > 0
+    assert reported.value.earliest == first > 0
     with pytest.raises(Trimmed):
         await opened(source, start=Start.sequence(0))
 
@@ -239,7 +241,7 @@ async def test_what_retention_removed_is_told(
 async def test_a_deleted_stream_is_told_to_all_who_wait(
     log: Log, source: LogSource, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "CALM_S", 0.05)
+    monkeypatch.setattr(watch_module, "IDLE_POLL_S", 0.05)
     store(producer, b"hello")
     receivers = [await opened(source, number, start=Start.latest()) for number in (0, 1)]
     async with waiting(*receivers) as tasks:  # one has a segment, the other one never had
@@ -257,7 +259,7 @@ async def test_a_deleted_stream_is_told_to_all_who_wait(
 async def test_a_partition_without_segments_hears_that_its_stream_is_gone(
     log: Log, source: LogSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "CALM_S", 0.05)
+    monkeypatch.setattr(watch_module, "IDLE_POLL_S", 0.05)
     receiver = await opened(source)
     async with waiting(receiver) as (task,):
         log.delete("orders")
@@ -272,7 +274,7 @@ async def test_receivers_of_two_groups_are_both_woken(
     billing = await opened(source, start=Start.latest())
     audit = await source.receiver("0", group="audit", epoch=7, start=Start.latest(), name="host2")
     async with waiting(billing, audit) as tasks:
-        assert {billing.sight, audit.sight} == {WakeupOrigin.KERNEL}
+        assert {billing.origin, audit.origin} == {WakeupOrigin.KERNEL}
         store(producer, b"two")
         assert await asyncio.gather(*tasks) == [[b"two"], [b"two"]]
     await billing.close()
@@ -291,7 +293,7 @@ async def test_a_kernel_without_watches_is_no_hindrance(
     store(producer, b"one")
     receiver = await opened(source, start=Start.latest())
     async with waiting(receiver) as (task,):
-        assert receiver.sight is WakeupOrigin.NOBODY
+        assert receiver.origin is WakeupOrigin.NOBODY
         store(producer, b"two")
         assert await task == [b"two"]
 
@@ -303,7 +305,7 @@ async def test_a_segment_that_another_machine_writes_is_not_left_to_the_kernel(
     store(producer, b"one")
     receiver = await opened(source, start=Start.latest())
     async with waiting(receiver) as (task,):
-        assert receiver.sight is WakeupOrigin.NOBODY
+        assert receiver.origin is WakeupOrigin.NOBODY
         store(producer, b"two")
         assert await task == [b"two"]
 
@@ -312,12 +314,12 @@ async def test_a_kernel_that_keeps_silent_is_found_out(
     source: LogSource, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_module, "_EVENTS", flags.DELETE_SELF | flags.ONESHOT)
-    monkeypatch.setattr(watch_module, "SWEEP_S", 0.05)
-    monkeypatch.setattr(watch_module, "CALM_S", 0.05)
+    monkeypatch.setattr(watch_module, "FILE_CHECK_S", 0.05)
+    monkeypatch.setattr(watch_module, "IDLE_POLL_S", 0.05)
     store(producer, b"one")
     receiver = await opened(source, start=Start.latest())
     async with waiting(receiver) as (task,):
-        assert receiver.sight is WakeupOrigin.KERNEL
+        assert receiver.origin is WakeupOrigin.KERNEL
         store(producer, b"two")
         assert await task == [b"two"]
 
@@ -343,22 +345,22 @@ async def test_nothing_is_lost_between_the_look_and_the_sleep(
             left.clear()
             store(producer, b"now")
 
-    aim, asleep_ = StreamWatcher.aim, StreamWatcher.asleep
+    watch, waiting_ = StreamWatcher.watch, StreamWatcher.waiting
 
-    def aimed(
-        watcher: StreamWatcher, bell: Wakeup, paths: tuple[str, ...], *, elsewhere: bool
+    def watched(
+        watcher: StreamWatcher, wakeup: Wakeup, paths: tuple[str, ...], *, remote: bool
     ) -> bool:
         now("before aim")
-        again = aim(watcher, bell, paths, elsewhere=elsewhere)
+        again = watch(watcher, wakeup, paths, remote=remote)
         now("after aim")
         return again
 
-    def sleeping(watcher: StreamWatcher, bell: Wakeup) -> contextlib.AbstractContextManager[None]:
+    def sleeping(watcher: StreamWatcher, wakeup: Wakeup) -> contextlib.AbstractContextManager[None]:
         now("before the sleep")
-        return asleep_(watcher, bell)
+        return waiting_(watcher, wakeup)
 
-    monkeypatch.setattr(StreamWatcher, "aim", aimed)
-    monkeypatch.setattr(StreamWatcher, "asleep", sleeping)
+    monkeypatch.setattr(StreamWatcher, "watch", watched)
+    monkeypatch.setattr(StreamWatcher, "waiting", sleeping)
     assert await next_of(receiver, 1) == [b"now"]
     assert left == []
 
@@ -366,7 +368,7 @@ async def test_nothing_is_lost_between_the_look_and_the_sleep(
 async def test_a_volume_that_is_given_up_does_not_take_the_wake_up_along(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "CALM_S", 0.05)
+    monkeypatch.setattr(watch_module, "IDLE_POLL_S", 0.05)
     disk = FailingDisk(SystemDisk())
     roots = [tmp_path / "a", tmp_path / "b"]
     options = LogOptions(run_monitor=False)

@@ -54,9 +54,9 @@ async def opened(source: LogSource, partition: int = 0, *, epoch: int = 1) -> Lo
     )
 
 
-async def asleep(receiver: LogReceiver) -> None:
+async def until_waiting(receiver: LogReceiver) -> None:
     with anyio.fail_after(SOON_S):
-        while not receiver.asleep:  # noqa: ASYNC110 - it has no event for this, and needs none
+        while not receiver.is_waiting:  # noqa: ASYNC110 - it has no event for this, and needs none
             await anyio.sleep(0.001)
 
 
@@ -223,7 +223,7 @@ async def test_closing_wakes_one_that_waits(
     await receivers[0].receive(**MAX)
     tasks = [asyncio.create_task(each.receive(**MAX)) for each in receivers]
     for receiver in receivers:
-        await asleep(receiver)
+        await until_waiting(receiver)
 
     if whole:
         await source.close()
@@ -268,7 +268,7 @@ async def test_a_log_that_is_closed_first_wakes_who_waits(tmp_path: Path) -> Non
     async with LogSource(log, "orders") as source:
         receiver = await opened(source)
         task = asyncio.create_task(receiver.receive(**MAX))
-        await asleep(receiver)
+        await until_waiting(receiver)
         log.close()
         with anyio.fail_after(SOON_S), pytest.raises(UsageError, match="closed"):
             await task
@@ -286,7 +286,7 @@ async def test_nothing_is_left_of_a_source_that_was_closed(log: Log, producer: P
     await receivers[0].receive(**MAX)
     tasks = [asyncio.create_task(each.receive(**MAX)) for each in receivers]
     for receiver in receivers:
-        await asleep(receiver)
+        await until_waiting(receiver)
     opening = asyncio.create_task(opened(source, 30))
     await asyncio.sleep(0)
     opening.cancel()  # its reader is closed by the source
@@ -311,7 +311,7 @@ async def test_256_partitions_with_nothing_to_read_cost_a_few_questions(
         await receiver.receive(**MAX)
     tasks = [asyncio.create_task(each.receive(**MAX)) for each in receivers]
     for receiver in receivers:
-        await asleep(receiver)
+        await until_waiting(receiver)
     loop = asyncio.get_running_loop()
     await asyncio.sleep(0.5)  # the pauses have grown
 
@@ -329,4 +329,4 @@ async def test_256_partitions_with_nothing_to_read_cost_a_few_questions(
 
 
 def _looks(receivers: list[LogReceiver]) -> int:
-    return sum(each.reader.looks for each in receivers)
+    return sum(each.reader.polls for each in receivers)

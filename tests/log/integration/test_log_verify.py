@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.log_segments import Owner, Place, opened_place
+from tests.support.log_segments import Owner, StreamEnv, open_stream_env
 
 from leasehold.log import StreamSettings
 from leasehold.log.verify import verify
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = opened_place(tmp_path, settings=StreamSettings(partitions=2))
+def env(tmp_path: Path) -> Iterator[StreamEnv]:
+    made = open_stream_env(tmp_path, settings=StreamSettings(partitions=2))
     yield made
     made.close()
 
 
-def filled(place: Place, partition: int = 0) -> Owner:
-    owner = place.owner(partition)
+def filled(env: StreamEnv, partition: int = 0) -> Owner:
+    owner = env.owner(partition)
     for _ in range(3):
         owner.many(4, size=200, key="k")
         owner.many(4, size=200)
@@ -30,77 +30,77 @@ def filled(place: Place, partition: int = 0) -> Owner:
     return owner
 
 
-def findings(place: Place) -> list[str]:
-    return verify(place.stream, files=place.files)
+def findings(env: StreamEnv) -> list[str]:
+    return verify(env.stream, files=env.files)
 
 
-def data_files(place: Place, path: str) -> list[Path]:
-    block = place.files.read(path).blocks[0]
-    return [Path(volume.data_path(block.id)) for volume in place.files.volumes]
+def data_files(env: StreamEnv, path: str) -> list[Path]:
+    block = env.files.read(path).blocks[0]
+    return [Path(volume.data_path(block.id)) for volume in env.files.volumes]
 
 
-def test_a_sound_stream_has_no_findings_and_its_bytes_are_told(place: Place) -> None:
-    filled(place)
-    filled(place, 1)
-    told: list[int] = []
+def test_a_sound_stream_has_no_findings_and_its_bytes_are_told(env: StreamEnv) -> None:
+    filled(env)
+    filled(env, 1)
+    reported: list[int] = []
 
-    assert verify(place.stream, files=place.files, told=told.append) == []
+    assert verify(env.stream, files=env.files, progress=reported.append) == []
 
-    files = place.files.list("/")
+    files = env.files.list("/")
     replicas = sum(2 * status.length for status in files)
-    frames = sum(place.files.read(status.path).length for status in files)
-    assert sum(told) == replicas + frames
+    frames = sum(env.files.read(status.path).length for status in files)
+    assert sum(reported) == replicas + frames
 
 
 @pytest.mark.spec("F8")
-def test_a_stream_with_recovered_and_empty_segments_is_sound(place: Place) -> None:
-    owner = filled(place)
-    heir = place.owner()
+def test_a_stream_with_recovered_and_empty_segments_is_sound(env: StreamEnv) -> None:
+    owner = filled(env)
+    heir = env.owner()
     heir.take_over()
     assert heir.next_sequence == owner.next_sequence
     heir.many(3)
     heir.roll(index=False)
     heir.open()
 
-    assert findings(place) == []
+    assert findings(env) == []
 
 
 @pytest.mark.parametrize("volume", [0, 1])
 def test_a_bit_that_flipped_on_one_volume_is_found_wherever_it_is(
-    place: Place, volume: int
+    env: StreamEnv, volume: int
 ) -> None:
-    filled(place)
-    path = place.files.list("/")[1].path
-    file = data_files(place, path)[volume]
+    filled(env)
+    path = env.files.list("/")[1].path
+    file = data_files(env, path)[volume]
     whole = file.read_bytes()
     rng = random.Random(3)
     for at in [0, 63, 64, len(whole) - 1, *rng.sample(range(len(whole)), 20)]:
         broken = bytearray(whole)
         broken[at] ^= 1 << rng.randrange(8)
         file.write_bytes(broken)
-        found = findings(place)
+        found = findings(env)
         assert found, at
         assert all("orders, partition 0, 00000000000000000008.seg: " in each for each in found)
         assert any("volume" in each for each in found)
     file.write_bytes(whole)
-    assert findings(place) == []
+    assert findings(env) == []
 
 
 @pytest.mark.parametrize("volume", [0, 1])
 def test_a_bit_that_flipped_in_the_open_segment_is_found_on_each_volume(
-    place: Place, volume: int
+    env: StreamEnv, volume: int
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     owner.many(4, size=200, key="k")
-    file = data_files(place, owner.path)[volume]
-    name = place.files.volumes[volume].id
+    file = data_files(env, owner.path)[volume]
+    name = env.files.volumes[volume].id
     for at in (0, 64, 64 + 128, file.stat().st_size - 1):
         _flip(file, at)
-        found = findings(place)
+        found = findings(env)
         assert found, at
         assert all(f".seg: volume {name}: " in each for each in found)
         _flip(file, at)
-    assert findings(place) == []
+    assert findings(env) == []
 
 
 def _flip(file: Path, at: int) -> None:
@@ -111,58 +111,58 @@ def _flip(file: Path, at: int) -> None:
         data.write(bytes([byte ^ 4]))
 
 
-def test_a_missing_replica_is_found(place: Place) -> None:
-    filled(place)
-    data_files(place, place.files.list("/")[0].path)[0].unlink()
+def test_a_missing_replica_is_found(env: StreamEnv) -> None:
+    filled(env)
+    data_files(env, env.files.list("/")[0].path)[0].unlink()
 
-    found = findings(place)
+    found = findings(env)
 
     assert len(found) == 1
     assert "no data file" in found[0]
 
 
-def test_a_missing_segment_is_found_at_the_next_one(place: Place) -> None:
-    filled(place)
-    place.files.delete(place.files.list("/")[1].path)
+def test_a_missing_segment_is_found_at_the_next_one(env: StreamEnv) -> None:
+    filled(env)
+    env.files.delete(env.files.list("/")[1].path)
 
-    found = findings(place)
+    found = findings(env)
 
     assert "begins with event 16, and the segment before it ends before 8" in found[0]
     assert "begins at offset" in found[1]
     assert len(found) == 2
 
 
-def test_offsets_that_do_not_go_on_are_found(place: Place) -> None:
-    owner = place.owner()
+def test_offsets_that_do_not_go_on_are_found(env: StreamEnv) -> None:
+    owner = env.owner()
     owner.many(2)
     owner.roll()
     owner.next_offset += 64
     owner.many(2)
 
-    assert len(findings(place)) == 1
-    assert "begins at offset" in findings(place)[0]
+    assert len(findings(env)) == 1
+    assert "begins at offset" in findings(env)[0]
 
 
-def test_a_segment_in_the_directory_of_another_partition_is_found(place: Place) -> None:
-    owner = filled(place)
+def test_a_segment_in_the_directory_of_another_partition_is_found(env: StreamEnv) -> None:
+    owner = filled(env)
     assert owner.writer is not None
     owner.roll()
-    place.files.rename("/orders/0", "/orders/1")
+    env.files.rename("/orders/0", "/orders/1")
 
-    found = findings(place)
+    found = findings(env)
 
     assert len(found) == 4
     assert all("belongs to partition 0 by its header" in each for each in found)
 
 
 def test_a_segment_that_is_no_segment_is_found_and_does_not_hide_the_others(
-    place: Place,
+    env: StreamEnv,
 ) -> None:
-    filled(place)
-    with place.files.create("/orders/1/00000000000000000000.seg") as file:
+    filled(env)
+    with env.files.create("/orders/1/00000000000000000000.seg") as file:
         file.write(b"something else that is long enough to have been a header of a segment" * 2)
 
-    found = findings(place)
+    found = findings(env)
 
     assert len(found) == 1
     assert "orders, partition 1" in found[0]

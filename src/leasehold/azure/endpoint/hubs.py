@@ -53,7 +53,7 @@ class CoalescingReceiver(LogReceiver):
     def __init__(
         self,
         reader: PartitionReader,
-        bell: Wakeup,
+        wakeup: Wakeup,
         *,
         watcher: StreamWatcher,
         threads: Executor,
@@ -61,7 +61,7 @@ class CoalescingReceiver(LogReceiver):
         check: Callable[[], None],
     ) -> None:
         """See ``LogReceiver``. ``check`` raises, before each look, when it is not to go on."""
-        super().__init__(reader, bell, watcher=watcher, threads=threads, rng=rng)
+        super().__init__(reader, wakeup, watcher=watcher, threads=threads, rng=rng)
         self._check = check
         self._pending_error: LeaseholdError | None = None
 
@@ -71,12 +71,12 @@ class CoalescingReceiver(LogReceiver):
         loop = asyncio.get_running_loop()
         await asyncio.shield(loop.run_in_executor(self._threads, self._reader.close))
 
-    def _look(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
+    def _read(self, max_events: int, max_bytes: int, *, fresh: bool) -> EventBatch | None:
         self._check()
         error, self._pending_error = self._pending_error, None
         if error is not None and self.reader.position == self._position:
             raise error
-        first = super()._look(max_events, max_bytes, fresh=fresh)
+        first = super()._read(max_events, max_bytes, fresh=fresh)
         if first is None:
             return None
         found, events, size = [first], len(first), int(first.arrow.nbytes)
@@ -155,11 +155,11 @@ class Hub:
 
     async def receiver(self, partition: int, selector: Selector) -> CoalescingReceiver:
         """Open a receiver of a partition, where the selector says."""
-        bell = Wakeup(str(partition))
+        wakeup = Wakeup(str(partition))
 
         def open_receiver() -> CoalescingReceiver:
             try:
-                self._watcher.enter(bell)  # before its first read, so that it misses nothing
+                self._watcher.add(wakeup)  # before its first read, so that it misses nothing
             except UsageError as error:
                 raise self._recreated_or(error) from error
             try:
@@ -169,11 +169,11 @@ class Hub:
                     lambda start: self._log.reader(self.name, partition, start=start, ahead=False),
                 )
             except BaseException:
-                self._watcher.leave(bell)
+                self._watcher.remove(wakeup)
                 raise
             return CoalescingReceiver(
                 reader,
-                bell,
+                wakeup,
                 watcher=self._watcher,
                 threads=self._threads,
                 rng=self._rng,

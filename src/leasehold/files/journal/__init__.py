@@ -3,11 +3,11 @@
 ================  ==================================================================
 module            what it knows
 ================  ==================================================================
-``journal``       the public face: each method is one step
+``journal``       the entry point: each method is one step
 ``group_commit``  steps of several threads in one transaction
 ``unit_of_work``  one transaction: numbers, lines of history, holders
 ``steps``         create and append; next block, close; recoveries; paths; holders
-``rows``          how rows become records, and why a step is refused, in words
+``rows``          how rows become records, and the errors of refused steps
 ================  ==================================================================
 """
 

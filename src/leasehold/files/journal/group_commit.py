@@ -1,16 +1,15 @@
 """Group commit: steps of several threads share one transaction, and one wait for the disk.
 
-A caller queues its step. If nobody leads, it leads: it takes what is queued, runs it in one
-transaction and wakes the others; meanwhile the next group gathers. There is no thread for it, and a
-caller that is alone waits for nobody.
+A caller queues its step. If there is no leader, it leads: it takes what is queued, runs it in one
+transaction and wakes the others, while the next group gathers. There is no thread for it, and a
+caller that is alone does not wait.
 
-Steps of a group are not in any order: all of their callers are still waiting. So those that say
-beforehand what they will ask come first, and are asked for together.
+Steps of a group have no order: all of their callers are still waiting. So those that declare their
+first read come first, and are read for together. A step that refuses has changed nothing, and only
+its caller gets the error. If the transaction itself fails, each step is run in its own transaction.
 
-A step that refuses has changed nothing, and its refusal is its caller's alone. If the transaction
-itself fails, each of its steps is run in one of its own.
-
-A thread for the steps of the main thread, which alone is interrupted by signals.
+Steps of the main thread run in a ``WorkerThread``, because only the main thread is interrupted by
+signals.
 """
 
 from __future__ import annotations
@@ -46,21 +45,20 @@ class _JournalTask:
         self.done.acquire()  # released when it is done
 
 
-class Helper:
+class WorkerThread:
     """A thread that signals never reach.
 
     Made of a SimpleQueue and plain locks alone, each of them one step of the interpreter. The
-    conditions of an executor are Python: an interrupt there leaves a lock taken for ever.
+    conditions of an executor are Python: an interrupt there leaves a lock held forever.
     """
 
     def __init__(self) -> None:
-        """Start the thread."""
         self._tasks: SimpleQueue[_JournalTask] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="leasehold-journal", daemon=True)
         self._thread.start()
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Have it called, and wait. Who is interrupted leaves; the call is carried out."""
+        """Run ``call`` in the thread and wait. If the wait is interrupted, the call still runs."""
         task = _JournalTask(call)
         self._tasks.put(task)
         task.done.acquire()  # until it is done
@@ -69,7 +67,7 @@ class Helper:
         return task.answer
 
     def close(self) -> None:
-        """End the thread after what waits."""
+        """End the thread after the queued calls."""
         self._tasks.put(_JournalTask(None))
         self._thread.join()
 
@@ -86,31 +84,31 @@ T = TypeVar("T")
 Step = Callable[[JournalWork], Any]
 Hook = Callable[[str, str], None]
 
-MAX_TOGETHER = 256
+MAX_STEPS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a step will ask first: what is at a path, or for a file with its open block."""
+class ExpectedRead:
+    """The first read of a step: what is at a path, or a file with its open block."""
 
     path: str | None = None
     file_id: int | None = None
 
 
-_NONE = Question()
+_NONE = ExpectedRead()
 
 
 class _JournalCall:
-    """One step, and what became of it."""
+    """One step and its outcome."""
 
-    __slots__ = ("answer", "asks", "error", "leads", "name", "step", "wake")
+    __slots__ = ("answer", "error", "expected_read", "leads", "name", "step", "wake")
 
-    def __init__(self, name: str, step: Step, asks: Question) -> None:
+    def __init__(self, name: str, step: Step, expected_read: ExpectedRead) -> None:
         self.name = name
         self.step = step
-        self.asks = asks
+        self.expected_read = expected_read
         self.leads = False
-        # Taken: who takes it again waits until it is given back. Much cheaper than an event.
+        # Acquired: acquiring it again waits until it is released. Much cheaper than an event.
         self.wake = threading.Lock()
         self.wake.acquire()
         self.answer: Any = None
@@ -126,48 +124,47 @@ class JournalGroupCommit:
         *,
         limits: FileLeaseLimits,
         hook: Hook | None = None,
-        most: int = MAX_TOGETHER,
+        max_steps: int = MAX_STEPS,
     ) -> None:
-        """With ``most`` = 1 each step has a transaction of its own."""
+        """With ``max_steps`` = 1 each step has its own transaction."""
         self._database = database
         self._limits = limits
         self._hook = hook
-        self._most = most
+        self._max_steps = max_steps
         self._lock = threading.Lock()
         self._queue: deque[_JournalCall] = deque()
         self._led = False
-        self._helper: Helper | None = None
-        self._helper_pid = 0
+        self._worker: WorkerThread | None = None
+        self._worker_pid = 0
 
-    def run(self, name: str, step: Callable[[JournalWork], T], *, asks: Question = _NONE) -> T:
+    def run(
+        self, name: str, step: Callable[[JournalWork], T], *, expected_read: ExpectedRead = _NONE
+    ) -> T:
         """Run ``step``, alone or together with others, and return its answer.
 
-        ``asks`` is what it will ask first, if that is known.
-
-        Raises:
-            LeaseholdError: the step refused, and nothing was changed.
-            StoreUnavailable: no answer in time. It may or may not have been done.
-            StoreUnusable: the store can not serve.
+        ``expected_read`` is its first read, if that is known.
         """
         if threading.current_thread() is threading.main_thread():
             # Signals are for the main thread alone. An interrupt between any two lines here would
-            # leave everybody without a leader, or the database with a lock: so it only waits.
-            return cast("T", self._away_from_signals().run(lambda: self._run(name, step, asks)))
-        return self._run(name, step, asks)
+            # leave the queue without a leader, or the database locked: so it only waits.
+            return cast(
+                "T", self._main_thread_worker().run(lambda: self._run(name, step, expected_read))
+            )
+        return self._run(name, step, expected_read)
 
-    def _away_from_signals(self) -> Helper:
-        if self._helper is None or self._helper_pid != os.getpid():
-            self._helper, self._helper_pid = Helper(), os.getpid()
-        return self._helper
+    def _main_thread_worker(self) -> WorkerThread:
+        if self._worker is None or self._worker_pid != os.getpid():
+            self._worker, self._worker_pid = WorkerThread(), os.getpid()
+        return self._worker
 
     def close(self) -> None:
-        """End the helper, if there is one."""
-        if self._helper is not None and self._helper_pid == os.getpid():
-            self._helper.close()
-            self._helper = None
+        """End the worker thread, if there is one."""
+        if self._worker is not None and self._worker_pid == os.getpid():
+            self._worker.close()
+            self._worker = None
 
-    def _run(self, name: str, step: Callable[[JournalWork], T], asks: Question) -> T:
-        call = _JournalCall(name, step, asks)
+    def _run(self, name: str, step: Callable[[JournalWork], T], expected_read: ExpectedRead) -> T:
+        call = _JournalCall(name, step, expected_read)
         with self._lock:
             self._queue.append(call)
             call.leads, self._led = not self._led, True
@@ -183,7 +180,7 @@ class JournalGroupCommit:
         try:
             call.wake.acquire()
         except BaseException:
-            # Interrupted: nobody is to wait for a leader that has gone.
+            # Interrupted: no caller may wait for a leader that has gone.
             with self._lock:
                 if call in self._queue:
                     self._queue.remove(call)
@@ -193,7 +190,7 @@ class JournalGroupCommit:
 
     def _lead(self, call: _JournalCall) -> None:
         with self._lock:
-            group = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
+            group = [self._queue.popleft() for _ in range(min(self._max_steps, len(self._queue)))]
         if len(group) > 1:
             group.sort(key=_rank)
         try:
@@ -241,38 +238,38 @@ class JournalGroupCommit:
         outcomes = self._database.write(lambda tx: self._outcomes(tx, group))
         for call, (answer, error) in zip(group, outcomes, strict=True):
             call.answer, call.error = answer, error
-        self._tell(group, "after")
+        self._call_hook(group, "after")
 
     def _outcomes(
         self, tx: Tx, group: Sequence[_JournalCall]
     ) -> list[tuple[Any, LeaseholdError | None]]:
-        books = JournalWork(tx, self._limits)
+        work = JournalWork(tx, self._limits)
         if len(group) > 1:
-            asked = [call.asks for call in group]
-            books.foresee(
-                paths=[each.path for each in asked if each.path is not None],
-                file_ids=[each.file_id for each in asked if each.file_id is not None],
+            expected = [call.expected_read for call in group]
+            work.prefetch(
+                paths=[each.path for each in expected if each.path is not None],
+                file_ids=[each.file_id for each in expected if each.file_id is not None],
             )
-        outcomes = [_outcome(books, call.step) for call in group]
-        books.finish()
-        self._tell(group, "before")
+        outcomes = [_outcome(work, call.step) for call in group]
+        work.finish()
+        self._call_hook(group, "before")
         return outcomes
 
-    def _tell(self, group: Sequence[_JournalCall], moment: str) -> None:
+    def _call_hook(self, group: Sequence[_JournalCall], moment: str) -> None:
         if self._hook is not None:
             for call in group:
                 self._hook(call.name, moment)
 
 
 def _rank(call: _JournalCall) -> int:
-    """Files that are made come first: a holder that closes its last one meanwhile goes on."""
-    asks = call.asks
-    return 0 if asks.path is not None else 1 if asks.file_id is not None else 2
+    """Sort creates first: a holder that closes its last file in the same group keeps its lease."""
+    expected_read = call.expected_read
+    return 0 if expected_read.path is not None else 1 if expected_read.file_id is not None else 2
 
 
-def _outcome(books: JournalWork, step: Step) -> tuple[Any, LeaseholdError | None]:
+def _outcome(work: JournalWork, step: Step) -> tuple[Any, LeaseholdError | None]:
     try:
-        return step(books), None
+        return step(work), None
     except StoreError:
         raise
     except LeaseholdError as refusal:

@@ -1,8 +1,8 @@
-"""The journal of the files room: the only truth about who may write which file.
+"""The journal of the file layer: it alone decides who may write which file.
 
 Each method is one atomic step, durable when it returns. Each may be called again after a lost
-answer: it then gives the same answer and changes nothing. Volumes of a block are given back in the
-order of their ids. Calls block; any number of threads may call at once, and share commits.
+answer: it then returns the same and changes nothing. Volumes of a block are returned in the order
+of their ids. Calls block; any number of threads may call at the same time, and share commits.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, TypeVar
 from leasehold.clock import SystemClock
 from leasehold.errors import UnknownFile
 from leasehold.files.journal import steps
-from leasehold.files.journal.group_commit import MAX_TOGETHER, JournalGroupCommit, Question
+from leasehold.files.journal.group_commit import MAX_STEPS, ExpectedRead, JournalGroupCommit
 from leasehold.files.journal.rows import FileRow, blocks_of, entry_of
-from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, listed
+from leasehold.files.journal.unit_of_work import KEPT_LINES, JournalWork, as_json
 from leasehold.files.model import below, check_directory, check_path
 from leasehold.stores.blocking import named_queries, open_blocking
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         HolderStatus,
         JournalEntry,
         OpenedFile,
-        RefusalReason,
+        RecoveryReason,
         SealedBlock,
         WriteTicket,
     )
@@ -53,12 +53,11 @@ def _queries() -> Mapping[str, str]:
 
 
 class Journal:
-    """Files, steps, holders and epochs, in the database of a store."""
+    """Files, blocks, holders and epochs, in the database of a store."""
 
     def __init__(
         self, database: BlockingDatabase, group: JournalGroupCommit, limits: FileLeaseLimits
     ) -> None:
-        """Over a database that is ready; ``Journal.open`` makes one."""
         self.limits = limits
         self._database = database
         self._group = group
@@ -76,19 +75,16 @@ class Journal:
         """Open the journal in the store's database, made or brought up to date where needed.
 
         ``hook`` is called with the name of each step that writes, and ``"before"`` or ``"after"``
-        its commit. Without ``group_commit`` each step has a commit of its own.
-
-        Raises:
-            InvalidUrl: the URL names no store that can keep files.
-            StoreUnavailable: there is no answer.
-            StoreUnusable: it can not serve: read-only, full, damaged, or of a newer version.
+        its commit. Without ``group_commit`` each step has its own commit.
         """
         database = open_blocking(
             url, queries=_queries(), clock=clock or SystemClock(), guard="guard"
         )
-        most = MAX_TOGETHER if group_commit else 1
+        max_steps = MAX_STEPS if group_commit else 1
         return cls(
-            database, JournalGroupCommit(database, limits=limits, hook=hook, most=most), limits
+            database,
+            JournalGroupCommit(database, limits=limits, hook=hook, max_steps=max_steps),
+            limits,
         )
 
     @property
@@ -97,53 +93,45 @@ class Journal:
         return self._database.url
 
     def close(self) -> None:
-        """Give the database back. Again is harmless."""
+        """Close the database. Safe to call twice."""
         self._group.close()
         self._database.close()
 
     # ----------------------------------------------------------- holders
 
     def enlist(self, holder: FileHolder) -> None:
-        """Begin or renew the holder's lease.
-
-        Raises:
-            LeaseLost: its id is used with another token.
-        """
-        self._group.run("enlist", lambda books: books.enlist(holder))
+        """Begin or renew the holder's lease."""
+        self._group.run("enlist", lambda work: work.enlist(holder))
 
     def renew(self, holder: FileHolder) -> None:
-        """Renew the lease over all the holder's files, also after a limit if nobody took any.
-
-        Raises:
-            LeaseLost: it has no lease any more (none of its files is left), or another token.
-        """
-        self._group.run("renew", lambda books: steps.renew(books, holder))
+        """Renew the lease over all the holder's files, also late if no file was taken over."""
+        self._group.run("renew", lambda work: steps.renew(work, holder))
 
     def leave(self, holder: FileHolder) -> None:
         """End the lease, unless a file is open under it."""
-        self._group.run("leave", lambda books: steps.leave(books, holder))
+        self._group.run("leave", lambda work: steps.leave(work, holder))
 
     def holders(self, *, limit: int = 1000) -> list[HolderStatus]:
-        """Who has a lease, the one that has been silent longest first."""
-        return self._read(lambda books: steps.holders(books, limit))
+        """Return who has a lease, the one that has been silent longest first."""
+        return self._read(lambda work: steps.holders(work, limit))
 
     # ----------------------------------------------------------- volumes
 
     def namespace_id(self, *, new_id: str) -> str:
-        """The id by which volumes know whose they are; ``new_id`` if there was none."""
-        known = self._read(lambda books: (books.tx.one("namespace") or ("",))[0])
+        """Return the id of the namespace, which its volumes store; by default ``new_id``."""
+        known = self._read(lambda work: (work.tx.one("namespace") or ("",))[0])
         if known:
             return str(known)
-        return self._group.run("namespace", lambda books: steps.namespace_id(books, new_id))
+        return self._group.run("namespace", lambda work: steps.namespace_id(work, new_id))
 
     def register_volume(self, volume_id: str, path: str) -> None:
-        """Note where a volume lies; it may have moved."""
+        """Store the path of a volume; it may have moved."""
         self._group.run(
-            "register volume", lambda books: steps.register_volume(books, volume_id, path)
+            "register volume", lambda work: steps.register_volume(work, volume_id, path)
         )
 
     def volumes(self) -> dict[str, str]:
-        """Where each volume lies, by its id."""
+        """Return the path of each volume by its id."""
         return self._read(steps.volumes)
 
     # ----------------------------------------------------------- writing
@@ -162,15 +150,8 @@ class Journal:
         """Make a file and open it. Also renews the holder's lease.
 
         ``request`` is the caller's unique name for this call: with the same one it is a repetition.
-
-        Raises:
-            InvalidName: it is no path.
-            FileExists: the path is taken, by a file or a directory, or a part of it is a file.
-            FileHeld: somebody is writing the file; the error says who, and when to ask again.
-            RecoveryInProgress: the file is being recovered.
-            LeaseLost: the holder's id is used with another token.
         """
-        wish = steps.OpenRequest(
+        open_request = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
             volumes=steps.check_volumes(volumes),
@@ -180,27 +161,22 @@ class Journal:
             overwrite=overwrite,
         )
         return self._group.run(
-            "create", lambda books: steps.create(books, wish), asks=Question(path=wish.path)
+            "create",
+            lambda work: steps.create(work, open_request),
+            expected_read=ExpectedRead(path=open_request.path),
         )
 
     def append(
         self, path: str, holder: FileHolder, *, volumes: tuple[str, ...], request: str
     ) -> OpenedFile:
-        """Open a closed file, to go on in a new block at its end. Also renews the lease.
-
-        Raises:
-            UnknownFile: there is no file at the path.
-            FileHeld: somebody is writing the file; the error says who, and when to ask again.
-            RecoveryInProgress: the file is being recovered.
-            LeaseLost: the holder's id is used with another token.
-        """
-        wish = steps.OpenRequest(
+        """Open a closed file, to continue in a new block at its end. Also renews the lease."""
+        open_request = steps.OpenRequest(
             path=check_path(path),
             holder=holder,
             volumes=steps.check_volumes(volumes),
             request=request,
         )
-        return self._group.run("append", lambda books: steps.append(books, wish))
+        return self._group.run("append", lambda work: steps.append(work, open_request))
 
     def next_block(
         self,
@@ -210,70 +186,45 @@ class Journal:
         volumes: tuple[str, ...],
         request: str = "",  # noqa: ARG002 - the sealed block names the call well enough
     ) -> Block:
-        """Seal the open block and begin the next one. The same seal again is a repetition.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Seal the open block and begin the next one. The same seal again is a repetition."""
         checked = steps.check_volumes(volumes)
         return self._group.run(
             "next block",
-            lambda books: steps.next_block(books, ticket, sealed, volumes=checked),
+            lambda work: steps.next_block(work, ticket, sealed, volumes=checked),
         )
 
     def drop_volumes(self, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]) -> None:
-        """Leave the open block on the volumes to keep; its other replicas go to the trash.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Leave the open block on the volumes to keep; its other replicas go to the trash."""
         self._group.run(
             "drop volumes",
-            lambda books: steps.drop_volumes(books, ticket, block_id, keep=keep),
+            lambda work: steps.drop_volumes(work, ticket, block_id, keep=keep),
         )
 
     def complete(self, ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
-        """Close the file; without a seal, or one of no bytes, the open block is dropped.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Close the file; without a seal, or one of no bytes, the open block is dropped."""
         return self._group.run(
             "close",
-            lambda books: steps.complete(books, ticket, sealed),
-            asks=Question(file_id=ticket.file_id),
+            lambda work: steps.complete(work, ticket, sealed),
+            expected_read=ExpectedRead(file_id=ticket.file_id),
         )
 
     def discard(self, ticket: WriteTicket) -> None:
-        """Delete the file, while it is the ticket's.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
-        self._group.run("discard", lambda books: steps.discard(books, ticket))
+        """Delete the file, while it is the ticket's."""
+        self._group.run("discard", lambda work: steps.discard(work, ticket))
 
     def check(self, ticket: WriteTicket) -> None:
-        """Return if the file is still the ticket's.
-
-        Raises:
-            UnknownFile: the file was deleted.
-            FencedWrite: the file is closed, recovered or taken over.
-        """
+        """Return if the file is still the ticket's."""
         # A step that writes: a refusal is counted. It is asked once for each block, and when a
         # volume has failed.
         self._group.run(
             "check",
-            lambda books: steps.check(books, ticket),
-            asks=Question(file_id=ticket.file_id),
+            lambda work: steps.check(work, ticket),
+            expected_read=ExpectedRead(file_id=ticket.file_id),
         )
 
     def refused(self) -> int:
-        """How many steps were refused to those whose lease had ended, ever."""
-        return self._read(lambda books: int((books.tx.one("meta") or (0,))[-1]))
+        """Return how many steps were refused to those whose lease had ended, ever."""
+        return self._read(lambda work: int((work.tx.one("meta") or (0,))[-1]))
 
     # ---------------------------------------------------------- recovery
 
@@ -282,214 +233,171 @@ class Journal:
         path: str,
         holder: FileHolder,
         *,
-        why: RefusalReason,
+        reason: RecoveryReason,
         ticket: WriteTicket | None = None,
     ) -> FileRecovery | None:
-        """Draw a recovery id and shut out whoever has the file; None if it is closed.
+        """Draw a recovery id and fence the holder of the file; return None if it is closed.
 
         With a ticket only the file of the ticket is meant, and only while it is the holder's own.
-
-        Raises:
-            UnknownFile: there is no file at the path.
-            FileHeld: its writer was heard of within the limit that ``why`` looks at.
-            RecoveryInProgress: another attempt has time left, or the next is not due.
         """
         return self._group.run(
             "recovery begun",
-            lambda books: steps.begin_recovery(books, check_path(path), holder, why, ticket),
+            lambda work: steps.begin_recovery(work, check_path(path), holder, reason, ticket),
         )
 
     def commit_recovery(self, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
-        """Close the file with the end that was found; without a seal the open block is dropped.
-
-        Raises:
-            UnknownFile: the file was deleted meanwhile.
-            FencedWrite: a newer recovery has begun.
-        """
-        return self._group.run("recovered", lambda books: steps.commit(books, recovery, sealed))
+        """Close the file with the end that was found; without a seal the open block is dropped."""
+        return self._group.run("recovered", lambda work: steps.commit(work, recovery, sealed))
 
     def fail_recovery(self, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
-        """End the attempt; the next one is due after ``pause_s``.
-
-        Raises:
-            UnknownFile: the file was deleted meanwhile.
-            FencedWrite: a newer recovery has begun.
-        """
+        """End the attempt; the next one is due after ``pause_s``."""
         self._group.run(
             "recovery failed",
-            lambda books: steps.fail(books, recovery, trouble=trouble, pause_s=pause_s),
+            lambda work: steps.fail(work, recovery, trouble=trouble, pause_s=pause_s),
         )
 
     def due(self, *, limit: int) -> list[str]:
-        """The paths that the monitor should recover now, those of the oldest holders first.
+        """Return the paths that the monitor should recover now, those of the oldest holders first.
 
         Holders without files that are past the hard limit are forgotten on the way.
         """
         paths, idle = self._read(
-            lambda books: (steps.due(books, limit), steps.idle(books, _IDLE_AT_ONCE))
+            lambda work: (steps.due(work, limit), steps.idle(work, _IDLE_AT_ONCE))
         )
         if idle:
-            self._group.run("forget holders", lambda books: steps.drop_idle(books, idle))
+            self._group.run("forget holders", lambda work: steps.drop_idle(work, idle))
         return paths
 
     # ------------------------------------------------------------- reads
 
     def status(self, path: str) -> FileStatus:
-        """The file at a path.
-
-        Raises:
-            UnknownFile: there is none.
-        """
+        """Return the file at a path."""
         checked = check_path(path)
-        return self._read(lambda books: steps.file_at(books, checked).status(books.now))
+        return self._read(lambda work: steps.file_at(work, checked).status(work.now))
 
     def status_of(self, file_id: int) -> FileStatus | None:
-        """The file of this id, wherever it lies; None if it is gone."""
+        """Return the file of this id under its current path; None if it is gone."""
 
-        def work(books: JournalWork) -> FileStatus | None:
-            row = books.tx.one("file", id=file_id)
-            return None if row is None else FileRow(*row).status(books.now)
+        def query(work: JournalWork) -> FileStatus | None:
+            row = work.tx.one("file", id=file_id)
+            return None if row is None else FileRow(*row).status(work.now)
 
-        return self._read(work)
+        return self._read(query)
 
     def view(self, path: str) -> tuple[FileStatus, tuple[Block, ...]]:
-        """The file at a path and all its steps, as of one moment.
-
-        Raises:
-            UnknownFile: there is none.
-        """
+        """Return the file at a path and all its blocks in one snapshot."""
         checked = check_path(path)
 
-        def work(books: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
-            row = steps.file_at(books, checked)
-            return row.status(books.now), blocks_of(books.tx.all("blocks", file_id=row.id))
+        def query(work: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
+            row = steps.file_at(work, checked)
+            return row.status(work.now), blocks_of(work.tx.all("blocks", file_id=row.id))
 
-        return self._read(work)
+        return self._read(query)
 
     def view_of(self, file_id: int) -> tuple[FileStatus, tuple[Block, ...]]:
-        """The file of this id and all its steps, as of one moment, wherever it lies now.
+        """Return the file of this id and all its blocks in one snapshot, under its current path."""
 
-        Raises:
-            UnknownFile: it was deleted.
-        """
-
-        def work(books: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
-            row = books.tx.one("file", id=file_id)
+        def query(work: JournalWork) -> tuple[FileStatus, tuple[Block, ...]]:
+            row = work.tx.one("file", id=file_id)
             if row is None:
                 raise UnknownFile(f"file {file_id} was deleted")
-            return FileRow(*row).status(books.now), blocks_of(
-                books.tx.all("blocks", file_id=file_id)
-            )
+            return FileRow(*row).status(work.now), blocks_of(work.tx.all("blocks", file_id=file_id))
 
-        return self._read(work)
+        return self._read(query)
 
     def list(self, prefix: str = "/", *, after: str = "", limit: int = 1000) -> list[FileStatus]:
-        """The files below a directory in the order of their paths, from after ``after`` on."""
+        """Return the files below a directory in the order of their paths, after ``after``."""
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalWork) -> builtins.list[FileStatus]:
-            rows = books.tx.all("files_below", low=low, high=high, after=after, most=limit)
-            return [FileRow(*row).status(books.now) for row in rows]
+        def query(work: JournalWork) -> builtins.list[FileStatus]:
+            rows = work.tx.all("files_below", low=low, high=high, after=after, limit=limit)
+            return [FileRow(*row).status(work.now) for row in rows]
 
-        return self._read(work)
+        return self._read(query)
 
     def list_open(
         self, prefix: str = "/", *, older_than_s: float = 0.0, after_id: int = 0, limit: int = 1000
     ) -> builtins.list[FileStatus]:
-        """Files below a directory that are open or steps, by id, from after ``after_id`` on.
+        """Return files below a directory that are open or recovering, by id, after ``after_id``.
 
         Only those that were opened ``older_than_s`` ago or earlier, by the wall clock.
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalWork) -> builtins.list[FileStatus]:
-            moment = datetime.fromisoformat(books.wall) - timedelta(seconds=older_than_s)
-            rows = books.tx.all(
+        def query(work: JournalWork) -> builtins.list[FileStatus]:
+            moment = datetime.fromisoformat(work.wall) - timedelta(seconds=older_than_s)
+            rows = work.tx.all(
                 "files_open",
                 low=low,
                 high=high,
                 before=moment.isoformat(timespec="microseconds"),
                 after_id=after_id,
-                most=limit,
+                limit=limit,
             )
-            return [FileRow(*row).status(books.now) for row in rows]
+            return [FileRow(*row).status(work.now) for row in rows]
 
-        return self._read(work)
+        return self._read(query)
 
     def history(self, path: str, *, limit: int = 20) -> builtins.list[JournalEntry]:
-        """What was done to the file at a path, the newest first.
-
-        Raises:
-            UnknownFile: there is none.
-        """
+        """Return what was done to the file at a path, the newest first."""
         checked = check_path(path)
 
-        def work(books: JournalWork) -> builtins.list[JournalEntry]:
-            file_id = steps.file_at(books, checked).id
-            return [entry_of(row) for row in books.tx.all("history", file_id=file_id, most=limit)]
+        def query(work: JournalWork) -> builtins.list[JournalEntry]:
+            file_id = steps.file_at(work, checked).id
+            return [entry_of(row) for row in work.tx.all("history", file_id=file_id, limit=limit)]
 
-        return self._read(work)
+        return self._read(query)
 
     def changes(
         self, prefix: str = "/", *, after: int | None = None
     ) -> tuple[int, frozenset[str] | None]:
-        """The number of the last line, and the paths below a directory with lines after ``after``.
+        """Return the last line number, and the paths below a directory with lines after ``after``.
 
-        None for the paths: they can not be told, since ``after`` was not given or is too old.
-        While nothing is done this is one query, however many files there are.
+        None for the paths: not known, since ``after`` was not given or is too old.
+        While nothing changes this is one query, however many files there are.
         """
         low, high = below(check_directory(prefix))
 
-        def work(books: JournalWork) -> tuple[int, frozenset[str] | None]:
-            last = int((books.tx.one("last_line") or (0,))[0])
+        def query(work: JournalWork) -> tuple[int, frozenset[str] | None]:
+            last = int((work.tx.one("last_line") or (0,))[0])
             if after is None or not last - KEPT_LINES <= after <= last:
                 return last, None
             if after == last:
                 return last, frozenset()
-            rows = books.tx.all("paths_changed", after=after, low=low, high=high)
+            rows = work.tx.all("paths_changed", after=after, low=low, high=high)
             return last, frozenset(path for (path,) in rows)
 
-        return self._read(work)
+        return self._read(query)
 
     # ------------------------------------------------------------- paths
 
     def rename(self, source: str, target: str, *, overwrite: bool = False) -> int:
-        """Give a file or a directory another path; return how many files moved. Writers go on.
-
-        Raises:
-            UnknownFile: there is nothing at ``source``.
-            FileExists: ``target`` is taken.
-            UsageError: the target lies below the source.
-        """
+        """Rename a file or a directory; return how many files moved. Writers continue."""
         origin, goal = check_path(source), check_path(target)
         return self._group.run(
-            "rename", lambda books: steps.rename(books, origin, goal, overwrite=overwrite)
+            "rename", lambda work: steps.rename(work, origin, goal, overwrite=overwrite)
         )
 
     def delete(self, path: str, *, recursive: bool = False) -> int:
-        """Delete a file, open or not, or a directory; return how many files went (0: none there).
-
-        Raises:
-            FileExists: it is a directory, and ``recursive`` was not said.
-        """
+        """Delete a file, open or not, or a directory; return how many files were deleted."""
         checked = check_directory(path)
         return self._group.run(
-            "delete", lambda books: steps.delete(books, checked, recursive=recursive)
+            "delete", lambda work: steps.delete(work, checked, recursive=recursive)
         )
 
     # ------------------------------------------------------------- trash
 
     def trash(self, *, limit: int, without: Iterable[str] = ()) -> builtins.list[tuple[int, str]]:
-        """Replicas that no file has any more: block id and volume id. Some volumes left out."""
-        return self._read(lambda books: books.tx.all("trash", most=limit, without=listed(without)))
+        """Return replicas of no file, as block id and volume id, except on volumes ``without``."""
+        return self._read(lambda work: work.tx.all("trash", limit=limit, without=as_json(without)))
 
     def forget_trash(self, pairs: Iterable[tuple[int, str]]) -> None:
-        """These replicas have been removed."""
+        """Forget replicas that have been removed."""
         params: builtins.list[Params] = [
             {"block_id": block, "volume_id": volume} for block, volume in pairs
         ]
         if params:
-            self._group.run("forget trash", lambda books: books.tx.many("trash_forget", params))
+            self._group.run("forget trash", lambda work: work.tx.many("trash_forget", params))
 
-    def _read(self, work: Callable[[JournalWork], T]) -> T:
-        return self._database.read(lambda tx: work(JournalWork(tx, self.limits)))
+    def _read(self, query: Callable[[JournalWork], T]) -> T:
+        return self._database.read(lambda tx: query(JournalWork(tx, self.limits)))

@@ -69,7 +69,7 @@ SELECT number, at, step, file_id, path, epoch, holder, detail
 FROM fs_journal
 WHERE file_id = :file_id
 ORDER BY number DESC
-LIMIT :most;
+LIMIT :limit;
 
 
 -- Holders
@@ -106,7 +106,7 @@ SELECT
     ) AS open_files
 FROM fs_holder
 ORDER BY fs_holder.renewed_s, fs_holder.id
-LIMIT :most;
+LIMIT :limit;
 
 -- name: holders_idle
 SELECT fs_holder.id
@@ -118,7 +118,7 @@ WHERE
         WHERE fs_file.holder = fs_holder.id AND fs_file.state <> 'closed'
     )
 ORDER BY fs_holder.renewed_s
-LIMIT :most;
+LIMIT :limit;
 
 -- name: holders_drop_idle
 -- Asked again under the lock: since it was listed, a holder may have come back.
@@ -175,13 +175,13 @@ SELECT * FROM fs_seen WHERE id = :id;
 SELECT * FROM fs_seen
 WHERE path >= :low AND path < :high AND path > :after
 ORDER BY path
-LIMIT :most;
+LIMIT :limit;
 
 -- name: files_open
 SELECT * FROM fs_seen
 WHERE state <> 'closed' AND id > :after_id AND path >= :low AND path < :high AND opened_at <= :before
 ORDER BY id
-LIMIT :most;
+LIMIT :limit;
 
 -- name: files_count
 SELECT count(*) FROM fs_file WHERE path >= :low AND path < :high;
@@ -266,14 +266,14 @@ WHERE
     fs_holder.renewed_s < :before
     AND fs_file.holder = fs_holder.id AND fs_file.state <> 'closed' AND fs_file.state = 'open'
 ORDER BY fs_holder.renewed_s, fs_holder.id, fs_file.id
-LIMIT :most;
+LIMIT :limit;
 
 -- name: due_again
 SELECT path
 FROM fs_file
 WHERE state = 'recovering' AND next_attempt_s <= :now
 ORDER BY next_attempt_s
-LIMIT :most;
+LIMIT :limit;
 
 
 -- Blocks
@@ -399,7 +399,7 @@ WHERE block_id IN (
 -- name: trash
 SELECT block_id, volume_id FROM fs_trash
 WHERE volume_id NOT IN (SELECT value FROM json_each(CAST(:without AS TEXT)))
-ORDER BY block_id, volume_id LIMIT :most;
+ORDER BY block_id, volume_id LIMIT :limit;
 
 -- name: trash_forget
 DELETE FROM fs_trash WHERE block_id = :block_id AND volume_id = :volume_id;

@@ -1,6 +1,6 @@
-"""Rows of the journal's tables, and the records they stand for.
+"""Rows of the journal's tables as records, and the errors of refused steps.
 
-The refusals of the journal, in words: who has the file, why not you, and what to do.
+Each error names the holder of the file, the reason of the refusal, and what to do next.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FileRow:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody writes or recovers it."""
+        """Whether it is neither written nor recovered."""
         return self.state == FileState.CLOSED.value
 
     @property
@@ -69,15 +69,15 @@ class FileRow:
         return self.state == FileState.RECOVERING.value
 
     def silent_s(self, now: float) -> float:
-        """How long ago its holder was last heard of."""
+        """Return the seconds since its holder last renewed."""
         return max(0.0, now - self.renewed_s)
 
     def attempt_left_s(self, now: float) -> float:
-        """What the running attempt has left of its time; 0 if none runs."""
+        """Return the seconds that the running attempt has left; 0 if none runs."""
         return max(0.0, self.attempt_until_s - now) if self.recovering else 0.0
 
     def status(self, now: float) -> FileStatus:
-        """The file as anybody may see it; ``next_attempt_s`` is counted from now."""
+        """Return the file as shown to callers; ``next_attempt_s`` is counted from now."""
         closed = self.closed
         return FileStatus(
             id=self.id,
@@ -100,7 +100,7 @@ class FileRow:
         )
 
     def closed_status(self, *, length: int, modified_at: str) -> FileStatus:
-        """What the file is once it is closed with this length."""
+        """Return the status of the file once it is closed with this length."""
         return FileStatus(
             id=self.id,
             path=self.path,
@@ -118,7 +118,7 @@ FILE_COLUMNS = len(fields(FileRow))
 
 
 def blocks_of(rows: Iterable[tuple[Any, ...]]) -> tuple[Block, ...]:
-    """The blocks of rows that have one volume each; those of a block stand together."""
+    """Return the blocks of rows that have one volume each; rows of a block are adjacent."""
     found: dict[int, Block] = {}
     volumes: dict[int, list[str]] = {}
     for *columns, volume in rows:
@@ -131,7 +131,7 @@ def blocks_of(rows: Iterable[tuple[Any, ...]]) -> tuple[Block, ...]:
 
 
 def block_of(columns: Iterable[Any], volumes: tuple[str, ...]) -> Block:
-    """One block from the columns of its table."""
+    """Build one block from the columns of its table."""
     block_id, file_id, index, generation, state, start, length, checksum = columns
     return Block(
         id=block_id,
@@ -147,7 +147,7 @@ def block_of(columns: Iterable[Any], volumes: tuple[str, ...]) -> Block:
 
 
 def holder_of(row: tuple[Any, ...], now: float) -> HolderStatus:
-    """A row of the query ``holders``."""
+    """Convert a row of the query ``holders``."""
     holder_id, host, pid, since, renewed_s, open_files = row
     return HolderStatus(
         id=holder_id,
@@ -160,7 +160,7 @@ def holder_of(row: tuple[Any, ...], now: float) -> HolderStatus:
 
 
 def entry_of(row: tuple[Any, ...]) -> JournalEntry:
-    """A row of the query ``history``."""
+    """Convert a row of the query ``history``."""
     number, at, step, file_id, path, epoch, holder, detail = row
     return JournalEntry(
         number=number,
@@ -175,12 +175,12 @@ def entry_of(row: tuple[Any, ...]) -> JournalEntry:
 
 
 def unknown(path: str) -> UnknownFile:
-    """There is no file at the path."""
+    """Build the error: there is no file at the path."""
     return UnknownFile(f"there is no file {path}: look for the right path with list")
 
 
 def deleted(ticket: WriteTicket) -> UnknownFile:
-    """The file of the ticket is gone, under whatever path."""
+    """Build the error: the file of the ticket is gone, under whatever path."""
     return UnknownFile(
         f"{ticket.path} (file {ticket.file_id}) was deleted or overwritten while it was open "
         f"under epoch {ticket.epoch}: nothing more can be written to it"
@@ -188,7 +188,7 @@ def deleted(ticket: WriteTicket) -> UnknownFile:
 
 
 def gone(recovery: FileRecovery) -> UnknownFile:
-    """The file was deleted while it was being recovered."""
+    """Build the error: the file was deleted while it was being recovered."""
     return UnknownFile(
         f"{recovery.path} (file {recovery.file_id}) was deleted while it was being recovered: "
         "there is nothing left to recover"
@@ -196,14 +196,14 @@ def gone(recovery: FileRecovery) -> UnknownFile:
 
 
 def exists(path: str) -> FileExists:
-    """A file is there, and closed."""
+    """Build the error: a closed file exists."""
     return FileExists(
         f"{path} is there already: append to it, overwrite it, or choose another path"
     )
 
 
 def is_directory(path: str, example: str) -> FileExists:
-    """A file lies below the path."""
+    """Build the error: a file is below the path."""
     return FileExists(
         f"{path} is a directory: {example} lies below it; choose another path, or delete the "
         "directory first"
@@ -211,7 +211,7 @@ def is_directory(path: str, example: str) -> FileExists:
 
 
 def below_file(path: str, ancestor: str) -> FileExists:
-    """A part of the path is a file."""
+    """Build the error: a part of the path is a file."""
     return FileExists(
         f"{path} can not be made: {ancestor} is a file, and nothing can lie below a file; "
         "choose another path"
@@ -219,23 +219,23 @@ def below_file(path: str, ancestor: str) -> FileExists:
 
 
 def held(row: FileRow, *, by: FileHolder, now: float, limit_s: float) -> FileHeld:
-    """Somebody writes the file, perhaps the asker itself."""
+    """Build the error: a holder writes the file, perhaps the caller itself."""
     silent_s = row.silent_s(now)
     retry_after_s = max(0.0, limit_s - silent_s)
     if row.holder == by.id:
-        words = (
+        message = (
             f"{row.path} is open already by this very holder {row.holder}, under epoch {row.epoch} "
             f"since {row.opened_at}: close it first, or recover it"
         )
     else:
         when = f"in {retry_after_s:.1f} s" if retry_after_s else "now"
-        words = (
+        message = (
             f"{row.path} is being written by {row.holder} on {row.host} (process {row.pid}) under "
             f"epoch {row.epoch} since {row.opened_at}, last heard of {silent_s:.1f} s ago: if it "
             f"stays silent the file can be taken over {when}; recover() does not wait"
         )
     return FileHeld(
-        words,
+        message,
         path=row.path,
         holder=row.holder,
         host=row.host,
@@ -247,7 +247,7 @@ def held(row: FileRow, *, by: FileHolder, now: float, limit_s: float) -> FileHel
 
 
 def recovering(row: FileRow, *, retry_after_s: float) -> RecoveryInProgress:
-    """A recovery is under way, or the next attempt is not due."""
+    """Build the error: a recovery is in progress, or the next attempt is not due."""
     trouble = f" (last trouble: {row.trouble})" if row.trouble else ""
     when = f"ask again in {retry_after_s:.1f} s" if retry_after_s else "recover it now"
     return RecoveryInProgress(
@@ -260,7 +260,7 @@ def recovering(row: FileRow, *, retry_after_s: float) -> RecoveryInProgress:
 
 
 def fenced(row: FileRow, *, path: str, epoch: int) -> FencedWrite:
-    """The file has gone on under another epoch or holder, or is closed."""
+    """Build the error: the file has another epoch or holder, or is closed."""
     now_held_by = None if row.closed else row.holder
     if row.recovering:
         reason, what = "recovered", f"is being recovered by {row.holder} under epoch {row.epoch}"
@@ -286,7 +286,7 @@ def fenced(row: FileRow, *, path: str, epoch: int) -> FencedWrite:
 
 
 def of_ticket(row: FileRow | None, ticket: WriteTicket) -> LeaseholdError | None:
-    """Why a ticketed step is refused; None if the file is the ticket's."""
+    """Return why a step is refused; None if the file is the ticket's."""
     if row is None:
         return deleted(ticket)
     mine = row.holder == ticket.holder.id and row.token == ticket.holder.token

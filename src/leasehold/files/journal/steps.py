@@ -21,13 +21,13 @@ from leasehold.errors import FileExists, InvalidOptions, LeaseLost, StoreUnusabl
 from leasehold.files import model
 from leasehold.files.journal import rows
 from leasehold.files.journal.rows import FILE_COLUMNS, FileRow, blocks_of, holder_of
-from leasehold.files.journal.unit_of_work import listed
+from leasehold.files.journal.unit_of_work import as_json
 from leasehold.files.model import (
     Block,
     BlockState,
     FileRecovery,
     OpenedFile,
-    RefusalReason,
+    RecoveryReason,
     WriteTicket,
 )
 
@@ -47,7 +47,7 @@ class HeldFile:
 
 
 def held_file(work: JournalWork, file_id: int) -> HeldFile | None:
-    """The file of this id, in one question."""
+    """Return the file of this id, in one query."""
     rows = work.held(file_id)
     if not rows:
         return None
@@ -56,17 +56,13 @@ def held_file(work: JournalWork, file_id: int) -> HeldFile | None:
 
 
 def block_by_id(work: JournalWork, block_id: int) -> Block | None:
-    """The block of this id, open or complete."""
+    """Return the block of this id, open or complete."""
     found = blocks_of(work.tx.all("block", id=block_id))
     return found[0] if found else None
 
 
 def check_volumes(volumes: Collection[str]) -> tuple[str, ...]:
-    """The volumes of a block, each once, in the order of their ids.
-
-    Raises:
-        InvalidOptions: there is none, or one twice.
-    """
+    """Return the volumes of a block, each once, in the order of their ids."""
     if not volumes or len(set(volumes)) != len(volumes):
         raise InvalidOptions(
             f"a block needs one or more volumes, each once, not {tuple(volumes)!r}"
@@ -75,11 +71,7 @@ def check_volumes(volumes: Collection[str]) -> tuple[str, ...]:
 
 
 def check_sealed(block: Block, sealed: SealedBlock) -> None:
-    """Look whether the seal can be that of the open block.
-
-    Raises:
-        UsageError: it is of another block, or names volumes the block is not on.
-    """
+    """Check that the seal fits the open block."""
     if sealed.block_id != block.id:
         raise UsageError(
             f"block {sealed.block_id:#x} is not the open one, which is {block.id:#x}: read the "
@@ -91,11 +83,7 @@ def check_sealed(block: Block, sealed: SealedBlock) -> None:
 
 
 def check_keep(block: Block, keep: Collection[str]) -> None:
-    """Look whether the block can be left on these volumes alone.
-
-    Raises:
-        UsageError: there is none, or one the block is not on.
-    """
+    """Check that the block can be kept on these volumes alone."""
     if not keep or not set(keep) <= set(block.volumes):
         raise UsageError(
             f"block {block.id:#x} lies on {', '.join(block.volumes)}: one or more of these can be "
@@ -104,7 +92,7 @@ def check_keep(block: Block, keep: Collection[str]) -> None:
 
 
 def is_sealed_so(block: Block | None, sealed: SealedBlock, *, generation: int) -> bool:
-    """Whether the block was sealed so before: the call is a repetition."""
+    """Return whether the block was sealed so before: the call is a repetition."""
     return (
         block is not None
         and block.state is BlockState.COMPLETE
@@ -122,7 +110,7 @@ def begin_block(
     start: int,
     volumes: tuple[str, ...],
 ) -> Block:
-    """A new open block at the end of a file."""
+    """Add a new open block at the end of a file."""
     block = Block(
         id=work.draw_block_id(),
         file_id=file_id,
@@ -134,15 +122,15 @@ def begin_block(
         checksum=0,
         volumes=volumes,
     )
-    work.later("block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start)
-    work.later("replicas_add", block_id=block.id, volumes=listed(volumes))
+    work.defer("block_add", id=block.id, file_id=file_id, idx=index, generation=epoch, start=start)
+    work.defer("replicas_add", block_id=block.id, volumes=as_json(volumes))
     return block
 
 
 def seal(work: JournalWork, block: Block, sealed: SealedBlock, *, generation: int) -> None:
     """Complete the open block; volumes that do not have all of it lose their replica."""
     keep_only(work, block, sealed.volumes)
-    work.later(
+    work.defer(
         "block_seal",
         id=block.id,
         generation=generation,
@@ -152,11 +140,11 @@ def seal(work: JournalWork, block: Block, sealed: SealedBlock, *, generation: in
 
 
 def keep_only(work: JournalWork, block: Block, keep: Collection[str]) -> None:
-    """Replicas on other volumes go to the trash."""
+    """Move replicas on other volumes to the trash."""
     if set(keep) == set(block.volumes):
         return
-    work.tx.run("replicas_trash", block_id=block.id, keep=listed(keep))
-    work.tx.run("replicas_drop", block_id=block.id, keep=listed(keep))
+    work.tx.run("replicas_trash", block_id=block.id, keep=as_json(keep))
+    work.tx.run("replicas_drop", block_id=block.id, keep=as_json(keep))
 
 
 def drop(work: JournalWork, block: Block) -> None:
@@ -166,11 +154,7 @@ def drop(work: JournalWork, block: Block) -> None:
 
 
 def renew(work: JournalWork, holder: FileHolder) -> None:
-    """Extend the lease. Late is good enough, as long as nobody has ended it.
-
-    Raises:
-        LeaseLost: the holder is not in the books any more, or its id is used by another.
-    """
+    """Extend the lease, also a late one, as long as it was not ended."""
     if work.tx.run("holder_renew", id=holder.id, token=holder.token, now=work.now):
         return
     found = work.tx.one("holder_token", id=holder.id)
@@ -185,41 +169,41 @@ def renew(work: JournalWork, holder: FileHolder) -> None:
 
 
 def leave(work: JournalWork, holder: FileHolder) -> None:
-    """End the lease, unless it still covers an open file. Not to be there is no error."""
+    """End the lease, unless it still covers an open file. A missing lease is not an error."""
     if work.tx.one("holder_token", id=holder.id) == (holder.token,):
         work.drop_idle(holder.id)
 
 
 def holders(work: JournalWork, limit: int) -> list[HolderStatus]:
-    """All holders, the one that has been silent longest first."""
-    return [holder_of(row, work.now) for row in work.tx.all("holders", most=limit)]
+    """Return all holders, the one that has been silent longest first."""
+    return [holder_of(row, work.now) for row in work.tx.all("holders", limit=limit)]
 
 
 def idle(work: JournalWork, limit: int) -> list[str]:
-    """Holders without files that are past the hard limit."""
+    """Return holders without files that are past the hard limit."""
     before = work.now - work.limits.hard_s
-    return [each for (each,) in work.tx.all("holders_idle", before=before, most=limit)]
+    return [each for (each,) in work.tx.all("holders_idle", before=before, limit=limit)]
 
 
 def drop_idle(work: JournalWork, ids: Iterable[str]) -> None:
-    """End the leases of those that are still so."""
+    """End the leases of those that are still idle."""
     before = work.now - work.limits.hard_s
-    work.tx.run("holders_drop_idle", ids=listed(ids), before=before)
+    work.tx.run("holders_drop_idle", ids=as_json(ids), before=before)
 
 
 def namespace_id(work: JournalWork, new_id: str) -> str:
-    """The id by which volumes know whose they are; given once and for all."""
+    """Return the id of the namespace, which its volumes store; it never changes."""
     work.tx.run("namespace_write", namespace=new_id)
     return str((work.tx.one("namespace") or ("",))[0])
 
 
 def register_volume(work: JournalWork, volume_id: str, path: str) -> None:
-    """Note where a volume lies."""
+    """Store the path of a volume."""
     work.tx.run("volume_write", id=volume_id, path=path, wall=work.wall)
 
 
 def volumes(work: JournalWork) -> dict[str, str]:
-    """Where each volume lies, by its id."""
+    """Return the path of each volume by its id."""
     return dict(work.tx.all("volumes"))
 
 
@@ -233,20 +217,16 @@ class PathEntry:
     below: str | None
 
     def check_free(self) -> None:
-        """Look whether a file could be at this path, whatever file is there now.
-
-        Raises:
-            FileExists: the path is a directory, or a part of it is a file.
-        """
+        """Check that a file can be at this path, apart from a file that is there now."""
         if self.above is not None:
             raise rows.below_file(self.path, self.above)
         if self.below is not None:
             raise rows.is_directory(self.path, self.below)
 
 
-def look(work: JournalWork, path: str) -> PathEntry:
-    """What is at a path, in one question."""
-    found = [FileRow(*row) for row in work.look(path)]
+def path_entry(work: JournalWork, path: str) -> PathEntry:
+    """Return what is at a path, in one query."""
+    found = [FileRow(*row) for row in work.files_near(path)]
     return PathEntry(
         path=path,
         row=next((row for row in found if row.path == path), None),
@@ -256,11 +236,7 @@ def look(work: JournalWork, path: str) -> PathEntry:
 
 
 def file_at(work: JournalWork, path: str) -> FileRow:
-    """The file at a path.
-
-    Raises:
-        UnknownFile: there is none.
-    """
+    """Return the file at a path."""
     found = work.tx.one("file_at", path=path)
     if found is None:
         raise rows.unknown(path)
@@ -284,20 +260,16 @@ def remove_one(work: JournalWork, row: FileRow, *, by: str) -> None:
 
 
 def delete(work: JournalWork, path: str, *, recursive: bool) -> int:
-    """Delete a file or a directory; return how many files went. Nothing there: 0, as when repeated.
-
-    Raises:
-        FileExists: it is a directory, and ``recursive`` was not said.
-    """
-    place = look(work, path)
-    if place.row is not None:
-        remove_one(work, place.row, by="")
+    """Delete a file or a directory; return how many files were deleted, 0 if repeated."""
+    entry = path_entry(work, path)
+    if entry.row is not None:
+        remove_one(work, entry.row, by="")
         return 1
-    if place.below is None:
+    if entry.below is None:
         return 0
     if not recursive:
         raise FileExists(
-            f"{path} is a directory, {place.below} lies below it: say recursive to delete all of it"
+            f"{path} is a directory, {entry.below} lies below it: say recursive to delete all of it"
         )
     low, high = model.below(path)
     (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
@@ -307,24 +279,18 @@ def delete(work: JournalWork, path: str, *, recursive: bool) -> int:
 
 
 def rename(work: JournalWork, source: str, target: str, *, overwrite: bool) -> int:
-    """Give a file or a whole directory another path; return how many files moved.
-
-    Raises:
-        UnknownFile: there is nothing at ``source``.
-        FileExists: ``target`` is taken.
-        UsageError: the target lies below the source, or is the same.
-    """
+    """Give a file or a whole directory another path; return how many files moved."""
     if target == source or target.startswith(f"{source}/"):
         raise UsageError(f"{source} can not be renamed to {target}, itself or a path below it")
-    origin, place = look(work, source), look(work, target)
+    origin, entry = path_entry(work, source), path_entry(work, target)
     if origin.row is None and origin.below is None:
-        count = _renamed_before(work, place, source)
+        count = _renamed_before(work, entry, source)
         if count:
             return count
         raise rows.unknown(source)
-    # The file that is moved away is no obstacle above its own target; that was refused before.
-    place.check_free()
-    if place.row is not None and (not overwrite or origin.row is None):
+    # A file cannot be above its own target: that was refused before.
+    entry.check_free()
+    if entry.row is not None and (not overwrite or origin.row is None):
         raise rows.exists(target)
     low, high = model.only(source) if origin.row is not None else model.below(source)
     (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
@@ -332,8 +298,8 @@ def rename(work: JournalWork, source: str, target: str, *, overwrite: bool) -> i
     (longest,) = work.tx.one("files_longest", low=low, high=high) or ("",)
     model.check_path(target + str(longest)[len(source) :])
     detail = f"from {source}"
-    if place.row is not None:
-        remove_one(work, place.row, by="a rename")
+    if entry.row is not None:
+        remove_one(work, entry.row, by="a rename")
     work.note_range(
         "rename", low=low, high=high, target=target, cut=cut, count=count, detail=detail
     )
@@ -341,20 +307,20 @@ def rename(work: JournalWork, source: str, target: str, *, overwrite: bool) -> i
     return int(count)
 
 
-def _renamed_before(work: JournalWork, place: PathEntry, source: str) -> int:
-    """How many files this very rename has moved before, if it was the last thing that was done."""
-    sample = place.row
-    if sample is None and place.below is not None:
-        sample = file_at(work, place.below)
+def _renamed_before(work: JournalWork, entry: PathEntry, source: str) -> int:
+    """Return how many files this rename has moved before, if it was the last step."""
+    sample = entry.row
+    if sample is None and entry.below is not None:
+        sample = file_at(work, entry.below)
     if sample is None:
         return 0
     work.flush_lines()
-    last = work.tx.one("history", file_id=sample.id, most=1)
+    last = work.tx.one("history", file_id=sample.id, limit=1)
     if last is None or last[2] != "rename" or last[7] != f"from {source}":
         return 0
-    if place.row is not None:
+    if entry.row is not None:
         return 1
-    low, high = model.below(place.path)
+    low, high = model.below(entry.path)
     (count,) = work.tx.one("files_count", low=low, high=high) or (0,)
     return int(count)
 
@@ -367,12 +333,7 @@ def _remove_range(work: JournalWork, low: str, high: str) -> None:
 
 
 def check(work: JournalWork, ticket: WriteTicket) -> None:
-    """Return if the file is still the ticket's.
-
-    Raises:
-        UnknownFile: it was deleted.
-        FencedWrite: it is closed, being recovered, or under another epoch.
-    """
+    """Return if the file is still the ticket's."""
     found = held_file(work, ticket.file_id)
     refusal = rows.of_ticket(None if found is None else found.row, ticket)
     if refusal is not None:
@@ -381,27 +342,16 @@ def check(work: JournalWork, ticket: WriteTicket) -> None:
 
 
 def discard(work: JournalWork, ticket: WriteTicket) -> None:
-    """Delete the file of the ticket, while it is the ticket's.
-
-    Raises:
-        UnknownFile: it was deleted already.
-        FencedWrite: it is closed, being recovered, or under another epoch.
-    """
-    held, _ = _mine(work, ticket)
+    """Delete the file of the ticket, while it is the ticket's."""
+    held, _ = _checked_ticket(work, ticket)
     remove_one(work, held.row, by="")
 
 
 def next_block(
     work: JournalWork, ticket: WriteTicket, sealed: SealedBlock, *, volumes: tuple[str, ...]
 ) -> Block:
-    """Seal the open block and begin the next one.
-
-    Raises:
-        UnknownFile: the file was deleted.
-        FencedWrite: the file is closed, being recovered, or under another epoch.
-        UsageError: the seal is not that of the open block.
-    """
-    held, block = _mine(work, ticket)
+    """Seal the open block and begin the next one."""
+    held, block = _checked_ticket(work, ticket)
     if block.id != sealed.block_id:
         before = block_by_id(work, sealed.block_id)
         follows = before is not None and before.index + 1 == block.index
@@ -431,14 +381,8 @@ def next_block(
 def drop_volumes(
     work: JournalWork, ticket: WriteTicket, block_id: int, *, keep: tuple[str, ...]
 ) -> None:
-    """Leave the open block on these volumes alone.
-
-    Raises:
-        UnknownFile: the file was deleted.
-        FencedWrite: the file is closed, being recovered, or under another epoch.
-        UsageError: it is not the open block, or is not on one of these volumes.
-    """
-    held, block = _mine(work, ticket)
+    """Leave the open block on these volumes alone."""
+    held, block = _checked_ticket(work, ticket)
     if block.id != block_id:
         raise UsageError(f"block {block_id:#x} is not the open one, which is {block.id}")
     check_keep(block, keep)
@@ -449,17 +393,11 @@ def drop_volumes(
 
 
 def complete(work: JournalWork, ticket: WriteTicket, sealed: SealedBlock | None) -> FileStatus:
-    """Close the file. A tail of no bytes is dropped.
-
-    Raises:
-        UnknownFile: the file was deleted.
-        FencedWrite: the file is closed, being recovered, or under another epoch.
-        UsageError: the seal is not that of the open block.
-    """
+    """Close the file. A tail of no bytes is dropped."""
     found = held_file(work, ticket.file_id)
     if found is not None and _completed_before(work, found, ticket, sealed):
         return found.row.status(work.now)
-    held, block = _mine(work, ticket, found=found, looked=True)
+    held, block = _checked_ticket(work, ticket, found=found, is_read=True)
     tail = sealed if sealed is not None and sealed.length else None
     if tail is not None and tail.block_id != block.id:
         # Its answer was lost: the block was sealed by a next_block, and nothing was written after.
@@ -479,7 +417,7 @@ def close(
     generation: int,
     step: str,
 ) -> FileStatus:
-    """The file is closed, with ``tail`` as the end of its open block or without that block."""
+    """Close the file, with ``tail`` as the end of its open block or without that block."""
     row = held.row
     if block is not None and tail is not None:
         check_sealed(block, tail)
@@ -488,13 +426,13 @@ def close(
         drop(work, block)
     grown = 0 if tail is None else tail.length
     recovered = row.recovered if step == "close" else generation
-    work.later("file_close", id=row.id, grown=grown, wall=work.wall, recovered=recovered)
+    work.defer("file_close", id=row.id, grown=grown, wall=work.wall, recovered=recovered)
     work.drop_idle(row.holder)
     length = row.length + grown
-    words = f"{length} bytes"
+    detail = f"{length} bytes"
     if block is not None and tail is None:
-        words += f"; block {block.id:#x} dropped"
-    _note_write(work, step, held, words)
+        detail += f"; block {block.id:#x} dropped"
+    _note_write(work, step, held, detail)
     return row.closed_status(length=length, modified_at=work.wall)
 
 
@@ -513,14 +451,14 @@ def _completed_before(
     return is_sealed_so(block, sealed, generation=ticket.epoch)
 
 
-def _mine(
+def _checked_ticket(
     work: JournalWork,
     ticket: WriteTicket,
     *,
     found: HeldFile | None = None,
-    looked: bool = False,
+    is_read: bool = False,
 ) -> tuple[HeldFile, Block]:
-    if not looked:
+    if not is_read:
         found = held_file(work, ticket.file_id)
     refusal = rows.of_ticket(None if found is None else found.row, ticket)
     if refusal is not None:
@@ -540,7 +478,7 @@ def _note_write(work: JournalWork, step: str, held: HeldFile, detail: str) -> No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """What somebody wants to open, and how. ``request`` is the caller's own name for the call."""
+    """A file to open, and how. ``request`` is the caller's own name for the call."""
 
     path: str
     holder: FileHolder
@@ -551,84 +489,84 @@ class OpenRequest:
     overwrite: bool = False
 
 
-def create(work: JournalWork, wish: OpenRequest) -> OpenedFile:
-    """A new file, open, with its first block.
-
-    Raises:
-        FileExists: the path, or a part of it, is taken.
-        FileHeld: somebody is writing the file.
-        RecoveryInProgress: the file is being recovered.
-        LeaseLost: the holder's id is used by another.
-    """
-    found = look(work, wish.path)
+def create(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
+    """Create a file, open, with its first block."""
+    found = path_entry(work, open_request.path)
     found.check_free()
     row = found.row
     if row is not None:
-        if _is_repetition(row, wish):
-            return _opened_before(work, row, wish)
-        if not wish.overwrite:
-            _check_closed(work, row, wish.holder)
-            raise rows.exists(wish.path)
-    work.enlist(wish.holder)
+        if _is_repetition(row, open_request):
+            return _opened_before(work, row, open_request)
+        if not open_request.overwrite:
+            _check_closed(work, row, open_request.holder)
+            raise rows.exists(open_request.path)
+    work.enlist(open_request.holder)
     if row is not None:
-        remove_one(work, row, by=wish.holder.id)
+        remove_one(work, row, by=open_request.holder.id)
     file_id, epoch = work.draw_file_id(), work.draw_epoch()
     work.add_file(
-        wish.path,
+        open_request.path,
         id=file_id,
         epoch=epoch,
-        holder=wish.holder.id,
-        replication=wish.replication,
-        block_bytes=wish.block_bytes,
+        holder=open_request.holder.id,
+        replication=open_request.replication,
+        block_bytes=open_request.block_bytes,
         wall=work.wall,
-        request=wish.request,
+        request=open_request.request,
     )
-    block = begin_block(work, file_id=file_id, index=0, epoch=epoch, start=0, volumes=wish.volumes)
-    _note_opened(work, "create", wish, block)
-    return _opened(wish, block, block_bytes=wish.block_bytes, replication=wish.replication)
+    block = begin_block(
+        work, file_id=file_id, index=0, epoch=epoch, start=0, volumes=open_request.volumes
+    )
+    _note_opened(work, "create", open_request, block)
+    return _opened(
+        open_request,
+        block,
+        block_bytes=open_request.block_bytes,
+        replication=open_request.replication,
+    )
 
 
-def append(work: JournalWork, wish: OpenRequest) -> OpenedFile:
-    """A closed file, open again, with a new block at its end.
-
-    Raises:
-        UnknownFile: there is no file at the path.
-        FileHeld: somebody is writing the file.
-        RecoveryInProgress: the file is being recovered.
-        LeaseLost: the holder's id is used by another.
-    """
-    row = file_at(work, wish.path)
-    if _is_repetition(row, wish):
-        return _opened_before(work, row, wish)
-    _check_closed(work, row, wish.holder)
-    work.enlist(wish.holder)
+def append(work: JournalWork, open_request: OpenRequest) -> OpenedFile:
+    """Open a closed file with a new block at its end."""
+    row = file_at(work, open_request.path)
+    if _is_repetition(row, open_request):
+        return _opened_before(work, row, open_request)
+    _check_closed(work, row, open_request.holder)
+    work.enlist(open_request.holder)
     epoch = work.draw_epoch()
     work.tx.run(
         "file_open",
         id=row.id,
         epoch=epoch,
-        holder=wish.holder.id,
+        holder=open_request.holder.id,
         wall=work.wall,
-        request=wish.request,
+        request=open_request.request,
     )
     (index,) = work.tx.one("next_index", file_id=row.id) or (0,)
     block = begin_block(
-        work, file_id=row.id, index=index, epoch=epoch, start=row.length, volumes=wish.volumes
+        work,
+        file_id=row.id,
+        index=index,
+        epoch=epoch,
+        start=row.length,
+        volumes=open_request.volumes,
     )
-    _note_opened(work, "append", wish, block)
-    return _opened(wish, block, block_bytes=row.block_bytes, replication=row.replication)
+    _note_opened(work, "append", open_request, block)
+    return _opened(open_request, block, block_bytes=row.block_bytes, replication=row.replication)
 
 
-def _is_repetition(row: FileRow, wish: OpenRequest) -> bool:
-    mine = row.holder == wish.holder.id and row.token == wish.holder.token
-    return mine and row.state == "open" and row.request == wish.request != ""
+def _is_repetition(row: FileRow, open_request: OpenRequest) -> bool:
+    mine = row.holder == open_request.holder.id and row.token == open_request.holder.token
+    return mine and row.state == "open" and row.request == open_request.request != ""
 
 
-def _opened_before(work: JournalWork, row: FileRow, wish: OpenRequest) -> OpenedFile:
+def _opened_before(work: JournalWork, row: FileRow, open_request: OpenRequest) -> OpenedFile:
     held = held_file(work, row.id)
     if held is None or held.block is None:
         raise StoreUnusable(f"the open file {row.path} has no open block: recover it")
-    return _opened(wish, held.block, block_bytes=row.block_bytes, replication=row.replication)
+    return _opened(
+        open_request, held.block, block_bytes=row.block_bytes, replication=row.replication
+    )
 
 
 def _check_closed(work: JournalWork, row: FileRow, holder: FileHolder) -> None:
@@ -638,20 +576,25 @@ def _check_closed(work: JournalWork, row: FileRow, holder: FileHolder) -> None:
         raise rows.held(row, by=holder, now=work.now, limit_s=work.limits.soft_s)
 
 
-def _opened(wish: OpenRequest, block: Block, *, block_bytes: int, replication: int) -> OpenedFile:
+def _opened(
+    open_request: OpenRequest, block: Block, *, block_bytes: int, replication: int
+) -> OpenedFile:
     ticket = WriteTicket(
-        file_id=block.file_id, path=wish.path, epoch=block.generation, holder=wish.holder
+        file_id=block.file_id,
+        path=open_request.path,
+        epoch=block.generation,
+        holder=open_request.holder,
     )
     return OpenedFile(ticket=ticket, block=block, block_bytes=block_bytes, replication=replication)
 
 
-def _note_opened(work: JournalWork, step: str, wish: OpenRequest, block: Block) -> None:
+def _note_opened(work: JournalWork, step: str, open_request: OpenRequest, block: Block) -> None:
     work.note(
         step,
         file_id=block.file_id,
-        path=wish.path,
+        path=open_request.path,
         epoch=block.generation,
-        holder=wish.holder.id,
+        holder=open_request.holder.id,
         detail=f"block {block.id:#x} on {', '.join(block.volumes)}",
     )
 
@@ -660,18 +603,12 @@ def begin_recovery(
     work: JournalWork,
     path: str,
     holder: FileHolder,
-    why: RefusalReason,
+    reason: RecoveryReason,
     ticket: WriteTicket | None = None,
 ) -> FileRecovery | None:
-    """Take the file from whoever has it; None if it is closed already.
+    """Take the file from its holder; return None if it is closed already.
 
     With a ticket only the file of the ticket is meant, and only while it is the holder's own.
-
-    Raises:
-        UnknownFile: there is no file at the path.
-        FileHeld: its writer was heard of within the limit.
-        RecoveryInProgress: another attempt has time left, or the next is not due.
-        LeaseLost: the recoverer's id is used by another.
     """
     row = file_at(work, path)
     if ticket is not None and row.id != ticket.file_id:
@@ -682,7 +619,7 @@ def begin_recovery(
         row.holder != holder.id or (not row.recovering and row.epoch != ticket.epoch)
     ):
         raise rows.fenced(row, path=path, epoch=ticket.epoch)
-    _check_may_begin(work, row, holder, why)
+    _check_may_begin(work, row, holder, reason)
     held = held_file(work, row.id)
     work.enlist(holder)
     epoch = work.draw_epoch()
@@ -696,7 +633,7 @@ def begin_recovery(
         path=path,
         epoch=epoch,
         holder=holder.id,
-        detail=f"{why.value}; was held by {row.holder} under epoch {row.epoch}",
+        detail=f"{reason.value}; was held by {row.holder} under epoch {row.epoch}",
     )
     return FileRecovery(
         file_id=row.id,
@@ -709,31 +646,25 @@ def begin_recovery(
 
 
 def _check_may_begin(
-    work: JournalWork, row: FileRow, holder: FileHolder, why: RefusalReason
+    work: JournalWork, row: FileRow, holder: FileHolder, reason: RecoveryReason
 ) -> None:
     if row.recovering:
         left_s = row.attempt_left_s(work.now)
         if left_s and row.holder != holder.id:
             raise rows.recovering(row, retry_after_s=left_s)
-        if why is RefusalReason.HARD and work.now < row.next_attempt_s:
+        if reason is RecoveryReason.HARD and work.now < row.next_attempt_s:
             raise rows.recovering(row, retry_after_s=row.next_attempt_s - work.now)
         return
     limit_s = {
-        RefusalReason.SOFT: work.limits.soft_s,
-        RefusalReason.HARD: work.limits.hard_s,
-    }.get(why)
+        RecoveryReason.SOFT: work.limits.soft_s,
+        RecoveryReason.HARD: work.limits.hard_s,
+    }.get(reason)
     if limit_s is not None and row.silent_s(work.now) <= limit_s:
         raise rows.held(row, by=holder, now=work.now, limit_s=limit_s)
 
 
 def commit(work: JournalWork, recovery: FileRecovery, sealed: SealedBlock | None) -> FileStatus:
-    """Close the file with the end that recovery found; without a seal the tail is dropped.
-
-    Raises:
-        UnknownFile: the file was deleted meanwhile.
-        FencedWrite: another recovery has begun.
-        UsageError: the seal is not that of the open block.
-    """
+    """Close the file with the end that recovery found; without a seal the tail is dropped."""
     held = _current(work, recovery)
     if held is None:
         return _file(work, recovery).row.status(work.now)
@@ -746,19 +677,14 @@ def commit(work: JournalWork, recovery: FileRecovery, sealed: SealedBlock | None
 
 
 def fail(work: JournalWork, recovery: FileRecovery, *, trouble: str, pause_s: float) -> None:
-    """The attempt is over; the next is due after a pause.
-
-    Raises:
-        UnknownFile: the file was deleted meanwhile.
-        FencedWrite: another recovery has begun.
-    """
+    """End the attempt; the next is due after a pause."""
     held = _current(work, recovery)
     if held is None:
         return
     row = held.row
     over = row.attempt_until_s <= work.now < row.next_attempt_s
     if over and row.trouble == trouble:
-        return  # said before
+        return  # recorded before
     work.tx.run("file_failed", id=row.id, now=work.now, next_s=work.now + pause_s, trouble=trouble)
     work.note(
         "recovery failed",
@@ -771,13 +697,13 @@ def fail(work: JournalWork, recovery: FileRecovery, *, trouble: str, pause_s: fl
 
 
 def due(work: JournalWork, limit: int) -> list[str]:
-    """Paths to recover now: of holders past the hard limit, the oldest first, and failed ones.
+    """Return paths to recover: of holders past the hard limit, oldest first, and failed ones.
 
     Of the two kinds neither can crowd out the other.
     """
     before = work.now - work.limits.hard_s
-    held = [path for (path,) in work.tx.all("due_held", before=before, most=limit)]
-    again = [path for (path,) in work.tx.all("due_again", now=work.now, most=limit)]
+    held = [path for (path,) in work.tx.all("due_held", before=before, limit=limit)]
+    again = [path for (path,) in work.tx.all("due_again", now=work.now, limit=limit)]
     room = max(limit - len(again), (limit + 1) // 2)
     return [*held[:room], *again][:limit]
 
@@ -791,7 +717,7 @@ def _file(work: JournalWork, recovery: FileRecovery) -> HeldFile:
 
 
 def _current(work: JournalWork, recovery: FileRecovery) -> HeldFile | None:
-    """The file, if this recovery is the newest; None if it was committed before."""
+    """Return the file, if this recovery is the newest; None if it was committed before."""
     held = _file(work, recovery)
     if held.row.recovered == recovery.id:
         return None

@@ -1,10 +1,10 @@
-"""The journal's books during one transaction: what many steps ask or write is done at once.
+"""One transaction of the journal: what its steps read and write is batched.
 
-Many steps may share one transaction. What they all need is read once and written once: the
-counters of the namespace, and the lines of the history. What several of them are known to ask is
-asked in one question before they run, and rows that they add or end are written together. Each
-step sees exactly what it would see if those before it had written at once: whoever takes ``tx``
-finds everything written, and nothing is answered from what was read before that.
+Several steps may share one transaction. What they all need is read once and written once: the
+counters of the namespace, and the lines of the history. Declared reads of several steps are one
+query before they run, and rows that they add or end are written together. Each step sees exactly
+what it would see if those before it had written immediately: ``tx`` writes everything that was
+deferred, and drops everything that was prefetched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Rows = list[tuple[Any, ...]]
 
 KEPT_LINES = 100_000
-# Old lines go in ranges of this size: one statement in so many, and by the primary key.
+# Old lines are deleted in ranges of this size, by the primary key.
 _PRUNE_EVERY = 1000
 
 
@@ -32,7 +32,6 @@ class JournalWork:
     """One transaction, as the steps see it."""
 
     def __init__(self, tx: Tx, limits: FileLeaseLimits) -> None:
-        """Open them; nothing is read before it is needed."""
         self._tx = tx
         self.limits = limits
         self.now = tx.now
@@ -41,93 +40,96 @@ class JournalWork:
         self._first_line = 0
         self._lines: list[Params] = []
         self._enlisted: dict[str, str] = {}
-        self._later: dict[str, list[Params]] = {}
-        self._leaving: set[str] = set()
-        self._looked: dict[str, Rows] = {}
-        self._held: dict[int, Rows] = {}
-        self._made: set[str] = set()
+        self._deferred: dict[str, list[Params]] = {}
+        self._holders_to_drop: set[str] = set()
+        self._prefetched_paths: dict[str, Rows] = {}
+        self._prefetched_files: dict[int, Rows] = {}
+        self._added_paths: set[str] = set()
 
     @property
     def tx(self) -> Tx:
-        """The transaction itself, with all that was written before; what was foreseen is void."""
-        self._settle()
-        self._looked.clear()
-        self._held.clear()
+        """The transaction, after writing what was deferred and dropping what was prefetched."""
+        self._write_deferred()
+        self._prefetched_paths.clear()
+        self._prefetched_files.clear()
         return self._tx
 
-    # --------------------------------------------------------- questions
+    # ------------------------------------------------------------- reads
 
-    def foresee(self, *, paths: Collection[str], file_ids: Collection[int]) -> None:
-        """Ask at once what is at these paths, and for these files with their open blocks."""
+    def prefetch(self, *, paths: Collection[str], file_ids: Collection[int]) -> None:
+        """Read what is at these paths, and these files with their open blocks, in two queries."""
         if paths:
-            self._look_at(paths)
+            self._prefetch_paths(paths)
         if file_ids:
-            self._held = {file_id: [] for file_id in file_ids}
-            for row in self._tx.all("helds", ids=json.dumps(list(self._held))):
-                self._held[row[0]].append(row)
+            self._prefetched_files = {file_id: [] for file_id in file_ids}
+            for row in self._tx.all("helds", ids=json.dumps(list(self._prefetched_files))):
+                self._prefetched_files[row[0]].append(row)
 
-    def _look_at(self, paths: Collection[str]) -> None:
+    def _prefetch_paths(self, paths: Collection[str]) -> None:
         near = {path: [path, *ancestors(path)] for path in paths}
         every = {each for one in near.values() for each in one}
         lows = [below(path)[0] for path in near]
-        rows = self._tx.all("looks", paths=listed(every), lows=listed(lows))
-        self._looked = {path: _near(path, one, rows) if rows else [] for path, one in near.items()}
+        rows = self._tx.all("looks", paths=as_json(every), lows=as_json(lows))
+        self._prefetched_paths = {
+            path: _rows_near(path, one, rows) if rows else [] for path, one in near.items()
+        }
 
-    def look(self, path: str) -> Rows:
-        """The file at a path, those where its directories should be, and the first below it."""
+    def files_near(self, path: str) -> Rows:
+        """Return the file at a path, files in place of its directories, and the first below it."""
         near = [path, *ancestors(path)]
-        found = self._looked.get(path)
-        # A file that was made since is not in what was foreseen, whether above or below this one.
-        if found is not None and path not in self._made and not self._taken(near):
+        found = self._prefetched_paths.get(path)
+        # A file that was added since is not in what was prefetched, whether above or below this
+        # one.
+        if found is not None and path not in self._added_paths and not self._is_below_added(near):
             return found
         low, high = below(path)
-        return self.tx.all("look", paths=listed(near), low=low, high=high)
+        return self.tx.all("look", paths=as_json(near), low=low, high=high)
 
-    def _taken(self, near: Iterable[str]) -> bool:
-        return bool(self._made) and any(f"{each}/" in self._made for each in near)
+    def _is_below_added(self, near: Iterable[str]) -> bool:
+        return bool(self._added_paths) and any(f"{each}/" in self._added_paths for each in near)
 
     def held(self, file_id: int) -> Rows:
-        """A file with its open block, one row for each volume."""
-        found = self._held.pop(file_id, None)  # once: whoever asked is about to change it
+        """Return a file with its open block, one row for each volume."""
+        found = self._prefetched_files.pop(file_id, None)  # once: the step is about to change it
         return self.tx.all("held", id=file_id) if found is None else found
 
     # ----------------------------------------------------------- changes
 
     def add_file(self, path: str, **values: Value) -> None:
-        """A new file at a path that was looked at and is free."""
+        """Add a file at a path that was read before and is free."""
         # With a slash: the file itself, so that nothing comes below it. Without: a directory, or
         # the file again, so that no other file takes its place.
-        self._made.update((f"{path}/", path, *ancestors(path)))
-        self.later("file_add", path=path, **values)
+        self._added_paths.update((f"{path}/", path, *ancestors(path)))
+        self.defer("file_add", path=path, **values)
 
-    def later(self, name: str, **values: Value) -> None:
-        """Run a statement together with those of other steps, before anybody could miss it."""
-        self._later.setdefault(name, []).append(values)
+    def defer(self, name: str, **values: Value) -> None:
+        """Defer a statement, to be run with those of other steps before the next query."""
+        self._deferred.setdefault(name, []).append(values)
 
-    def _settle(self) -> None:
-        if self._later:
-            waiting, self._later = self._later, {}
+    def _write_deferred(self) -> None:
+        if self._deferred:
+            waiting, self._deferred = self._deferred, {}
             for name, rows in waiting.items():
                 self._tx.many(name, rows)
-        while self._leaving:
-            self._tx.run("holder_drop", id=self._leaving.pop())
+        while self._holders_to_drop:
+            self._tx.run("holder_drop", id=self._holders_to_drop.pop())
 
     # ----------------------------------------------------------- numbers
 
     def draw_file_id(self) -> int:
-        """A new id for a file."""
+        """Draw a new id for a file."""
         return self._draw(0)
 
     def draw_block_id(self) -> int:
-        """A new id for a block."""
+        """Draw a new id for a block."""
         return self._draw(1)
 
     def draw_epoch(self) -> int:
-        """A new epoch: higher than all before it in this namespace."""
+        """Draw a new epoch, higher than all before it in this namespace."""
         return self._draw(2)
 
     def count_refusal(self) -> None:
-        """One more step was refused to somebody whose lease has ended."""
+        """Count a step that was refused to a holder whose lease has ended."""
         self._draw(4)
 
     def _draw(self, which: int, count: int = 1) -> int:
@@ -173,22 +175,18 @@ class JournalWork:
         )
 
     def flush_lines(self) -> None:
-        """Write the lines so far, so that queries see them."""
+        """Write the collected lines, so that queries see them."""
         self._tx.many("line", self._lines)
         self._lines = []
 
     # ----------------------------------------------------------- holders
 
     def enlist(self, holder: FileHolder) -> None:
-        """Put the holder into the books, or renew its lease.
-
-        Raises:
-            LeaseLost: another incarnation uses this id.
-        """
+        """Register the holder, or renew its lease."""
         if self._enlisted.get(holder.id) == holder.token:
             return
-        if holder.id in self._leaving:
-            self._settle()
+        if holder.id in self._holders_to_drop:
+            self._write_deferred()
         changed = self._tx.run(
             "holder_enlist",
             id=holder.id,
@@ -211,13 +209,13 @@ class JournalWork:
     def drop_idle(self, holder_id: str) -> None:
         """End the lease of a holder that has no file open; one that has keeps it."""
         self._enlisted.pop(holder_id, None)
-        self._leaving.add(holder_id)
+        self._holders_to_drop.add(holder_id)
 
     # ----------------------------------------------------------- the end
 
     def finish(self) -> None:
         """Write what was collected."""
-        self._settle()
+        self._write_deferred()
         if self._numbers is None:
             return
         file_id, block_id, epoch, line, refused = self._numbers
@@ -234,11 +232,11 @@ class JournalWork:
         )
 
 
-def _near(path: str, near: Collection[str], rows: Rows) -> Rows:
+def _rows_near(path: str, near: Collection[str], rows: Rows) -> Rows:
     low, high = below(path)
     return [row for row in rows if row[1] in near or low <= row[1] < high]
 
 
-def listed(values: Iterable[str]) -> str:
-    """A list as the queries take it."""
+def as_json(values: Iterable[str]) -> str:
+    """Encode a list as the queries expect it."""
     return json.dumps(list(values))

@@ -164,17 +164,19 @@ class BatchSender:
             )
 
     def _send(self, number: int, staged: Staged) -> None:
-        seat = self._log._seat(self._stream, number)  # noqa: SLF001 - numbers of its own, no lane
-        courier = OwnerClient(clock=self._clock, owner_timeout_s=_ANSWER_LIMIT_S)
+        router = self._log._router(self._stream, number)  # noqa: SLF001 - it has its own numbers
+        owner_client = OwnerClient(clock=self._clock, owner_timeout_s=_ANSWER_LIMIT_S)
         try:
             for parcels in self._parcels(self._rows_of(number, staged)):
                 self._go_on()
                 self._step("sending")
-                until_s = self._clock.boottime_s() + _DELIVER_LIMIT_S
+                deadline_s = self._clock.boottime_s() + _DELIVER_LIMIT_S
                 # The next ones follow when these are stored: no event is stored before another.
-                seat.deliver(parcels, durable=True, courier=courier, until_s=until_s)
+                router.deliver(
+                    parcels, durable=True, owner_client=owner_client, deadline_s=deadline_s
+                )
         finally:
-            courier.close()
+            owner_client.close()
 
     def _rows_of(self, number: int, staged: Staged) -> Iterator[pa.RecordBatch]:
         """The rows for one partition. If the stream has grown since, they are shared out anew."""

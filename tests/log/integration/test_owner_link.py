@@ -65,14 +65,14 @@ def lines() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def request(**changed: Any) -> bytes:
     """A request for the first partition as bytes, its words changed."""
-    words = {
+    header = {
         "stream": "orders",
         "partition": 0,
         "durable": True,
         "beat_s": 1.0,
         "parcels": [[ID.hex(), 0, len(LOAD)]],
     }
-    text = json.dumps(words | changed).encode()
+    text = json.dumps(header | changed).encode()
     return HEAD.pack(b"LHPARCL1", len(text), len(LOAD)) + text + LOAD
 
 
@@ -97,7 +97,7 @@ def test_an_event_that_can_not_be_stored_fails_alone(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "header",
     [
         {"parcels": []},
         {"parcels": [["", 0, len(LOAD)]]},
@@ -108,16 +108,16 @@ def test_an_event_that_can_not_be_stored_fails_alone(
         {"beat_s": float("inf")},
     ],
 )
-def test_what_could_not_be_stored_is_not_taken_from_the_line(
-    words: dict[str, Any], lines: tuple[socket.socket, socket.socket]
+def test_what_could_not_be_stored_is_refused(
+    header: dict[str, Any], lines: tuple[socket.socket, socket.socket]
 ) -> None:
     here, there = lines
-    here.sendall(request(**words))
+    here.sendall(request(**header))
     with pytest.raises(InvalidOwnerMessage):
         receive_request(there)
 
 
-def test_words_that_are_nested_too_deep_are_garbled(
+def test_a_header_that_is_nested_too_deep_is_refused(
     lines: tuple[socket.socket, socket.socket],
 ) -> None:
     here, there = lines
@@ -130,23 +130,23 @@ def test_words_that_are_nested_too_deep_are_garbled(
 def test_a_big_request_arrives_whole(lines: tuple[socket.socket, socket.socket]) -> None:
     here, there = lines
     batch = sent_batch([Event(body=bytes([number]) * (1 << 20)) for number in range(5)])
-    parcel = ProducerBatch(stamp=ProducerStamp(producer=ID, sequence=7), batch=batch)
+    producer_batch = ProducerBatch(stamp=ProducerStamp(producer=ID, sequence=7), batch=batch)
     sent = OwnerRequest(
         partition=StreamPartition(stream="orders", number=0),
-        parcels=[parcel],
+        batches=[producer_batch],
         durable=True,
-        beat_s=1e9,
+        heartbeat_s=1e9,
     )
     speaker = threading.Thread(target=send_request, args=(here, sent))
     speaker.start()
     got = receive_request(there)
     speaker.join(SOON_S)
     assert got is not None
-    assert got.parcels[0].batch.equals(batch)
-    assert got.beat_s == 60.0
+    assert got.batches[0].batch.equals(batch)
+    assert got.heartbeat_s == 60.0
 
 
-def test_a_door_that_has_no_descriptor_free_opens_again(
+def test_a_server_without_a_free_descriptor_accepts_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[OSError] = []
@@ -165,8 +165,8 @@ def test_a_door_that_has_no_descriptor_free_opens_again(
 
     monkeypatch.setattr(socket.socket, "accept", failing_once)
     address = address_in(str(tmp_path), name="door")
-    door = OwnerServer(address, stored)
-    door.open()
+    server = OwnerServer(address, stored)
+    server.open()
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(SOON_S)
@@ -174,7 +174,7 @@ def test_a_door_that_has_no_descriptor_free_opens_again(
             line.sendall(request())
             assert receive_reply(line).stored == (StoredBatch(first_sequence=3),)
     finally:
-        door.close()
+        server.close()
     assert refused
 
 

@@ -1,4 +1,4 @@
-"""Faults of writing and recovering that were found once: each of them stays mended."""
+"""Faults of writing and recovering that were found once: each of them stays fixed."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_volume_below_a_directory_that_is_missing_is_refused_by_name(
 
 
 @pytest.mark.parametrize("looked_at_just_now", [True, False])
-def test_create_append_and_the_next_block_keep_to_least_replicas(
+def test_create_append_and_the_next_block_keep_to_min_replicas(
     one: World, looked_at_just_now: bool
 ) -> None:
     options = replace(OPTIONS, min_replicas=2)
@@ -180,7 +180,7 @@ def test_the_monitor_passes_over_a_file_that_it_can_not_begin(one: World) -> Non
     with closing(sqlite3.connect(one.url.removeprefix("sqlite:///"))) as connection, connection:
         connection.execute("UPDATE fs_file SET path = ? WHERE path = '/bad'", ["/" + "y" * 2000])
     one.pass_s(OPTIONS.hard_limit.total_seconds() + 1)
-    done = one.open("other").monitor.look()
+    done = one.open("other").monitor.run_once()
     assert (done.recovered, done.failed) == (1, 1)
     assert content(files, "/good") == b"kept"
     assert files.is_closed("/good")
@@ -367,7 +367,7 @@ def test_a_close_that_hangs_does_not_stop_the_renewal_of_other_files(one: World)
             ending = hanging.submit(slow.close)
             assert hangs.wait(PATIENCE_S)
             one.pass_s(SOFT_S / 2)
-            assert renewing.submit(files._renewer.look).result(timeout=PATIENCE_S / 2)
+            assert renewing.submit(files._renewer.run_once).result(timeout=PATIENCE_S / 2)
             assert files.status("/other").silent_s == 0.0
         finally:
             goes_on.set()

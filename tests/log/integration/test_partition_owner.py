@@ -23,10 +23,9 @@ from tests.support.postgres import fresh_database
 from leasehold.errors import FileHeld
 from leasehold.events import Event
 from leasehold.files import FileState
-from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings
-from leasehold.log import owner_link as door_module
+from leasehold.log import Log, ProducerOptions, Receipt, StreamSettings, owner_link
 from leasehold.log.owner_link import OwnerReply, send_reply
-from leasehold.log.partition_owner import begin
+from leasehold.log.partition_owner import create_segment
 from leasehold.log.producer_batch import OwnerMoved, StreamPartition
 from leasehold.log.segment_format import SegmentHeader, encode_segment_header
 from leasehold.log.streams import segment_path, segments
@@ -289,7 +288,7 @@ def test_an_answer_that_is_lost_on_the_way_does_not_double_the_events(
             raise ConnectionResetError("lost on purpose")
         send_reply(line, reply)
 
-    monkeypatch.setattr(door_module, "send_reply", losing)
+    monkeypatch.setattr(owner_link, "send_reply", losing)
     with log.producer("orders") as owner, another().producer("orders") as other:
         owner.send(Event(body=b"a")).result(SOON_S)
         again = other.send([Event(body=b"b"), Event(body=b"c")]).result(SOON_S)
@@ -365,7 +364,9 @@ def test_a_last_segment_without_a_whole_event_is_removed(log: Log) -> None:
 def test_a_segment_that_comes_too_late_is_given_up(log: Log) -> None:
     log.files.create(segment_path("orders", 0, 10)).close()
     with pytest.raises(OwnerMoved, match="gone on"):
-        begin(log.files, StreamPartition(stream="orders", number=0), StreamSettings(), base=5)
+        create_segment(
+            log.files, StreamPartition(stream="orders", number=0), StreamSettings(), base=5
+        )
     assert [each.path[-8:-4] for each in segments(log.files, "orders", 0)] == ["0010"]
 
 

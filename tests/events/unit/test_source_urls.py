@@ -128,7 +128,7 @@ async def opened(source: LogSource, *, start: Start) -> None:
     await open_receiver(source, tenure, group="g", start=start, on_trimmed=OnTrimmed.FAIL)
 
 
-def test_a_place_beyond_the_end_is_a_lost_position_and_says_where_the_end_is(log: Log) -> None:
+def test_a_position_beyond_the_end_is_lost_and_says_where_the_end_is(log: Log) -> None:
     async def run() -> None:
         async with LogSource(log, "orders") as source:
             with pytest.raises(PositionLost, match=r"made anew.*checkpoints reset") as caught:

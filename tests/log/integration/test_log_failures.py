@@ -110,7 +110,9 @@ def test_small_events_that_wait_count_with_what_they_take(log: Log) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_lane_that_ends_makes_room_for_others(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_queue_that_ends_makes_room_for_others(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ProducerOptions(batch_bytes=5000, max_pending_bytes=5000)
     with log.producer("orders", options) as producer:
         with monkeypatch.context() as patch:

@@ -98,7 +98,7 @@ def test_of_many_who_grow_it_at_once_the_highest_number_stays(url: str, log: Log
 def test_running_producers_use_the_new_partitions(
     url: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growth_module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(growth_module, "REFRESH_INTERVAL_S", 0.0)
     moved = next(key for key in map(str, range(1000)) if partition_of(key, 6) == 5)
     with log.producer("orders", QUICK) as producer:
         assert producer.send(Event(body=b"x", key=moved)).result(SOON_S)[0].partition < 2
@@ -151,15 +151,15 @@ def test_a_look_that_fails_or_is_overtaken_changes_nothing() -> None:
         return answer
 
     growth = PartitionGrowth(_stream(4), look, clock=clock)
-    growth.look_now_and_then()  # a second has not passed
+    growth.refresh_if_due()  # a second has not passed
     found.append(StoreUnavailable("away"))
-    assert growth.found(7).partitions == 4
+    assert growth.stream_with(7).partitions == 4
     found.append(_stream(3))  # asked before the stream grew to four, and answered late
-    assert growth.found(7).partitions == 4
+    assert growth.stream_with(7).partitions == 4
     found.append(_stream(8))
-    assert growth.found(7).partitions == 8
-    assert growth.found(7).partitions == 8  # known: nobody is asked
-    assert growth.found(None).partitions == 8
+    assert growth.stream_with(7).partitions == 8
+    assert growth.stream_with(7).partitions == 8  # known: nobody is asked
+    assert growth.stream_with(None).partitions == 8
     growth.close()
 
 
@@ -176,17 +176,17 @@ def test_one_look_is_under_way_at_most() -> None:
 
     growth = PartitionGrowth(_stream(4), look, clock=clock)
     clock.advance(2.0)
-    growth.look_now_and_then()
+    growth.refresh_if_due()
     assert begun.wait(SOON_S)
     clock.advance(2.0)
-    growth.look_now_and_then()
+    growth.refresh_if_due()
     go.set()
     growth.close()
 
     assert len(looks) == 1
     assert growth.stream.partitions == 5
     clock.advance(2.0)
-    growth.look_now_and_then()
+    growth.refresh_if_due()
     assert len(looks) == 1  # closed
 
 

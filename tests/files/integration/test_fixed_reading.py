@@ -1,4 +1,4 @@
-"""Faults of opening, naming and reading files that were found once: each of them stays mended."""
+"""Faults of opening, naming and reading files that were found once: each of them stays fixed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 120.0
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "settings",
     [
         {"block_bytes": -5},
         {"block_bytes": "x"},
@@ -39,11 +39,11 @@ PATIENCE_S = 120.0
     ids=str,
 )
 def test_a_create_with_settings_that_can_not_be_makes_no_file(
-    one: World, wish: dict[str, Any]
+    one: World, settings: dict[str, Any]
 ) -> None:
     files = one.open()
-    with pytest.raises(InvalidOptions, match=next(iter(wish))):
-        files.create("/a", **wish)
+    with pytest.raises(InvalidOptions, match=next(iter(settings))):
+        files.create("/a", **settings)
     assert files.list() == []
 
 

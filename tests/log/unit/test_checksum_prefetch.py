@@ -14,7 +14,7 @@ import pytest
 from tests.support.segment_bytes import Assembly
 
 from leasehold.events import Event
-from leasehold.log import cursor as ahead_module
+from leasehold.log import cursor as cursor_module
 from leasehold.log.cursor import ChecksumPrefetch
 from leasehold.log.segment import Segment
 from leasehold.log.segment_format import FrameHeader
@@ -25,13 +25,13 @@ FRAMES = 40
 
 @pytest.fixture(autouse=True)
 def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_module, "LARGE_BYTES", FRAME_BYTES)
-    monkeypatch.setattr(ahead_module, "RUN_BYTES", 4 * FRAME_BYTES)
-    monkeypatch.setattr(ahead_module, "SPAN_BYTES", 30 * FRAME_BYTES)
+    monkeypatch.setattr(cursor_module, "LARGE_BYTES", FRAME_BYTES)
+    monkeypatch.setattr(cursor_module, "RUN_BYTES", 4 * FRAME_BYTES)
+    monkeypatch.setattr(cursor_module, "SPAN_BYTES", 30 * FRAME_BYTES)
 
 
 @pytest.fixture
-def ahead() -> Iterator[ChecksumPrefetch]:
+def prefetch() -> Iterator[ChecksumPrefetch]:
     made = ChecksumPrefetch()
     yield made
     made.close()
@@ -52,22 +52,24 @@ def helpers() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name.startswith("leasehold-ahead")]
 
 
-def answers(ahead: ChecksumPrefetch, view: memoryview) -> list[bool]:
+def answers(prefetch: ChecksumPrefetch, view: memoryview) -> list[bool]:
     """What it says of each frame, when the thread always has all the time it needs."""
     said = []
     for header in frames(view):
-        said.append(ahead.is_sound(view, header))
-        settle(ahead)
+        said.append(prefetch.is_verified(view, header))
+        settle(prefetch)
     return said
 
 
-def settle(ahead: ChecksumPrefetch) -> None:
-    if ahead._helper is not None:
-        ahead._helper.submit(int).result(timeout=120)
+def settle(prefetch: ChecksumPrefetch) -> None:
+    if prefetch._executor is not None:
+        prefetch._executor.submit(int).result(timeout=120)
 
 
-def test_the_second_half_of_each_span_is_compared_for_the_reader(ahead: ChecksumPrefetch) -> None:
-    said = answers(ahead, memoryview(segment()))
+def test_the_second_half_of_each_span_is_compared_for_the_reader(
+    prefetch: ChecksumPrefetch,
+) -> None:
+    said = answers(prefetch, memoryview(segment()))
 
     assert not any(said[:15])
     assert all(said[20:28])
@@ -75,13 +77,13 @@ def test_the_second_half_of_each_span_is_compared_for_the_reader(ahead: Checksum
 
 
 def test_a_reader_that_never_finds_the_thread_done_is_told_nothing(
-    ahead: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
+    prefetch: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = threading.Event()
-    monkeypatch.setattr(ahead_module, "read_body", lambda *_: free.wait(120))
+    monkeypatch.setattr(cursor_module, "read_body", lambda *_: free.wait(120))
     view = memoryview(segment())
 
-    said = [ahead.is_sound(view, header) for header in frames(view)]
+    said = [prefetch.is_verified(view, header) for header in frames(view)]
 
     free.set()
     assert not any(said)
@@ -89,7 +91,7 @@ def test_a_reader_that_never_finds_the_thread_done_is_told_nothing(
 
 
 @pytest.mark.parametrize("where", ["body", "header"])
-def test_a_damaged_frame_is_never_called_sound(ahead: ChecksumPrefetch, where: str) -> None:
+def test_a_damaged_frame_is_never_called_sound(prefetch: ChecksumPrefetch, where: str) -> None:
     data = segment()
     bad = frames(memoryview(data))[22]
     read = frames(memoryview(bytes(data)))
@@ -98,41 +100,41 @@ def test_a_damaged_frame_is_never_called_sound(ahead: ChecksumPrefetch, where: s
 
     said = []
     for header in read:
-        said.append(ahead.is_sound(view, header))
-        settle(ahead)
+        said.append(prefetch.is_verified(view, header))
+        settle(prefetch)
 
     assert all(said[20:22])
     assert not said[22]
 
 
 def test_another_frame_at_the_same_place_is_not_the_one_that_was_compared(
-    ahead: ChecksumPrefetch,
+    prefetch: ChecksumPrefetch,
 ) -> None:
     view = memoryview(segment())
     headers = frames(view)
     for header in headers[:22]:
-        ahead.is_sound(view, header)
-        settle(ahead)
+        prefetch.is_verified(view, header)
+        settle(prefetch)
 
-    assert not ahead.is_sound(view, headers[22]._replace(body_crc=headers[22].body_crc ^ 1))
-    assert ahead.is_sound(view, headers[23]) is False  # it began anew after the stranger
+    assert not prefetch.is_verified(view, headers[22]._replace(body_crc=headers[22].body_crc ^ 1))
+    assert prefetch.is_verified(view, headers[23]) is False  # it began anew after the stranger
 
 
-def test_answers_hold_only_for_the_view_that_was_compared(ahead: ChecksumPrefetch) -> None:
+def test_answers_hold_only_for_the_view_that_was_compared(prefetch: ChecksumPrefetch) -> None:
     data = segment()
     view, other = memoryview(data), memoryview(data)
     headers = frames(view)
     for header in headers[:22]:
-        ahead.is_sound(view, header)
-        settle(ahead)
-    assert ahead.is_sound(view, headers[22])
+        prefetch.is_verified(view, header)
+        settle(prefetch)
+    assert prefetch.is_verified(view, headers[22])
 
-    assert not ahead.is_sound(other, headers[23])
-    assert not ahead.is_sound(view, headers[24])
+    assert not prefetch.is_verified(other, headers[23])
+    assert not prefetch.is_verified(view, headers[24])
 
 
 def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
-    ahead: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
+    prefetch: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, free = threading.Event(), threading.Event()
     compared: list[FrameHeader] = []
@@ -142,15 +144,15 @@ def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
         begun.set()
         free.wait(120)
 
-    monkeypatch.setattr(ahead_module, "read_body", slow)
+    monkeypatch.setattr(cursor_module, "read_body", slow)
     view = memoryview(segment())
     for header in frames(view)[:8]:
-        ahead.is_sound(view, header)
+        prefetch.is_verified(view, header)
     assert begun.wait(120)
 
-    ahead.jump()
+    prefetch.reset()
     free.set()
-    settle(ahead)
+    settle(prefetch)
 
     assert len(compared) == 1
 
@@ -161,37 +163,37 @@ def test_who_leaves_a_view_stops_the_thread_at_the_next_frame(
     ids=["small frames", "little left", "one frame"],
 )
 def test_no_thread_begins_where_it_could_not_help(
-    ahead: ChecksumPrefetch, count: int, size: int
+    prefetch: ChecksumPrefetch, count: int, size: int
 ) -> None:
-    assert not any(answers(ahead, memoryview(segment(count, size))))
+    assert not any(answers(prefetch, memoryview(segment(count, size))))
     assert not helpers()
 
 
-def test_no_thread_begins_for_who_reads_a_little_here_and_there(ahead: ChecksumPrefetch) -> None:
+def test_no_thread_begins_for_who_reads_a_little_here_and_there(prefetch: ChecksumPrefetch) -> None:
     view = memoryview(segment())
     for header in frames(view)[:30]:
-        ahead.jump()
-        ahead.is_sound(view, header)
+        prefetch.reset()
+        prefetch.is_verified(view, header)
 
     assert not helpers()
 
 
 def test_closing_ends_the_thread() -> None:
-    ahead = ChecksumPrefetch()
-    answers(ahead, memoryview(segment()))
+    prefetch = ChecksumPrefetch()
+    answers(prefetch, memoryview(segment()))
     assert len(helpers()) == 1
 
-    ahead.close()
+    prefetch.close()
 
     assert not helpers()
 
 
 def test_one_that_is_forgotten_ends_its_thread() -> None:
-    ahead = ChecksumPrefetch()
-    answers(ahead, memoryview(segment()))
+    prefetch = ChecksumPrefetch()
+    answers(prefetch, memoryview(segment()))
     (helper,) = helpers()
 
-    del ahead
+    del prefetch
     gc.collect()
     helper.join(timeout=120)
 
@@ -199,7 +201,7 @@ def test_one_that_is_forgotten_ends_its_thread() -> None:
 
 
 def test_where_no_thread_can_begin_the_reader_goes_on_alone(
-    ahead: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
+    prefetch: ChecksumPrefetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
@@ -207,21 +209,21 @@ def test_where_no_thread_can_begin_the_reader_goes_on_alone(
     monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
     view = memoryview(segment())
 
-    assert not any(ahead.is_sound(view, header) for header in frames(view))
+    assert not any(prefetch.is_verified(view, header) for header in frames(view))
 
 
 @pytest.mark.process
-def test_after_a_fork_the_child_goes_on_alone(ahead: ChecksumPrefetch) -> None:
+def test_after_a_fork_the_child_goes_on_alone(prefetch: ChecksumPrefetch) -> None:
     view = memoryview(segment())
     headers = frames(view)
     for header in headers[:10]:
-        ahead.is_sound(view, header)
+        prefetch.is_verified(view, header)
     child = os.fork()
     if not child:
         signal.alarm(120)  # it must end, whatever it does
         for header in headers[10:]:
-            ahead.is_sound(view, header)
-        ahead.close()
+            prefetch.is_verified(view, header)
+        prefetch.close()
         os._exit(7)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7

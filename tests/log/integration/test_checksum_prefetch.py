@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.log_segments import Owner, Place, number_in, numbered, opened_place
+from tests.support.log_segments import Owner, StreamEnv, number_in, numbered, open_stream_env
 
 from leasehold.clock import SystemClock
 from leasehold.errors import DataDamaged
@@ -18,7 +18,7 @@ from leasehold.events import Start
 from leasehold.files import FileOptions, Namespace
 from leasehold.files import namespace as namespace_module
 from leasehold.log import PartitionReader
-from leasehold.log import cursor as ahead_module
+from leasehold.log import cursor as cursor_module
 from leasehold.log.segment_format import FrameHeader, View, read_body
 
 FRAME_BYTES = 300 << 10
@@ -44,8 +44,8 @@ class Compared:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    made = opened_place(tmp_path)
+def env(tmp_path: Path) -> Iterator[StreamEnv]:
+    made = open_stream_env(tmp_path)
     yield made
     made.close()
 
@@ -53,7 +53,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> Compared:
     noted = Compared()
-    monkeypatch.setattr(ahead_module, "read_body", noted.read_body)
+    monkeypatch.setattr(cursor_module, "read_body", noted.read_body)
     return noted
 
 
@@ -68,9 +68,9 @@ def fill(owner: Owner, count: int = FRAMES) -> list[int]:
     return positions
 
 
-def flip(place: Place, volume: int, *, at: int, path: str) -> None:
-    block = place.files.read(path).blocks[0]
-    wanted = sorted(place.files.volumes, key=lambda each: block.volumes.index(each.id))[volume]
+def flip(env: StreamEnv, volume: int, *, at: int, path: str) -> None:
+    block = env.files.read(path).blocks[0]
+    wanted = sorted(env.files.volumes, key=lambda each: block.volumes.index(each.id))[volume]
     with Path(wanted.data_path(block.id)).open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -95,14 +95,14 @@ def helpers() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_backlog_is_read_whole_and_in_order_with_one_thread(
-    place: Place, compared: Compared, closed: bool
+    env: StreamEnv, compared: Compared, closed: bool
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     fill(owner)
     if closed:
         owner.roll()
         fill(owner)
-    reader = place.reader()
+    reader = env.reader()
 
     assert list(read_on(reader, compared)) == list(range(owner.next_sequence))
 
@@ -113,24 +113,24 @@ def test_a_backlog_is_read_whole_and_in_order_with_one_thread(
 
 
 def test_what_the_thread_has_found_damaged_is_read_from_the_other_volume(
-    place: Place, compared: Compared
+    env: StreamEnv, compared: Compared
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     positions = fill(owner)
-    flip(place, 0, at=positions[LATE] + 500, path=owner.path)
+    flip(env, 0, at=positions[LATE] + 500, path=owner.path)
 
-    assert list(read_on(place.reader(), compared)) == list(range(FRAMES))
+    assert list(read_on(env.reader(), compared)) == list(range(FRAMES))
     assert LATE in {header.base_sequence for header in compared.headers}
 
 
 def test_what_is_damaged_on_all_volumes_is_said_and_all_before_it_is_read(
-    place: Place, compared: Compared
+    env: StreamEnv, compared: Compared
 ) -> None:
-    owner = place.owner()
+    owner = env.owner()
     positions = fill(owner)
     for volume in (0, 1):
-        flip(place, volume, at=positions[LATE] + 500, path=owner.path)
-    reader = place.reader()
+        flip(env, volume, at=positions[LATE] + 500, path=owner.path)
+    reader = env.reader()
     seen: list[int] = []
 
     with pytest.raises(DataDamaged, match="damaged on every volume"):
@@ -139,20 +139,20 @@ def test_what_is_damaged_on_all_volumes_is_said_and_all_before_it_is_read(
     assert seen == list(range(LATE))
 
 
-def test_each_volume_is_compared_for_itself(place: Place, compared: Compared) -> None:
+def test_each_volume_is_compared_for_itself(env: StreamEnv, compared: Compared) -> None:
     """The thread has seen a late frame sound on one volume; on the other one it is not."""
-    owner = place.owner()
+    owner = env.owner()
     positions = fill(owner)
-    flip(place, 0, at=positions[LATE - 10] + 500, path=owner.path)
-    flip(place, 1, at=positions[LATE + 5] + 500, path=owner.path)
+    flip(env, 0, at=positions[LATE - 10] + 500, path=owner.path)
+    flip(env, 1, at=positions[LATE + 5] + 500, path=owner.path)
 
-    assert list(read_on(place.reader())) == list(range(FRAMES))
+    assert list(read_on(env.reader())) == list(range(FRAMES))
 
 
 def test_a_segment_that_grows_meanwhile_is_read_to_its_end(
-    place: Place, compared: Compared
+    env: StreamEnv, compared: Compared
 ) -> None:
-    owner, reader = place.owner(), place.reader()
+    owner, reader = env.owner(), env.reader()
     seen: list[int] = []
     fill(owner)
     for number in read_on(reader, compared):
@@ -163,9 +163,9 @@ def test_a_segment_that_grows_meanwhile_is_read_to_its_end(
     assert seen == list(range(FRAMES + 60))
 
 
-def test_who_seeks_back_reads_the_same_again(place: Place, compared: Compared) -> None:
-    fill(place.owner())
-    reader = place.reader()
+def test_who_seeks_back_reads_the_same_again(env: StreamEnv, compared: Compared) -> None:
+    fill(env.owner())
+    reader = env.reader()
     assert list(read_on(reader, compared)) == list(range(FRAMES))
 
     reader.seek(Start.sequence(7))
@@ -173,13 +173,13 @@ def test_who_seeks_back_reads_the_same_again(place: Place, compared: Compared) -
     assert list(read_on(reader)) == list(range(7, FRAMES))
 
 
-def test_a_reader_that_compares_nothing_has_no_thread(place: Place, compared: Compared) -> None:
-    fill(place.owner())
+def test_a_reader_that_compares_nothing_has_no_thread(env: StreamEnv, compared: Compared) -> None:
+    fill(env.owner())
     reader = PartitionReader(
-        place.stream,
+        env.stream,
         0,
-        files=place.files,
-        catalog=place.catalog,
+        files=env.files,
+        catalog=env.catalog,
         start=Start.earliest(),
         clock=SystemClock(),
         verify=False,
@@ -191,18 +191,18 @@ def test_a_reader_that_compares_nothing_has_no_thread(place: Place, compared: Co
     assert not compared.headers
 
 
-def test_the_first_frames_need_no_thread(place: Place) -> None:
-    fill(place.owner())
-    reader = place.reader()
+def test_the_first_frames_need_no_thread(env: StreamEnv) -> None:
+    fill(env.owner())
+    reader = env.reader()
     for _ in range(3):
         reader.read()
 
     assert not helpers()
 
 
-def test_who_reads_here_and_there_needs_no_thread(place: Place) -> None:
-    fill(place.owner())
-    reader = place.reader()
+def test_who_reads_here_and_there_needs_no_thread(env: StreamEnv) -> None:
+    fill(env.owner())
+    reader = env.reader()
     for number in range(30):
         reader.seek(Start.sequence(number))
         reader.read()
@@ -211,21 +211,21 @@ def test_who_reads_here_and_there_needs_no_thread(place: Place) -> None:
 
 
 def test_what_another_machine_has_acknowledged_is_seen_though_a_volume_is_away(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    env: StreamEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as there:
         there.setattr(namespace_module, "boot_id", lambda: OTHER_BOOT)
         there.setattr(namespace_module, "host_name", lambda: "elsewhere")
-        files = Namespace.open(place.url, options=FileOptions(), run_monitor=False)
+        files = Namespace.open(env.url, options=FileOptions(), run_monitor=False)
     with files:
-        owner = Owner(files=files, stream=place.stream.name)
+        owner = Owner(files=files, stream=env.stream.name)
         owner.many(2)
-        reader = place.reader()
+        reader = env.reader()
         assert list(read_on(reader)) == [0, 1]
         owner.add([numbered(2)], sync=False)
         assert owner.writer is not None
         owner.writer.flush()  # visible, and not durable yet
-        away = Path(list(place.files.volumes)[1].root)
+        away = Path(list(env.files.volumes)[1].root)
         away.rename(f"{away}.away")
 
         seen = list(read_on(reader))

@@ -210,8 +210,8 @@ def test_a_batch_is_split_as_its_keys_say(events: list[Event], partitions: int) 
     expected: dict[int, list[bytes]] = {}
     keyless = partitions - 1
     for each in events:
-        place = keyless if each.key is None else partition_of(each.key, partitions)
-        expected.setdefault(place, []).append(each.body)
+        partition = keyless if each.key is None else partition_of(each.key, partitions)
+        expected.setdefault(partition, []).append(each.body)
     split = split_by_key(sent_batch(events), partitions, keyless=keyless)
     assert {p: b.column("body").to_pylist() for p, b in split.items()} == expected
     for part in split.values():
