@@ -136,16 +136,16 @@ class Work:
                 pass
             say("burnt", lost=context.lost)
 
-    async def mark(self, store: Any, marks: list[CheckpointWrite], real: Any) -> Any:
+    async def checkpoint(self, store: Any, marks: list[CheckpointWrite], real: Any) -> Any:
         """What the store does, with a stop before or after it, in a late but certain delivery."""
-        for mark in marks:
-            partition = last_part(mark.ownership.key)
-            self._stop("before", partition, mark.position.sequence_number)
+        for write in marks:
+            partition = last_part(write.ownership.key)
+            self._stop("before", partition, write.position.sequence_number)
         with anyio.CancelScope(shield=True):
             refused = await real(store, marks)
-        for mark in marks:
-            partition = last_part(mark.ownership.key)
-            self._stop("after", partition, mark.position.sequence_number)
+        for write in marks:
+            partition = last_part(write.ownership.key)
+            self._stop("after", partition, write.position.sequence_number)
         return refused
 
     async def _effects(self, context: PartitionContext, batch: EventBatch) -> None:
@@ -191,7 +191,7 @@ class Work:
             pause_me(given.url)
 
 
-class Speaking:
+class PrintingHook:
     """A hook that says what the test waits for."""
 
     def __init__(self) -> None:
@@ -221,13 +221,13 @@ def on_error(context: object, error: BaseException) -> None:
     say("error", kind=type(error).__name__, text=str(error), partition=bool(context))
 
 
-def between(work: Work) -> None:
-    """Have all checkpoints of this process go through ``Work.mark``."""
+def intercept_checkpoints(work: Work) -> None:
+    """Have all checkpoints of this process go through ``Work.checkpoint``."""
     for kind in (SqliteStore, PostgresStore):
         real = kind.checkpoint
 
         async def checkpoint(store: Any, marks: Any, real: Any = real) -> Any:
-            return await work.mark(store, list(marks), real)
+            return await work.checkpoint(store, list(marks), real)
 
         kind.checkpoint = checkpoint  # type: ignore[method-assign,assignment]
 
@@ -235,7 +235,7 @@ def between(work: Work) -> None:
 def main(settings: Settings) -> None:
     work = Work(settings)
     if settings.stops in {"before", "after"}:
-        between(work)
+        intercept_checkpoints(work)
     source = LogSource.open(settings.log_url, settings.stream, name=settings.name)
     processor = EventProcessor(
         source,
@@ -244,7 +244,7 @@ def main(settings: Settings) -> None:
         on_batch=work.burn if settings.does == "burn" else work.on_batch,
         on_error=on_error,
         options=settings.options(),
-        hooks=[Speaking()],
+        hooks=[PrintingHook()],
         name=settings.name,
     )
     try:

@@ -24,47 +24,47 @@ from leasehold.testing.faults import FaultyStore, Lost
 from leasehold.testing.source import MemorySource
 
 Kind = TypeVar("Kind", bound=HookEvent)
-PATIENCE_S = 120.0
-AT_ONCE = Backoff(base_s=0.001, max_s=0.001)
+TIMEOUT_S = 120.0
+QUICK_RETRIES = Backoff(base_s=0.001, max_s=0.001)
 SECOND = timedelta(seconds=1)
-CALM_S = 60.0
+LONG_LEASE_S = 60.0
 
 
-class Bell:
+class Notifier:
     """Something that changes, in whatever thread, and can be waited for in the test's loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
-    async def until(self, true: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         """Return when it is so; fail if it does not come to pass."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not true():
-                self._bell.clear()
-                await self._bell.wait()
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
 
 
-class Watch(Bell):
+class Watch(Notifier):
     """A hook that keeps what it is told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[HookEvent] = []
+        self.events: list[HookEvent] = []
 
     def __call__(self, event: HookEvent) -> None:
-        self.told.append(event)
-        self.ring()
+        self.events.append(event)
+        self.notify()
 
     def of(self, kind: type[Kind], **like: object) -> list[Kind]:
         """All of one kind whose fields are as given."""
         return [
             event
-            for event in list(self.told)
+            for event in list(self.events)
             if isinstance(event, kind)
             and all(getattr(event, name) == value for name, value in like.items())
         ]
@@ -86,7 +86,7 @@ class Delivered:
     body: bytes
 
 
-class Seen(Bell):
+class Seen(Notifier):
     """What handlers were given, by all hosts, in the order in which it came."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Seen(Bell):
                 body=event.body,
             )
         )
-        self.ring()
+        self.notify()
 
     async def on_batch(self, context: Any, batch: EventBatch) -> None:
         for event in batch:
@@ -135,18 +135,18 @@ class Seen(Bell):
 class Errors:
     """An ``on_error`` that keeps what it is told."""
 
-    told: list[tuple[Any, BaseException]] = field(default_factory=list)
-    bell: Bell = field(default_factory=Bell)
+    received: list[tuple[Any, BaseException]] = field(default_factory=list)
+    changed: Notifier = field(default_factory=Notifier)
 
     async def __call__(self, context: Any, error: BaseException) -> None:
-        self.told.append((context, error))
-        self.bell.ring()
+        self.received.append((context, error))
+        self.changed.notify()
 
     async def count(self, number: int) -> None:
-        await self.bell.until(lambda: len(self.told) >= number)
+        await self.changed.until(lambda: len(self.received) >= number)
 
 
-def timing(lease_s: float = CALM_S) -> LeaseTiming:
+def timing(lease_s: float = LONG_LEASE_S) -> LeaseTiming:
     """Renewed much more often than needed: a busy machine costs no lease, and all goes quickly."""
     return LeaseTiming.of(
         lease=timedelta(seconds=lease_s),
@@ -154,7 +154,7 @@ def timing(lease_s: float = CALM_S) -> LeaseTiming:
     )
 
 
-def options(*, lease_s: float = CALM_S, **more: Any) -> ProcessorOptions:
+def options(*, lease_s: float = LONG_LEASE_S, **more: Any) -> ProcessorOptions:
     """Short cycles, long leases, a checkpoint after each batch, unless told otherwise."""
     common: dict[str, Any] = {
         "timing": timing(lease_s),
@@ -165,7 +165,7 @@ def options(*, lease_s: float = CALM_S, **more: Any) -> ProcessorOptions:
     return ProcessorOptions(**{**common, **more})
 
 
-class Later(SystemClock):
+class SkippingClock(SystemClock):
     """The machine's clock, and a lease's time can pass at once."""
 
     ahead_s = 0.0
@@ -173,12 +173,12 @@ class Later(SystemClock):
     def boottime_s(self) -> float:
         return super().boottime_s() + self.ahead_s
 
-    def pass_lease(self) -> None:
+    def expire_leases(self) -> None:
         """What was granted before this has ended now."""
-        self.ahead_s += 2 * CALM_S
+        self.ahead_s += 2 * LONG_LEASE_S
 
 
-class Scene:
+class HostGroup:
     """One stream, one store, and any number of hosts of one group."""
 
     def __init__(
@@ -187,7 +187,7 @@ class Scene:
         store: str | Store,
         hosts: AsyncExitStack,
         group: str,
-        clock: Later,
+        clock: SkippingClock,
     ) -> None:
         self.source = source
         self.store = store
@@ -253,19 +253,21 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(
+async def host_group(
     *,
     partitions: int = 1,
     events: int = 0,
     store: str | Store | None = None,
     group: str = "billing",
     source: MemorySource | None = None,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[HostGroup]:
     """A stream and a store in memory; all hosts are stopped at the end, the last first."""
     source = source or MemorySource("orders", partitions=partitions)
     async with AsyncExitStack() as hosts:
-        clock = Later()
-        made = Scene(source, MemoryStore(clock) if store is None else store, hosts, group, clock)
+        clock = SkippingClock()
+        made = HostGroup(
+            source, MemoryStore(clock) if store is None else store, hosts, group, clock
+        )
         if events:
             made.fill(events)
         yield made
@@ -276,7 +278,7 @@ def lease_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("leases of")]
 
 
-class Cuttable:
+class CuttableStore:
     """A store that can be cut off from one host, as a network does it."""
 
     def __init__(self, store: Store) -> None:

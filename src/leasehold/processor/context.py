@@ -44,7 +44,7 @@ class Transacting(Protocol):
 class PumpCalls(Protocol):
     """What a context needs of its pump."""
 
-    tenure: Handle
+    handle: Handle
 
     @property
     def transactions(self) -> Transacting | None:
@@ -61,15 +61,15 @@ class PumpCalls(Protocol):
         ...
 
     @property
-    def in_hand(self) -> Position:
+    def caller_position(self) -> Position:
         """The last event that the caller was given: of its own call, else of those that ended."""
         ...
 
-    def unsure(self) -> None:
+    def commit_unknown(self) -> None:
         """It is not known whether a position was stored: ask the store before going on."""
         ...
 
-    def sure(self, position: Position) -> None:
+    def commit_known(self, position: Position) -> None:
         """The position was stored after all, by other means."""
         ...
 
@@ -83,11 +83,11 @@ class _Context:
 
     def __init__(self, desk: PumpCalls, *, stream: str, group: str) -> None:
         """Made by the pump, one for each ownership."""
-        self._desk = desk
+        self._pump_calls = desk
         self.stream = stream
         self.group = group
-        ownership = desk.tenure.ownership
-        self.partition = desk.tenure.partition
+        ownership = desk.handle.ownership
+        self.partition = desk.handle.partition
         self.holder = ownership.holder
         self.epoch = ownership.epoch
 
@@ -97,17 +97,17 @@ class _Context:
     @property
     def position(self) -> Position:
         """The last event that this handler was given; -1: none."""
-        return self._desk.in_hand
+        return self._pump_calls.caller_position
 
     @property
     def lost(self) -> bool:
         """Whether the partition is somebody else's by now: whatever is done now is for nothing."""
-        return not self._desk.tenure.valid
+        return not self._pump_calls.handle.valid
 
     @property
     def remaining_s(self) -> float:
         """How long the ownership is certain to last. It is usually prolonged before that."""
-        return self._desk.tenure.remaining_s()
+        return self._pump_calls.handle.remaining_s()
 
     def check(self) -> None:
         """Return if the partition is still owned here: to be asked before an effect elsewhere.
@@ -115,16 +115,18 @@ class _Context:
         Raises:
             LeaseLost: it is not.
         """
-        self._desk.tenure.check()
+        self._pump_calls.handle.check()
 
-    def _claimed(self, at: At) -> Position:
+    def _checkpoint_position(self, at: At) -> Position:
         """Where a checkpoint goes; after a loss any place, because it is refused and counted."""
-        in_hand = self._desk.in_hand  # looked at first: a pump that ended forgets it
-        return _place(at, in_hand) if self.lost else self._position(at)
+        caller_position = (
+            self._pump_calls.caller_position
+        )  # looked at first: a pump that ended forgets it
+        return _position_at(at, caller_position) if self.lost else self._position(at)
 
     def _position(self, at: At) -> Position:
-        delivered = self._desk.delivered
-        position = _place(at, self._desk.in_hand)
+        delivered = self._pump_calls.delivered
+        position = _position_at(at, self._pump_calls.caller_position)
         if position.sequence_number < 0:
             raise UsageError("there is nothing to checkpoint: no event was received yet")
         if position > delivered:
@@ -135,22 +137,22 @@ class _Context:
             )
         return position
 
-    def _begun(self, at: At) -> Position:
+    def _transaction_position(self, at: At) -> Position:
         """Where the checkpoint of a transaction goes: said at its begin, once."""
         self.check()
         position = self._position(at)
-        self._desk.unsure()
+        self._pump_calls.commit_unknown()
         return position
 
-    def _still(self, position: Position) -> Position:
+    def _check_still_owned(self, position: Position) -> Position:
         """The same at its end, if it may still be written: a handler may go on after its loss."""
         if self.lost:
-            self._desk.refused(position)
+            self._pump_calls.refused(position)
         self.check()
         return position
 
     def _transactions(self) -> Transacting:
-        transactions = self._desk.transactions
+        transactions = self._pump_calls.transactions
         if transactions is None:
             raise UsageError(
                 "this store has no transactions to share: context.transaction() needs a "
@@ -172,7 +174,7 @@ class PartitionContext(_Context):
             CheckpointBehind: the stored one is further.
             UsageError: ``at`` lies beyond what was delivered.
         """
-        await asyncio.wrap_future(self._desk.write(self._claimed(at)))
+        await asyncio.wrap_future(self._pump_calls.write(self._checkpoint_position(at)))
 
     @asynccontextmanager
     async def transaction(self, at: At = None) -> AsyncIterator[Any]:
@@ -187,12 +189,12 @@ class PartitionContext(_Context):
                 events come again only if it was not committed.
             UsageError: the store is not PostgreSQL.
         """
-        desk, position = self._desk, self._begun(at)
+        desk, position = self._pump_calls, self._transaction_position(at)
         async with self._transactions().begin(
-            desk.tenure.ownership, lambda: self._still(position)
+            desk.handle.ownership, lambda: self._check_still_owned(position)
         ) as connection:
             yield connection
-        desk.sure(position)
+        desk.commit_known(position)
 
 
 class BlockingContext(_Context):
@@ -200,20 +202,20 @@ class BlockingContext(_Context):
 
     def checkpoint(self, at: At = None) -> None:
         """As ``PartitionContext.checkpoint``: returns when the position is stored."""
-        self._desk.write(self._claimed(at)).result()
+        self._pump_calls.write(self._checkpoint_position(at)).result()
 
     @blocking_manager
     def transaction(self, at: At = None) -> Iterator[Any]:
         """As ``PartitionContext.transaction``, with a ``psycopg.Connection``."""
-        desk, position = self._desk, self._begun(at)
+        desk, position = self._pump_calls, self._transaction_position(at)
         with self._transactions().begin_blocking(
-            desk.tenure.ownership, lambda: self._still(position)
+            desk.handle.ownership, lambda: self._check_still_owned(position)
         ) as connection:
             yield connection
-        desk.sure(position)
+        desk.commit_known(position)
 
 
-def _place(at: At, delivered: Position) -> Position:
+def _position_at(at: At, delivered: Position) -> Position:
     match at:
         case None:
             return delivered
@@ -230,14 +232,14 @@ def _place(at: At, delivered: Position) -> Position:
 def last_position(batch: EventBatch) -> Position:
     """The place of the last event of a batch."""
     offset = batch.arrow.column(1)[len(batch) - 1].as_py()
-    return Position(sequence_number=batch.last_sequence, offset=_told(offset))
+    return Position(sequence_number=batch.last_sequence, offset=_offset_text(offset))
 
 
 def position_of(event: Event) -> Position:
     """The place of an event."""
-    return Position(sequence_number=event.sequence_number, offset=_told(event.offset))
+    return Position(sequence_number=event.sequence_number, offset=_offset_text(event.offset))
 
 
-def _told(offset: int) -> str:
+def _offset_text(offset: int) -> str:
     # A source whose offsets are no numbers gives -1, which Azure's clients read as the beginning.
     return str(offset) if offset >= 0 else ""

@@ -47,15 +47,15 @@ class PartitionStatus:
 class StallWatch:
     """What the watchdog knows of a partition since it last made progress.
 
-    ``given_up``: another host was looked for. ``kept``: there was none; ``kept_told``: and that was
-    said. ``late``: a handler is over its limit. ``lag_events``: how many events are known to be
+    ``given_up``: another host was looked for. ``kept``: there was none; ``kept_reported``: and that
+    was said. ``late``: a handler is over its limit. ``lag_events``: how many events are known to be
     there that were not received.
     """
 
     reported: bool = False
     given_up: bool = False
     kept: bool = False
-    kept_told: bool = False
+    kept_reported: bool = False
     late: bool = False
     lag_events: int = 0
     behind_since_s: float | None = None
@@ -264,7 +264,7 @@ class EventBus:
         """Count it and tell everybody."""
         with self._lock:
             self._events[type(event).__name__] += 1
-            self._take_in(event)
+            self._count(event)
         for hook in self._hooks:
             try:
                 hook(event)
@@ -287,7 +287,7 @@ class EventBus:
                 store_calls=dict(self._calls),
             )
 
-    def _take_in(self, event: HookEvent) -> None:
+    def _count(self, event: HookEvent) -> None:
         match event:
             case PartitionClosed():
                 self._closed[event.reason.value] += 1

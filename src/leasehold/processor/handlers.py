@@ -103,7 +103,7 @@ def is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-def _done_with(function: Callable[..., Any], answer: object) -> None:
+def _check_result(function: Callable[..., Any], answer: object) -> None:
     """Refuse an answer that shows that the work was never done."""
     if inspect.iscoroutine(answer):
         answer.close()
@@ -114,7 +114,7 @@ def _done_with(function: Callable[..., Any], answer: object) -> None:
         )
 
 
-def no_handlers_error(raised: BaseException) -> UsageError:
+def wrap_base_exception(raised: BaseException) -> UsageError:
     """What counts instead of an exception that is none of a handler, such as SystemExit."""
     error = UsageError(
         f"the handler let {type(raised).__name__} out, which is not its to raise: catch it there, "
@@ -164,7 +164,7 @@ class Handlers:
     on_partition_open: Callable[..., Any] | None = None
     on_partition_close: Callable[..., Any] | None = None
     on_drain: Callable[[PartitionContext], None] | None = None
-    limit_s: float | None = None
+    timeout_s: float | None = None
     threads: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(math.inf))
 
     def __post_init__(self) -> None:
@@ -210,11 +210,11 @@ class Handlers:
                 await self._in_thread(function, call, contexts[1], batch, clock, late)
             elif self.on_batch is not None:
                 with suppress(Withdrawn):
-                    await self._limited(clock, function(contexts[0], batch))
+                    await self._with_timeout(clock, function(contexts[0], batch))
                     call.done = len(batch)
             else:
                 for event in self._due(call, contexts[0], batch, clock):
-                    await self._limited(clock, function(contexts[0], event))
+                    await self._with_timeout(clock, function(contexts[0], event))
                     call.done += 1
         finally:
             CALL.reset(token)
@@ -259,27 +259,27 @@ class Handlers:
         except asyncio.CancelledError as cancelled:
             if is_cancelled():
                 raise
-            raise no_handlers_error(cancelled) from cancelled
+            raise wrap_base_exception(cancelled) from cancelled
         except (Exception, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as raised:
-            raise no_handlers_error(raised) from raised
-        _done_with(function, answer)
+            raise wrap_base_exception(raised) from raised
+        _check_result(function, answer)
 
-    async def _limited(self, clock: Clock, answer: Any) -> None:
-        if self.limit_s is None:
+    async def _with_timeout(self, clock: Clock, answer: Any) -> None:
+        if self.timeout_s is None:
             await answer
             return
         expired = False
         try:
-            await clock.bounded(_unless_late(answer), seconds=self.limit_s)
+            await clock.bounded(_unless_late(answer), seconds=self.timeout_s)
         except TimeoutError as error:
             if isinstance(error.__cause__, _OwnTimeout):
                 raise error.__cause__.error from None
             expired = True
         if expired:
             raise HandlerTimeout(
-                f"the handler took longer than handler_timeout ({self.limit_s:g} s) and was "
+                f"the handler took longer than handler_timeout ({self.timeout_s:g} s) and was "
                 "cancelled: make it faster, or allow it more time"
             )
 
@@ -301,24 +301,24 @@ class Handlers:
 
         def work() -> None:
             if self.on_batch is not None:
-                _done_with(function, function(context, batch))
+                _check_result(function, function(context, batch))
                 call.done = len(batch)
                 return
             for event in self._due(call, context, batch, clock):
-                _done_with(function, function(context, event))
+                _check_result(function, function(context, event))
                 call.done += 1
 
-        if self.limit_s is None:
+        if self.timeout_s is None:
             await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=self.threads)
         else:
-            await self._watched(run, call, clock, self.limit_s, late)
+            await self._run_watched(run, call, clock, self.timeout_s, late)
 
-    async def _watched(
+    async def _run_watched(
         self,
         run: Callable[[], None],
         call: HandlerCall,
         clock: Clock,
-        limit_s: float,
+        timeout_s: float,
         late: Callable[[], None],
     ) -> None:
         """The same with a look at the clock whenever the present event could be over its time."""
@@ -336,12 +336,12 @@ class Handlers:
             tasks.start_soon(work)
             while not ended.is_set():
                 began_s = call.began_s
-                left_s = began_s + limit_s - clock.boottime_s()
+                left_s = began_s + timeout_s - clock.boottime_s()
                 if left_s <= 0 and not call.late:
                     call.late = True
                     late()
                 try:
-                    await clock.bounded(ended.wait(), seconds=max(left_s, limit_s / 4))
+                    await clock.bounded(ended.wait(), seconds=max(left_s, timeout_s / 4))
                 except TimeoutError:
                     call.late = call.late and call.began_s == began_s
         if errors:
@@ -370,7 +370,7 @@ def _in_thread(function: Callable[..., Any], *values: object) -> Any:
     except Exception:
         raise
     except BaseException as raised:
-        raise no_handlers_error(raised) from raised
+        raise wrap_base_exception(raised) from raised
 
 
 class PartitionClient:
@@ -383,7 +383,7 @@ class PartitionClient:
         self.epoch = context.epoch
         self.close_reason: CloseReason | None = None
         self._batch: EventBatch | None = None
-        self._in_hand = False
+        self._taken = False
         self._leaves = False
         self._changed = anyio.Event()
 
@@ -395,14 +395,14 @@ class PartitionClient:
         return self
 
     async def __anext__(self) -> EventBatch:
-        if self._in_hand:
-            self._in_hand, self._batch = False, None
+        if self._taken:
+            self._taken, self._batch = False, None
             self._tell()
         while self._batch is None:
             if self.close_reason is not None:
                 raise StopAsyncIteration
             await self._changed.wait()
-        self._in_hand = True
+        self._taken = True
         return self._batch
 
     async def checkpoint(self, at: At = None) -> None:
@@ -414,7 +414,7 @@ class PartitionClient:
         return self.context.transaction(self._at(at))
 
     def _at(self, at: At) -> At:
-        return self._batch if at is None and self._in_hand else at
+        return self._batch if at is None and self._taken else at
 
     async def offer(self, batch: EventBatch) -> None:
         """Return when the caller is done with the batch.
@@ -422,15 +422,15 @@ class PartitionClient:
         Raises:
             Withdrawn: the partition is to be given up, and the caller has not taken it.
         """
-        self._batch, self._in_hand = batch, False
+        self._batch, self._taken = batch, False
         self._tell()
         try:
             while self._batch is not None:
-                if self._leaves and not self._in_hand:
+                if self._leaves and not self._taken:
                     raise Withdrawn
                 await self._changed.wait()
         finally:
-            if not self._in_hand:
+            if not self._taken:
                 self._batch = None
 
     def leave(self) -> None:

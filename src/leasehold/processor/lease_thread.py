@@ -40,9 +40,9 @@ _IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESE
 
 
 class LeaseThread:
-    """The member of one processor, and its keeper. ``floor`` is set before ``run``."""
+    """The member of one processor, and its keeper. ``pump_manager`` is set before ``run``."""
 
-    floor: PumpManager
+    pump_manager: PumpManager
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class LeaseThread:
         group: str,
         name: str,
         options: ProcessorOptions,
-        bridge: LoopLink,
-        board: EventBus,
+        loop_link: LoopLink,
+        event_bus: EventBus,
         clock: Clock,
         rng: random.Random,
         identity: Callable[[], tuple[str, str]] | None = None,
@@ -62,14 +62,14 @@ class LeaseThread:
         self.store = store
         self.keys_group = partition_group(stream, group)
         self._options = options
-        self._bridge = bridge
-        self._board = board
+        self._loop_link = loop_link
+        self._event_bus = event_bus
         self._clock = clock
-        self._tenures: dict[str, Handle] = {}
-        self._listened_s = clock.boottime_s()
+        self._handles: dict[str, Handle] = {}
+        self._checked_at_s = clock.boottime_s()
         self._silent_s = 0.0
         self._unanswered = False
-        self._deaf = False
+        self._gave_up = False
         self.member = Member(
             store,
             options.member(group=self.keys_group, name=name),
@@ -79,8 +79,8 @@ class LeaseThread:
             identity=identity,
             told=self._cycle_done,
         )
-        self.marks = CheckpointWriter(
-            self.member, clock=clock, rng=rng, board=board, wake=bridge.to_lease
+        self.checkpoint_writer = CheckpointWriter(
+            self.member, clock=clock, rng=rng, event_bus=event_bus, wake=loop_link.to_lease
         )
 
     async def run(self) -> None:
@@ -97,11 +97,11 @@ class LeaseThread:
             except Exception as error:  # noqa: BLE001
                 errors.append(error)
             finally:
-                self.marks.close()
+                self.checkpoint_writer.close()
                 tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ending, self.marks.run)
+            tasks.start_soon(ending, self.checkpoint_writer.run)
             await ending(self.member.run)
         if errors:
             raise errors[0]
@@ -110,22 +110,22 @@ class LeaseThread:
 
     def opened(self, ownership: Ownership) -> None:
         """See ``Keeper``."""
-        tenure = self._tenures[ownership.key] = Handle(ownership=ownership, member=self.member)
-        self._bridge.to_work(lambda: self.floor.open(tenure))
+        handle = self._handles[ownership.key] = Handle(ownership=ownership, member=self.member)
+        self._loop_link.to_work(lambda: self.pump_manager.open(handle))
 
     def drain(self, ownership: Ownership) -> bool:
         """See ``Keeper``."""
-        self._bridge.to_work(lambda: self.floor.drain(ownership))
+        self._loop_link.to_work(lambda: self.pump_manager.drain(ownership))
         return False
 
     def closed(self, ownership: Ownership, reason: str) -> None:
         """See ``Keeper``."""
-        tenure = self._tenures.get(ownership.key)
-        if tenure is not None and tenure.ownership == ownership:
-            tenure.ended = reason
-            del self._tenures[ownership.key]
-        self.marks.drop(ownership)
-        self._bridge.to_work(lambda: self.floor.close(ownership, reason))
+        handle = self._handles.get(ownership.key)
+        if handle is not None and handle.ownership == ownership:
+            handle.ended = reason
+            del self._handles[ownership.key]
+        self.checkpoint_writer.drop(ownership)
+        self._loop_link.to_work(lambda: self.pump_manager.close(ownership, reason))
 
     # ------------------------------------------------ asked by the work side
 
@@ -140,7 +140,7 @@ class LeaseThread:
     def give_up(self, ownership: Ownership, reason: str) -> None:
         """Pass a partition on whose work is stuck, if there is anybody who could take it."""
         if not self.member.pass_on(ownership, reason=reason):
-            self._bridge.to_work(lambda: self.floor.kept(ownership))
+            self._loop_link.to_work(lambda: self.pump_manager.keep_stalled(ownership))
 
     def recovered(self) -> None:
         """Nothing is stuck any more: this host may take its full share again."""
@@ -154,9 +154,9 @@ class LeaseThread:
         """All checkpoints of the group."""
         return await self._bounded("checkpoints", self.store.checkpoints(self.keys_group))
 
-    async def follows_order(self, tenure: Handle) -> bool:
+    async def follows_orderly_end(self, handle: Handle) -> bool:
         """Whether the term before this one ended in good order, or there was none."""
-        key, epoch = tenure.ownership.key, tenure.ownership.epoch
+        key, epoch = handle.ownership.key, handle.ownership.epoch
         terms = await self._bounded("history", self.store.history(key, limit=5))
         before = [term for term in terms if term.epoch < epoch]
         return not before or before[0].reason in _IN_ORDER
@@ -170,7 +170,7 @@ class LeaseThread:
             raise StoreUnavailable(f"{name}: no answer within {limit_s:g} s") from late
 
     def _cycle_done(self, report: CycleReport) -> None:
-        self._board.tell(
+        self._event_bus.tell(
             CycleDone(
                 holder=self.member.holder or self.member.options.name,
                 elapsed_s=report.elapsed_s,
@@ -181,15 +181,17 @@ class LeaseThread:
         )
         for each in report.overtaken:
             partition = last_part(each.key)
-            self._board.tell(Overtaken(holder=each.holder, partition=partition, epoch=each.epoch))
+            self._event_bus.tell(
+                Overtaken(holder=each.holder, partition=partition, epoch=each.epoch)
+            )
         if report.error is not None:
             error = report.error
-            self._bridge.to_work(lambda: self.floor.trouble(error))
+            self._loop_link.to_work(lambda: self.pump_manager.member_failed(error))
         if self._options.strategy is Strategy.BY_LOAD:
-            self._bridge.to_work(self._weigh)
-        self._listen()
+            self._loop_link.to_work(self._report_loads)
+        self._check_work_loop()
 
-    def _listen(self) -> None:
+    def _check_work_loop(self) -> None:
         """Ask the work side for a sign of life; without one for too long, leave.
 
         Its watchdog lives in the very loop that may be blocked. A host whose loop does not turn
@@ -198,17 +200,17 @@ class LeaseThread:
         now_s, limit_s = self._clock.boottime_s(), self._options.stall.give_up_after_s
         if self._unanswered:
             # A pause of the whole process is no silence: only what was listened to counts.
-            self._silent_s += min(now_s - self._listened_s, 2 * self._options.timing.renew_s)
-        self._listened_s, self._unanswered = now_s, True
-        if limit_s is not None and self._silent_s > limit_s and not self._deaf:
-            self._deaf = True
+            self._silent_s += min(now_s - self._checked_at_s, 2 * self._options.timing.renew_s)
+        self._checked_at_s, self._unanswered = now_s, True
+        if limit_s is not None and self._silent_s > limit_s and not self._gave_up:
+            self._gave_up = True
             log.error("the event loop of %s does not turn: leaving", self.member.holder)
             self.member.drain()
-        self._bridge.to_work(self._echo)
+        self._loop_link.to_work(self._work_loop_answered)
 
-    def _echo(self) -> None:
+    def _work_loop_answered(self) -> None:
         self._silent_s, self._unanswered = 0.0, False
 
-    def _weigh(self) -> None:
-        loads = self.floor.loads()
-        self._bridge.to_lease(lambda: self.member.report_loads(loads))
+    def _report_loads(self) -> None:
+        loads = self.pump_manager.loads()
+        self._loop_link.to_lease(lambda: self.member.report_loads(loads))

@@ -102,7 +102,7 @@ class EventProcessor:
         partition_group(source.name, group)
         self._store = store
         self._clock = clock or SystemClock()
-        self._board = EventBus(hooks)
+        self._event_bus = EventBus(hooks)
         self._pull = PullHandlers() if on_batch is None and on_event is None else None
         if self._pull is not None and (on_partition_open or on_partition_close):
             raise UsageError("the pull style has no callbacks: partitions() tells all of it")
@@ -114,18 +114,18 @@ class EventProcessor:
             on_partition_open=pull.opened if pull else on_partition_open,
             on_partition_close=pull.closed if pull else on_partition_close,
             on_drain=pull.drains if pull else None,
-            limit_s=self.options.handler_timeout_s,
+            timeout_s=self.options.handler_timeout_s,
         )
-        self._bridge: LoopThread | None = None
-        self._lease_side: LeaseThread | None = None
-        self._floor: PumpManager | None = None
+        self._loop_link: LoopThread | None = None
+        self._lease_thread: LeaseThread | None = None
+        self._pump_manager: PumpManager | None = None
         self._transactions: Transactions | None = None
-        self._on_lease: AsyncExitStack | None = None
-        self._leases: Future[None] | None = None
-        self._work: asyncio.Task[None] | None = None
-        self._stopped: asyncio.Task[None] | None = None
-        self._begun = asyncio.Event()
-        self._over = asyncio.Event()
+        self._lease_stack: AsyncExitStack | None = None
+        self._lease_future: Future[None] | None = None
+        self._pump_task: asyncio.Task[None] | None = None
+        self._finish_task: asyncio.Task[None] | None = None
+        self._start_done = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def __repr__(self) -> str:
         held = len(self.held())
@@ -136,11 +136,11 @@ class EventProcessor:
     @property
     def holder(self) -> str | None:
         """The id under which the group knows this host; None until it has joined."""
-        return self._lease_side.member.holder if self._lease_side else None
+        return self._lease_thread.member.holder if self._lease_thread else None
 
     def held(self) -> list[Ownership]:
         """What is owned here at this very moment."""
-        return self._lease_side.member.held() if self._lease_side else []
+        return self._lease_thread.member.held() if self._lease_thread else []
 
     @property
     def abandoned(self) -> int:
@@ -149,11 +149,11 @@ class EventProcessor:
         A thread can not be stopped. Nothing that such a handler asks of its context is done; but
         the interpreter waits for it before it ends.
         """
-        return self._floor.abandoned_calls if self._floor else 0
+        return self._pump_manager.abandoned_calls if self._pump_manager else 0
 
     def counts(self) -> ProcessorCounts:
         """The sums since the start."""
-        return self._board.counts()
+        return self._event_bus.counts()
 
     def status(self) -> list[PartitionStatus]:
         """Each partition that is worked on here."""
@@ -161,7 +161,7 @@ class EventProcessor:
         return sorted(found, key=lambda each: in_order(each.partition))
 
     def _pumps(self) -> list[Pump]:
-        return self._floor.pumps if self._floor else []
+        return self._pump_manager.pumps if self._pump_manager else []
 
     # ------------------------------------------------------ start and stop
 
@@ -174,26 +174,26 @@ class EventProcessor:
             UnknownStream: there is no such stream.
             UsageError: it was started before.
         """
-        if self._bridge is not None:
+        if self._loop_link is not None:
             raise UsageError("a processor can be started once: make another one")
-        bridge = self._bridge = LoopThread(self.name)
+        loop_link = self._loop_link = LoopThread(self.name)
         try:
-            self._lease_side = await bridge.on_lease(self._make_lease_side)
-            self._floor = self._make_floor(self._lease_side, bridge)
-            self._lease_side.floor = self._floor
-            await self._floor.discover()
+            self._lease_thread = await loop_link.on_lease(self._make_lease_thread)
+            self._pump_manager = self._make_pump_manager(self._lease_thread, loop_link)
+            self._lease_thread.pump_manager = self._pump_manager
+            await self._pump_manager.discover()
         except BaseException:
-            self._lease_side = self._floor = None  # so that stop() has nothing to wait for
+            self._lease_thread = self._pump_manager = None  # so that stop() has nothing to wait for
             with anyio.CancelScope(shield=True):
-                await self._give_back()
-            self._over.set()
-            self._begun.set()
+                await self._close_resources()
+            self._ended.set()
+            self._start_done.set()
             raise
-        self._work = asyncio.create_task(self._floor.run())
-        self._work.add_done_callback(lambda _: bridge.to_lease(self._drain))
-        self._leases = bridge.start(self._lease_side.run)
-        self._leases.add_done_callback(lambda _: bridge.to_work(self._lease_ended))
-        self._begun.set()
+        self._pump_task = asyncio.create_task(self._pump_manager.run())
+        self._pump_task.add_done_callback(lambda _: loop_link.to_lease(self._drain))
+        self._lease_future = loop_link.start(self._lease_thread.run)
+        self._lease_future.add_done_callback(lambda _: loop_link.to_work(self._lease_ended))
+        self._start_done.set()
 
     async def stop(self) -> None:
         """Leave in good order: drain, checkpoint, hand over, end the lease. Again is harmless.
@@ -205,20 +205,20 @@ class EventProcessor:
             UsageError: it was called in a handler, which would wait for itself: use ``stop_soon``.
             Exception: what had ended the processor before.
         """
-        if self._bridge is None:
+        if self._loop_link is None:
             return
-        if any(pump.delivery.is_mine(CALL.get()) for pump in self._pumps()):
+        if any(pump.delivery.is_current(CALL.get()) for pump in self._pumps()):
             raise UsageError("stop() in a handler would wait for the handler: call stop_soon()")
-        await self._begun.wait()
+        await self._start_done.wait()
         self.stop_soon()
         await self.wait()
 
     def stop_soon(self) -> None:
         """Begin to leave in good order, and return at once. From any thread, also in a handler."""
-        if self._bridge is not None and self._lease_side is not None:
-            if self._floor is not None:
-                self._floor.stopping = True
-            self._bridge.to_lease(self._drain)
+        if self._loop_link is not None and self._lease_thread is not None:
+            if self._pump_manager is not None:
+                self._pump_manager.stopping = True
+            self._loop_link.to_lease(self._drain)
 
     async def wait(self) -> None:
         """Return when the processor has ended: it was stopped, or asked by an operator to leave.
@@ -226,9 +226,9 @@ class EventProcessor:
         Raises:
             Exception: what has ended it.
         """
-        await self._over.wait()
-        if self._stopped is not None:
-            await asyncio.shield(self._stopped)
+        await self._ended.wait()
+        if self._finish_task is not None:
+            await asyncio.shield(self._finish_task)
 
     def run(self) -> None:
         """Start, and work until SIGINT or SIGTERM; then leave in good order. Blocks.
@@ -291,7 +291,7 @@ class EventProcessor:
             if ended is not None:
                 return
             # A source may answer all the same: then it has begun, and leaves in good order.
-        ending = asyncio.ensure_future(self._over.wait())
+        ending = asyncio.ensure_future(self._ended.wait())
         try:
             await starting
             await asyncio.wait({asking, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -300,29 +300,31 @@ class EventProcessor:
             ending.cancel()
         await self.stop()
 
-    async def _make_lease_side(self) -> LeaseThread:
+    async def _make_lease_thread(self) -> LeaseThread:
         """On the lease side: a store's connections belong to the loop that made them."""
-        self._on_lease = AsyncExitStack()
+        self._lease_stack = AsyncExitStack()
         store = self._store
         if isinstance(store, str):
-            store = await self._on_lease.enter_async_context(open_store(store, clock=self._clock))
+            store = await self._lease_stack.enter_async_context(
+                open_store(store, clock=self._clock)
+            )
         if isinstance(store, LeaseRange):  # before anything is declared
             store.check_lease(timedelta(seconds=self.options.timing.lease_s))
-        bridge = self._bridge
-        assert bridge is not None  # noqa: S101
+        loop_link = self._loop_link
+        assert loop_link is not None  # noqa: S101
         return LeaseThread(
             store,
             stream=self.source.name,
             group=self.group,
             name=self.name,
             options=self.options,
-            bridge=bridge,
-            board=self._board,
+            loop_link=loop_link,
+            event_bus=self._event_bus,
             clock=self._clock,
             rng=system_random(),
         )
 
-    def _make_floor(self, lease_side: LeaseThread, bridge: LoopThread) -> PumpManager:
+    def _make_pump_manager(self, lease_thread: LeaseThread, loop_link: LoopThread) -> PumpManager:
         transactions: Transactions | None = None
         if isinstance(self._store, str):
             with suppress(UsageError):  # the context says it to those who ask for one
@@ -330,12 +332,12 @@ class EventProcessor:
         self._transactions = transactions
         return PumpManager(
             self.source,
-            lease_side,
+            lease_thread,
             group=self.group,
             options=self.options,
             handlers=self._handlers,
-            bridge=bridge,
-            board=self._board,
+            loop_link=loop_link,
+            event_bus=self._event_bus,
             clock=self._clock,
             rng=system_random(),
             transactions=transactions,
@@ -343,25 +345,25 @@ class EventProcessor:
 
     def _drain(self) -> None:
         """On the lease side: begin to leave."""
-        if self._lease_side is not None:
-            self._lease_side.member.drain()
+        if self._lease_thread is not None:
+            self._lease_thread.member.drain()
 
     def _lease_ended(self) -> None:
         """Whatever the reason, nobody need ask: what was lent is given back."""
-        self._stopped = asyncio.create_task(self._finish())
-        self._stopped.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._over.set()
+        self._finish_task = asyncio.create_task(self._finish())
+        self._finish_task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._ended.set()
 
     async def _finish(self) -> None:
         """The lease has ended: end the pumps, then give everything back."""
-        error = _outcome(self._leases)
+        error = _outcome(self._lease_future)
         try:
-            if self._floor is not None and error is not None:
+            if self._pump_manager is not None and error is not None:
                 with anyio.move_on_after(self.options.goodbye_s):
-                    await self._floor.on_error((None, None), error)
-            if self._work is not None:
-                self._work.cancel()
-                (ended,) = await asyncio.gather(self._work, return_exceptions=True)
+                    await self._pump_manager.on_error((None, None), error)
+            if self._pump_task is not None:
+                self._pump_task.cancel()
+                (ended,) = await asyncio.gather(self._pump_task, return_exceptions=True)
                 if isinstance(ended, BaseException) and not isinstance(
                     ended, asyncio.CancelledError
                 ):
@@ -369,18 +371,18 @@ class EventProcessor:
         finally:
             if self._pull is not None:
                 self._pull.end()
-            await self._give_back()
+            await self._close_resources()
         if error is not None:
             raise error
 
-    async def _give_back(self) -> None:
-        bridge, stack = self._bridge, self._on_lease
+    async def _close_resources(self) -> None:
+        loop_link, stack = self._loop_link, self._lease_stack
         if self._transactions is not None:
             await self._transactions.close()
-        if bridge is not None:
+        if loop_link is not None:
             if stack is not None:
-                await bridge.on_lease(stack.aclose)
-            await bridge.close()
+                await loop_link.on_lease(stack.aclose)
+            await loop_link.close()
 
 
 @contextmanager

@@ -124,7 +124,7 @@ class PrefetchBuffer:
         """The next batch; None once it is closed."""
         while not self._closed:
             if self._batches:
-                batch = self._together()
+                batch = self._take_joined()
                 self._tell()
                 return batch
             await self._changed.wait()
@@ -137,7 +137,7 @@ class PrefetchBuffer:
         self._events = self._bytes = 0
         self._tell()
 
-    def _together(self) -> EventBatch:
+    def _take_joined(self) -> EventBatch:
         """The first batch, with those that follow if all of them are small.
 
         A trickle is stored in frames of an event or two; when many of them wait, a call for each
@@ -167,11 +167,11 @@ class PrefetchBuffer:
 
 log = logging.getLogger("leasehold.processor")
 
-_ELSEWHERE = {OnTrimmed.EARLIEST: Start.earliest(), OnTrimmed.LATEST: Start.latest()}
+_START_AFTER_TRIM = {OnTrimmed.EARLIEST: Start.earliest(), OnTrimmed.LATEST: Start.latest()}
 
 
 async def open_receiver(
-    source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: OnTrimmed
+    source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: OnTrimmed
 ) -> Receiver:
     """A receiver at ``start``, or further ahead if that was removed and the options allow it.
 
@@ -180,7 +180,7 @@ async def open_receiver(
             for that: its advice is to move a checkpoint.
         ReaderDisplaced: the group has a receiver with a higher epoch.
     """
-    partition, epoch, name = tenure.partition, tenure.ownership.epoch, tenure.ownership.holder
+    partition, epoch, name = handle.partition, handle.ownership.epoch, handle.ownership.holder
     try:
         return await source.receiver(partition, group=group, epoch=epoch, start=start, name=name)
     except Trimmed as trimmed:
@@ -196,7 +196,7 @@ async def open_receiver(
             "anew, or does another source of this name use the group? Move the checkpoint with "
             "`leasehold checkpoints reset`, or take another group"
         ) from error
-    start = _ELSEWHERE[on_trimmed]
+    start = _START_AFTER_TRIM[on_trimmed]
     receiver = await source.receiver(partition, group=group, epoch=epoch, start=start, name=name)
     log.warning(
         "partition %s: events up to %d were removed by retention before they were handled",
@@ -209,58 +209,58 @@ async def open_receiver(
 class PumpProgress:
     """The part of a pump that handlers speak to, through their contexts.
 
-    ``write``, ``stored``, ``unsure`` and ``sure`` are safe from any thread.
+    ``write``, ``stored``, ``commit_unknown`` and ``commit_known`` are safe from any thread.
     """
 
-    def __init__(self, tenure: Handle, floor: PumpManager) -> None:
+    def __init__(self, handle: Handle, manager: PumpManager) -> None:
         """Nothing is known yet."""
-        self.tenure = tenure
-        self._floor = floor
-        self._clock = floor.clock
-        self._options = floor.options
+        self.handle = handle
+        self._manager = manager
+        self._clock = manager.clock
+        self._options = manager.options
         contexts = (
-            PartitionContext(self, stream=floor.stream, group=floor.group),
-            BlockingContext(self, stream=floor.stream, group=floor.group),
+            PartitionContext(self, stream=manager.stream, group=manager.group),
+            BlockingContext(self, stream=manager.stream, group=manager.group),
         )
         self.contexts = contexts
         self.delivery = Delivery(
-            floor.handlers,
-            tenure,
+            manager.handlers,
+            handle,
             contexts,
-            options=floor.options,
-            board=floor.board,
-            clock=floor.clock,
-            rng=floor.rng,
-            on_error=lambda error: floor.on_error(contexts, error),
-            on_failure=lambda error: floor.on_error(contexts, error, by_user=True),
-            settle=self._settled_next,
-            late=lambda: floor.late(tenure.ownership),
+            options=manager.options,
+            event_bus=manager.event_bus,
+            clock=manager.clock,
+            rng=manager.rng,
+            on_error=lambda error: manager.on_error(contexts, error),
+            on_failure=lambda error: manager.on_error(contexts, error, by_user=True),
+            settle=self._next_after_stored,
+            on_late=lambda: manager.late(handle.ownership),
             advance=self._advance,
         )
-        now_s = floor.clock.boottime_s()
+        now_s = manager.clock.boottime_s()
         self.meter = LoadMeter(now_s)
         self.progress_at_s = now_s
-        self.vigil = StallWatch()
+        self.stall_watch = StallWatch()
         self.next: int | None = None
         self.stored_position: Position | None = None
         self._done = Position(sequence_number=-1)
-        self._since_put = 0
-        self._doubts = 0
-        self._began = 0
-        self._reason: CloseReason | None = None
+        self._events_since_put = 0
+        self._unknown_commits = 0
+        self._first_sequence = 0
+        self._close_reason: CloseReason | None = None
 
     @property
     def transactions(self) -> Transacting | None:
         """See ``Desk``."""
-        return self._floor.transactions
+        return self._manager.transactions
 
     @property
     def delivered(self) -> Position:
         """See ``Desk``."""
-        call, batch = self.delivery.call, self.delivery.in_hand
+        call, batch = self.delivery.call, self.delivery.current_batch
         if call is None or batch is None:
             return self._done
-        if self._floor.handlers.on_event is None:
+        if self._manager.handlers.on_event is None:
             return last_position(batch)
         event = call.event
         if event is None:
@@ -268,10 +268,10 @@ class PumpProgress:
         return position_of(event)
 
     @property
-    def in_hand(self) -> Position:
+    def caller_position(self) -> Position:
         """See ``Desk``."""
-        call, batch = self.delivery.call, self.delivery.in_hand
-        if CALL.get() is call or self._floor.handlers.pulled:
+        call, batch = self.delivery.call, self.delivery.current_batch
+        if CALL.get() is call or self._manager.handlers.pulled:
             return self.delivered
         if call is None or batch is None or not call.done:
             return self._done
@@ -282,18 +282,18 @@ class PumpProgress:
         written: Future[None] = Future()
         written.set_running_or_notify_cancel()  # who stops waiting does not stop the writing
 
-        def told(error: LeaseholdError | None) -> None:
+        def on_done(error: LeaseholdError | None) -> None:
             if error is None:
                 self.stored(position)
                 written.set_result(None)
             else:
                 written.set_exception(error)
 
-        if not self.tenure.valid:
+        if not self.handle.valid:
             self.refused(position)
-            written.set_exception(self.tenure.lost())
+            written.set_exception(self.handle.lost())
         else:
-            self._floor.put_mark(self.tenure.ownership, position, 0.0, told)
+            self._manager.write_checkpoint(self.handle.ownership, position, 0.0, on_done)
         return written
 
     def stored(self, position: Position) -> None:
@@ -303,15 +303,15 @@ class PumpProgress:
 
     def refused(self, position: Position) -> None:
         """See ``Desk``."""
-        self._floor.refused(self.tenure, position)
+        self._manager.refused(self.handle, position)
 
-    def unsure(self) -> None:
+    def commit_unknown(self) -> None:
         """See ``Desk``."""
-        self._doubts += 1
+        self._unknown_commits += 1
 
-    def sure(self, position: Position) -> None:
+    def commit_known(self, position: Position) -> None:
         """See ``Desk``."""
-        self._doubts = max(0, self._doubts - 1)
+        self._unknown_commits = max(0, self._unknown_commits - 1)
         self.stored(position)
 
     def _advance(self, done: EventBatch) -> None:
@@ -320,31 +320,31 @@ class PumpProgress:
         self._done = last_position(done)
         self.next = self._done.sequence_number + 1
         self.progress_at_s = now_s
-        self.vigil = StallWatch(lag_events=self.vigil.lag_events)
-        self._floor.weigh(self.meter, done, now_s)
-        self._since_put += len(done)
+        self.stall_watch = StallWatch(lag_events=self.stall_watch.lag_events)
+        self._manager.measure_load(self.meter, done, now_s)
+        self._events_since_put += len(done)
         if self.stored_position is not None and self._done <= self.stored_position:
-            self._since_put = 0
+            self._events_since_put = 0
             return
-        within_s = self._options.checkpoint.within_s(self._since_put)
-        if within_s == math.inf or not self.tenure.valid:
+        within_s = self._options.checkpoint.within_s(self._events_since_put)
+        if within_s == math.inf or not self.handle.valid:
             return
         if within_s == 0.0:
-            self._since_put = 0
+            self._events_since_put = 0
         written = WrittenListener(self.stored)
-        self._floor.put_mark(self.tenure.ownership, self._done, within_s, written)
+        self._manager.write_checkpoint(self.handle.ownership, self._done, within_s, written)
 
-    async def _settled_next(self) -> int:
+    async def _next_after_stored(self) -> int:
         """The event after the last that is known to be stored, after asking if that is in doubt."""
-        if self._doubts:
-            checkpoint = await self._floor.resuming.checkpoint(self.tenure.ownership.key)
+        if self._unknown_commits:
+            checkpoint = await self._manager.checkpoint_loader.checkpoint(self.handle.ownership.key)
             if checkpoint is not None:
                 self.stored(checkpoint.position)
-            self._doubts = 0
+            self._unknown_commits = 0
         stored = self.stored_position
         return -1 if stored is None else stored.sequence_number + 1
 
-    async def _stored_last(self) -> bool:
+    async def _store_last_position(self) -> bool:
         """Have the last position stored; False if the partition was lost before that."""
         stored = self.stored_position
         if not self._options.checkpoint.automatic or (stored is not None and self._done <= stored):
@@ -357,48 +357,48 @@ class PumpProgress:
             return True  # one that the handler had asked for was stored after all, and is further
         except LeaseholdError as error:
             log.warning("the last checkpoint was not written: %s", error)
-            if self._reason is None:
-                self._reason = CloseReason.LOST
+            if self._close_reason is None:
+                self._close_reason = CloseReason.LOST
             return False
         return True
 
-    def _tell_repeats(self) -> None:
+    def _report_repeats(self) -> None:
         """Say what was begun here and lies behind the checkpoint: it comes again (C5)."""
-        stored, reached = self.stored_position, self.delivery.reached
-        first = self._began if stored is None else stored.sequence_number + 1
-        if reached >= first:
-            self._tell(PossibleRepeats, events=reached - first + 1)
+        stored, last_delivered = self.stored_position, self.delivery.last_delivered
+        first = self._first_sequence if stored is None else stored.sequence_number + 1
+        if last_delivered >= first:
+            self._tell(PossibleRepeats, events=last_delivered - first + 1)
 
     def _tell(self, kind: type[HookEvent], **values: object) -> None:
-        ownership = self.tenure.ownership
-        self._floor.board.tell(
+        ownership = self.handle.ownership
+        self._manager.event_bus.tell(
             kind(
                 holder=ownership.holder,
-                partition=self.tenure.partition,
+                partition=self.handle.partition,
                 epoch=ownership.epoch,
                 **values,
             )
         )
 
 
-_PAUSES = Backoff(base_s=0.1, max_s=15.0)
+_RETRY_BACKOFF = Backoff(base_s=0.1, max_s=15.0)
 
 
 class Pump(PumpProgress):
     """Lives on the work side: ``run`` is its one task, everything else is called in that loop."""
 
-    def __init__(self, tenure: Handle, floor: PumpManager) -> None:
+    def __init__(self, handle: Handle, manager: PumpManager) -> None:
         """For one ownership; not begun."""
-        super().__init__(tenure, floor)
-        self._goodbye_s = floor.options.goodbye_s
-        self._start = floor.options.start_of(tenure.partition)
+        super().__init__(handle, manager)
+        self._goodbye_s = manager.options.goodbye_s
+        self._start = manager.options.start_of(handle.partition)
         self._state = PartitionState.OPENING
         self._draining = False
         self._scope = anyio.CancelScope()
         self._session = anyio.CancelScope()
         self._opening = anyio.CancelScope()
         self._ending = anyio.CancelScope()
-        self._intake: PrefetchBuffer | None = None
+        self._prefetch_buffer: PrefetchBuffer | None = None
         self._opened = False
         self._given_away = False
 
@@ -419,18 +419,18 @@ class Pump(PumpProgress):
     @property
     def work_waits(self) -> bool:
         """Whether something was received that is not handled yet."""
-        return self.delivery.call is not None or bool(self._intake)
+        return self.delivery.call is not None or bool(self._prefetch_buffer)
 
     def status(self) -> PartitionStatus:
         """As it is now."""
         stored = self.stored_position
         return PartitionStatus(
-            partition=self.tenure.partition,
-            epoch=self.tenure.ownership.epoch,
+            partition=self.handle.partition,
+            epoch=self.handle.ownership.epoch,
             state=self.state,
             next=self.next,
             checkpoint=None if stored is None else stored.sequence_number,
-            waiting_events=len(self._intake) if self._intake is not None else 0,
+            waiting_events=len(self._prefetch_buffer) if self._prefetch_buffer is not None else 0,
             still_s=self.still_s(self._clock.boottime_s()),
         )
 
@@ -442,16 +442,16 @@ class Pump(PumpProgress):
 
     def drain(self) -> None:
         """Stop in good order; ``run`` ends after that."""
-        if self._draining or self._reason is not None:
+        if self._draining or self._close_reason is not None:
             return
         self._draining = True
         self._tell(PartitionDraining)
         self._state = PartitionState.DRAINING
         self.delivery.stop()
-        if self._floor.handlers.on_drain is not None:
-            self._floor.handlers.on_drain(self.contexts[0])
-        if self._intake is not None:
-            self._intake.close()
+        if self._manager.handlers.on_drain is not None:
+            self._manager.handlers.on_drain(self.contexts[0])
+        if self._prefetch_buffer is not None:
+            self._prefetch_buffer.close()
         self._opening.cancel()
 
     def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
@@ -459,8 +459,8 @@ class Pump(PumpProgress):
 
         ``given_up``: by this host itself. The next owner then sees an orderly end.
         """
-        if self._reason is None:
-            self._reason = reason
+        if self._close_reason is None:
+            self._close_reason = reason
             self._given_away = given_up
         self.delivery.stop()  # a thread that goes on must not begin with another event
         self._scope.cancel()
@@ -500,18 +500,18 @@ class Pump(PumpProgress):
                 try:
                     await self._open_and_pump()
                 except PartitionStopped:
-                    await self._rest(PartitionState.STOPPED)
+                    await self._wait_for_stop(PartitionState.STOPPED)
                 except ReaderDisplaced as stolen:
                     self._tell(ReceiverDisplaced, by=stolen.now_held_by)
                     failures += 1
                     await self._pause(failures)
                 except LeaseLost:
-                    if self.tenure.valid:
-                        self._floor.fenced(self.tenure)
+                    if self.handle.valid:
+                        self._manager.fenced(self.handle)
                     await anyio.sleep_forever()  # the member knows it too, and closes this pump
                 except PositionLost as error:
-                    await self._floor.on_error(self.contexts, error)
-                    await self._rest(PartitionState.STOPPED)
+                    await self._manager.on_error(self.contexts, error)
+                    await self._wait_for_stop(PartitionState.STOPPED)
                 except Exception as error:  # noqa: BLE001
                     failures += 1
                     await self._restart(error, failures)
@@ -530,21 +530,21 @@ class Pump(PumpProgress):
             await self._begin(receiver)
             await self._pump(receiver)
         finally:
-            self._intake = None
+            self._prefetch_buffer = None
             with anyio.move_on_after(self._goodbye_s, shield=True):
                 await receiver.close()
 
     async def _pump(self, receiver: Receiver) -> None:
-        self._intake = PrefetchBuffer(
+        self._prefetch_buffer = PrefetchBuffer(
             max_events=self._options.prefetch_events,
             max_bytes=self._options.prefetch_bytes,
             batch_events=self._options.batch_events,
         )
         errors: list[Exception] = []
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._receive, receiver, self._intake, errors)
+            tasks.start_soon(self._receive, receiver, self._prefetch_buffer, errors)
             try:
-                await self._handle(self._intake)
+                await self._deliver_batches(self._prefetch_buffer)
             except Exception as error:  # noqa: BLE001
                 errors.insert(0, error)
             tasks.cancel_scope.cancel()
@@ -553,17 +553,17 @@ class Pump(PumpProgress):
 
     async def _open(self) -> Receiver:
         """A receiver at the next event, by the checkpoint if this is the first time."""
-        tenure, floor = self.tenure, self._floor
+        handle, manager = self.handle, self._manager
         if self.next is None:
-            checkpoint = await floor.resuming.checkpoint(tenure.ownership.key)
+            checkpoint = await manager.checkpoint_loader.checkpoint(handle.ownership.key)
             if checkpoint is not None:
                 self.next = checkpoint.resumes_at
                 self.stored_position = checkpoint.position
                 self._done = checkpoint.position
         return await open_receiver(
-            floor.source,
-            tenure,
-            group=floor.group,
+            manager.source,
+            handle,
+            group=manager.group,
             start=self._start if self.next is None else Start.sequence(self.next),
             on_trimmed=self._options.on_trimmed,
         )
@@ -579,22 +579,22 @@ class Pump(PumpProgress):
                 # The end moves on: the next owner, without a checkpoint, would begin further ahead.
                 await asyncio.wrap_future(self.write(Position(sequence_number=self.next - 1)))
             self._opened = True
-            self._began = self.next
+            self._first_sequence = self.next
             self._tell(PartitionOpened, position=self.next)
-            self._floor.ask_for_repeats(self.tenure, self.next)
-            handlers = self._floor.handlers
-            await self._floor.call_user(handlers.on_partition_open, self.contexts)
+            self._manager.count_repeats(self.handle, self.next)
+            handlers = self._manager.handlers
+            await self._manager.call_user(handlers.on_partition_open, self.contexts)
         self.progress_at_s = self._clock.boottime_s()
         if self._state is PartitionState.OPENING:
             self._state = PartitionState.WAITING
 
     async def _receive(
-        self, receiver: Receiver, intake: PrefetchBuffer, errors: list[Exception]
+        self, receiver: Receiver, prefetch_buffer: PrefetchBuffer, errors: list[Exception]
     ) -> None:
         try:
             while True:
-                await intake.room()
-                intake.put(
+                await prefetch_buffer.room()
+                prefetch_buffer.put(
                     await receiver.receive(
                         max_events=self._options.batch_events,
                         max_bytes=self._options.batch_bytes,
@@ -602,31 +602,31 @@ class Pump(PumpProgress):
                 )
         except Exception as error:  # noqa: BLE001
             errors.append(error)
-            intake.close()  # what is under way may end; then the pump begins anew
+            prefetch_buffer.close()  # what is under way may end; then the pump begins anew
 
-    async def _handle(self, intake: PrefetchBuffer) -> None:
+    async def _deliver_batches(self, prefetch_buffer: PrefetchBuffer) -> None:
         while not self._draining:
-            batch = await intake.get()
+            batch = await prefetch_buffer.get()
             if batch is None:
                 return
             await self.delivery.deliver(batch)
 
     # -------------------------------------------------------------- trouble
 
-    async def _rest(self, state: PartitionState) -> None:
+    async def _wait_for_stop(self, state: PartitionState) -> None:
         """Keep the partition and do nothing, until it is drained or lost."""
         self._state = state
         await self.delivery.stopped.wait()
 
     async def _restart(self, error: Exception, failures: int) -> None:
-        pause_s = _PAUSES.pause_s(failures, self._floor.rng)
+        pause_s = _RETRY_BACKOFF.pause_s(failures, self._manager.rng)
         self._tell(PumpRestarted, error=error, pause_s=pause_s)
-        await self._floor.on_error(self.contexts, error)
+        await self._manager.on_error(self.contexts, error)
         await self._pause(failures, pause_s)
 
     async def _pause(self, failures: int, pause_s: float | None = None) -> None:
         if pause_s is None:
-            pause_s = _PAUSES.pause_s(failures, self._floor.rng)
+            pause_s = _RETRY_BACKOFF.pause_s(failures, self._manager.rng)
         with suppress(TimeoutError):
             await self._clock.bounded(self.delivery.stopped.wait(), seconds=pause_s)
 
@@ -634,27 +634,27 @@ class Pump(PumpProgress):
 
     async def _end(self) -> None:
         """In good order if nobody forced it: callback, checkpoint, then the word to the member."""
-        floor, reason = self._floor, self._reason
+        manager, reason = self._manager, self._close_reason
         in_order = reason is None
         if reason is None:
-            reason = CloseReason.SHUTDOWN if floor.stopping else CloseReason.HANDED_OVER
+            reason = CloseReason.SHUTDOWN if manager.stopping else CloseReason.HANDED_OVER
         call = self.delivery.last_call
         if call is not None and call.running:
             self._tell(HandlerAbandoned)
-            floor.abandoned(call)
+            manager.abandoned(call)
         if self._opened:
-            said = floor.call_user(floor.handlers.on_partition_close, self.contexts, reason)
+            said = manager.call_user(manager.handlers.on_partition_close, self.contexts, reason)
             if in_order:
                 with self._ending:
                     await said
-                    in_order = await self._stored_last()
+                    in_order = await self._store_last_position()
             else:
                 with suppress(TimeoutError):
                     await self._clock.bounded(said, seconds=self._goodbye_s)
-        if self._reason is not None:
-            reason, in_order = self._reason, False
+        if self._close_reason is not None:
+            reason, in_order = self._close_reason, False
         if in_order or self._given_away:
-            self._tell_repeats()
+            self._report_repeats()
         if self._opened:
             self._tell(PartitionClosed, reason=reason, position=self.next)
-        floor.ended(self, in_order=in_order)
+        manager.ended(self, in_order=in_order)

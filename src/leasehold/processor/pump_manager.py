@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from leasehold.events.source import EventSource
     from leasehold.lease.handle import Handle
     from leasehold.model import Ownership, Position
-    from leasehold.processor.checkpoint_writer import Told
+    from leasehold.processor.checkpoint_writer import WriteCallback
     from leasehold.processor.context import Transacting
     from leasehold.processor.events import EventBus
     from leasehold.processor.handlers import HandlerCall, Handlers
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("leasehold.processor")
 
-_LONGEST_LOOK_S = 15.0
-_SHORTEST_LOOK_S = 0.05
+_MAX_CHECK_INTERVAL_S = 15.0
+_MIN_CHECK_INTERVAL_S = 0.05
 _MOVING = frozenset(
     (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
 )
@@ -72,13 +72,13 @@ class PumpManager:
     def __init__(
         self,
         source: EventSource,
-        lease_side: LeaseThread,
+        lease_thread: LeaseThread,
         *,
         group: str,
         options: ProcessorOptions,
         handlers: Handlers,
-        bridge: LoopLink,
-        board: EventBus,
+        loop_link: LoopLink,
+        event_bus: EventBus,
         clock: Clock,
         rng: random.Random,
         transactions: Transacting | None = None,
@@ -89,21 +89,21 @@ class PumpManager:
         self.group = group
         self.options = options
         self.handlers = handlers
-        self.board = board
+        self.event_bus = event_bus
         self.clock = clock
         self.rng = rng
         self.transactions = transactions
         self.stopping = False
-        self.resuming = CheckpointLoader(
-            lambda: bridge.on_lease(lease_side.checkpoints), clock=clock, rng=rng
+        self.checkpoint_loader = CheckpointLoader(
+            lambda: loop_link.on_lease(lease_thread.checkpoints), clock=clock, rng=rng
         )
-        self._lease_side = lease_side
-        self._bridge = bridge
+        self._lease_thread = lease_thread
+        self._loop_link = loop_link
         self._pumps: dict[tuple[str, int], Pump] = {}
         self._abandoned: list[HandlerCall] = []
         self._capped_at_s: float | None = None
         self._known: frozenset[str] = frozenset()
-        self._trouble: BaseException | None = None
+        self._member_error: BaseException | None = None
         self._tasks: TaskGroup | None = None
         self._idle = anyio.Event()
 
@@ -134,19 +134,19 @@ class PumpManager:
 
     # ------------------------------------------- told by the lease side
 
-    def open(self, tenure: Handle) -> None:
+    def open(self, handle: Handle) -> None:
         """Begin to work on a partition."""
-        if tenure.ended is not None or self._tasks is None:
+        if handle.ended is not None or self._tasks is None:
             return  # it was lost before it was begun
-        pump = Pump(tenure, self)
-        self._pumps[tenure.ownership.key, tenure.ownership.epoch] = pump
+        pump = Pump(handle, self)
+        self._pumps[handle.ownership.key, handle.ownership.epoch] = pump
         self._tasks.start_soon(self._run_pump, pump)
 
     def drain(self, ownership: Ownership) -> None:
         """Stop in good order, and say so."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is None:
-            self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
+            self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
         else:
             pump.drain()
 
@@ -154,41 +154,43 @@ class PumpManager:
         """Stop at once."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
-            closed_by = _CLOSED_BY.get(reason) or self._forced(reason)
+            closed_by = _CLOSED_BY.get(reason) or self._forced_close_reason(reason)
             if closed_by is CloseReason.STALLED:
-                self._tell_stalled(pump, "passed on to another host", given_up=True)
+                self._report_stalled(pump, "passed on to another host", given_up=True)
             pump.close(closed_by, given_up=reason in _GIVEN_UP)
 
-    def _forced(self, reason: str) -> CloseReason:
+    def _forced_close_reason(self, reason: str) -> CloseReason:
         if reason != "shutdown":
             return CloseReason.LOST
         return CloseReason.SHUTDOWN if self.stopping else CloseReason.ERROR
 
     # ----------------------------------------------- what pumps ask for
 
-    def put_mark(
-        self, ownership: Ownership, position: Position, within_s: float, told: Told
+    def write_checkpoint(
+        self, ownership: Ownership, position: Position, within_s: float, on_done: WriteCallback
     ) -> None:
         """Have a position stored. From any thread."""
-        self._lease_side.marks.put(ownership, position, within_s=within_s, told=told)
+        self._lease_thread.checkpoint_writer.put(
+            ownership, position, within_s=within_s, on_done=on_done
+        )
 
-    def refused(self, tenure: Handle, position: Position) -> None:
+    def refused(self, handle: Handle, position: Position) -> None:
         """A checkpoint came after the end of its ownership, and was not even sent."""
-        self.board.tell(
+        self.event_bus.tell(
             CheckpointRefused(
-                holder=tenure.ownership.holder,
-                partition=tenure.partition,
-                epoch=tenure.ownership.epoch,
+                holder=handle.ownership.holder,
+                partition=handle.partition,
+                epoch=handle.ownership.epoch,
                 sequence_number=position.sequence_number,
-                why=tenure.ended or "trust window over",
+                why=handle.ended or "trust window over",
             )
         )
 
-    def fenced(self, tenure: Handle) -> None:
+    def fenced(self, handle: Handle) -> None:
         """The store has refused a write under this ownership: the member has yet to hear of it."""
-        self._bridge.to_lease(lambda: self._lease_side.fenced(tenure.ownership))
+        self._loop_link.to_lease(lambda: self._lease_thread.fenced(handle.ownership))
 
-    def weigh(self, meter: LoadMeter, done: EventBatch, now_s: float) -> None:
+    def measure_load(self, meter: LoadMeter, done: EventBatch, now_s: float) -> None:
         """Note what a partition has cost."""
         if self.options.load is LoadMeasure.BYTES:
             meter.add(done.arrow.nbytes, now_s)
@@ -200,8 +202,8 @@ class PumpManager:
         now_s = self.clock.boottime_s()
         lag = self.options.load is LoadMeasure.LAG
         return {
-            pump.tenure.ownership.key: rounded(
-                pump.vigil.lag_events if lag else pump.meter.rate(now_s)
+            pump.handle.ownership.key: rounded(
+                pump.stall_watch.lag_events if lag else pump.meter.rate(now_s)
             )
             for pump in self.pumps
         }
@@ -210,13 +212,13 @@ class PumpManager:
         """A handler in a thread is over its limit: its partition goes to another host."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
-            pump.vigil.late = True
+            pump.stall_watch.late = True
             self._stalled(pump, give_up=True)
 
-    def ask_for_repeats(self, tenure: Handle, position: int) -> None:
+    def count_repeats(self, handle: Handle, position: int) -> None:
         """Find out, beside the work, how many of the events to come may have been handled."""
-        if tenure.ownership.epoch > 1 and self._tasks is not None:
-            self._tasks.start_soon(self._count_repeats, tenure, position)
+        if handle.ownership.epoch > 1 and self._tasks is not None:
+            self._tasks.start_soon(self._count_repeats, handle, position)
 
     async def on_error(
         self, contexts: tuple[object, object], error: BaseException, *, by_user: bool = False
@@ -227,11 +229,11 @@ class PumpManager:
         """
         # An error of ours, such as of a source that is away, says all of it in its message.
         trace = error if by_user or not isinstance(error, LeaseholdError) else None
-        words = (self._place_of(contexts[0]), reason_of(error))
-        log.error("%s: %s", *words, exc_info=trace, extra={"error": error})
+        message = (self._describe(contexts[0]), reason_of(error))
+        log.error("%s: %s", *message, exc_info=trace, extra={"error": error})
         await self._guarded(self.handlers.on_error, contexts, error)
 
-    def _place_of(self, context: object) -> str:
+    def _describe(self, context: object) -> str:
         if isinstance(context, PartitionContext):
             return f"partition {context.partition} (epoch {context.epoch}) of {self.stream}"
         return f"{self.stream} for {self.group}"
@@ -245,20 +247,20 @@ class PumpManager:
         except Exception as error:  # noqa: BLE001
             await self.on_error(contexts, error, by_user=True)
 
-    def trouble(self, error: BaseException) -> None:
+    def member_failed(self, error: BaseException) -> None:
         """A cycle of the member failed: an error outside any partition.
 
         The user's function is told of one at a time; of those that come meanwhile, of the last.
         """
-        told, self._trouble = self._trouble is not None, error
-        if not told and self._tasks is not None:
-            self._tasks.start_soon(self._tell_trouble)
+        reporting, self._member_error = self._member_error is not None, error
+        if not reporting and self._tasks is not None:
+            self._tasks.start_soon(self._report_member_error)
 
-    async def _tell_trouble(self) -> None:
-        while (error := self._trouble) is not None:
+    async def _report_member_error(self) -> None:
+        while (error := self._member_error) is not None:
             await self._guarded(self.handlers.on_error, (None, None), error)
-            if self._trouble is error:
-                self._trouble = None
+            if self._member_error is error:
+                self._member_error = None
 
     def abandoned(self, call: HandlerCall) -> None:
         """A thread goes on with a call that nobody waits for."""
@@ -266,10 +268,10 @@ class PumpManager:
 
     def ended(self, pump: Pump, *, in_order: bool) -> None:
         """The pump has ended; in order means: the member may give the partition away now."""
-        ownership = pump.tenure.ownership
+        ownership = pump.handle.ownership
         self._pumps.pop((ownership.key, ownership.epoch), None)
         if in_order:
-            self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
+            self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
         self._idle.set()
         self._idle = anyio.Event()
 
@@ -280,8 +282,8 @@ class PumpManager:
             # A fault of ours. The partition must not stay with a host that does nothing for it.
             await self.on_error(pump.contexts, error)
             self.ended(pump, in_order=False)
-            ownership = pump.tenure.ownership
-            self._bridge.to_lease(lambda: self._lease_side.give_up(ownership, "error"))
+            ownership = pump.handle.ownership
+            self._loop_link.to_lease(lambda: self._lease_thread.give_up(ownership, "error"))
 
     async def _guarded(
         self, function: Callable[..., Any] | None, contexts: tuple[object, object], *values: object
@@ -291,18 +293,20 @@ class PumpManager:
         except Exception:
             log.exception("on_error failed")
 
-    async def _count_repeats(self, tenure: Handle, position: int) -> None:
+    async def _count_repeats(self, handle: Handle, position: int) -> None:
         with suppress(Exception):  # it is only a number; an error here must not end the pumps
-            if await self._bridge.on_lease(lambda: self._lease_side.follows_order(tenure)):
+            if await self._loop_link.on_lease(
+                lambda: self._lease_thread.follows_orderly_end(handle)
+            ):
                 return
-            ends = await self.source.ends([tenure.partition])
-            events = max(0, ends[tenure.partition].next - position)
+            ends = await self.source.ends([handle.partition])
+            events = max(0, ends[handle.partition].next - position)
             if events:
-                self.board.tell(
+                self.event_bus.tell(
                     PossibleRepeats(
-                        holder=tenure.ownership.holder,
-                        partition=tenure.partition,
-                        epoch=tenure.ownership.epoch,
+                        holder=handle.ownership.holder,
+                        partition=handle.partition,
+                        epoch=handle.ownership.epoch,
                         events=events,
                     )
                 )
@@ -319,7 +323,7 @@ class PumpManager:
         new = found - self._known
         if new:
             keys = sorted(partition_key(self.stream, self.group, each) for each in new)
-            await self._bridge.on_lease(lambda: self._lease_side.declare(keys))
+            await self._loop_link.on_lease(lambda: self._lease_thread.declare(keys))
             self._known |= new
 
     async def _discover_again(self) -> None:
@@ -333,16 +337,18 @@ class PumpManager:
     # ---------------------------------------------------------- watchdog
 
     async def _watch(self) -> None:
-        every_s = min(max(self.options.stall.check_interval_s, _SHORTEST_LOOK_S), _LONGEST_LOOK_S)
+        interval_s = min(
+            max(self.options.stall.check_interval_s, _MIN_CHECK_INTERVAL_S), _MAX_CHECK_INTERVAL_S
+        )
         while True:
-            await self.clock.sleep(every_s)
+            await self.clock.sleep(interval_s)
             self._forget_ended_calls()
             try:
-                await self._look()
+                await self._check_pumps()
             except Exception as error:  # noqa: BLE001
                 await self.on_error((None, None), error)
 
-    async def _look(self) -> None:
+    async def _check_pumps(self) -> None:
         rule, now_s = self.options.stall, self.clock.boottime_s()
         moving = [pump for pump in self.pumps if pump.state in _MOVING]
         quiet = [
@@ -350,18 +356,18 @@ class PumpManager:
         ]
         asked = self.pumps if self.options.load is LoadMeasure.LAG else quiet
         if asked:
-            ends = await self.source.ends([pump.tenure.partition for pump in asked])
+            ends = await self.source.ends([pump.handle.partition for pump in asked])
             for pump in asked:
-                end = ends.get(pump.tenure.partition)
-                pump.vigil.lag_events = 0
+                end = ends.get(pump.handle.partition)
+                pump.stall_watch.lag_events = 0
                 if end is not None and pump.next is not None:
-                    pump.vigil.lag_events = max(0, end.next - pump.next)
+                    pump.stall_watch.lag_events = max(0, end.next - pump.next)
         for pump in moving:
-            if pump.vigil.kept:
+            if pump.stall_watch.kept:
                 self._give_up(pump)
             waits, still_s = pump.work_waits, pump.still_s(now_s)
             if pump in quiet and not waits and pump.state is not PartitionState.OPENING:
-                waits, still_s = pump.vigil.lag_events > 0, pump.vigil.behind_s(now_s)
+                waits, still_s = pump.stall_watch.lag_events > 0, pump.stall_watch.behind_s(now_s)
             waits = waits or pump.state is PartitionState.OPENING
             verdict = rule.judge(work_waits=waits, still_s=still_s)
             if verdict is not StallVerdict.FINE:
@@ -369,41 +375,41 @@ class PumpManager:
 
     def _give_up(self, pump: Pump) -> None:
         """Have the partition passed on; ``close`` is told, or ``kept`` if nobody can take it."""
-        pump.vigil.given_up, pump.vigil.kept = True, False
+        pump.stall_watch.given_up, pump.stall_watch.kept = True, False
         self._capped_at_s = self.clock.boottime_s()
-        ownership = pump.tenure.ownership
-        self._bridge.to_lease(lambda: self._lease_side.give_up(ownership, "stalled"))
+        ownership = pump.handle.ownership
+        self._loop_link.to_lease(lambda: self._lease_thread.give_up(ownership, "stalled"))
 
-    def kept(self, ownership: Ownership) -> None:
+    def keep_stalled(self, ownership: Ownership) -> None:
         """Nobody could take a partition that was given up: it is tried again."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
-        if pump is not None and pump.vigil.given_up:
-            pump.vigil.kept = True
-            if not pump.vigil.kept_told:
-                pump.vigil.kept_told = True
-                self._tell_stalled(pump, "kept, since no other host can take it", given_up=False)
+        if pump is not None and pump.stall_watch.given_up:
+            pump.stall_watch.kept = True
+            if not pump.stall_watch.kept_reported:
+                pump.stall_watch.kept_reported = True
+                self._report_stalled(pump, "kept, since no other host can take it", given_up=False)
 
     def _stalled(self, pump: Pump, *, give_up: bool) -> None:
-        reported, pump.vigil.reported = pump.vigil.reported, True
+        reported, pump.stall_watch.reported = pump.stall_watch.reported, True
         if give_up:
-            if not pump.vigil.given_up:
+            if not pump.stall_watch.given_up:
                 self._give_up(pump)
         elif not reported:
-            self._tell_stalled(pump, "", given_up=False)
+            self._report_stalled(pump, "", given_up=False)
             pump.reopen()
 
-    def _tell_stalled(self, pump: Pump, what: str, *, given_up: bool) -> None:
-        still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.limit_s
+    def _report_stalled(self, pump: Pump, what: str, *, given_up: bool) -> None:
+        still_s, limit_s = pump.still_s(self.clock.boottime_s()), self.handlers.timeout_s
         why = f"no progress for {still_s:.1f} s ({pump.state.value})"
-        if pump.vigil.late and limit_s is not None:
+        if pump.stall_watch.late and limit_s is not None:
             why = f"a handler is over handler_timeout ({limit_s:g} s) and can not be stopped"
-        words = f"{why}: {what}" if what else why
-        log.warning("partition %s: %s", pump.tenure.partition, words)
-        self.board.tell(
+        message = f"{why}: {what}" if what else why
+        log.warning("partition %s: %s", pump.handle.partition, message)
+        self.event_bus.tell(
             Stalled(
-                holder=pump.tenure.ownership.holder,
-                partition=pump.tenure.partition,
-                epoch=pump.tenure.ownership.epoch,
+                holder=pump.handle.ownership.holder,
+                partition=pump.handle.partition,
+                epoch=pump.handle.ownership.epoch,
                 still_s=still_s,
                 given_up=given_up,
             )
@@ -420,4 +426,4 @@ class PumpManager:
         # What was not a thread may be stuck again at once: leave the others a while with it.
         if ended or capped_s >= self.options.stall.stall_after_s:
             self._capped_at_s = None
-            self._bridge.to_lease(self._lease_side.recovered)
+            self._loop_link.to_lease(self._lease_thread.recovered)

@@ -48,9 +48,9 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"a clock does not go back: {seconds:g} s")
         self._passed_s += seconds
-        for due_s, ring in list(self._alarms):
+        for due_s, wake in list(self._alarms):
             if due_s <= self._passed_s:
-                ring()
+                wake()
 
     async def sleep(self, seconds: float) -> None:
         """Return when ``advance`` has let ``seconds`` pass."""
@@ -69,10 +69,10 @@ class ManualClock:
         raise TimeoutError(f"no answer within {seconds:g} s by the manual clock")
 
     @contextmanager
-    def _alarm(self, seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-        alarm = (self._passed_s + seconds, ring)
+    def _alarm(self, seconds: float, wake: Callable[[], None]) -> Iterator[None]:
+        alarm = (self._passed_s + seconds, wake)
         if seconds <= 0:
-            ring()
+            wake()
         self._alarms.append(alarm)
         try:
             yield

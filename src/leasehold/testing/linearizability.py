@@ -88,7 +88,7 @@ def violation(history: Sequence[Operation], *, start: KeyState | None = None) ->
                 if branch not in seen:
                     seen.add(branch)
                     stack.append(branch)
-    return _explain(calls, *best)
+    return _describe_conflict(calls, *best)
 
 
 def _next(calls: Sequence[Operation], done: int) -> Iterator[int]:
@@ -175,7 +175,7 @@ def _holds(call: Operation, state: KeyState) -> bool:
     return state.holder == call.holder and state.epoch == call.epoch
 
 
-def _explain(calls: Sequence[Operation], done: int, state: KeyState) -> str:
+def _describe_conflict(calls: Sequence[Operation], done: int, state: KeyState) -> str:
     stuck = [calls[n] for n in _next(calls, done)]
     where = f"the key has epoch {state.epoch}, owner {state.holder}, position {state.position}"
     lines = [f"after {done.bit_count()} of {len(calls)} calls {where}; none of these can be next:"]

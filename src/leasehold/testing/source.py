@@ -42,7 +42,7 @@ class MemorySource:
         """Add events; return the number of the last one. From any thread."""
         self.events[partition].extend(bodies)
         for receiver in tuple(self.receivers):
-            receiver.ring()
+            receiver.wake()
         return len(self.events[partition]) - 1
 
     def grow(self, partitions: int) -> None:
@@ -71,14 +71,14 @@ class MemorySource:
         """See ``EventSource``."""
         held = self.claims.get((partition, group))
         if held is not None and held[0] > epoch:
-            words = f"epoch {held[0]} reads partition {partition}, not {name}"
-            raise ReaderDisplaced(words, epoch=epoch)
+            message = f"epoch {held[0]} reads partition {partition}, not {name}"
+            raise ReaderDisplaced(message, epoch=epoch)
         receiver = MemoryReceiver(self, partition, group=group, epoch=epoch)
         receiver.position = self._number(partition, start)
         self.claims[partition, group] = (epoch, receiver)
         self.receivers.append(receiver)
         for each in tuple(self.receivers):
-            each.ring()
+            each.wake()
         return receiver
 
     async def close(self) -> None:
@@ -135,18 +135,18 @@ class MemoryReceiver:
         self._claim = (partition, group)
         self._epoch = epoch
         self._loop = asyncio.get_running_loop()
-        self._bell = asyncio.Event()
+        self._changed = asyncio.Event()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Have another look. From any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._bell.set)
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``."""
         del max_bytes
         while True:
-            self._bell.clear()
+            self._changed.clear()
             if self.failure is not None:
                 raise self.failure
             if self._source.claims[self._claim][1] is not self:
@@ -160,7 +160,7 @@ class MemoryReceiver:
                 batch = self._source.batch(self._partition, self.position, stop)
                 self.position += len(batch)
                 return batch
-            await self._bell.wait()
+            await self._changed.wait()
 
     async def close(self) -> None:
         """See ``Receiver``."""

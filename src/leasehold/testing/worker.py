@@ -103,7 +103,7 @@ class Racer:
             if self._race.counter:
                 await self._count()
             else:
-                await self._mark(ownership)
+                await self._checkpoint(ownership)
             await self._release(ownership)
             done += 1
         raise RuntimeError(f"{self._race.holder} got nowhere in {self._race.max_tries} tries")
@@ -140,15 +140,15 @@ class Racer:
             )
         )
 
-    async def _mark(self, ownership: Ownership) -> None:
-        mark = CheckpointWrite(
+    async def _checkpoint(self, ownership: Ownership) -> None:
+        write = CheckpointWrite(
             ownership=ownership, position=Position(sequence_number=ownership.epoch)
         )
         await self._until_answered(
             lambda: self._recorded(
                 KeyCall.CHECKPOINT,
                 ownership.epoch,
-                lambda: self._store.checkpoint([mark]),
+                lambda: self._store.checkpoint([write]),
                 lambda refused: (
                     (_REFUSALS[refused[ownership.key]] if refused else CallOutcome.DONE, 0, None)
                 ),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.processors import (
-    PATIENCE_S,
+    TIMEOUT_S,
     lease_threads,
     options,
 )
@@ -93,7 +93,7 @@ class Program:
         self._popen.send_signal(number)
 
     def end(self) -> int:
-        return self._popen.wait(PATIENCE_S)
+        return self._popen.wait(TIMEOUT_S)
 
     def kill(self) -> None:
         self._popen.kill()
@@ -177,7 +177,7 @@ def test_a_program_without_an_event_loop_runs_a_processor_in_the_background(
     processor = EventProcessor(source, url, "billing", on_event=on_event, options=options())
     with blocking(processor):
         source.append("1", b"c")
-        assert done.wait(PATIENCE_S)
+        assert done.wait(TIMEOUT_S)
     assert sorted(got) == [b"a", b"b", b"c"]
     assert lease_threads() == []
     assert processor.counts().events_handled == 3

@@ -35,8 +35,8 @@ from leasehold.stores import open_store
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 120.0
-AT_ONCE = 5
+TIMEOUT_S = 120.0
+QUICK_RETRIES = 5
 STREAM = "orders"
 GROUP = "billing"
 KEYS_GROUP = partition_group(STREAM, GROUP)
@@ -110,8 +110,8 @@ class Host:
     def kill(self) -> None:
         """As a power cut does it; all that it said before is heard when this returns."""
         self._popen.kill()
-        self._popen.wait(PATIENCE_S)
-        self._reading.join(PATIENCE_S)
+        self._popen.wait(TIMEOUT_S)
+        self._reading.join(TIMEOUT_S)
 
     def stop(self) -> None:
         """SIGSTOP; returns when it stands still."""
@@ -137,10 +137,10 @@ class Host:
         """SIGTERM; its exit code when it has ended."""
         self.send(signal.SIGTERM)
         try:
-            code = self._popen.wait(PATIENCE_S)
+            code = self._popen.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             pytest.fail(f"{self.name} does not end: {self.trouble()}", pytrace=False)
-        self._reading.join(PATIENCE_S)
+        self._reading.join(TIMEOUT_S)
         return code
 
     def end(self) -> None:
@@ -213,9 +213,9 @@ class Crowd:
     def until(self, true: Callable[[], bool], what: str) -> None:
         """Return when it is so; fail with all that is known if it does not come to pass."""
         with self._rung:
-            if not self._rung.wait_for(true, PATIENCE_S):
+            if not self._rung.wait_for(true, TIMEOUT_S):
                 known = "\n".join(host.trouble() for host in self.hosts)
-                pytest.fail(f"not within {PATIENCE_S:g} s: {what}\n{known}", pytrace=False)
+                pytest.fail(f"not within {TIMEOUT_S:g} s: {what}\n{known}", pytrace=False)
 
     def shared(self, *shares: int, hosts: list[Host] | None = None) -> None:
         """Wait until the hosts have so many partitions each, in any order."""
@@ -293,7 +293,7 @@ class Crowd:
             yield
         finally:
             enough.set()
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
         assert not errors, errors
 
     def fill(self, rounds: int) -> None:
@@ -305,14 +305,14 @@ class Crowd:
                 for number in range(rounds)
             ]
             for each in sent:
-                each.result(PATIENCE_S)
+                each.result(TIMEOUT_S)
 
     def _produce(self, enough: threading.Event, every_s: float) -> None:
         with self.log.producer(STREAM, QUICK) as producer:
             sent = []
             for number in count(1):
                 partitions = self.log.stream(STREAM).partitions  # it may have grown
-                values = range(number, number + AT_ONCE)
+                values = range(number, number + QUICK_RETRIES)
                 sent += [
                     producer.send([Event(body=b"%d" % n) for n in values], partition=each)
                     for each in range(partitions)
@@ -320,7 +320,7 @@ class Crowd:
                 if enough.wait(every_s):
                     break
             for each in sent:
-                each.result(PATIENCE_S)
+                each.result(TIMEOUT_S)
 
 
 QUICK = ProducerOptions(linger=timedelta(milliseconds=1), durable=False)

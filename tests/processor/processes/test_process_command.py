@@ -17,7 +17,7 @@ from leasehold.events import Event
 from leasehold.log import Log, LogOptions
 
 COMMAND = str(Path(sys.executable).with_name("leasehold"))
-PATIENCE_S = 120
+TIMEOUT_S = 120
 HANDLERS = """
 import os
 import threading
@@ -84,7 +84,7 @@ class Running:
 
     def end(self, number: signal.Signals) -> tuple[int, str]:
         self.process.send_signal(number)
-        out, said = self.process.communicate(timeout=PATIENCE_S)
+        out, said = self.process.communicate(timeout=TIMEOUT_S)
         self.said += said
         return self.process.returncode, out
 
@@ -172,6 +172,6 @@ def test_an_operator_has_it_leave_and_the_other_host_goes_on(
     first = next(each["holder"] for each in members if each["holder"].startswith("one-"))
     done = leasehold("members", "drain", first, "--execute", "--timeout", "30s")
     assert done.code == 0, done.err
-    assert one.process.wait(timeout=PATIENCE_S) == 0
+    assert one.process.wait(timeout=TIMEOUT_S) == 0
     two.until("opened partition")
     assert two.end(signal.SIGTERM)[0] == 0, two.said

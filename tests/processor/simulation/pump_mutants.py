@@ -19,7 +19,7 @@ from leasehold.events import EventBatch, EventSource, Receiver, Start
 from leasehold.lease.handle import Handle
 from leasehold.model import Checkpoint, CheckpointWrite, EndReason, Ownership, Position, Refusal
 from leasehold.processor import CloseReason, PartitionState
-from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWriter, Told
+from leasehold.processor.checkpoint_writer import CheckpointLoader, CheckpointWriter, WriteCallback
 from leasehold.processor.pump import PrefetchBuffer, Pump
 from leasehold.processor.pump_manager import PumpManager
 from leasehold.testing.sim.checks import CheckedRegistry
@@ -59,7 +59,7 @@ def drains_at_once(original: Any) -> Any:
 
     def drain(self: PumpManager, ownership: Ownership) -> None:
         original(self, ownership)
-        self._bridge.to_lease(lambda: self._lease_side.drained(ownership))
+        self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
 
     return drain
 
@@ -135,12 +135,12 @@ def retries_after_loss(_original: Any) -> Any:
 OPEN = "leasehold.processor.pump:open_receiver"
 
 
-@replaces("leasehold.processor.pump:Pump._handle")
+@replaces("leasehold.processor.pump:Pump._deliver_batches")
 def stores_too_early(original: Any) -> Any:
     """The position is stored when events have come, not when they are handled."""
 
-    async def handle(self: Pump, intake: PrefetchBuffer) -> None:
-        get = intake.get
+    async def handle(self: Pump, prefetch_buffer: PrefetchBuffer) -> None:
+        get = prefetch_buffer.get
 
         async def get_and_store() -> EventBatch | None:
             batch = await get()
@@ -148,8 +148,8 @@ def stores_too_early(original: Any) -> Any:
                 self._advance(batch)
             return batch
 
-        intake.get = get_and_store  # type: ignore[method-assign]
-        await original(self, intake)
+        prefetch_buffer.get = get_and_store  # type: ignore[method-assign]
+        await original(self, prefetch_buffer)
 
     return handle
 
@@ -160,14 +160,14 @@ def reopens_at_the_received(original: Any) -> Any:
     last: dict[Ownership, Receiver] = {}
 
     async def open_receiver(
-        source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: Any
+        source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: Any
     ) -> Receiver:
-        if tenure.ownership in last:
-            start = Start.sequence(last[tenure.ownership].position)
-        last[tenure.ownership] = await original(
-            source, tenure, group=group, start=start, on_trimmed=on_trimmed
+        if handle.ownership in last:
+            start = Start.sequence(last[handle.ownership].position)
+        last[handle.ownership] = await original(
+            source, handle, group=group, start=start, on_trimmed=on_trimmed
         )
-        return last[tenure.ownership]
+        return last[handle.ownership]
 
     return open_receiver
 
@@ -178,11 +178,11 @@ def reopens_at_the_checkpoint(original: Any) -> Any:
     first: dict[Ownership, Start] = {}
 
     async def open_receiver(
-        source: EventSource, tenure: Handle, *, group: str, start: Start, on_trimmed: Any
+        source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: Any
     ) -> Receiver:
-        start = first.setdefault(tenure.ownership, start)
+        start = first.setdefault(handle.ownership, start)
         receiver: Receiver = await original(
-            source, tenure, group=group, start=start, on_trimmed=on_trimmed
+            source, handle, group=group, start=start, on_trimmed=on_trimmed
         )
         return receiver
 
@@ -190,23 +190,23 @@ def reopens_at_the_checkpoint(original: Any) -> Any:
 
 
 @replaces("leasehold.processor.pump:Pump._receive")
-def keeps_the_intake(original: Any) -> Any:
+def keeps_the_prefetch_buffer(original: Any) -> Any:
     """What was received before the trouble is handed out, and then received again."""
     left: dict[Pump, Sequence[EventBatch]] = {}
 
     async def receive(
-        self: Pump, receiver: Receiver, intake: PrefetchBuffer, errors: list[Exception]
+        self: Pump, receiver: Receiver, prefetch_buffer: PrefetchBuffer, errors: list[Exception]
     ) -> None:
-        close = intake.close
+        close = prefetch_buffer.close
 
         def keep_and_close() -> None:
-            left[self] = [batch for batch, _ in intake._batches]
+            left[self] = [batch for batch, _ in prefetch_buffer._batches]
             close()
 
         for batch in left.pop(self, ()):
-            intake.put(batch)
-        intake.close = keep_and_close  # type: ignore[method-assign]
-        await original(self, receiver, intake, errors)
+            prefetch_buffer.put(batch)
+        prefetch_buffer.close = keep_and_close  # type: ignore[method-assign]
+        await original(self, receiver, prefetch_buffer, errors)
 
     return receive
 
@@ -221,13 +221,13 @@ def reopens_under_the_handler(_original: Any) -> Any:
     return reopen
 
 
-@replaces("leasehold.processor.pump:Pump._handle")
+@replaces("leasehold.processor.pump:Pump._deliver_batches")
 def handles_all_at_once(_original: Any) -> Any:
     """The next batch is handed out while the handler has not returned from the last one."""
 
-    async def handle(self: Pump, intake: PrefetchBuffer) -> None:
+    async def handle(self: Pump, prefetch_buffer: PrefetchBuffer) -> None:
         async with anyio.create_task_group() as tasks:
-            while (batch := await intake.get()) is not None:
+            while (batch := await prefetch_buffer.get()) is not None:
                 tasks.start_soon(self.delivery.deliver, batch)
 
     return handle
@@ -261,11 +261,11 @@ def newest_of_any_epoch(original: Any) -> Any:
         position: Position,
         *,
         within_s: float = 0.0,
-        told: Told | None = None,
+        on_done: WriteCallback | None = None,
     ) -> None:
         known = furthest.setdefault(self, {})
         position = known[ownership.key] = max(position, known.get(ownership.key, position))
-        original(self, ownership, position, within_s=within_s, told=told)
+        original(self, ownership, position, within_s=within_s, on_done=on_done)
 
     return put
 
@@ -313,7 +313,7 @@ MUTANTS = [
         ("stores too early", "passes events that", stores_too_early),
         ("re-opens at the received", "a gap in epoch|began at event", reopens_at_the_received),
         ("re-opens at the checkpoint", "came twice in epoch", reopens_at_the_checkpoint),
-        ("keeps the intake", "came twice in epoch", keeps_the_intake),
+        ("keeps the intake", "came twice in epoch", keeps_the_prefetch_buffer),
         ("re-opens under the handler", "nothing had failed", reopens_under_the_handler),
         ("handles all at once", "two calls of the handler", handles_all_at_once),
         ("reads before the claim", "began at event", reads_before_the_claim),

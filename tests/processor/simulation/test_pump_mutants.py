@@ -8,11 +8,11 @@ import pytest
 from tests.processor.simulation.pump_mutants import MUTANTS, PumpMutant
 
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.pump_run import run_pump_day
+from leasehold.testing.sim.pump_run import run_pump_faults
 
 MAX_SEEDS = 150
 # Days that are known to find it, for those that live long: they are tried first.
-BAD_DAYS = {
+KNOWN_SEEDS = {
     "unfenced checkpoints": 44,
     "retries after loss": 21,
     "re-opens under the handler": 17,
@@ -28,7 +28,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.spec("B9")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_it_is_caught(mutant: PumpMutant) -> None:
-    seeds = sorted(range(MAX_SEEDS), key=lambda seed: seed != BAD_DAYS.get(mutant.name))
+    seeds = sorted(range(MAX_SEEDS), key=lambda seed: seed != KNOWN_SEEDS.get(mutant.name))
     caught = next(filter(None, (_broken(mutant, seed) for seed in seeds)), None)
     assert caught, f"{mutant.name} lived through {MAX_SEEDS} days"
     assert caught.startswith("seed ")
@@ -38,7 +38,7 @@ def test_it_is_caught(mutant: PumpMutant) -> None:
 def _broken(mutant: PumpMutant, seed: int) -> str | None:
     try:
         with mutant.part.in_place():
-            run_pump_day(seed)
+            run_pump_faults(seed)
     except InvariantBroken as broken:
         return str(broken)
     return None

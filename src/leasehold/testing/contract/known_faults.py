@@ -74,11 +74,11 @@ class ShedLockContract(ContractBase):
         second = await scene.member("second")
         await scene.wait()
         newer = await scene.own(second, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await lost(scene, lease) == EndReason.EXPIRED.value
         assert list(await scene.store.release([ownership])) == [ownership.key]
-        assert_unchanged(before, await scene.picture())
-        assert await scene.mark(newer, 1) is None
+        assert_unchanged(before, await scene.snapshot())
+        assert await scene.write_checkpoint(newer, 1) is None
 
     async def test_shedlock_should_not_be_able_to_extend_unlocked_lock(
         self, scene: StoreCase
@@ -100,8 +100,8 @@ class ShedLockContract(ContractBase):
         second = await scene.own(lease, first.key)
         await scene.store.release([first])
         assert (await scene.resource(first.key)).holder == lease.holder
-        assert await scene.mark(first, 1) == "fenced"
-        assert await scene.mark(second, 1) is None
+        assert await scene.write_checkpoint(first, 1) == "fenced"
+        assert await scene.write_checkpoint(second, 1) is None
 
 
 class KinesisContract(ContractBase):
@@ -122,7 +122,7 @@ class KinesisContract(ContractBase):
         (ownership,) = await scene.store.claim(lease, wanted)
         assert ownership.epoch == 1
         assert await lost(scene, lease) is None
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
 
     async def test_kcl_1743_giver_stops_in_the_middle_of_a_hand_over(
         self, scene: StoreCase
@@ -167,7 +167,7 @@ class KinesisContract(ContractBase):
         told = (await scene.store.renew(watcher, since=version)).resources
         assert [(each.key, each.epoch) for each in told] == [(ownership.key, 1)]
         assert (await scene.own(lease, ownership.key)).epoch == 2
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
 
     async def test_dynamolock_280_expired_owner_writes(self, scene: StoreCase) -> None:
         """dynamolock#280: a lock was lost, and its holder went on believing in it.
@@ -176,7 +176,7 @@ class KinesisContract(ContractBase):
         """
         lease, ownership = await scene.owned(units=1)
         await scene.wait()
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
         with pytest.raises(LeaseLost):
             await scene.claim(lease, ownership.key)
         assert await lost(scene, lease) == EndReason.EXPIRED.value
@@ -191,9 +191,9 @@ class KinesisContract(ContractBase):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lost, scene, lease)
             tasks.start_soon(scene.store.revoke, lease)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await lost(scene, lease) == EndReason.RELEASED.value
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert (await scene.resource(ownership.key)).state is State.AVAILABLE
 
 
@@ -205,22 +205,22 @@ class TokenContract(ContractBase):
         _, ownership = await scene.owned(units=1)
         await scene.wait()
         await scene.own(await scene.member("next"), ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.release([ownership])
         await scene.store.hand_over(
             [HandOver(ownership=ownership, to=ownership.holder)], limit=scene.units(1)
         )
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_rq_1531_lock_without_an_owner(self, scene: StoreCase) -> None:
         """rq#1531: whoever comes deletes the lock, because it does not say whose it is."""
         _, ownership = await scene.owned()
         stranger = await scene.member("stranger")
-        before = await scene.picture()
+        before = await scene.snapshot()
         theirs = replace(ownership, holder=stranger.holder, token=stranger.token)
         assert list(await scene.store.release([theirs])) == []
         await scene.store.revoke(replace(stranger, holder=ownership.holder))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_oban_py_32_two_processes_on_one_host(self, scene: StoreCase) -> None:
         """oban-py#32: both had the host's name, and both were leader. Here they are two."""
@@ -240,7 +240,7 @@ class TokenContract(ContractBase):
             await scene.claim(impostor, ownership.key, force=True)
         with pytest.raises(LeaseLost):
             await scene.store.renew(impostor)
-        assert await scene.mark(replace(ownership, token=impostor.token), 1) == "fenced"
+        assert await scene.write_checkpoint(replace(ownership, token=impostor.token), 1) == "fenced"
 
     async def test_fabric8_7160_the_duration_in_the_record_decides(self, scene: StoreCase) -> None:
         """fabric8#7160: a reader with a shorter setting than the owner's took its lease away.
@@ -271,7 +271,7 @@ class TokenContract(ContractBase):
             await losing.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
         await scene.own(rival, key)
         believed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
-        assert await scene.mark(believed, 1) == "fenced"
+        assert await scene.write_checkpoint(believed, 1) == "fenced"
         assert list(await scene.store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])) == []
         await scene.store.break_(key, epoch=1, after=timedelta(0))
-        assert await scene.mark(believed, 1) == "fenced"
+        assert await scene.write_checkpoint(believed, 1) == "fenced"

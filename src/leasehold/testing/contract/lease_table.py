@@ -25,7 +25,7 @@ from leasehold.model import Lease, MemberInfo, Ownership, State
 from leasehold.testing.contract.store_case import (
     LONG,
     ContractBase,
-    GroupPicture,
+    GroupSnapshot,
     StoreCase,
     assert_unchanged,
     forged,
@@ -253,9 +253,9 @@ async def _change(cell: _Cell) -> bool:
 async def _change_again(cell: _Cell) -> bool:
     """The former owner repeats the hand-over by which ``a`` got it: nothing may change."""
     assert cell.former is not None
-    before = await cell.scene.picture()
+    before = await cell.scene.snapshot()
     await cell.scene.hand_over(cell.former, cell.a)
-    assert_unchanged(before, await cell.scene.picture())
+    assert_unchanged(before, await cell.scene.snapshot())
     # The blob service answers by its state now, ours by what the caller did: see hand_over.py.
     shown = (await cell.scene.resource(cell.key)).state
     return judge(shown, Move.CHANGE_AGAIN).granted
@@ -289,12 +289,12 @@ async def _time(cell: _Cell) -> bool:
 
 
 async def _write(cell: _Cell) -> bool:
-    return await cell.scene.mark(cell.proof, 5) is None
+    return await cell.scene.write_checkpoint(cell.proof, 5) is None
 
 
 async def _write_other(cell: _Cell) -> bool:
     other = replace(cell.proof, holder=cell.b.holder, token=cell.b.token)
-    answers = [await cell.scene.mark(each, 5) for each in (forged(cell.proof), other)]
+    answers = [await cell.scene.write_checkpoint(each, 5) for each in (forged(cell.proof), other)]
     return None in answers
 
 
@@ -367,7 +367,7 @@ async def _prepared(scene: StoreCase, state: State, move: Move) -> _Cell:
 
 
 async def _findings(cell: _Cell, state: State) -> list[str]:
-    before = await cell.scene.picture()
+    before = await cell.scene.snapshot()
     left_before = (await cell.scene.resource(cell.key)).breaking_s or timedelta.max.total_seconds()
     shown = before.resources[cell.key].state
     if shown is not state:
@@ -377,7 +377,7 @@ async def _findings(cell: _Cell, state: State) -> list[str]:
     where = f"{cell.move.value} in {state.value}: "
     if (state, cell.move) not in GOES_BEFORE and granted is not verdict.granted:
         return [where + f"the table says {verdict}, the store {granted=}"]
-    after = await cell.scene.picture()
+    after = await cell.scene.snapshot()
     if (state, cell.move) in GOES_BEFORE or not verdict.granted:
         changed = _difference(before, after)
     else:
@@ -394,7 +394,7 @@ async def _granted(cell: _Cell) -> bool:
         return False
 
 
-def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupPicture) -> list[str]:
+def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupSnapshot) -> list[str]:
     """What a granted move did to the key that the table does not say."""
     now = after.resources[cell.key].state
     # Stores write down at once what has ended: broken and expired may be available already.
@@ -403,7 +403,7 @@ def _off_the_table(cell: _Cell, verdict: RuleOutcome, after: GroupPicture) -> li
     return [f"the table leads to {verdict.to}, the store to {now}"]
 
 
-def _difference(before: GroupPicture, after: GroupPicture) -> list[str]:
+def _difference(before: GroupSnapshot, after: GroupSnapshot) -> list[str]:
     try:
         assert_unchanged(before, replace(after, members=before.members, fenced=before.fenced))
     except AssertionError as error:

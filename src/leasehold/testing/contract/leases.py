@@ -51,7 +51,7 @@ class DeadTokenContract(ContractBase):
         _, held = await scene.owned("held")
         lease, ownership = await scene.owned(units=1 if way.startswith("expire") else LONG)
         await ENDS[way][0](scene, lease, ownership)
-        before = await scene.picture()
+        before = await scene.snapshot()
         for force in (False, True):
             with pytest.raises(LeaseLost):
                 await scene.store.claim(lease, [KeyClaim(key=free, seen_epoch=0)], force=force)
@@ -68,7 +68,7 @@ class DeadTokenContract(ContractBase):
                 info=MemberInfo(),
             )
         await scene.store.revoke(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         await _assert_dead(scene, ownership)
 
     @pytest.mark.spec("L3", "L7")
@@ -78,9 +78,9 @@ class DeadTokenContract(ContractBase):
         lease, ownership = await scene.owned()
         await ENDS[way][0](scene, lease, ownership)
         await _assert_dead(scene, ownership)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.renew(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L3", "L7")
     @pytest.mark.parametrize("way", [*_LEASE_ENDS, *_KEY_ENDS])
@@ -96,7 +96,7 @@ class DeadTokenContract(ContractBase):
 
 async def _assert_dead(scene: StoreCase, ownership: Ownership) -> None:
     """No method does anything for ``ownership``; only the refused write is counted."""
-    before = await scene.picture()
+    before = await scene.snapshot()
     third = await scene.member("third", group="")
     position = Position(sequence_number=10)
     refused = await scene.store.checkpoint(
@@ -110,7 +110,7 @@ async def _assert_dead(scene: StoreCase, ownership: Ownership) -> None:
     await scene.store.release([ownership])
     old = [KeyClaim(key=ownership.key, seen_epoch=ownership.epoch - 1)]
     assert list(await scene.store.claim(third, old, force=True)) == []
-    after = await scene.picture()
+    after = await scene.snapshot()
     assert after.fenced == before.fenced + 1
     assert_unchanged(before, replace(after, fenced=before.fenced))
 
@@ -138,7 +138,7 @@ class EpochContract(ContractBase):
         asker = await scene.member("asker")
         await scene.store.renew(lease)
         await scene.store.ask(asker, await scene.wanted(ownership.key))
-        await scene.mark(ownership, 1)
+        await scene.write_checkpoint(ownership, 1)
         await scene.store.break_(ownership.key, epoch=1, after=scene.units(10))
         assert (await scene.resource(ownership.key)).epoch == 1
 
@@ -162,7 +162,7 @@ class EpochContract(ContractBase):
             resource = await anew.resource(ownership.key)
             assert (resource.epoch, resource.state) == (1, State.LEASED)
             await store.renew(lease)
-            assert await anew.mark(ownership, 1) is None
+            assert await anew.write_checkpoint(ownership, 1) is None
 
 
 async def _owned_now(scene: StoreCase, lease: Lease, key: str) -> Ownership:
@@ -187,7 +187,7 @@ class BreakContract(ContractBase):
         broken = await _break(scene, ownership.key, 1, 0)
         assert broken is not None
         assert broken.state in {State.AVAILABLE, State.BROKEN}
-        assert await scene.mark(ownership, 1) == "fenced"
+        assert await scene.write_checkpoint(ownership, 1) == "fenced"
         ended = (await scene.store.renew(owner, since=version)).ended
         assert [(term.key, term.reason) for term in ended] == [(ownership.key, EndReason.BROKEN)]
         assert (await scene.own(await scene.member("next"), ownership.key)).epoch == 2
@@ -202,12 +202,12 @@ class BreakContract(ContractBase):
         assert broken is not None
         assert broken.state is State.BREAKING
         assert 0 < (broken.breaking_s or 0) <= 2 * scene.harness.unit_s
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
         assert await scene.claim(rival, ownership.key) == []
         await scene.store.renew(owner)
         await scene.wait(2.1)
         assert (await scene.resource(ownership.key)).state is State.BROKEN
-        assert await scene.mark(ownership, 2) == "fenced"
+        assert await scene.write_checkpoint(ownership, 2) == "fenced"
         assert (await scene.own(rival, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
 
@@ -266,11 +266,11 @@ class BreakContract(ContractBase):
         """Another epoch, or a key nobody holds: None, and nothing changes."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
-        before = await scene.picture()
+        before = await scene.snapshot()
         for key, epoch in ((ownership.key, 0), (ownership.key, 2), (free, 0), (free, 1)):
             for units in (0, 10):
                 assert await _break(scene, key, epoch, units) is None
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_break_of_an_unknown_key(self, scene: StoreCase) -> None:
         """Never declared, or forgotten: a mistake of the caller, and said so."""
@@ -286,11 +286,11 @@ class BreakContract(ContractBase):
         _, later = await scene.owned("later")
         await _break(scene, now.key, 1, 0)
         await _break(scene, later.key, 1, 2)
-        before = (await scene.picture()).plain("")
+        before = (await scene.snapshot()).plain("")
         await scene.wait(1)
         await _break(scene, now.key, 1, 0)
         await _break(scene, later.key, 1, 2)
-        assert (await scene.picture()).plain("") == before
+        assert (await scene.snapshot()).plain("") == before
         await scene.wait(1.1)
         assert (await scene.resource(later.key)).state is State.BROKEN
 
@@ -327,19 +327,19 @@ class LeaseContract(ContractBase):
     async def test_grant_again_is_the_same_grant(self, scene: StoreCase) -> None:
         """The same holder with the same token is the same incarnation."""
         lease = await scene.member("a")
-        before = await scene.picture()
+        before = await scene.snapshot()
         again = await _grant_again(scene, lease, token=lease.token)
         assert again == lease
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L2", "L4")
     async def test_grant_with_another_token_is_refused(self, scene: StoreCase) -> None:
         """A holder id in use belongs to whoever has its token."""
         lease = await scene.member("a")
-        before = await scene.picture()
+        before = await scene.snapshot()
         with pytest.raises(LeaseLost):
             await _grant_again(scene, lease, token=GUESS)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("L4")
     async def test_an_ended_holder_does_not_come_back(self, scene: StoreCase) -> None:
@@ -430,17 +430,17 @@ class LeaseContract(ContractBase):
         other = await scene.member("b")
         await scene.store.revoke(lease)
         await scene.own(other, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.revoke(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_revoke_needs_the_token(self, scene: StoreCase) -> None:
         """A guess ends nothing, and neither does a name nobody has."""
         lease, _ = await scene.owned()
-        before = await scene.picture()
+        before = await scene.snapshot()
         await scene.store.revoke(replace(lease, token=GUESS))
         await scene.store.revoke(replace(lease, holder="nobody at all"))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("B10")
     async def test_revoke_after_the_end_is_still_an_expiry(self, scene: StoreCase) -> None:
@@ -485,7 +485,7 @@ class LeaseContract(ContractBase):
             leases.append(await scene.member(name, units=1))
             owned.append(await scene.own(leases[-1], key))
         await scene.wait(1)
-        assert await scene.mark(owned[2], 1) == "fenced"
+        assert await scene.write_checkpoint(owned[2], 1) == "fenced"
         assert await scene.hand_over(owned[3], leases[2]) == []
         with pytest.raises(LeaseLost):
             await scene.store.claim(leases[1], [])
@@ -503,19 +503,19 @@ class LeaseContract(ContractBase):
     async def test_tokens_are_shown_to_nobody(self, scene: StoreCase) -> None:
         """Whoever reads a token could act with it: no answer has one."""
         lease, ownership = await scene.owned()
-        await scene.mark(ownership, 1)
+        await scene.write_checkpoint(ownership, 1)
         changes = await scene.store.renew(await scene.member("b"), since=0)
-        picture = await scene.picture()
-        assert lease.holder in repr(picture)
-        assert lease.token not in repr((picture, changes, lease, ownership))
+        snapshot = await scene.snapshot()
+        assert lease.holder in repr(snapshot)
+        assert lease.token not in repr((snapshot, changes, lease, ownership))
 
     async def test_closing_ends_no_lease(self, scene: StoreCase) -> None:
         """Another connection that comes and goes leaves everything as it is."""
         lease, _ = await scene.owned()
-        before = await scene.picture()
+        before = await scene.snapshot()
         async with scene.harness.open() as second:
             await second.renew(lease)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert await lost(scene, lease) is None
 
     async def test_url_has_no_secrets(self, scene: StoreCase) -> None:

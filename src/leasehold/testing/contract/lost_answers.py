@@ -398,7 +398,7 @@ async def _go_on(stage: _LostAnswerCase) -> None:
 
 
 async def _plain(stage: _LostAnswerCase) -> list[str]:
-    return (await stage.scene.picture()).plain(stage.scene.suffix)
+    return (await stage.scene.snapshot()).plain(stage.scene.suffix)
 
 
 def _anonymous(answer: object, stage: _LostAnswerCase) -> str:

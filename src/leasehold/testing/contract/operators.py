@@ -57,11 +57,11 @@ class ResetContract(ContractBase):
         _, ownership = await scene.owned()
         _, other = await scene.owned("other")
         for each in (ownership, other):
-            await scene.mark(each, 7)
+            await scene.write_checkpoint(each, 7)
         await scene.store.release([ownership])
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.store.reset({ownership.key: _at(to)}) == {}
-        after = await scene.picture()
+        after = await scene.snapshot()
         stored = after.checkpoints[ownership.key]
         assert (stored.epoch, stored.position.sequence_number) == (2, to)
         assert stored.position.offset == f"put at {to}"
@@ -73,7 +73,7 @@ class ResetContract(ContractBase):
         """And where there is nothing, nothing is removed: the epoch rises all the same."""
         _, ownership = await scene.owned()
         (empty,) = await scene.declared("empty")
-        await scene.mark(ownership, 7)
+        await scene.write_checkpoint(ownership, 7)
         await scene.store.release([ownership])
         assert await scene.store.reset({ownership.key: None, empty: None}) == {}
         assert await scene.store.checkpoints(scene.group) == {}
@@ -89,8 +89,8 @@ class ResetContract(ContractBase):
         assert stored.updated_at.tzinfo is not None
         ownership = await scene.own(await scene.member("a"), key)
         assert ownership.epoch == 2
-        assert await scene.mark(ownership, 39) == "behind"
-        assert await scene.mark(ownership, 41) is None
+        assert await scene.write_checkpoint(ownership, 39) == "behind"
+        assert await scene.write_checkpoint(ownership, 41) is None
 
     @pytest.mark.spec("B10")
     async def test_the_history_says_who_and_when(self, scene: StoreCase) -> None:
@@ -171,22 +171,22 @@ class ResetRefusalContract(ContractBase):
             receiver = await scene.member("receiver")
             await scene.hand_over(ownership, receiver)
             holder = receiver.holder
-        before = await scene.picture()
+        before = await scene.snapshot()
         refused = await scene.store.reset({first: _at(1), ownership.key: None, last: _at(2)})
         assert refused == {ownership.key: holder}
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     async def test_all_owned_keys_are_named(self, scene: StoreCase) -> None:
         """Each with its own holder; and the owners do not notice."""
         one, first = await scene.owned("1")
         two, second = await scene.owned("2")
-        await scene.mark(first, 7)
+        await scene.write_checkpoint(first, 7)
         assert await scene.store.reset(dict.fromkeys((first.key, second.key))) == {
             first.key: one.holder,
             second.key: two.holder,
         }
-        assert await scene.mark(first, 8) is None
-        assert await scene.mark(second, 1) is None
+        assert await scene.write_checkpoint(first, 8) is None
+        assert await scene.write_checkpoint(second, 1) is None
 
     async def test_a_refusal_wakes_nobody(self, scene: StoreCase) -> None:
         """Nothing has changed, so there is nothing to tell."""
@@ -204,11 +204,11 @@ class ResetRefusalContract(ContractBase):
         free, odd = await scene.declared("free", "odd")
         await scene.store.forget([odd])
         unknown = odd if kind == "forgotten" else scene.key("unknown")
-        before = await scene.picture()
+        before = await scene.snapshot()
         for others in ((free,), (free, ownership.key)):
             with pytest.raises(UnknownResource, match=unknown):
                 await scene.store.reset(dict.fromkeys((*others, unknown), _at(1)))
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
     async def test_bad_keys(self, scene: StoreCase, bad: str) -> None:
@@ -243,20 +243,20 @@ class ResetFenceContract(ContractBase):
         key, _ = await _freed(scene, why)
         dead = await _last_ownership(scene, key)
         await scene.store.reset({key: _at(3)})
-        before = await scene.picture()
-        assert await scene.mark(dead, 9) == "fenced"
-        assert await scene.mark(replace(dead, epoch=2), 9) == "fenced"
+        before = await scene.snapshot()
+        assert await scene.write_checkpoint(dead, 9) == "fenced"
+        assert await scene.write_checkpoint(replace(dead, epoch=2), 9) == "fenced"
         # A repetition is answered as it was before; what counts is that nothing happens.
         await scene.store.release([dead, replace(dead, epoch=2)])
         third = await scene.member("third", group="")
         await scene.hand_over(dead, third)
         assert await scene.store.break_(key, epoch=1, after=timedelta(0)) is None
-        after = await scene.picture()
+        after = await scene.snapshot()
         assert after.fenced == before.fenced + 2
         assert_unchanged(before, replace(after, fenced=before.fenced))
         current = await scene.own(await scene.member("next"), key)
-        assert await scene.mark(dead, 9) == "fenced"
-        assert await scene.mark(current, 4) is None
+        assert await scene.write_checkpoint(dead, 9) == "fenced"
+        assert await scene.write_checkpoint(current, 4) is None
 
     async def test_a_claim_under_way_is_refused(self, scene: StoreCase) -> None:
         """It was sent by somebody who knew the old checkpoint: it has to look again."""
@@ -270,17 +270,17 @@ class ResetFenceContract(ContractBase):
     async def test_a_lost_answer_may_be_asked_for_again(self, scene: StoreCase) -> None:
         """The second call is not refused, and what the first one did stands."""
         _, ownership = await scene.owned()
-        await scene.mark(ownership, 7)
+        await scene.write_checkpoint(ownership, 7)
         await scene.store.release([ownership])
         (other,) = await scene.declared("other")
         wanted = {ownership.key: _at(3), other: None}
         losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
             await losing.reset(wanted)
-        done = await scene.picture()
+        done = await scene.snapshot()
         assert await scene.store.reset(wanted) == {}
-        assert_unchanged(done, await scene.picture())
-        assert await scene.mark(ownership, 9) == "fenced"
+        assert_unchanged(done, await scene.snapshot())
+        assert await scene.write_checkpoint(ownership, 9) == "fenced"
 
     async def test_another_place_is_no_repetition(self, scene: StoreCase) -> None:
         """Not even if only the offset differs; nor is the same place after an owner."""
@@ -300,10 +300,10 @@ class ResetFenceContract(ContractBase):
         await scene.store.reset({key: _at(3)})
         lease = await scene.member("a")
         ownership = await scene.own(lease, key)
-        assert await scene.mark(ownership, 9) is None
-        before = await scene.picture()
+        assert await scene.write_checkpoint(ownership, 9) is None
+        before = await scene.snapshot()
         assert await scene.store.reset({key: _at(3)}) == {key: lease.holder}
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.spec("B5")
     async def test_resets_race_with_claims_and_writes(self, scene: StoreCase) -> None:
@@ -334,14 +334,14 @@ class ResetFenceContract(ContractBase):
                         found = (await store.checkpoints(scene.group)).get(key)
                         at = found.resumes_at if found else 0
                         await anyio.lowlevel.checkpoint()
-                        assert await mine.mark(ownership, at) is None
+                        assert await mine.write_checkpoint(ownership, at) is None
                         stored = (await store.checkpoints(scene.group))[key]
                         assert (stored.position.sequence_number, stored.epoch) == (
                             at,
                             ownership.epoch,
                         )
                         await store.release([ownership])
-                        assert await mine.mark(ownership, 10**6) == "fenced"
+                        assert await mine.write_checkpoint(ownership, 10**6) == "fenced"
                         writes += 1
                     await anyio.lowlevel.checkpoint()
 
@@ -361,7 +361,7 @@ def _group(scene: StoreCase, number: int) -> str:
 async def _freed(scene: StoreCase, why: str) -> tuple[str, EndReason]:
     """A key whose first term is over in this way, written down or not, and the reason."""
     _, ownership = await scene.owned(units=1 if why == "expired" else LONG)
-    await scene.mark(ownership, 7)
+    await scene.write_checkpoint(ownership, 7)
     if why == "available":
         await scene.store.release([ownership])
         return ownership.key, EndReason.RELEASED
@@ -419,7 +419,7 @@ class GroupContract(ContractBase):
         unknown = f"{scene.group}9/k"
         await scene.store.resources(group_of(unknown))
         await scene.store.fenced_writes(group_of(unknown))
-        await scene.mark(replace(ownership, key=unknown), 1)
+        await scene.write_checkpoint(replace(ownership, key=unknown), 1)
         assert not await scene.store.request_hand_over(unknown, epoch=0, to=lease.holder)
         assert await _groups(scene) == [scene.group]
 
@@ -495,9 +495,9 @@ class SuggestContract(ContractBase):
         to = await scene.member("to")
         await scene.store.release([ownership])
         await scene.own(lease, ownership.key)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_hand_over(ownership.key, epoch=epoch, to=to.holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("why", ["free", "kept", "unknown", "forgotten", "expired", "broken"])
     async def test_what_nobody_owns_can_not_be_asked_for(self, scene: StoreCase, why: str) -> None:
@@ -515,9 +515,9 @@ class SuggestContract(ContractBase):
             await scene.store.break_(key, epoch=1, after=scene.units(1))
         if why in {"expired", "broken"}:
             await scene.wait()
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_hand_over(key, epoch=1, to=to.holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize(
         "kind",
@@ -527,9 +527,9 @@ class SuggestContract(ContractBase):
         """A living member of the key's group, that means to stay, and is not the owner."""
         owner, ownership = await scene.owned()
         to = await _RECEIVERS[kind](scene, owner)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_hand_over(ownership.key, epoch=1, to=to)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("bad", BAD_KEYS, ids=ascii)
     async def test_bad_keys_are_said(self, scene: StoreCase, bad: str) -> None:
@@ -575,16 +575,16 @@ class DismissContract(ContractBase):
             watcher.holder: False,
             member.holder: True,
         }
-        assert await scene.mark(ownership, 1) is None
+        assert await scene.write_checkpoint(ownership, 1) is None
 
     async def test_again_is_harmless_and_wakes_nobody(self, scene: StoreCase) -> None:
         """The answer is the same."""
         member, watcher = await scene.member("member"), await scene.member("watcher")
         assert await scene.store.request_leave(member.holder)
         version = (await scene.store.renew(watcher)).version
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert await scene.store.request_leave(member.holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
         assert (await scene.store.renew(watcher, since=version)).members == ()
 
     async def test_it_takes_nothing_away(self, scene: StoreCase) -> None:
@@ -633,9 +633,9 @@ class DismissContract(ContractBase):
         """A holder of no group would never hear of it."""
         lease, _ = await scene.owned()
         holder = await _RECEIVERS[kind](scene, lease)
-        before = await scene.picture()
+        before = await scene.snapshot()
         assert not await scene.store.request_leave(holder)
-        assert_unchanged(before, await scene.picture())
+        assert_unchanged(before, await scene.snapshot())
 
     @pytest.mark.parametrize("bad", BAD_NAMES, ids=ascii)
     async def test_bad_names_are_said(self, scene: StoreCase, bad: str) -> None:

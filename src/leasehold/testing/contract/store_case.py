@@ -1,7 +1,7 @@
 """What the tests have in common: members and keys with names of their own, and pictures of them.
 
-A ``GroupPicture`` is all that a group shows to the world. Two pictures are compared to prove that a
-refusal changed nothing, or that two ways lead to the same end.
+A ``GroupSnapshot`` is all that a group shows to the world. Two pictures are compared to prove that
+a refusal changed nothing, or that two ways lead to the same end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ENDED_BY_TIME = {State.EXPIRED: EndReason.EXPIRED, State.BROKEN: EndReason.BROK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPicture:
+class GroupSnapshot:
     """All that a group shows, without the times that run by themselves."""
 
     resources: Mapping[str, Resource]
@@ -54,7 +54,7 @@ class GroupPicture:
     checkpoints: Mapping[str, Checkpoint]
     fenced: int
 
-    def tidied(self, keys: Iterable[str]) -> GroupPicture:
+    def tidied(self, keys: Iterable[str]) -> GroupSnapshot:
         """The same after a store has written down what time has ended at ``keys``."""
         resources, terms = dict(self.resources), dict(self.terms)
         for key in keys:
@@ -85,7 +85,7 @@ class GroupPicture:
         return pformat(bare, width=200).replace(suffix, "").splitlines()
 
 
-def assert_unchanged(before: GroupPicture, after: GroupPicture) -> None:
+def assert_unchanged(before: GroupSnapshot, after: GroupSnapshot) -> None:
     """Nothing but what time itself has ended may differ, and that only by being written down."""
     ended = [key for key, each in before.resources.items() if each.state in _ENDED_BY_TIME]
     assert after.tidied(ended) == before.tidied(ended)
@@ -188,7 +188,7 @@ class StoreCase:
         )
         return list(passed)
 
-    async def mark(self, ownership: Ownership, sequence_number: int) -> str | None:
+    async def write_checkpoint(self, ownership: Ownership, sequence_number: int) -> str | None:
         """Write a checkpoint; the reason if it was refused."""
         position = Position(sequence_number=sequence_number, offset=f"at {sequence_number}")
         refused = await self.store.checkpoint(
@@ -209,12 +209,12 @@ class StoreCase:
         terms = await self.store.history(key, limit=100)
         return [term.reason for term in reversed(terms)]
 
-    async def picture(self) -> GroupPicture:
+    async def snapshot(self) -> GroupSnapshot:
         """The scene's group as it is now."""
         resources = await self.store.resources(self.group)
         members = await self.store.members(self.group)
         keys = sorted({*self._keys, *resources})
-        return GroupPicture(
+        return GroupSnapshot(
             resources={key: replace(resources[key], breaking_s=None) for key in sorted(resources)},
             members={name: replace(members[name], remaining_s=0.0) for name in sorted(members)},
             terms={key: tuple(await self.store.history(key, limit=100)) for key in keys},

@@ -134,7 +134,7 @@ class Life:
 
     async def _checkpoint(self) -> None:
         for ownership in self._some_ownerships():
-            await self.scene.mark(ownership, self.rng.randrange(10))
+            await self.scene.write_checkpoint(ownership, self.rng.randrange(10))
 
     async def _annotate(self) -> None:
         for ownership in self._some_ownerships():

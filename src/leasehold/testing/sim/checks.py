@@ -54,7 +54,7 @@ class Checks:
         self.changes: list[Change] = []
         self.term_began: Callable[[str, int], None] = lambda _key, _epoch: None
         self.term_ended: Callable[[str], None] = lambda _key: None
-        self.accepted: Callable[[CheckpointWrite], None] = lambda _mark: None
+        self.accepted: Callable[[CheckpointWrite], None] = lambda _write: None
         self.writes_accepted = 0
         self.writes_refused = 0
         self.double_s = 0.0
@@ -69,12 +69,12 @@ class Checks:
         if self.broken:
             raise InvariantBroken(self.broken[0])
 
-    def one_believer(self, hosts: Iterable[Host]) -> None:
+    def one_local_owner(self, hosts: Iterable[Host]) -> None:
         """No two members believe in one key at one moment, each by its own clock."""
-        believers: dict[str, Host] = {}
+        owners: dict[str, Host] = {}
         for host in hosts:
-            for ownership in host.believed():
-                other = believers.setdefault(ownership.key, host)
+            for ownership in host.locally_owned():
+                other = owners.setdefault(ownership.key, host)
                 if other is not host:
                     self.broken.append(
                         f"{ownership.key} has two owners at one moment: {other.name}, {host.name}"
@@ -87,13 +87,13 @@ class Checks:
         """
         key = ownership.key
         workers = self._workers.setdefault(key, set())
-        told = (host, ownership.holder, key, ownership.epoch)
-        if on and (host in workers or told in self._opened):
+        opening = (host, ownership.holder, key, ownership.epoch)
+        if on and (host in workers or opening in self._opened):
             self.broken.append(f"{host} was told twice to begin epoch {ownership.epoch} of {key}")
         if not on and host not in workers:
             self.broken.append(f"{host} was told to stop {key}, on which it does not work")
         if on:
-            self._opened.add(told)
+            self._opened.add(opening)
         (workers.add if on else workers.discard)(host)
         if len(workers) > 1:
             self._double_since.setdefault(key, at_s)
@@ -126,9 +126,9 @@ class Checks:
         self.epoch_begins(key, epoch)
         self._written.pop(key, None)
 
-    def write_accepted(self, mark: CheckpointWrite) -> None:
+    def write_accepted(self, write: CheckpointWrite) -> None:
         """No write by an older epoch is accepted once there was a newer one, and none goes back."""
-        key, epoch, position = mark.ownership.key, mark.ownership.epoch, mark.position
+        key, epoch, position = write.ownership.key, write.ownership.epoch, write.position
         now = self._epochs.get(key, 0)
         if epoch < now:
             self.broken.append(f"{key}: a write of epoch {epoch} was accepted in epoch {now}")
@@ -136,7 +136,7 @@ class Checks:
             self.broken.append(f"{key}: the checkpoint went back to {position.sequence_number}")
         self._written[key] = position
         self.writes_accepted += 1
-        self.accepted(mark)
+        self.accepted(write)
 
 
 class CheckedRegistry(Registry):
@@ -195,11 +195,11 @@ class CheckedRegistry(Registry):
     ) -> Mapping[str, Refusal]:
         """Write, and note what was accepted."""
         refused = super().checkpoint(marks, now, wall)
-        for mark in marks:
-            if mark.ownership.key in refused:
+        for write in marks:
+            if write.ownership.key in refused:
                 self.checks.writes_refused += 1
             else:
-                self.checks.write_accepted(mark)
+                self.checks.write_accepted(write)
         return refused
 
     def _note(self, row: ResourceRow) -> None:
@@ -216,7 +216,7 @@ class _KeyTerm:
     effect: int
     first: int | None = None
     last: int = -1
-    asked: set[int] = field(default_factory=set)
+    requested: set[int] = field(default_factory=set)
     calls: int = 0
     failed: bool = False
     used: bool = False
@@ -227,13 +227,13 @@ class Deliveries:
 
     def __init__(self, checks: Checks) -> None:
         """Nothing has happened yet."""
-        self.begun_calls = 0
+        self.calls_begun = 0
         self.repeated = 0
         self.orderly = 0
-        self.tell: Callable[[str], None] | None = None
+        self.trace: Callable[[str], None] | None = None
         self._checks = checks
         self._terms: dict[tuple[str, int], _KeyTerm] = {}
-        self._outside: dict[str, bytearray] = {}
+        self._effects: dict[str, bytearray] = {}
         self._prefix: dict[str, int] = {}
         self._newest: dict[str, int] = {}
         self._sealed: dict[str, tuple[int, int]] = {}
@@ -248,10 +248,10 @@ class Deliveries:
         """A term began in the store: from now on only its owner moves the checkpoint."""
         self._terms[key, epoch] = _KeyTerm(key=key, epoch=epoch, done=stored, effect=stored)
 
-    def accepted(self, mark: CheckpointWrite) -> None:
+    def accepted(self, write: CheckpointWrite) -> None:
         """The store has accepted a checkpoint."""
-        key, epoch = mark.ownership.key, mark.ownership.epoch
-        number = mark.position.sequence_number
+        key, epoch = write.ownership.key, write.ownership.epoch
+        number = write.position.sequence_number
         term = self._terms[key, epoch]
         if number > self.complete_until(key):
             self._broken(f"{key}: a checkpoint at {number} passes events that nobody has handled")
@@ -264,13 +264,13 @@ class Deliveries:
 
     def begun(self, host: Host, key: str, epoch: int, first: int, last: int) -> None:
         """A handler was called."""
-        self.begun_calls += 1
-        if self.tell is not None:
-            self.tell(f"{host.name} handles {first} to {last} of {key} epoch {epoch}")
+        self.calls_begun += 1
+        if self.trace is not None:
+            self.trace(f"{host.name} handles {first} to {last} of {key} epoch {epoch}")
         held = host.member.holds(key) if host.member else None
         if held is None or held.epoch != epoch:
             self._broken(f"{host.name} began to handle {key}, which it does not hold ({epoch})")
-        if host.stands_still:
+        if host.is_stopped:
             self._broken(f"{host.name} began to handle {key} while it stood still")
         term = self._terms[key, epoch]
         if term.calls:
@@ -286,22 +286,22 @@ class Deliveries:
         term.calls += 1
         term.first, term.last, term.failed, term.used = first, last, False, True
 
-    def asks(self, key: str, epoch: int, number: int) -> None:
+    def checkpoint_requested(self, key: str, epoch: int, number: int) -> None:
         """The handler is about to write a checkpoint of its own."""
-        self._terms[key, epoch].asked.add(number)
+        self._terms[key, epoch].requested.add(number)
 
     def has_effect(self, key: str, epoch: int, last: int) -> None:
         """The handler knows that its events up to this one are outside."""
         term = self._terms[key, epoch]
         term.effect = max(term.effect, last)
 
-    def ended(self, key: str, epoch: int, *, well: bool) -> None:
+    def ended(self, key: str, epoch: int, *, succeeded: bool) -> None:
         """The handler has returned, or raised, or was cancelled."""
         term = self._terms[key, epoch]
         term.calls -= 1
-        if well:
+        if succeeded:
             term.done, term.first = term.last, None
-            term.asked.clear()
+            term.requested.clear()
 
     def failed(self, key: str, epoch: int) -> None:
         """It was told that the handler has failed: the events may come again."""
@@ -313,9 +313,9 @@ class Deliveries:
         if epoch < newest:
             self._broken(f"{key}: an effect of epoch {epoch} after one of epoch {newest}")
         self._newest[key] = max(epoch, newest)
-        there = self._outside.setdefault(key, bytearray(MAX_EVENTS + 1))
-        there[first : last + 1] = b"\x01" * (last + 1 - first)
-        self._prefix[key] = there.find(0, self.complete_until(key) + 1) - 1
+        done = self._effects.setdefault(key, bytearray(MAX_EVENTS + 1))
+        done[first : last + 1] = b"\x01" * (last + 1 - first)
+        self._prefix[key] = done.find(0, self.complete_until(key) + 1) - 1
 
     def drained(self, ownership: Ownership, stored: int) -> None:
         """The work says that it has stopped in good order: all of it must be written down."""
@@ -350,7 +350,7 @@ class Deliveries:
                 )
         elif not term.failed:
             self._broken(f"{term.key}: event {first} came twice, and nothing had failed")
-        elif first != term.first and first - 1 not in term.asked:
+        elif first != term.first and first - 1 not in term.requested:
             self._broken(
                 f"{term.key}: event {first} came after the failure at {term.first} in epoch "
                 f"{term.epoch}"

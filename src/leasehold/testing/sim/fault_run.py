@@ -21,7 +21,7 @@ from leasehold.core.balance import Snapshot, min_moves
 from leasehold.core.lease_timing import LeaseTiming
 from leasehold.model import KeyClaim
 from leasehold.testing.sim.checks import InvariantBroken
-from leasehold.testing.sim.faults import CALM, stormy
+from leasehold.testing.sim.faults import NO_FAULTS, draw_fault_rates
 from leasehold.testing.sim.loop import run_simulated
 from leasehold.testing.sim.scenario import joining, leaving, moves_since
 from leasehold.testing.sim.world import Setting, World
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from leasehold.model import MemberInfo
 
 _CYCLES_TO_BALANCE = 2
-_LONGEST_TO_CALM_S = 240.0
+_MAX_SETTLE_S = 240.0
 _STEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
+class FaultRun:
     """What a seed led to: equal in every run of the same seed. ``story`` digests every step."""
 
     seed: int
@@ -51,19 +51,19 @@ class Day:
     story: str
 
 
-def run_day(seed: int, *, tell: Callable[[str], None] | None = None) -> Day:
-    """Live through one seed; ``tell`` is told what happens, step by step.
+def run_faults(seed: int, *, trace: Callable[[str], None] | None = None) -> FaultRun:
+    """Live through one seed; ``trace`` is told what happens, step by step.
 
     Raises:
         InvariantBroken: with the seed, which repeats it exactly.
     """
     try:
-        return run_simulated(_day(seed, tell))
+        return run_simulated(_run_phases(seed, trace))
     except InvariantBroken as broken:
         raise InvariantBroken(f"seed {seed}: {broken}") from broken
 
 
-async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
+async def _run_phases(seed: int, trace: Callable[[str], None] | None) -> FaultRun:
     world = World(Setting(seed=seed, partitions=1))
     rng = world.rng
     lease_s = rng.choice((6.0, 10.0, 15.0))
@@ -71,21 +71,21 @@ async def _day(seed: int, tell: Callable[[str], None] | None) -> Day:
         world.setting,
         partitions=rng.randint(1, 24),
         timing=LeaseTiming.of(lease=timedelta(seconds=lease_s)),
-        rates=stormy(rng),
+        rates=draw_fault_rates(rng),
     )
-    world = World(setting, tell=tell)
+    world = World(setting, trace=trace)
     world.rng = rng
     try:
-        await storm(world, lease_s)
-        world.calm_down()
-        world.tell("the faults stop")
-        await calm(world)
-        await balanced_soon(world, world.snapshot(), "after the storm")
-        await balanced_soon(world, await one_change(world), "after one change")
+        await inject_faults(world, lease_s)
+        world.stop_faults()
+        world.trace("the faults stop")
+        await wait_for_faults_to_end(world)
+        await check_balanced_soon(world, world.snapshot(), "after the storm")
+        await check_balanced_soon(world, await change_one_host(world), "after one change")
     finally:
         await world.end()
-    world.look()
-    return Day(
+    world.check()
+    return FaultRun(
         seed=seed,
         hosts=len(world.hosts),
         partitions=len(world.keys),
@@ -108,14 +108,16 @@ def _digest(world: World) -> str:
 # ------------------------------------------------------------------- phase 1
 
 
-async def storm(world: World, lease_s: float, *, max_hosts: int = 6, max_steps: int = 12) -> None:
+async def inject_faults(
+    world: World, lease_s: float, *, max_hosts: int = 6, max_steps: int = 12
+) -> None:
     """Let things happen, one after the other, to a few hosts."""
     rng = world.rng
     for _ in range(rng.randint(1, max_hosts)):
         _start(world)
     for _ in range(rng.randint(3, max_steps)):
         await world.pass_time(rng.uniform(0.0, lease_s))
-        await _happen(world, lease_s)
+        await _inject_one(world, lease_s)
     await world.pass_time(rng.uniform(0.0, 2 * lease_s))
 
 
@@ -131,12 +133,12 @@ def _start(world: World) -> None:
         host.rates = replace(host.rates, answer_lost=1.0)
 
 
-async def _happen(world: World, lease_s: float) -> None:
+async def _inject_one(world: World, lease_s: float) -> None:
     rng, running = world.rng, world.running
     what = rng.choice(
         ("start", "crash", "drain", "pause", "outage", "break", "ask", "restart", "roll")
     )
-    world.tell(f"-- {what}")
+    world.trace(f"-- {what}")
     if what == "start" or len(running) < 2:
         _start(world)
     elif what in ("crash", "restart"):
@@ -185,30 +187,30 @@ def _break(world: World, rng: random.Random, lease_s: float) -> None:
 # ------------------------------------------------------------------- phase 2
 
 
-async def calm(world: World) -> None:
+async def wait_for_faults_to_end(world: World) -> None:
     """Wait until nothing of the storm is left: no late message, no lease of a dead host."""
     if not world.running:
         world.start()
     # A message of the storm may still be on its way for this long, and be followed by its copy.
-    await world.pass_time(2 * world.setting.rates.longest_delay_s)
-    await settled(world)
+    await world.pass_time(2 * world.setting.rates.max_delay_s)
+    await wait_until_settled(world)
 
 
-async def settled(world: World) -> None:
+async def wait_until_settled(world: World) -> None:
     """Wait until only living members have leases, and nothing is on its way.
 
     Raises:
         InvariantBroken: that takes too long.
     """
     waited_s = 0.0
-    while not _quiet(world):
+    while not _is_settled(world):
         await world.pass_time(_STEP_S)
         waited_s += _STEP_S
-        if waited_s > _LONGEST_TO_CALM_S:
-            raise InvariantBroken(f"no calm {_LONGEST_TO_CALM_S:g} s after the faults stopped")
+        if waited_s > _MAX_SETTLE_S:
+            raise InvariantBroken(f"no calm {_MAX_SETTLE_S:g} s after the faults stopped")
 
 
-def _quiet(world: World) -> bool:
+def _is_settled(world: World) -> bool:
     """Whether the members in the store are the living ones, and nobody is in mid-cycle."""
     if not world.running:
         world.start()
@@ -228,7 +230,7 @@ def _quiet(world: World) -> bool:
     )
 
 
-async def balanced_soon(world: World, before: Snapshot, when: str) -> None:
+async def check_balanced_soon(world: World, before: Snapshot, when: str) -> None:
     """Demand the balance within two cycles, with the fewest moves.
 
     Raises:
@@ -264,9 +266,9 @@ def _room(snapshot: Snapshot) -> bool:
 # ------------------------------------------------------------------- phase 3
 
 
-async def one_change(world: World) -> Snapshot:
+async def change_one_host(world: World) -> Snapshot:
     """One host joins, leaves or dies; wait only as long as its lease must be waited for."""
-    world.rates = CALM
+    world.rates = NO_FAULTS
     what = world.rng.choice(("join", "drain", "crash"))
     host = world.rng.choice(world.running)
     if what == "join" or len(world.running) == 1:

@@ -21,16 +21,16 @@ class FaultRates:
     duplicated: float = 0.0
     pause: float = 0.0
     latency_s: float = 0.02
-    longest_delay_s: float = 25.0
-    longest_pause_s: float = 30.0
+    max_delay_s: float = 25.0
+    max_pause_s: float = 30.0
     clock_rate_error: float = 0.0
     drain_s: float = 0.0
 
 
-CALM = FaultRates()
+NO_FAULTS = FaultRates()
 
 
-def stormy(rng: random.Random) -> FaultRates:
+def draw_fault_rates(rng: random.Random) -> FaultRates:
     """A bad day: each kind of fault at a rate of its own, some days without some of them."""
 
     def rate(most: float) -> float:
@@ -69,10 +69,10 @@ class WorkRates:
     usual_s: float = 0.02
 
 
-CALM_WORK = WorkRates(own_checkpoints=0.1)
+NO_WORK_FAULTS = WorkRates(own_checkpoints=0.1)
 
 
-def stormy_work(rng: random.Random, lease_s: float) -> WorkRates:
+def draw_work_rates(rng: random.Random, lease_s: float) -> WorkRates:
     """A bad day for handlers: some take longer than the lease of their host lasts."""
 
     def rate(most: float) -> float:
@@ -91,7 +91,7 @@ def stormy_work(rng: random.Random, lease_s: float) -> WorkRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class CallFaults:
     """What becomes of one call. None: that message never arrives."""
 
     request_s: float | None
@@ -100,22 +100,22 @@ class Fate:
     refused: bool = False
 
 
-def draw_fate(rates: FaultRates, rng: random.Random) -> Fate:
+def draw_call_faults(rates: FaultRates, rng: random.Random) -> CallFaults:
     """The fate of one call."""
 
     def transit(late: float) -> float:
         usual = rng.uniform(0.0, rates.latency_s)
         if late and rng.random() < late:
-            return usual + rng.uniform(0.0, rates.longest_delay_s)
+            return usual + rng.uniform(0.0, rates.max_delay_s)
         return usual
 
     if rates.refused and rng.random() < rates.refused:
-        return Fate(request_s=None, answer_s=transit(0.0), refused=True)
+        return CallFaults(request_s=None, answer_s=transit(0.0), refused=True)
     request_lost = rates.request_lost and rng.random() < rates.request_lost
     answer_lost = rates.answer_lost and rng.random() < rates.answer_lost
     duplicated = rates.duplicated and rng.random() < rates.duplicated
-    return Fate(
+    return CallFaults(
         request_s=None if request_lost else transit(rates.late_request),
         answer_s=None if answer_lost else transit(rates.late_answer),
-        again_s=rng.uniform(0.0, rates.longest_delay_s) if duplicated else None,
+        again_s=rng.uniform(0.0, rates.max_delay_s) if duplicated else None,
     )

@@ -40,7 +40,7 @@ class Host:
         self.rng = rng
         self.running = True
         self.member: Member | None = None
-        self.keeper: HostKeyHandler | None = None
+        self.key_handler: HostKeyHandler | None = None
         self.task: asyncio.Task[None] | None = None
         self.clock_rate = 1.0 + rng.uniform(-error, error)
         # Nobody's clock shows the same time, and none is right.
@@ -63,7 +63,7 @@ class Host:
         """The suffix of a new holder id, and a new token."""
         return f"{self.rng.getrandbits(32):08x}", f"{self.rng.getrandbits(128):032x}"
 
-    def believed(self) -> list[Ownership]:
+    def locally_owned(self) -> list[Ownership]:
         """What the member would act upon if it ran at this moment."""
         return self.member.held() if self.running and self.member else []
 
@@ -73,12 +73,12 @@ class Host:
         return self._paused_until_s > asyncio.get_running_loop().time()
 
     @property
-    def stands_still(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether it has been paused for some time: no code of its own may run now."""
         return self.paused and self._paused_since_s < asyncio.get_running_loop().time()
 
     @property
-    def stood_still_s(self) -> float:
+    def paused_total_s(self) -> float:
         """How long it has been paused, all in all, until now."""
         left_s = max(0.0, self._paused_until_s - asyncio.get_running_loop().time())
         return self._pauses_s - left_s
@@ -86,7 +86,7 @@ class Host:
     async def gate(self) -> None:
         """Wait until the host runs; now and then it is stopped right here."""
         if self.rates.pause and self.rng.random() < self.rates.pause:
-            self.pause(self.rng.uniform(0.0, self.rates.longest_pause_s))
+            self.pause(self.rng.uniform(0.0, self.rates.max_pause_s))
         loop = asyncio.get_running_loop()
         while (left_s := self._paused_until_s - loop.time()) > 0:
             # A pause may be lengthened while it lasts, so look again.
@@ -135,18 +135,18 @@ class HostClock:
 class HostKeyHandler:
     """Work on keys that takes some time to stop, and notes what it was told."""
 
-    def __init__(self, host: Host, notice: Callable[[Host, str, Ownership, str], None]) -> None:
-        """A keeper that passes everything on to ``notice``."""
+    def __init__(self, host: Host, key_event: Callable[[Host, str, Ownership, str], None]) -> None:
+        """A keeper that passes everything on to ``key_event``."""
         self._host = host
-        self._notice = notice
+        self._on_key_event = key_event
 
     def opened(self, ownership: Ownership) -> None:
         """See ``Keeper``."""
-        self._notice(self._host, "opened", ownership, "")
+        self._on_key_event(self._host, "opened", ownership, "")
 
     def drain(self, ownership: Ownership) -> bool:
         """See ``Keeper``."""
-        self._notice(self._host, "drain", ownership, "")
+        self._on_key_event(self._host, "drain", ownership, "")
         drain_s = self._host.rates.drain_s and self._host.rng.uniform(0, self._host.rates.drain_s)
         if not drain_s:
             return True
@@ -155,7 +155,7 @@ class HostKeyHandler:
 
     def closed(self, ownership: Ownership, reason: str) -> None:
         """See ``Keeper``."""
-        self._notice(self._host, "closed", ownership, reason)
+        self._on_key_event(self._host, "closed", ownership, reason)
 
     def _drained(self, ownership: Ownership) -> None:
         host = self._host

@@ -39,9 +39,9 @@ def sparklines(run: ScenarioRun, *, columns: int) -> list[tuple[str, str, int]]:
         first, last = bisect_right(moments, since_s), bisect_right(moments, until_s)
         for column in range(first, last):
             counts[host][column] += 1
-    most = max(max(row) for host, row in counts.items() if host) or 1
-    lines = [(host, _line(counts[host], most), counts[host][-1]) for host in run.hosts]
-    return [*lines, ("no owner", _line(counts[""], most), counts[""][-1])]
+    max_count = max(max(row) for host, row in counts.items() if host) or 1
+    lines = [(host, _line(counts[host], max_count), counts[host][-1]) for host in run.hosts]
+    return [*lines, ("no owner", _line(counts[""], max_count), counts[""][-1])]
 
 
 def svg(run: ScenarioRun) -> str:
@@ -115,10 +115,10 @@ def _spells(run: ScenarioRun) -> Iterator[tuple[str, str, float, float]]:
             yield key, host, since_s, until_s
 
 
-def _line(counts: Sequence[int], most: int) -> str:
+def _line(counts: Sequence[int], max_count: int) -> str:
     # Something is never drawn as nothing: one key of a thousand still shows.
     steps = len(_BLOCKS) - 1
-    return "".join(_BLOCKS[-(-count * steps // most) if count else 0] for count in counts)
+    return "".join(_BLOCKS[-(-count * steps // max_count) if count else 0] for count in counts)
 
 
 def _colour(number: int) -> str:

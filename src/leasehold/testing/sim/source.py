@@ -44,21 +44,21 @@ class SimLog:
         self.name = name
         self.next = dict.fromkeys(partitions, 0)
         self.claims: dict[str, tuple[int, SimReceiver]] = {}
-        self._bells = {each: asyncio.Event() for each in partitions}
+        self._changes = {each: asyncio.Event() for each in partitions}
 
     def append(self, partition: str, events: int) -> None:
         """Add so many events, while there is room."""
         self.next[partition] = min(self.next[partition] + events, MAX_EVENTS)
-        self.ring(partition)
+        self.notify(partition)
 
-    def ring(self, partition: str) -> None:
+    def notify(self, partition: str) -> None:
         """Have every receiver of the partition look again."""
-        bell, self._bells[partition] = self._bells[partition], asyncio.Event()
-        bell.set()
+        changed, self._changes[partition] = self._changes[partition], asyncio.Event()
+        changed.set()
 
     async def changed(self, partition: str) -> None:
         """Return at the next change."""
-        await self._bells[partition].wait()
+        await self._changes[partition].wait()
 
     def claim(self, receiver: SimReceiver) -> None:
         """Serve this receiver, and nobody with an older claim.
@@ -70,7 +70,7 @@ class SimLog:
         if epoch > receiver.epoch:
             raise ReaderDisplaced(f"epoch {epoch} reads {receiver.partition}", epoch=receiver.epoch)
         self.claims[receiver.partition] = (receiver.epoch, receiver)
-        self.ring(receiver.partition)
+        self.notify(receiver.partition)
 
 
 class SimSource:
@@ -89,12 +89,12 @@ class SimSource:
 
     async def partitions(self) -> Sequence[str]:
         """See ``EventSource``."""
-        await self.travel()
+        await self.round_trip()
         return list(self._log.next)
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
         """See ``EventSource``."""
-        await self.travel()
+        await self.round_trip()
         return {each: PartitionEnds(first=0, next=self._log.next[each]) for each in partitions}
 
     async def receiver(
@@ -102,7 +102,7 @@ class SimSource:
     ) -> SimReceiver:
         """See ``EventSource``. There is one group in a world."""
         del group, name
-        await self.travel()
+        await self.round_trip()
         end = self._log.next[partition]
         position = start.value if start.kind is StartKind.SEQUENCE else 0
         if position > end:
@@ -114,7 +114,7 @@ class SimSource:
     async def close(self) -> None:
         """See ``EventSource``."""
 
-    async def travel(self, *, may_hang: bool = False) -> None:
+    async def round_trip(self, *, may_hang: bool = False) -> None:
         """To the log and back: it may take its time, fail, or never end.
 
         Raises:
@@ -151,7 +151,7 @@ class SimReceiver:
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
         """See ``Receiver``."""
         del max_bytes
-        await self._source.travel(may_hang=True)
+        await self._source.round_trip(may_hang=True)
         while True:
             epoch, receiver = self._log.claims[self.partition]
             if receiver is not self:

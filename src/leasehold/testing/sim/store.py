@@ -20,7 +20,7 @@ from leasehold.stores.validation import (
     checked_positions,
     limit_s,
 )
-from leasehold.testing.sim.faults import draw_fate
+from leasehold.testing.sim.faults import draw_call_faults
 from leasehold.testing.sim.host import START
 
 if TYPE_CHECKING:
@@ -203,15 +203,15 @@ class SimStore:
         """Put a request on the wire and wait for what comes back, if anything does."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        fate = draw_fate(self.host.rates, self.host.rng)
+        faults = draw_call_faults(self.host.rates, self.host.rng)
         self.server.in_flight += 1
-        if fate.refused:
+        if faults.refused:
             refusal = StoreUnavailable("connection refused")
-            loop.call_later(fate.answer_s or 0.0, _settle, answer, None, refusal)
-        if fate.request_s is not None:
-            loop.call_later(fate.request_s, self._arrive, step, answer, fate.answer_s)
-            if fate.again_s is not None:
-                loop.call_later(fate.request_s + fate.again_s, self._arrive, step, answer, None)
+            loop.call_later(faults.answer_s or 0.0, _settle, answer, None, refusal)
+        if faults.request_s is not None:
+            loop.call_later(faults.request_s, self._arrive, step, answer, faults.answer_s)
+            if faults.again_s is not None:
+                loop.call_later(faults.request_s + faults.again_s, self._arrive, step, answer, None)
         try:
             result = await answer
         except LeaseholdError:

@@ -18,7 +18,7 @@ from leasehold.lease.options import MemberOptions
 from leasehold.model import Position
 from leasehold.names import partition_group, partition_key
 from leasehold.testing.sim.checks import Change, CheckedRegistry, Checks
-from leasehold.testing.sim.faults import CALM, FaultRates
+from leasehold.testing.sim.faults import NO_FAULTS, FaultRates
 from leasehold.testing.sim.host import HOST, Host, HostClock, HostKeyHandler
 from leasehold.testing.sim.loop import simulated_sleep
 from leasehold.testing.sim.store import SimServer, SimStore
@@ -37,7 +37,7 @@ class Setting:
     partitions: int
     strategy: Strategy = Strategy.EVEN
     timing: LeaseTiming = field(default_factory=LeaseTiming)
-    rates: FaultRates = CALM
+    rates: FaultRates = NO_FAULTS
     writes: bool = True
 
 
@@ -50,12 +50,12 @@ class World:
         self,
         setting: Setting,
         *,
-        tell: Callable[[str], None] | None = None,
+        trace: Callable[[str], None] | None = None,
         registry: type[CheckedRegistry] = CheckedRegistry,
     ) -> None:
-        """A world without hosts; all keys are free. ``tell`` is told what happens."""
+        """A world without hosts; all keys are free. ``trace`` is told what happens."""
         self.setting = setting
-        self._tell = tell
+        self._trace = trace
         self.rng = random.Random(setting.seed)
         self.rates = setting.rates
         self.checks = Checks()
@@ -81,10 +81,10 @@ class World:
         """The hosts that have not crashed and not left."""
         return [host for host in self.hosts if host.running]
 
-    def tell(self, what: str) -> None:
+    def trace(self, what: str) -> None:
         """Say what happens, to whoever listens."""
-        if self._tell is not None:
-            self._tell(f"{self.now_s():9.3f} {what}")
+        if self._trace is not None:
+            self._trace(f"{self.now_s():9.3f} {what}")
 
     # --------------------------------------------------------------- events
 
@@ -97,20 +97,20 @@ class World:
         host = Host(name, rng=rng, rates=self.rates)
         context = copy_context()
         context.run(HOST.set, host)
-        life = self._furnish(host, weight=weight, most=most, drain_timeout_s=drain_timeout_s)
-        host.task = asyncio.create_task(life, context=context)
+        running = self._install(host, weight=weight, most=most, drain_timeout_s=drain_timeout_s)
+        host.task = asyncio.create_task(running, context=context)
         self.hosts.append(host)
-        self.tell(f"{host.name} starts")
+        self.trace(f"{host.name} starts")
         return host
 
     def crash(self, host: Host) -> None:
         """The process is gone: it sends nothing more. What it sent is still on its way."""
-        for ownership in host.believed():
+        for ownership in host.locally_owned():
             # The store still says that it owns them; nobody works on them.
             change = Change(at_s=self.now_s(), key=ownership.key, holder=None)
             self.checks.changes.append(change)
         host.running = False
-        self.tell(f"{host.name} crashes")
+        self.trace(f"{host.name} crashes")
         if host.task is not None:
             host.task.cancel()
 
@@ -119,12 +119,12 @@ class World:
         if host.member is not None:
             host.member.drain()
 
-    def calm_down(self) -> None:
+    def stop_faults(self) -> None:
         """No more faults: every host runs, the store is up, calls are quick."""
-        self.rates = CALM
+        self.rates = NO_FAULTS
         self.server.up = True
         for host in self.hosts:
-            host.rates = CALM
+            host.rates = NO_FAULTS
 
     async def pass_time(self, seconds: float) -> None:
         """Let time pass, looking at everything every ``check_interval_s``.
@@ -135,14 +135,14 @@ class World:
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
             await simulated_sleep(min(self.check_interval_s, left_s))
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise what was found so far, and any error that ended a host."""
         if not self.setting.strategy.steals:
-            self.checks.one_believer(self.hosts)
+            self.checks.one_local_owner(self.hosts)
             for host in self.running:
-                for ownership in host.believed():
+                for ownership in host.locally_owned():
                     self._by_right(host, ownership)
         self.checks.raise_if_broken()
         for host in self.hosts:
@@ -163,7 +163,9 @@ class World:
         """The group as the store has it now."""
         now = self.server.now()
         return Snapshot(
-            members={h: peer.info for h, peer in self.registry.members(self.group, now).items()},
+            members={
+                h: member.info for h, member in self.registry.members(self.group, now).items()
+            },
             resources=self.registry.resources(self.group, now),
         )
 
@@ -174,7 +176,7 @@ class World:
 
     # ---------------------------------------------------------------- parts
 
-    def _furnish(
+    def _install(
         self, host: Host, *, weight: float, most: int | None, drain_timeout_s: float
     ) -> Coroutine[Any, Any, None]:
         """Put a member on the host; return the host's life, to be run."""
@@ -187,18 +189,18 @@ class World:
             most=most,
             drain_timeout=timedelta(seconds=drain_timeout_s),
         )
-        host.keeper = HostKeyHandler(host, self.notice)
+        host.key_handler = HostKeyHandler(host, self.key_event)
         host.member = Member(
             SimStore(self.server, host),
             options,
             clock=HostClock(host),
             rng=host.rng,
-            keeper=host.keeper,
+            keeper=host.key_handler,
             identity=host.new_identity,
         )
-        return self._live(host, host.member)
+        return self._run_host(host, host.member)
 
-    async def _live(self, host: Host, member: Member) -> None:
+    async def _run_host(self, host: Host, member: Member) -> None:
         writer = asyncio.create_task(self._write(host, member)) if self.setting.writes else None
         try:
             await host.gate()
@@ -236,10 +238,10 @@ class World:
         backed = self.registry.backs(ownership, self.server.now())
         self.checks.backed(host, ownership, by_store=backed)
 
-    def notice(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
+    def key_event(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
         """A host's member has told its keeper something."""
         reason = f" ({reason})" if reason else ""
-        self.tell(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
+        self.trace(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
         if what != "drain":
             self.checks.works(ownership, host.name, self.now_s(), on=what == "opened")
         if what == "opened" and not self.setting.strategy.steals:

@@ -11,7 +11,7 @@ from leasehold.clock import SystemClock
 T = TypeVar("T")
 
 
-class Impatient(SystemClock):
+class ConditionClock(SystemClock):
     """Gives up what it waits for when ``over`` says so, and never before.
 
     ``pauses`` counts the calls of ``sleep``, which retries make.
