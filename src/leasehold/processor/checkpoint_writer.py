@@ -1,19 +1,18 @@
-"""Checkpoints of all partitions of a host, written together: one call at a time.
+"""Reads and writes the checkpoints of a host's partitions, many in one call.
 
-A position that waits is replaced by a later one of the same ownership. One that may wait is
-written with the first that may not; so a host with hundreds of partitions writes once per
-interval. A call without an answer is repeated for as long as the lease is trusted: the store
-takes the same position twice without harm. A position that can not be written at all is refused
-alone: the others are written without it.
+``CheckpointWriter`` makes one call to the store at a time. A later position of the same ownership
+replaces one that waits. A position that may wait is written together with the first that may not,
+so a host with hundreds of partitions writes once per interval. A call without an answer is repeated
+until the lease can no longer be relied on; the store accepts the same position twice. A position
+that cannot be written is refused alone: the others are written without it.
 
-Whoever waits for its own position is told of it, each one; who only wants to know how far the
-store is (``WrittenListener``) is told once for all that waited. So what is kept here does not grow
-with the batches of an interval.
+Each caller that waits for its own position is notified. Of the callers that only need the stored
+position (``WrittenListener``), one is notified for all. So memory does not grow with the number of
+batches in an interval.
 
-Where each partition goes on: after its checkpoint, or where the options say (C3).
-
-Checkpoints are read after the partition was claimed, never before: a former owner may have
-written until that moment. Partitions that are opened together share one call.
+``CheckpointLoader`` finds where a partition resumes (C3). Checkpoints are read after the partition
+was claimed, never before: a former owner may have written until then. Partitions that are opened
+together share one call.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class _LoadRound:
 
 
 class CheckpointLoader:
-    """Answers for one group. All in one event loop."""
+    """Reads checkpoints of one group, in one event loop; ``load`` reads all of them."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class CheckpointLoader:
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        """``load`` reads all checkpoints of the group."""
         self._load = load
         self._clock = clock
         self._rng = rng
@@ -70,13 +68,13 @@ class CheckpointLoader:
         self._next: _LoadRound | None = None
 
     async def checkpoint(self, key: str) -> Checkpoint | None:
-        """The checkpoint as it is after this call began. Store trouble is waited out."""
+        """Return the checkpoint as it is after this call began; retry until the store answers."""
         load_round = self._next = self._next or _LoadRound()
         async with self._lock:
             if not load_round.done:
-                await self._clock.sleep(0)  # those who were opened together come along
+                await self._clock.sleep(0)  # partitions that open together share the call
                 if self._next is load_round:
-                    self._next = None  # whoever asks from now on needs a newer answer
+                    self._next = None  # later callers need a newer answer
                 load_round.found = await self._load_with_retries()
                 load_round.done = True
         return load_round.found.get(key)
@@ -93,7 +91,7 @@ class CheckpointLoader:
 
 @dataclass(frozen=True, slots=True)
 class WrittenListener:
-    """Wants to hear only which position was written in the end: one such is told for all."""
+    """A listener for the stored position; one is notified for all that waited."""
 
     notify: Callable[[Position], None]
 
@@ -114,11 +112,11 @@ class _PendingWrite:
     listener: WrittenListener | None = None
 
     def merged_with(self, other: _PendingWrite) -> _PendingWrite:
-        """Both in one, in place of both: the later position, the earlier time, all who wait.
+        """Merge both: the later position, the earlier time, all waiters.
 
-        Of those who only want to know how far the store is, one is enough.
+        One listener for the stored position is enough.
         """
-        self.waiters.extend(other.waiters)  # not a new list: many may wait, and each would copy all
+        self.waiters.extend(other.waiters)  # no new list: each merge would copy all waiters
         return _PendingWrite(
             write=max(self.write, other.write, key=lambda write: write.position),
             due_s=min(self.due_s, other.due_s),
@@ -128,7 +126,10 @@ class _PendingWrite:
 
 
 class CheckpointWriter:
-    """Written by ``run`` in the member's loop. ``put`` is safe from any thread."""
+    """Writes checkpoints; ``run`` works in the member's loop, ``put`` is safe from any thread.
+
+    ``wake`` has a function called in the member's loop, soon.
+    """
 
     def __init__(
         self,
@@ -139,7 +140,6 @@ class CheckpointWriter:
         event_bus: EventBus,
         wake: Callable[[Callable[[], None]], None],
     ) -> None:
-        """``wake`` runs a function in the member's loop, soon."""
         self._member = member
         self._clock = clock
         self._rng = rng
@@ -159,12 +159,10 @@ class CheckpointWriter:
         within_s: float = 0.0,
         on_done: WriteCallback | None = None,
     ) -> None:
-        """Have the position written within that time; ``told`` hears how it went, in any thread.
+        """Have the position written within that time; ``on_done`` is called with the outcome.
 
-        A position behind one that waits counts as written with that one.
-
-        Raises:
-            UsageError: no store could keep the position.
+        ``on_done`` may be called in any thread. A position behind one that waits counts as written
+        with that one.
         """
         self._enqueue(
             _PendingWrite(
@@ -178,7 +176,7 @@ class CheckpointWriter:
         )
 
     def drop(self, ownership: Ownership) -> None:
-        """Forget what waits for an ownership that has ended; who waits is told."""
+        """Forget what waits for an ownership that has ended, and notify its waiters."""
         with self._lock:
             waiting = self._pending.get(ownership.key)
             if waiting is None or waiting.write.ownership != ownership:
@@ -188,7 +186,7 @@ class CheckpointWriter:
             self._refuse(waiting, "not held")
 
     def close(self) -> None:
-        """Refuse all that waits, and all that still comes."""
+        """Refuse all pending writes, and all that still come."""
         with self._lock:
             self._closed = True
         self._refuse_all(self._take_pending(), "shutdown")
@@ -230,15 +228,15 @@ class CheckpointWriter:
         return batch
 
     async def _write(self, batch: list[_PendingWrite]) -> bool:
-        """Send them in one call; False if there was no answer, and they wait again."""
+        """Send the batch in one call; return False if there was no answer and it waits again."""
         held = self._still_held(batch)
         if not held:
             return True
         self._event_bus.add(checkpoint_calls=1)
         try:
             refused = await self._member.mark([each.write for each in held])
-        except StoreError as trouble:
-            log.warning("checkpoint of %d partitions not written yet: %s", len(held), trouble)
+        except StoreError as error:
+            log.warning("checkpoint of %d partitions not written yet: %s", len(held), error)
             for each in held:
                 self._enqueue(each)
             return False
@@ -251,7 +249,7 @@ class CheckpointWriter:
             self._refuse(held[0], str(error), error)
             return True
         except BaseException:
-            # A thread may be waiting for the answer: it must not wait for ever.
+            # A thread may be waiting for the answer: it must not wait forever.
             self._refuse_all(held, "shutdown")
             raise
         for each in held:
@@ -259,7 +257,7 @@ class CheckpointWriter:
         return True
 
     async def _write_singly(self, held: list[_PendingWrite]) -> bool:
-        """Find out which of them can not be written: the others must not suffer from it."""
+        """Find the writes that cannot succeed, so that the others do not fail with them."""
         left, answered = held.copy(), True
         try:
             while left:
@@ -269,7 +267,7 @@ class CheckpointWriter:
         return answered
 
     def _still_held(self, batch: list[_PendingWrite]) -> list[_PendingWrite]:
-        """Those whose ownership lasts; the others are refused."""
+        """Return the writes whose ownership lasts; refuse the others."""
         held: list[_PendingWrite] = []
         for each in batch:
             if self._member.holds(each.write.ownership.key) == each.write.ownership:
@@ -279,7 +277,7 @@ class CheckpointWriter:
         return held
 
     def _enqueue(self, new: _PendingWrite) -> None:
-        """Let it wait, together with what waits for the same ownership."""
+        """Add a pending write, merged with what waits for the same ownership."""
         key, epoch = new.write.ownership.key, new.write.ownership.epoch
         stale: _PendingWrite | None = None
         sooner = False
@@ -332,7 +330,7 @@ class CheckpointWriter:
             self._refuse(each, why)
 
     def _refuse(self, each: _PendingWrite, why: str, error: LeaseholdError | None = None) -> None:
-        """Tell all who wait; without an error the ownership has ended."""
+        """Notify all waiters; without an error, the ownership has ended."""
         ownership, position = each.write.ownership, each.write.position
         self._event_bus.tell(
             CheckpointRefused(

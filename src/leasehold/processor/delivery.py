@@ -1,8 +1,8 @@
-"""One batch to its handler, and what becomes of it when the handler fails (B6).
+"""Delivers one batch to its handler, and decides what follows when the handler fails (B6).
 
-A batch is tried again with growing pauses. When ``on_batch`` has failed for the last time, the
-batch is cut in halves until the event is found that can not be taken: it alone is skipped or put
-into the dead letters. So a handler may see an event more than once after it has failed.
+A batch is retried with growing pauses. When ``on_batch`` has failed for the last time, the batch is
+halved until the event that fails is found. Only that event is skipped or sent to the dead letters.
+So a handler may see an event more than once after it has failed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ log = logging.getLogger("leasehold.processor")
 
 
 class PartitionStopped(Exception):
-    """The poison policy says: stop the partition."""
+    """The poison policy stops the partition."""
 
 
 @dataclass(slots=True)
 class _BatchCursor:
-    """Where in the batch we are, how much is tried at once, and how often it failed."""
+    """The position in the batch, the size of the next call, and the failures so far."""
 
     start: int
     size: int
@@ -54,7 +54,7 @@ class _BatchCursor:
 
 
 class Delivery:
-    """For one pump. One batch at a time."""
+    """Delivers the batches of one pump, one at a time."""
 
     def __init__(
         self,
@@ -72,11 +72,12 @@ class Delivery:
         on_late: Callable[[], None],
         advance: Callable[[EventBatch], None],
     ) -> None:
-        """``settle`` tells the number of the next event to handle, by the store if need be.
+        """Take the callbacks of the pump.
 
-        ``on_failure`` is told what a handler raised, ``on_error`` of any other trouble.
-        ``on_late`` is called when a handler in a thread is over its limit, and goes on. ``advance``
-        is given the events that are done with, in order, each once.
+        ``settle`` returns the number of the next event to handle, after asking the store if
+        necessary. ``on_failure`` is called with what a handler raised, ``on_error`` with any other
+        error. ``on_late`` is called when a handler in a thread exceeds its timeout and continues.
+        ``advance`` gets the events that are done, in order, each once.
         """
         self._handlers = handlers
         self._handle = handle
@@ -105,22 +106,17 @@ class Delivery:
         return self.current_batch.last_sequence if event is None else event.sequence_number
 
     def is_current(self, call: HandlerCall | None) -> bool:
-        """Whether this call is the one under way here."""
+        """Return whether this is the call in progress here."""
         return call is not None and call is self.call
 
     def stop(self) -> None:
-        """Begin nothing new: ``deliver`` returns as soon as what is under way is done."""
+        """Start no further call: ``deliver`` returns when the call in progress has ended."""
         self.stopped.set()
         if self.call is not None:
             self.call.stopping = True
 
     async def deliver(self, batch: EventBatch) -> None:
-        """Hand over the batch, until all of its events are done with or ``stop`` was called.
-
-        Raises:
-            LeaseLost: the partition is somebody else's.
-            Stopped: an event can not be taken, and the policy says to stop there.
-        """
+        """Deliver the batch until all of its events are done or ``stop`` was called."""
         cursor = _BatchCursor(start=0, size=len(batch))
         try:
             while cursor.start < len(batch) and not self.stopped.is_set():
@@ -139,17 +135,17 @@ class Delivery:
             cursor.advanced = cursor.start
 
     async def _attempt(self, cursor: _BatchCursor, part: EventBatch) -> Exception | None:
-        """One call of the handler; the error that it raised, if it is the handler's own."""
+        """Call the handler once; return the error that it raised, if it is the handler's own."""
         call = self.call = self.last_call = HandlerCall(began_s=self._clock.boottime_s())
         self.current_batch = part
         error: Exception | None = None
         try:
             await self._handlers.handle(call, self._contexts, part, self._clock, self._on_late)
         except LeaseLost as lost:
-            self._handle.check()  # the handler was told that this partition is lost: it ends here
+            self._handle.check()  # the handler learned that this partition is lost: it ends here
             if (lost.key, lost.epoch) == (self._handle.ownership.key, self._handle.ownership.epoch):
                 raise  # the store knows it before the member does
-            error = lost  # another one, of its own
+            error = lost  # of another key: the handler's own error
         except Exception as raised:  # noqa: BLE001
             error = raised
         except asyncio.CancelledError as cancelled:
@@ -157,7 +153,7 @@ class Delivery:
                 raise
             error = wrap_base_exception(cancelled)
         except (KeyboardInterrupt, GeneratorExit):
-            raise  # not the handler's: the program is to end
+            raise  # not the handler's: the program has to end
         except BaseException as raised:  # noqa: BLE001
             error = wrap_base_exception(raised)
         finally:
@@ -171,7 +167,7 @@ class Delivery:
         return error
 
     async def _failed(self, cursor: _BatchCursor, batch: EventBatch, error: Exception) -> None:
-        """Wait and try again, look closer, or give the event up."""
+        """Wait and retry, halve the batch, or give the event up."""
         sequence = batch.slice(cursor.start, 1).first_sequence
         cursor.failures += 1
         policy = self._options.poison
@@ -191,7 +187,7 @@ class Delivery:
         if cursor.start >= len(batch):
             return
         if isinstance(error, StoreError):
-            cursor.failures -= 1  # the store is away: that says nothing about the event
+            cursor.failures -= 1  # the store is unavailable: not the event's fault
             await self._pause(policy.pauses.pause_s(cursor.failures + 1, self._rng))
             return
         bisecting = cursor.narrowed and cursor.size > 1  # halves are tried once, to find the event
@@ -242,14 +238,9 @@ class Delivery:
     async def _send_dead_letter(
         self, batch: EventBatch, cursor: _BatchCursor, error: Exception
     ) -> bool:
-        """Put the event into the dead letters; False if that was not to be had before the stop.
-
-        Raises:
-            LeaseLost: the partition is somebody else's.
-            Stopped: they say that they can never take it.
-        """
+        """Send the event to the dead letters; return False if ``stop`` came first."""
         dead_letters, handle = self._options.dead_letters, self._handle
-        if dead_letters is None:  # Options refuse that
+        if dead_letters is None:  # ProcessorOptions refuses that
             raise PartitionStopped from error
         letter = DeadLetter(
             event=next(batch.events()),
@@ -267,12 +258,12 @@ class Delivery:
             handle.check()
             try:
                 await dead_letters.send([letter])
-            except UsageError as trouble:
-                await self._on_error(trouble)
-                raise PartitionStopped from trouble
-            except Exception as trouble:  # noqa: BLE001
+            except UsageError as failure:
+                await self._on_error(failure)
+                raise PartitionStopped from failure
+            except Exception as failure:  # noqa: BLE001
                 failures += 1
-                await self._on_error(trouble)
+                await self._on_error(failure)
                 await self._pause(self._options.poison.pauses.pause_s(failures, self._rng))
             else:
                 return True
@@ -285,6 +276,6 @@ class Delivery:
 
 
 def _events_before(batch: EventBatch, sequence: int) -> int:
-    """How many events of the batch come before this number."""
+    """Return how many events of the batch come before this number."""
     numbers = batch.arrow.column(0).to_pylist()
     return bisect_left(numbers, sequence)

@@ -1,6 +1,7 @@
-"""The lease side: the member, what it is told to do, and the checkpoints that it writes.
+"""The lease thread: the member of a processor and its checkpoint writer.
 
-Everything here runs in one event loop in which no handler ever runs.
+Everything here runs in one event loop in which no handler ever runs, so that no handler can delay a
+renewal. Calls to the pumps go through the ``LoopLink``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _IN_ORDER = frozenset((EndReason.HANDED_OVER, EndReason.RELEASED, EndReason.RESE
 
 
 class LeaseThread:
-    """The member of one processor, and its keeper. ``pump_manager`` is set before ``run``."""
+    """The member of one processor, and its key handler. Set ``pump_manager`` before ``run``."""
 
     pump_manager: PumpManager
 
@@ -58,7 +59,6 @@ class LeaseThread:
         rng: random.Random,
         identity: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
-        """Not joined yet."""
         self.store = store
         self.keys_group = partition_group(stream, group)
         self._options = options
@@ -84,10 +84,9 @@ class LeaseThread:
         )
 
     async def run(self) -> None:
-        """Keep the lease until ``Member.drain`` was carried out. Cancelling closes all at once.
+        """Keep the lease until ``Member.drain`` was carried out.
 
-        Raises:
-            Exception: what has ended it, by itself and not in a group.
+        Cancelling closes all partitions immediately. An error is raised as it is, not in a group.
         """
         errors: list[Exception] = []
 
@@ -106,20 +105,20 @@ class LeaseThread:
         if errors:
             raise errors[0]
 
-    # --------------------------------------------------- told by the member
+    # ------------------------------------------------- called by the member
 
     def opened(self, ownership: Ownership) -> None:
-        """See ``Keeper``."""
+        """Have a pump opened for the ownership."""
         handle = self._handles[ownership.key] = Handle(ownership=ownership, member=self.member)
         self._loop_link.to_work(lambda: self.pump_manager.open(handle))
 
     def drain(self, ownership: Ownership) -> bool:
-        """See ``Keeper``."""
+        """Have the pump drained; ``drained`` follows later."""
         self._loop_link.to_work(lambda: self.pump_manager.drain(ownership))
         return False
 
     def closed(self, ownership: Ownership, reason: str) -> None:
-        """See ``Keeper``."""
+        """End the handle, drop pending checkpoints, and have the pump closed."""
         handle = self._handles.get(ownership.key)
         if handle is not None and handle.ownership == ownership:
             handle.ended = reason
@@ -127,35 +126,35 @@ class LeaseThread:
         self.checkpoint_writer.drop(ownership)
         self._loop_link.to_work(lambda: self.pump_manager.close(ownership, reason))
 
-    # ------------------------------------------------ asked by the work side
+    # ---------------------------------------------- called by the work loop
 
     def drained(self, ownership: Ownership) -> None:
-        """The work under this ownership has stopped in good order."""
+        """Report that the work under this ownership has stopped gracefully."""
         self.member.drained(ownership)
 
     def fenced(self, ownership: Ownership) -> None:
-        """The store has refused a write under this ownership: it has ended."""
+        """Report that the store refused a write under this ownership: it has ended."""
         self.member.fenced(ownership)
 
     def give_up(self, ownership: Ownership, reason: str) -> None:
-        """Pass a partition on whose work is stuck, if there is anybody who could take it."""
+        """Pass a stalled partition on, if another member can take it."""
         if not self.member.pass_on(ownership, reason=reason):
             self._loop_link.to_work(lambda: self.pump_manager.keep_stalled(ownership))
 
     def recovered(self) -> None:
-        """Nothing is stuck any more: this host may take its full share again."""
+        """Report that nothing is stuck: this host may take its full share again."""
         self.member.recovered()
 
     async def declare(self, keys: Sequence[str]) -> None:
-        """Make the keys known to the store."""
+        """Declare the keys in the store."""
         await self._bounded("declare", self.store.declare(keys))
 
     async def checkpoints(self) -> Mapping[str, Checkpoint]:
-        """All checkpoints of the group."""
+        """Return all checkpoints of the group."""
         return await self._bounded("checkpoints", self.store.checkpoints(self.keys_group))
 
     async def follows_orderly_end(self, handle: Handle) -> bool:
-        """Whether the term before this one ended in good order, or there was none."""
+        """Return whether the previous term ended gracefully, or there was none."""
         key, epoch = handle.ownership.key, handle.ownership.epoch
         terms = await self._bounded("history", self.store.history(key, limit=5))
         before = [term for term in terms if term.epoch < epoch]
@@ -192,14 +191,14 @@ class LeaseThread:
         self._check_work_loop()
 
     def _check_work_loop(self) -> None:
-        """Ask the work side for a sign of life; without one for too long, leave.
+        """Ask the work loop for a sign of life; leave the group if none came for too long.
 
-        Its watchdog lives in the very loop that may be blocked. A host whose loop does not turn
-        must not keep its partitions for ever.
+        The watchdog lives in the loop that may be blocked. A host whose loop is blocked must not
+        keep its partitions.
         """
         now_s, limit_s = self._clock.boottime_s(), self._options.stall.give_up_after_s
         if self._unanswered:
-            # A pause of the whole process is no silence: only what was listened to counts.
+            # A pause of the whole process does not count: only time between two checks does.
             self._silent_s += min(now_s - self._checked_at_s, 2 * self._options.timing.renew_s)
         self._checked_at_s, self._unanswered = now_s, True
         if limit_s is not None and self._silent_s > limit_s and not self._gave_up:

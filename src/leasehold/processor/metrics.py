@@ -1,7 +1,7 @@
-"""The sums and states of processors for Prometheus: the extra ``leasehold[metrics]``.
+"""Exports the counts and states of processors to Prometheus: the extra ``leasehold[metrics]``.
 
-Nothing is counted here: the numbers are read from the processors when somebody asks for them, so
-metrics cost nothing between two looks.
+Nothing is counted here. The numbers are read from the processor when Prometheus asks for them, so
+metrics cost nothing between two scrapes.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ _SUMS = {
 
 
 class ProcessorMetrics(Collector):
-    """The metrics of one processor, registered when it is made."""
+    """The metrics of one processor, registered when it is created."""
 
     def __init__(
         self, processor: EventProcessor, *, registry: CollectorRegistry = REGISTRY
     ) -> None:
-        """Register at ``registry``; ``close`` takes it back."""
+        """Register with ``registry``; ``close`` undoes it."""
         self._processor = processor
         self._registry = registry
         self._label_values = (processor.source.name, processor.group, processor.name)
         registry.register(self)
 
     def close(self) -> None:
-        """Be asked no more."""
+        """Unregister from the Prometheus registry."""
         self._registry.unregister(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All numbers, as they are now."""
+        """Yield all metrics, as they are now."""
         counts = self._processor.counts()
         for name, about in _SUMS.items():
             family = CounterMetricFamily(f"leasehold_{name}", about, labels=_LABELS)

@@ -1,26 +1,18 @@
-"""One partition, from its opening to its end: receiver, queue, handler, checkpoints.
+"""One partition, from opening to end: receiver, prefetch buffer, handler, checkpoints.
 
 ::
 
-    receiver (at the lease's epoch) ──> intake, bounded ──> handler ──> position ──> checkpoint
-         └── trouble: opened again after the last event that was handled, with growing pauses
+    receiver (at the lease's epoch) ──> prefetch buffer ──> handler ──> position ──> checkpoint
+         └── failure: opened again after the last event that was handled, with growing pauses
 
-The order of an end in good order: nothing more is taken in, the call that is under way ends,
-``on_partition_close`` is called, the position is stored, and only then is the partition given up.
-An end by force cancels what can be cancelled, and tells the handler afterwards.
+A graceful end: nothing more is received, the call in progress ends, ``on_partition_close`` is
+called, the position is stored, and only then is the partition given up. A forced end cancels what
+can be cancelled, and calls ``on_partition_close`` afterwards.
 
 Guarantees: an event is handled before any checkpoint passes it; the handler gets the events in
-order, one call at a time; after trouble with the source none comes twice.
-
-Opening a receiver where a partition is to go on, and what to do when that place is gone.
-
-How far a partition has come: what was delivered, what is done, and what the store knows.
-
-Guarantees: a position is written only for events that were delivered; what handlers are done with
-only rises; after a transaction whose outcome is unknown the store is asked before anything is
+order, one call at a time; after a failure of the source no event comes twice. The handled position
+never decreases. After a transaction whose outcome is unknown, the store is asked before anything is
 delivered again.
-
-What was received and waits for its handler: bounded by events and by bytes.
 """
 
 from __future__ import annotations
@@ -86,14 +78,13 @@ _MAX_COPIED_BYTES = 256 << 10
 
 
 class PrefetchBuffer:
-    """A queue for one receiver and one handler, in one event loop.
+    """A bounded queue between one receiver and one handler, in one event loop.
 
-    It takes a batch whenever it is below its limits, so it holds at most its limits and one batch
-    more.
+    It accepts a batch whenever it is below its limits, so it holds at most its limits and one batch
+    more. Small batches that wait are handed out together, up to ``batch_events``.
     """
 
     def __init__(self, *, max_events: int, max_bytes: int, batch_events: int = 1) -> None:
-        """Empty. Small batches that wait are handed out together, up to ``batch_events``."""
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._batch_events = batch_events
@@ -104,7 +95,7 @@ class PrefetchBuffer:
         self._changed = anyio.Event()
 
     def __len__(self) -> int:
-        """How many events wait."""
+        """Return how many events wait."""
         return self._events
 
     async def room(self) -> None:
@@ -118,30 +109,30 @@ class PrefetchBuffer:
         self._batches.append((batch, size))
         self._events += len(batch)
         self._bytes += size
-        self._tell()
+        self._notify()
 
     async def get(self) -> EventBatch | None:
-        """The next batch; None once it is closed."""
+        """Return the next batch; None once it is closed."""
         while not self._closed:
             if self._batches:
                 batch = self._take_joined()
-                self._tell()
+                self._notify()
                 return batch
             await self._changed.wait()
         return None
 
     def close(self) -> None:
-        """Hand out nothing more, and forget what waits."""
+        """Hand out nothing more, and drop what waits."""
         self._closed = True
         self._batches.clear()
         self._events = self._bytes = 0
-        self._tell()
+        self._notify()
 
     def _take_joined(self) -> EventBatch:
-        """The first batch, with those that follow if all of them are small.
+        """Take the first batch, joined with those that follow if all of them are small.
 
-        A trickle is stored in frames of an event or two; when many of them wait, a call for each
-        would cost more than to copy them.
+        A slow stream is stored in frames of one or two events. When many of them wait, one call for
+        each costs more than copying them.
         """
         taken: list[EventBatch] = []
         events = total_bytes = 0
@@ -160,7 +151,7 @@ class PrefetchBuffer:
             taken.append(batch)
         return taken[0] if len(taken) == 1 else joined(taken)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -173,12 +164,11 @@ _START_AFTER_TRIM = {OnTrimmed.EARLIEST: Start.earliest(), OnTrimmed.LATEST: Sta
 async def open_receiver(
     source: EventSource, handle: Handle, *, group: str, start: Start, on_trimmed: OnTrimmed
 ) -> Receiver:
-    """A receiver at ``start``, or further ahead if that was removed and the options allow it.
+    """Open a receiver at ``start``, or further ahead if that was removed and the options allow it.
 
-    Raises:
-        PositionLost: there is no such place, and nobody said where to go on. Nothing else is taken
-            for that: its advice is to move a checkpoint.
-        ReaderDisplaced: the group has a receiver with a higher epoch.
+    Raises ``PositionLost`` only if the position does not exist and no option says where to resume:
+    its advice is to move a checkpoint. Raises ``ReaderDisplaced`` if the group has a receiver with
+    a higher epoch.
     """
     partition, epoch, name = handle.partition, handle.ownership.epoch, handle.ownership.holder
     try:
@@ -207,13 +197,12 @@ async def open_receiver(
 
 
 class PumpProgress:
-    """The part of a pump that handlers speak to, through their contexts.
+    """The position of a pump: delivered, done, and stored. Contexts of handlers use it.
 
     ``write``, ``stored``, ``commit_unknown`` and ``commit_known`` are safe from any thread.
     """
 
     def __init__(self, handle: Handle, manager: PumpManager) -> None:
-        """Nothing is known yet."""
         self.handle = handle
         self._manager = manager
         self._clock = manager.clock
@@ -251,12 +240,12 @@ class PumpProgress:
 
     @property
     def transactions(self) -> Transacting | None:
-        """See ``Desk``."""
+        """The store's shared transactions, if it has them."""
         return self._manager.transactions
 
     @property
     def delivered(self) -> Position:
-        """See ``Desk``."""
+        """The last event that the handler was given so far."""
         call, batch = self.delivery.call, self.delivery.current_batch
         if call is None or batch is None:
             return self._done
@@ -269,7 +258,7 @@ class PumpProgress:
 
     @property
     def caller_position(self) -> Position:
-        """See ``Desk``."""
+        """The last event that the caller was given."""
         call, batch = self.delivery.call, self.delivery.current_batch
         if CALL.get() is call or self._manager.handlers.pulled:
             return self.delivered
@@ -278,9 +267,9 @@ class PumpProgress:
         return last_position(batch.slice(0, call.done))
 
     def write(self, position: Position) -> Future[None]:
-        """See ``Desk``."""
+        """Have the position stored; the future is done when it is."""
         written: Future[None] = Future()
-        written.set_running_or_notify_cancel()  # who stops waiting does not stop the writing
+        written.set_running_or_notify_cancel()  # a caller that stops waiting does not cancel it
 
         def on_done(error: LeaseholdError | None) -> None:
             if error is None:
@@ -297,25 +286,25 @@ class PumpProgress:
         return written
 
     def stored(self, position: Position) -> None:
-        """The store has it. What is in doubt stays in doubt: this may be an earlier one."""
+        """Note a stored position. Unknown commits stay unknown: this may be an earlier one."""
         if self.stored_position is None or self.stored_position < position:
             self.stored_position = position
 
     def refused(self, position: Position) -> None:
-        """See ``Desk``."""
+        """Report a position that came after the loss and was not sent."""
         self._manager.refused(self.handle, position)
 
     def commit_unknown(self) -> None:
-        """See ``Desk``."""
+        """Ask the store before the next delivery: a commit may have happened."""
         self._unknown_commits += 1
 
     def commit_known(self, position: Position) -> None:
-        """See ``Desk``."""
+        """Note that a transaction stored the position."""
         self._unknown_commits = max(0, self._unknown_commits - 1)
         self.stored(position)
 
     def _advance(self, done: EventBatch) -> None:
-        """These events are done with."""
+        """Note that these events are done."""
         now_s = self._clock.boottime_s()
         self._done = last_position(done)
         self.next = self._done.sequence_number + 1
@@ -335,7 +324,7 @@ class PumpProgress:
         self._manager.write_checkpoint(self.handle.ownership, self._done, within_s, written)
 
     async def _next_after_stored(self) -> int:
-        """The event after the last that is known to be stored, after asking if that is in doubt."""
+        """Return the event after the last stored one; ask the store if a commit is unknown."""
         if self._unknown_commits:
             checkpoint = await self._manager.checkpoint_loader.checkpoint(self.handle.ownership.key)
             if checkpoint is not None:
@@ -345,7 +334,7 @@ class PumpProgress:
         return -1 if stored is None else stored.sequence_number + 1
 
     async def _store_last_position(self) -> bool:
-        """Have the last position stored; False if the partition was lost before that."""
+        """Store the last position; return False if the partition was lost before that."""
         stored = self.stored_position
         if not self._options.checkpoint.automatic or (stored is not None and self._done <= stored):
             return True
@@ -354,7 +343,7 @@ class PumpProgress:
         try:
             await asyncio.wrap_future(self.write(self._done))
         except CheckpointBehind:
-            return True  # one that the handler had asked for was stored after all, and is further
+            return True  # a later one of the handler was stored after all
         except LeaseholdError as error:
             log.warning("the last checkpoint was not written: %s", error)
             if self._close_reason is None:
@@ -363,13 +352,13 @@ class PumpProgress:
         return True
 
     def _report_repeats(self) -> None:
-        """Say what was begun here and lies behind the checkpoint: it comes again (C5)."""
+        """Report the events that began here and are behind the checkpoint: they come again (C5)."""
         stored, last_delivered = self.stored_position, self.delivery.last_delivered
         first = self._first_sequence if stored is None else stored.sequence_number + 1
         if last_delivered >= first:
-            self._tell(PossibleRepeats, events=last_delivered - first + 1)
+            self._publish(PossibleRepeats, events=last_delivered - first + 1)
 
-    def _tell(self, kind: type[HookEvent], **values: object) -> None:
+    def _publish(self, kind: type[HookEvent], **values: object) -> None:
         ownership = self.handle.ownership
         self._manager.event_bus.tell(
             kind(
@@ -385,10 +374,9 @@ _RETRY_BACKOFF = Backoff(base_s=0.1, max_s=15.0)
 
 
 class Pump(PumpProgress):
-    """Lives on the work side: ``run`` is its one task, everything else is called in that loop."""
+    """The pump of one ownership: ``run`` is its one task; all calls come from the same loop."""
 
     def __init__(self, handle: Handle, manager: PumpManager) -> None:
-        """For one ownership; not begun."""
         super().__init__(handle, manager)
         self._goodbye_s = manager.options.goodbye_s
         self._start = manager.options.start_of(handle.partition)
@@ -402,11 +390,11 @@ class Pump(PumpProgress):
         self._opened = False
         self._given_away = False
 
-    # ------------------------------------------------- what others may ask
+    # ------------------------------------------------- called from outside
 
     @property
     def state(self) -> PartitionState:
-        """What it is at."""
+        """The state, including that of the handler call in progress."""
         call = self.delivery.call
         if call is not None and call.late:
             return PartitionState.STUCK
@@ -418,11 +406,11 @@ class Pump(PumpProgress):
 
     @property
     def work_waits(self) -> bool:
-        """Whether something was received that is not handled yet."""
+        """Whether received events are not handled yet."""
         return self.delivery.call is not None or bool(self._prefetch_buffer)
 
     def status(self) -> PartitionStatus:
-        """As it is now."""
+        """Return the status as it is now."""
         stored = self.stored_position
         return PartitionStatus(
             partition=self.handle.partition,
@@ -435,17 +423,17 @@ class Pump(PumpProgress):
         )
 
     def still_s(self, now_s: float) -> float:
-        """How long it has made no progress."""
+        """Return how long there was no progress, in seconds."""
         call = self.delivery.call
         since_s = self.progress_at_s if call is None else max(self.progress_at_s, call.began_s)
         return max(0.0, now_s - since_s)
 
     def drain(self) -> None:
-        """Stop in good order; ``run`` ends after that."""
+        """Stop gracefully; ``run`` ends after that."""
         if self._draining or self._close_reason is not None:
             return
         self._draining = True
-        self._tell(PartitionDraining)
+        self._publish(PartitionDraining)
         self._state = PartitionState.DRAINING
         self.delivery.stop()
         if self._manager.handlers.on_drain is not None:
@@ -455,14 +443,14 @@ class Pump(PumpProgress):
         self._opening.cancel()
 
     def close(self, reason: CloseReason, *, given_up: bool = False) -> None:
-        """Stop at once: the partition is not ours any more.
+        """Stop immediately: the partition is no longer owned here.
 
         ``given_up``: by this host itself. The next owner then sees an orderly end.
         """
         if self._close_reason is None:
             self._close_reason = reason
             self._given_away = given_up
-        self.delivery.stop()  # a thread that goes on must not begin with another event
+        self.delivery.stop()  # a thread that continues must not begin another event
         self._scope.cancel()
         self._ending.cancel()
 
@@ -475,13 +463,13 @@ class Pump(PumpProgress):
     # ------------------------------------------------------------- the work
 
     async def run(self) -> None:
-        """Work until ``drain`` or ``close``; then tell everybody."""
+        """Work until ``drain`` or ``close``; then end the partition and report it."""
         try:
             try:
                 with self._scope:
                     await self._work()
             except asyncio.CancelledError:
-                # All pumps are cancelled, which is more than this scope takes in: an end as well.
+                # All pumps are cancelled, not only this scope: end this one too.
                 self.close(CloseReason.ERROR)
                 with anyio.CancelScope(shield=True):
                     await self._end()
@@ -495,20 +483,20 @@ class Pump(PumpProgress):
         failures, began = 0, self.next
         while not self._draining:
             if self.next != began:
-                failures, began = 0, self.next  # only failures in a row make the pauses longer
+                failures, began = 0, self.next  # only consecutive failures lengthen the pauses
             with anyio.CancelScope() as self._session:
                 try:
                     await self._open_and_pump()
                 except PartitionStopped:
                     await self._wait_for_stop(PartitionState.STOPPED)
                 except ReaderDisplaced as stolen:
-                    self._tell(ReceiverDisplaced, by=stolen.now_held_by)
+                    self._publish(ReceiverDisplaced, by=stolen.now_held_by)
                     failures += 1
                     await self._pause(failures)
                 except LeaseLost:
                     if self.handle.valid:
                         self._manager.fenced(self.handle)
-                    await anyio.sleep_forever()  # the member knows it too, and closes this pump
+                    await anyio.sleep_forever()  # the member knows it, too, and closes this pump
                 except PositionLost as error:
                     await self._manager.on_error(self.contexts, error)
                     await self._wait_for_stop(PartitionState.STOPPED)
@@ -552,7 +540,7 @@ class Pump(PumpProgress):
             raise errors[0]
 
     async def _open(self) -> Receiver:
-        """A receiver at the next event, by the checkpoint if this is the first time."""
+        """Open a receiver at the next event; the first time, at the checkpoint."""
         handle, manager = self.handle, self._manager
         if self.next is None:
             checkpoint = await manager.checkpoint_loader.checkpoint(handle.ownership.key)
@@ -569,18 +557,18 @@ class Pump(PumpProgress):
         )
 
     async def _begin(self, receiver: Receiver) -> None:
-        """The receiver is there: tell, if this is the first time or it stands further ahead."""
+        """Report the opening, the first time, and a position that moved ahead."""
         if self.next is not None and receiver.position > self.next:
-            self._tell(PositionMoved, wanted=self.next, found=receiver.position)
+            self._publish(PositionMoved, wanted=self.next, found=receiver.position)
         if self.next is None or receiver.position > self.next:
             self.next = receiver.position
         if not self._opened:
             if self.stored_position is None and self._start.kind is StartKind.LATEST:
-                # The end moves on: the next owner, without a checkpoint, would begin further ahead.
+                # The end moves: the next owner, without a checkpoint, would begin further ahead.
                 await asyncio.wrap_future(self.write(Position(sequence_number=self.next - 1)))
             self._opened = True
             self._first_sequence = self.next
-            self._tell(PartitionOpened, position=self.next)
+            self._publish(PartitionOpened, position=self.next)
             self._manager.count_repeats(self.handle, self.next)
             handlers = self._manager.handlers
             await self._manager.call_user(handlers.on_partition_open, self.contexts)
@@ -602,7 +590,7 @@ class Pump(PumpProgress):
                 )
         except Exception as error:  # noqa: BLE001
             errors.append(error)
-            prefetch_buffer.close()  # what is under way may end; then the pump begins anew
+            prefetch_buffer.close()  # the call in progress may end; then the pump restarts
 
     async def _deliver_batches(self, prefetch_buffer: PrefetchBuffer) -> None:
         while not self._draining:
@@ -611,16 +599,16 @@ class Pump(PumpProgress):
                 return
             await self.delivery.deliver(batch)
 
-    # -------------------------------------------------------------- trouble
+    # ------------------------------------------------------------- failures
 
     async def _wait_for_stop(self, state: PartitionState) -> None:
-        """Keep the partition and do nothing, until it is drained or lost."""
+        """Keep the partition without working on it, until it is drained or lost."""
         self._state = state
         await self.delivery.stopped.wait()
 
     async def _restart(self, error: Exception, failures: int) -> None:
         pause_s = _RETRY_BACKOFF.pause_s(failures, self._manager.rng)
-        self._tell(PumpRestarted, error=error, pause_s=pause_s)
+        self._publish(PumpRestarted, error=error, pause_s=pause_s)
         await self._manager.on_error(self.contexts, error)
         await self._pause(failures, pause_s)
 
@@ -633,14 +621,14 @@ class Pump(PumpProgress):
     # -------------------------------------------------------------- the end
 
     async def _end(self) -> None:
-        """In good order if nobody forced it: callback, checkpoint, then the word to the member."""
+        """Call ``on_partition_close``, store the last position, and report the end."""
         manager, reason = self._manager, self._close_reason
         in_order = reason is None
         if reason is None:
             reason = CloseReason.SHUTDOWN if manager.stopping else CloseReason.HANDED_OVER
         call = self.delivery.last_call
         if call is not None and call.running:
-            self._tell(HandlerAbandoned)
+            self._publish(HandlerAbandoned)
             manager.abandoned(call)
         if self._opened:
             said = manager.call_user(manager.handlers.on_partition_close, self.contexts, reason)
@@ -656,5 +644,5 @@ class Pump(PumpProgress):
         if in_order or self._given_away:
             self._report_repeats()
         if self._opened:
-            self._tell(PartitionClosed, reason=reason, position=self.next)
+            self._publish(PartitionClosed, reason=reason, position=self.next)
         manager.ended(self, in_order=in_order)

@@ -1,7 +1,7 @@
-"""The work side: one pump for each partition that is owned, and a watchdog that looks at them.
+"""Runs one pump for each owned partition, discovers partitions, and watches for stalls.
 
-All methods are called in the loop of the user, but for those that say otherwise. Nothing here can
-delay the lease side.
+All methods are called in the user's loop, except those that say otherwise. Nothing here can delay
+the lease thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MIN_CHECK_INTERVAL_S = 0.05
 _MOVING = frozenset(
     (PartitionState.WAITING, PartitionState.HANDLING, PartitionState.STUCK, PartitionState.OPENING)
 )
-# Ends that this host brings about itself: in the history they look like orderly ones.
+# Reasons by which this host ends its own term: the history shows an orderly end.
 _GIVEN_UP = frozenset(("drain limit", "stalled", "error", "shutdown"))
 _CLOSED_BY = {
     "handed over": CloseReason.HANDED_OVER,
@@ -67,7 +67,7 @@ _CLOSED_BY = {
 
 
 class PumpManager:
-    """The pumps of one processor."""
+    """The pumps of one processor. ``run`` must be running before anything is owned."""
 
     def __init__(
         self,
@@ -83,7 +83,6 @@ class PumpManager:
         rng: random.Random,
         transactions: Transacting | None = None,
     ) -> None:
-        """Nothing is owned yet. ``run`` has to be running before anything is."""
         self.source = source
         self.stream = source.name
         self.group = group
@@ -109,16 +108,16 @@ class PumpManager:
 
     @property
     def pumps(self) -> list[Pump]:
-        """All that have not ended."""
+        """All pumps that have not ended."""
         return list(self._pumps.values())
 
     @property
     def abandoned_calls(self) -> int:
-        """How many threads go on with a call that nobody waits for."""
+        """How many threads continue with a handler call that is no longer awaited."""
         return sum(call.running for call in self._abandoned)
 
     async def run(self) -> None:
-        """Work until cancelled; then every pump is ended."""
+        """Work until cancelled; then end every pump."""
         async with anyio.create_task_group() as self._tasks:
             try:
                 self._tasks.start_soon(self._watch)
@@ -132,18 +131,18 @@ class PumpManager:
         while self._pumps:
             await self._idle.wait()
 
-    # ------------------------------------------- told by the lease side
+    # ------------------------------------- called by the lease thread
 
     def open(self, handle: Handle) -> None:
         """Begin to work on a partition."""
         if handle.ended is not None or self._tasks is None:
-            return  # it was lost before it was begun
+            return  # it was lost before the work began
         pump = Pump(handle, self)
         self._pumps[handle.ownership.key, handle.ownership.epoch] = pump
         self._tasks.start_soon(self._run_pump, pump)
 
     def drain(self, ownership: Ownership) -> None:
-        """Stop in good order, and say so."""
+        """Stop the pump gracefully, and report it to the lease thread."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is None:
             self._loop_link.to_lease(lambda: self._lease_thread.drained(ownership))
@@ -151,7 +150,7 @@ class PumpManager:
             pump.drain()
 
     def close(self, ownership: Ownership, reason: str) -> None:
-        """Stop at once."""
+        """Stop the pump immediately."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
             closed_by = _CLOSED_BY.get(reason) or self._forced_close_reason(reason)
@@ -164,7 +163,7 @@ class PumpManager:
             return CloseReason.LOST
         return CloseReason.SHUTDOWN if self.stopping else CloseReason.ERROR
 
-    # ----------------------------------------------- what pumps ask for
+    # ------------------------------------------------- called by pumps
 
     def write_checkpoint(
         self, ownership: Ownership, position: Position, within_s: float, on_done: WriteCallback
@@ -175,7 +174,7 @@ class PumpManager:
         )
 
     def refused(self, handle: Handle, position: Position) -> None:
-        """A checkpoint came after the end of its ownership, and was not even sent."""
+        """Report a checkpoint that came after the end of its ownership and was not sent."""
         self.event_bus.tell(
             CheckpointRefused(
                 holder=handle.ownership.holder,
@@ -187,18 +186,18 @@ class PumpManager:
         )
 
     def fenced(self, handle: Handle) -> None:
-        """The store has refused a write under this ownership: the member has yet to hear of it."""
+        """Report that the store refused a write under this ownership before the member knew."""
         self._loop_link.to_lease(lambda: self._lease_thread.fenced(handle.ownership))
 
     def measure_load(self, meter: LoadMeter, done: EventBatch, now_s: float) -> None:
-        """Note what a partition has cost."""
+        """Add handled events to the load of a partition."""
         if self.options.load is LoadMeasure.BYTES:
             meter.add(done.arrow.nbytes, now_s)
         else:
             meter.add(len(done), now_s)
 
     def loads(self) -> Mapping[str, float]:
-        """How heavy each partition is, by its key."""
+        """Return the load of each partition, by its key."""
         now_s = self.clock.boottime_s()
         lag = self.options.load is LoadMeasure.LAG
         return {
@@ -209,25 +208,25 @@ class PumpManager:
         }
 
     def late(self, ownership: Ownership) -> None:
-        """A handler in a thread is over its limit: its partition goes to another host."""
+        """Give up a partition whose handler, in a thread, is over its timeout."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None:
             pump.stall_watch.late = True
             self._stalled(pump, give_up=True)
 
     def count_repeats(self, handle: Handle, position: int) -> None:
-        """Find out, beside the work, how many of the events to come may have been handled."""
+        """Start to count how many of the next events may have been handled before."""
         if handle.ownership.epoch > 1 and self._tasks is not None:
             self._tasks.start_soon(self._count_repeats, handle, position)
 
     async def on_error(
         self, contexts: tuple[object, object], error: BaseException, *, by_user: bool = False
     ) -> None:
-        """Tell the user's error handler. What that raises is logged.
+        """Log the error and call the user's error handler. What that raises is logged.
 
-        ``by_user``: a function of the user's has raised it, and its lines are worth to be seen.
+        ``by_user``: a function of the user raised it, so its traceback is worth logging.
         """
-        # An error of ours, such as of a source that is away, says all of it in its message.
+        # The message of a LeaseholdError, such as of an unavailable source, is enough.
         trace = error if by_user or not isinstance(error, LeaseholdError) else None
         message = (self._describe(contexts[0]), reason_of(error))
         log.error("%s: %s", *message, exc_info=trace, extra={"error": error})
@@ -243,14 +242,15 @@ class PumpManager:
     ) -> None:
         """Call one of the user's functions. What it raises goes to the error handler."""
         try:
-            await self.handlers.tell(function, contexts, *values)
+            await self.handlers.invoke(function, contexts, *values)
         except Exception as error:  # noqa: BLE001
             await self.on_error(contexts, error, by_user=True)
 
     def member_failed(self, error: BaseException) -> None:
-        """A cycle of the member failed: an error outside any partition.
+        """Report a failed cycle of the member: an error outside any partition.
 
-        The user's function is told of one at a time; of those that come meanwhile, of the last.
+        One call of the error handler runs at a time; of the errors that come in the meantime, the
+        last is reported.
         """
         reporting, self._member_error = self._member_error is not None, error
         if not reporting and self._tasks is not None:
@@ -263,11 +263,11 @@ class PumpManager:
                 self._member_error = None
 
     def abandoned(self, call: HandlerCall) -> None:
-        """A thread goes on with a call that nobody waits for."""
+        """Count a thread that continues with a call that is no longer awaited."""
         self._abandoned.append(call)
 
     def ended(self, pump: Pump, *, in_order: bool) -> None:
-        """The pump has ended; in order means: the member may give the partition away now."""
+        """Remove a pump; ``in_order``: the member may now give the partition away."""
         ownership = pump.handle.ownership
         self._pumps.pop((ownership.key, ownership.epoch), None)
         if in_order:
@@ -279,7 +279,7 @@ class PumpManager:
         try:
             await pump.run()
         except Exception as error:  # noqa: BLE001
-            # A fault of ours. The partition must not stay with a host that does nothing for it.
+            # A bug in Leasehold. The partition must not stay with a host that does not work on it.
             await self.on_error(pump.contexts, error)
             self.ended(pump, in_order=False)
             ownership = pump.handle.ownership
@@ -289,7 +289,7 @@ class PumpManager:
         self, function: Callable[..., Any] | None, contexts: tuple[object, object], *values: object
     ) -> None:
         try:
-            await self.handlers.tell(function, contexts, *values)
+            await self.handlers.invoke(function, contexts, *values)
         except Exception:
             log.exception("on_error failed")
 
@@ -314,11 +314,7 @@ class PumpManager:
     # -------------------------------------------------------- partitions
 
     async def discover(self) -> None:
-        """Declare the partitions that the source has and the store may not know (P1).
-
-        Raises:
-            LeaseholdError: the source or the store can not be asked.
-        """
+        """Declare the partitions that the source has and the store may not know (P1)."""
         found = frozenset(await self.source.partitions())
         new = found - self._known
         if new:
@@ -374,14 +370,14 @@ class PumpManager:
                 self._stalled(pump, give_up=verdict is StallVerdict.GIVE_UP)
 
     def _give_up(self, pump: Pump) -> None:
-        """Have the partition passed on; ``close`` is told, or ``kept`` if nobody can take it."""
+        """Have the partition passed on; ``close`` or ``keep_stalled`` follows."""
         pump.stall_watch.given_up, pump.stall_watch.kept = True, False
         self._capped_at_s = self.clock.boottime_s()
         ownership = pump.handle.ownership
         self._loop_link.to_lease(lambda: self._lease_thread.give_up(ownership, "stalled"))
 
     def keep_stalled(self, ownership: Ownership) -> None:
-        """Nobody could take a partition that was given up: it is tried again."""
+        """Keep a partition that no other host could take; it is offered again later."""
         pump = self._pumps.get((ownership.key, ownership.epoch))
         if pump is not None and pump.stall_watch.given_up:
             pump.stall_watch.kept = True
@@ -423,7 +419,7 @@ class PumpManager:
         capped_s = 0.0
         if self._capped_at_s is not None:
             capped_s = self.clock.boottime_s() - self._capped_at_s
-        # What was not a thread may be stuck again at once: leave the others a while with it.
+        # What was not a thread may get stuck again immediately: give other hosts some time.
         if ended or capped_s >= self.options.stall.stall_after_s:
             self._capped_at_s = None
             self._loop_link.to_lease(self._lease_thread.recovered)
