@@ -1,4 +1,4 @@
-"""A clock that ends every wait at the moment the test wants, and not by time."""
+"""A clock that ends every wait when the test's condition holds, not by time."""
 
 from __future__ import annotations
 

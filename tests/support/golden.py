@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[int, Callable[[int], str]]] = {
 
 
 def changed_stories(kind: str, stories: Iterable[tuple[int, str]]) -> list[int]:
-    """Return the seeds whose story is not the recorded one; seeds without a record are left out."""
+    """Return the seeds whose story is not the recorded one; seeds without a record are skipped."""
     golden = json.loads((GOLDEN_DIR / f"{kind}.json").read_text(encoding="utf-8"))
     if golden["python"] != PYTHON:
         return []
@@ -37,7 +37,7 @@ def changed_stories(kind: str, stories: Iterable[tuple[int, str]]) -> list[int]:
 
 
 def record() -> None:
-    """Write the stories of all kinds anew."""
+    """Record the stories of all kinds again."""
     GOLDEN_DIR.mkdir(exist_ok=True)
     for kind, (count, story) in KINDS.items():
         golden = {"python": PYTHON, "stories": [story(seed) for seed in range(count)]}

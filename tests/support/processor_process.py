@@ -1,9 +1,9 @@
-"""A processor in a process of its own, for tests that send it signals.
+"""A processor in its own process, for tests that send it signals.
 
 Takes its settings as one JSON object (``Settings``). Before a handler returns, one line for each
 of its events is in the file of results, or on stdout if there is no such file. Says everything
 else on stdout, one JSON object per line: ``ready``, ``opened``, ``closed``, ``drains``,
-``stored``, ``refused``, ``stops``, ``error``, ``left``. SIGTERM ends it in good order.
+``stored``, ``refused``, ``stops``, ``error``, ``left``. SIGTERM ends it gracefully.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Work:
 
 
 class PrintingHook:
-    """A hook that says what the test waits for."""
+    """A hook that prints what the test waits for."""
 
     def __init__(self) -> None:
         self._ready = False

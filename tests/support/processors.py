@@ -31,7 +31,7 @@ LONG_LEASE_S = 60.0
 
 
 class Notifier:
-    """Something that changes, in whatever thread, and can be waited for in the test's loop."""
+    """A change, in any thread, that can be awaited in the test's loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ class Notifier:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when it is so; fail if it does not come to pass."""
+        """Return when the condition holds; fail after the timeout."""
         async with asyncio.timeout(TIMEOUT_S):
             while not condition():
                 self._changed.clear()
@@ -50,7 +50,7 @@ class Notifier:
 
 
 class Watch(Notifier):
-    """A hook that keeps what it is told."""
+    """A hook that keeps its events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Watch(Notifier):
         ]
 
     async def sees(self, kind: type[Kind], *, times: int = 1, **like: object) -> Kind:
-        """Wait until this was told so many times; the last of them."""
+        """Wait until this was reported that many times; return the last of them."""
         await self.until(lambda: len(self.of(kind, **like)) >= times)
         return self.of(kind, **like)[times - 1]
 
@@ -122,7 +122,7 @@ class Seen(Notifier):
         ]
 
     async def count(self, number: int) -> None:
-        """Wait for so many events."""
+        """Wait for this many events."""
         await self.until(lambda: len(self.all) >= number)
 
     def twice(self) -> list[tuple[str, int]]:
@@ -133,7 +133,7 @@ class Seen(Notifier):
 
 @dataclass(kw_only=True)
 class Errors:
-    """An ``on_error`` that keeps what it is told."""
+    """An ``on_error`` that keeps its errors."""
 
     received: list[tuple[Any, BaseException]] = field(default_factory=list)
     changed: Notifier = field(default_factory=Notifier)
@@ -155,7 +155,7 @@ def timing(lease_s: float = LONG_LEASE_S) -> LeaseTiming:
 
 
 def options(*, lease_s: float = LONG_LEASE_S, **more: Any) -> ProcessorOptions:
-    """Short cycles, long leases, a checkpoint after each batch, unless told otherwise."""
+    """Short cycles, long leases, a checkpoint after each batch, unless given."""
     common: dict[str, Any] = {
         "timing": timing(lease_s),
         "checkpoint": CheckpointPolicy.after_each_batch(),
@@ -166,7 +166,7 @@ def options(*, lease_s: float = LONG_LEASE_S, **more: Any) -> ProcessorOptions:
 
 
 class SkippingClock(SystemClock):
-    """The machine's clock, and a lease's time can pass at once."""
+    """The machine's clock, which a test can move past the end of all leases."""
 
     ahead_s = 0.0
 
@@ -174,7 +174,7 @@ class SkippingClock(SystemClock):
         return super().boottime_s() + self.ahead_s
 
     def expire_leases(self) -> None:
-        """What was granted before this has ended now."""
+        """End all leases that were granted before."""
         self.ahead_s += 2 * LONG_LEASE_S
 
 
@@ -208,7 +208,7 @@ class HostGroup:
     def make(
         self, name: str = "a", *, setting: ProcessorOptions | None = None, **more: Any
     ) -> EventProcessor:
-        """A host that is not started. Without a handler it notes what it gets in ``seen``."""
+        """Create a host that is not started. Without a handler it records events in ``seen``."""
         if not {"on_batch", "on_event"} & set(more):
             more["on_batch"] = self.seen.on_batch
         given: dict[str, Any] = {
@@ -224,11 +224,11 @@ class HostGroup:
         return EventProcessor(source, store, self.group, **given)
 
     async def host(self, name: str = "a", **more: Any) -> EventProcessor:
-        """A host that was started, and is stopped at the end of the test."""
+        """Start a host, which is stopped at the end of the test."""
         return await self._hosts.enter_async_context(self.make(name, **more))
 
     async def owns(self, name: str = "a", **more: Any) -> EventProcessor:
-        """A host that was started and has opened all partitions."""
+        """Start a host, and wait until it has opened all partitions."""
         before = len(self.watch.of(PartitionOpened))
         processor = await self.host(name, **more)
         count = len(self.source.events)
@@ -236,7 +236,7 @@ class HostGroup:
         return processor
 
     def fill(self, count: int, partitions: Sequence[str] | None = None) -> int:
-        """Add so many events to each partition; how many there are in all."""
+        """Add this many events to each partition; return the total."""
         for partition in partitions or list(self.source.events):
             begin = len(self.source.events[partition])
             bodies = [f"{partition}-{number}".encode() for number in range(begin, begin + count)]
@@ -279,7 +279,7 @@ def lease_threads() -> list[str]:
 
 
 class CuttableStore:
-    """A store that can be cut off from one host, as a network does it."""
+    """A store that can be disconnected from one host, as a network fails."""
 
     def __init__(self, store: Store) -> None:
         self.cut = False

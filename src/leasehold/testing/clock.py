@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to go on."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ _START_BOOTTIME_S = 1000.0
 class ManualClock:
     """A ``Clock`` whose time passes only in ``advance``: no test waits, and edges are exact.
 
-    Both of its faces move together: ``utc_now`` is ``start`` plus all that has passed.
+    Both of its times move together: ``utc_now`` is ``start`` plus all that has passed.
     """
 
     def __init__(self, *, start: datetime = START) -> None:
-        """Stand still at ``start``."""
         self._start = start
         self._passed_s = 0.0
         self._alarms: list[tuple[float, Callable[[], None]]] = []
 
     @property
     def slice_s(self) -> float:
-        """See ``Clock``: nothing stands still here but the clock itself."""
+        """Infinite: timers here never run ahead of the clock."""
         return math.inf
 
     def boottime_s(self) -> float:
-        """See ``Clock``."""
+        """Return the seconds that have passed, plus a constant."""
         return _START_BOOTTIME_S + self._passed_s
 
     def utc_now(self) -> datetime:
-        """See ``Clock``."""
+        """Return ``start`` plus the time that has passed."""
         return self._start + timedelta(seconds=self._passed_s)
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass at once, and wake whoever waited for a moment up to now."""
+        """Let ``seconds`` pass, and wake every waiter that is due."""
         if seconds < 0:
             raise ValueError(f"a clock does not go back: {seconds:g} s")
         self._passed_s += seconds

@@ -26,7 +26,6 @@ class MemorySource:
     """
 
     def __init__(self, name: str = "stream", *, partitions: int = 1) -> None:
-        """A stream without events."""
         self._name = name
         self.events: dict[str, list[bytes]] = {str(number): [] for number in range(partitions)}
         self.first: dict[str, int] = {}
@@ -35,7 +34,7 @@ class MemorySource:
 
     @property
     def name(self) -> str:
-        """See ``EventSource``."""
+        """The name of the stream."""
         return self._name
 
     def append(self, partition: str, *bodies: bytes) -> int:
@@ -46,7 +45,7 @@ class MemorySource:
         return len(self.events[partition]) - 1
 
     def grow(self, partitions: int) -> None:
-        """Have at least so many partitions."""
+        """Add partitions until there are this many."""
         for number in range(partitions):
             self.events.setdefault(str(number), [])
 
@@ -55,11 +54,11 @@ class MemorySource:
         self.first[partition] = first
 
     async def partitions(self) -> Sequence[str]:
-        """See ``EventSource``."""
+        """Return the ids of all partitions."""
         return list(self.events)
 
     async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
-        """See ``EventSource``."""
+        """Return the first and the next event of each partition."""
         return {
             each: PartitionEnds(first=self.first.get(each, 0), next=len(self.events[each]))
             for each in partitions
@@ -68,7 +67,7 @@ class MemorySource:
     async def receiver(
         self, partition: str, *, group: str, epoch: int, start: Start, name: str
     ) -> MemoryReceiver:
-        """See ``EventSource``."""
+        """Open a receiver at ``start``."""
         held = self.claims.get((partition, group))
         if held is not None and held[0] > epoch:
             message = f"epoch {held[0]} reads partition {partition}, not {name}"
@@ -82,12 +81,12 @@ class MemorySource:
         return receiver
 
     async def close(self) -> None:
-        """See ``EventSource``."""
+        """Close all receivers."""
         for receiver in tuple(self.receivers):
             await receiver.close()
 
     def batch(self, partition: str, start: int, stop: int) -> EventBatch:
-        """Some of the events, as they are received."""
+        """Return some of the events, as they are received."""
         bodies = self.events[partition][start:stop]
         numbers = list(range(start, start + len(bodies)))
         columns = [
@@ -123,10 +122,10 @@ class MemorySource:
 
 
 class MemoryReceiver:
-    """See ``Receiver``. ``stuck``: it hands out nothing, whatever there is."""
+    """A receiver of one partition. ``stuck``: it returns nothing, even if there are events."""
 
     def __init__(self, source: MemorySource, partition: str, *, group: str, epoch: int) -> None:
-        """Made by the source."""
+        """Called by the source."""
         self.position = 0
         self.stuck = False
         self.failure: Exception | None = None
@@ -138,12 +137,12 @@ class MemoryReceiver:
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Have another look. From any thread."""
+        """Check for events again. From any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._changed.set)
 
     async def receive(self, *, max_events: int, max_bytes: int) -> EventBatch:
-        """See ``Receiver``."""
+        """Return the next events; wait until there are some."""
         del max_bytes
         while True:
             self._changed.clear()
@@ -163,6 +162,6 @@ class MemoryReceiver:
             await self._changed.wait()
 
     async def close(self) -> None:
-        """See ``Receiver``."""
+        """Leave the source."""
         if self in self._source.receivers:
             self._source.receivers.remove(self)

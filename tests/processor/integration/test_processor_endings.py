@@ -1,4 +1,4 @@
-"""Ends that overtake each other: whoever was told of a beginning is told of the end."""
+"""Ends that overtake each other: each reported opening has a reported end."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_a_checkpoint_beyond_the_end_is_stopped_and_reported_until_it_is_r
         assert not isinstance(store, str)
         async with s.make("a"):
             await s.seen.count(3)
-        s.source.events["0"].clear()  # the stream was made anew
+        s.source.events["0"].clear()  # the stream was recreated
         async with s.make("b"):
             await s.errors.count(1)
             assert isinstance(s.errors.received[0][1], PositionLost)
@@ -286,7 +286,7 @@ async def test_a_failed_renewal_ends_nothing_and_the_deadline_ends_all() -> None
 @pytest.mark.spec("B5")
 async def test_a_zombies_checkpoint_is_refused_by_the_store_and_counted() -> None:
     class BrokenJustBefore(MemoryStore):
-        """The ownership ends when its first checkpoint is already on its way."""
+        """The ownership ends when its first checkpoint is already in flight."""
 
         async def checkpoint(self, marks: Any) -> Any:
             await self.break_(s.key(), epoch=1, after=timedelta(0))

@@ -341,7 +341,7 @@ async def test_stop_keeps_the_partition_and_what_came_before_is_not_handled_agai
 
 
 class Poison:
-    """An ``on_event`` that can not take one event."""
+    """An ``on_event`` that cannot take one event."""
 
     def __init__(self, seen: Seen, number: int) -> None:
         self.seen = seen

@@ -1,4 +1,4 @@
-"""A processor as a program of its own: signals, and the background of a blocking program."""
+"""A processor as its own program: signals, and the background of a blocking program."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ say(event="end")
 
 
 class Program:
-    """A processor's ``run()`` in a process of its own."""
+    """A processor's ``run()`` in its own process."""
 
     def __init__(self, url: str, how: str) -> None:
         self._popen = subprocess.Popen(

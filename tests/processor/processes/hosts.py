@@ -1,4 +1,4 @@
-"""Hosts in processes of their own, a producer that goes on beside them, and the sums at the end.
+"""Hosts in their own processes, a producer that goes on beside them, and the sums at the end.
 
 Nothing here sleeps to wait for something: hosts say what happens, and each line is an event.
 """
@@ -114,13 +114,13 @@ class Host:
         self._reading.join(TIMEOUT_S)
 
     def stop(self) -> None:
-        """SIGSTOP; returns when it stands still."""
+        """SIGSTOP; returns when it is paused."""
         with no_transaction(self._crowd.url):
             self.send(signal.SIGSTOP)
             self.stopped()
 
     def stopped(self) -> None:
-        """Wait until it stands still."""
+        """Wait until it is paused."""
         what = os.WSTOPPED | os.WEXITED | os.WNOWAIT
         found = os.waitid(os.P_PID, self.pid, what)
         assert found is not None

@@ -1,4 +1,4 @@
-"""What must be true of any run, whatever was killed or stood still: checked line by line."""
+"""What must be true of any run, whichever process was killed or paused: checked line by line."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.support import postgres
 pytestmark = pytest.mark.server
 
 PARTITIONS = 4
-# One that stands still in the middle of a block must not hold its rows for ever.
+# One that is paused in the middle of a block must not hold its rows forever.
 PATIENCE = "&options=-c%20idle_in_transaction_session_timeout%3D1s"
 SETTINGS: dict[str, Any] = {"lease_s": 1.5, "does": "transaction", "work_s": 0.02}
 

@@ -1,4 +1,4 @@
-"""Processes that are killed, or stand still for longer than their lease."""
+"""Processes that are killed, or are paused for longer than their lease."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.processor.processes.hosts import KEYS_GROUP, crowd
 from tests.processor.processes.sums import balance, never_together
 
 BATCH_EVENTS = 10
-# The lease of one that is killed or stands still ends by time; nobody else may lose one.
+# The lease of one that is killed or is paused ends by time; nobody else may lose one.
 LEASE_S = 3.0
 HEIR = {"lease_s": 20.0, "renew_s": 0.3}
 ROUNDS = [pytest.param("sqlite", 1), pytest.param("postgres", 5, marks=pytest.mark.soak)]
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_leaves_a_host_after_its_lease_is_refused_and_counted(
         zombie.says("closed", reason="lost", epoch=1)
         assert c.ask(lambda store: store.fenced_writes(KEYS_GROUP)) == 1
         later = {each.number for each in zombie.delivered()} - stood
-        # The stop came in the thread of the leases: one call may have been under way. No more.
+        # The stop came in the thread of the leases: one call may have been in progress. No more.
         assert later == set(range(max(stood) + 1, max(stood) + 1 + len(later)))
         assert len(later) <= BATCH_EVENTS
         c.stored()

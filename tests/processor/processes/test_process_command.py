@@ -1,4 +1,4 @@
-"""``leasehold process`` in processes of its own: it handles, says what it does, and leaves."""
+"""``leasehold process`` in its own processes: it handles, says what it does, and leaves."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def leasehold(
 
 
 class Running:
-    """A processor in a process of its own; what it says is read line by line."""
+    """A processor in its own process; what it says is read line by line."""
 
     def __init__(self, store: str, folder: Path, *words: str) -> None:
         self.process = subprocess.Popen(

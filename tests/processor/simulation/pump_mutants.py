@@ -1,6 +1,6 @@
 """Bugs in the work on a partition, each put into the real code by replacing one part of it.
 
-The pump days must find every one of them, each for what it is.
+The fault runs must find every one of them, each for what it is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PumpMutant:
 
 @replaces("leasehold.processor.pump:PumpProgress.write")
 def drains_without_checkpoint(original: Any) -> Any:
-    """The word *drained* is given before the position is stored."""
+    """*Drained* is reported before the position is stored."""
 
     def write(self: Pump, position: Position) -> Future[None]:
         written: Future[None] = original(self, position)
@@ -55,7 +55,7 @@ def drains_without_checkpoint(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump_manager:PumpManager.drain")
 def drains_at_once(original: Any) -> Any:
-    """The member is told *drained* as soon as it asks, while the handler is still at it."""
+    """*Drained* is reported as soon as the member asks, while the handler still works."""
 
     def drain(self: PumpManager, ownership: Ownership) -> None:
         original(self, ownership)
@@ -66,7 +66,7 @@ def drains_at_once(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump_manager:PumpManager.ended")
 def drained_by_force(original: Any) -> Any:
-    """A pump that was ended by force says *drained* as if it had ended in good order."""
+    """A pump that was ended forcibly says *drained* as if it had ended gracefully."""
 
     def ended(self: PumpManager, pump: Pump, *, in_order: bool) -> None:
         del in_order
@@ -77,7 +77,7 @@ def drained_by_force(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump:Pump.close")
 def outlives_its_deadline(original: Any) -> Any:
-    """Told to stop at once, it goes on with what it has in hand."""
+    """Closed immediately, it continues with its current batch."""
 
     def close(self: Pump, reason: CloseReason, *, given_up: bool = False) -> None:
         if reason is CloseReason.SHUTDOWN:
@@ -90,7 +90,7 @@ def outlives_its_deadline(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump:Pump._restart")
 def ends_with_its_receiver(original: Any) -> Any:
-    """After trouble with the source the pump ends, and nobody begins another one."""
+    """After a failure of the source the pump ends, and no other one begins."""
 
     async def restart(self: Pump, error: Exception, failures: int) -> None:
         self.close(CloseReason.ERROR)
@@ -111,18 +111,18 @@ def forgets_at_hand_over(original: Any) -> Any:
     return end_term
 
 
-# --------------------------------------------------------------------------- belief
+# ------------------------------------------------------------------ local ownership
 
 
 @replaces("leasehold.lease.handle:Handle.valid")
 def does_not_ask(_original: Any) -> Any:
-    """Nobody looks whether the ownership may still be acted upon: owned once, owned for ever."""
+    """Whether the ownership still lasts is not checked: owned once, owned forever."""
     return property(lambda _self: True)
 
 
 @replaces("leasehold.lease.handle:Handle.check")
 def retries_after_loss(_original: Any) -> Any:
-    """A batch that has failed is tried again, whoever owns the partition by now."""
+    """A batch that has failed is retried, even if another host owns the partition by now."""
 
     def check(self: Handle) -> None:
         del self
@@ -130,7 +130,7 @@ def retries_after_loss(_original: Any) -> Any:
     return check
 
 
-# ------------------------------------------------------------------ where it goes on
+# ------------------------------------------------------------------ where it resumes
 
 OPEN = "leasehold.processor.pump:open_receiver"
 
@@ -156,7 +156,7 @@ def stores_too_early(original: Any) -> Any:
 
 @replaces(OPEN)
 def reopens_at_the_received(original: Any) -> Any:
-    """After trouble with the source it goes on after the last event that was received."""
+    """After a failure of the source it resumes after the last event that was received."""
     last: dict[Ownership, Receiver] = {}
 
     async def open_receiver(
@@ -174,7 +174,7 @@ def reopens_at_the_received(original: Any) -> Any:
 
 @replaces(OPEN)
 def reopens_at_the_checkpoint(original: Any) -> Any:
-    """After trouble with the source it goes on at the checkpoint, not after the last event."""
+    """After a failure of the source it resumes at the checkpoint, not after the last event."""
     first: dict[Ownership, Start] = {}
 
     async def open_receiver(
@@ -191,7 +191,7 @@ def reopens_at_the_checkpoint(original: Any) -> Any:
 
 @replaces("leasehold.processor.pump:Pump._receive")
 def keeps_the_prefetch_buffer(original: Any) -> Any:
-    """What was received before the trouble is handed out, and then received again."""
+    """What was received before the failure is handed out, and then received again."""
     left: dict[Pump, Sequence[EventBatch]] = {}
 
     async def receive(
@@ -288,7 +288,7 @@ def late_copies_win(original: Any) -> Any:
 
 @replaces("leasehold.testing.sim.pump_run:FencedSink._takes")
 def unfenced_sink(_original: Any) -> Any:
-    """Whoever writes last is right."""
+    """The last write wins."""
 
     def takes(self: FencedSink, key: str, epoch: int) -> bool:
         del self, key, epoch
@@ -313,7 +313,7 @@ MUTANTS = [
         ("stores too early", "passes events that", stores_too_early),
         ("re-opens at the received", "a gap in epoch|began at event", reopens_at_the_received),
         ("re-opens at the checkpoint", "came twice in epoch", reopens_at_the_checkpoint),
-        ("keeps the intake", "came twice in epoch", keeps_the_prefetch_buffer),
+        ("keeps the prefetch buffer", "came twice in epoch", keeps_the_prefetch_buffer),
         ("re-opens under the handler", "nothing had failed", reopens_under_the_handler),
         ("handles all at once", "two calls of the handler", handles_all_at_once),
         ("reads before the claim", "began at event", reads_before_the_claim),

@@ -1,4 +1,4 @@
-"""The days of work find every bug that is put into the work, each for what it is."""
+"""Fault runs with pumps find every bug that is put into the code, each for what it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.testing.sim.checks import InvariantBroken
 from leasehold.testing.sim.pump_run import run_pump_faults
 
 MAX_SEEDS = 150
-# Days that are known to find it, for those that live long: they are tried first.
+# Seeds that are known to find a bug that few find: they are tried first.
 KNOWN_SEEDS = {
     "unfenced checkpoints": 44,
     "retries after loss": 21,

@@ -1,4 +1,4 @@
-"""Three hundred bad days of real work: pumps, handlers, checkpoints and a sink behind a fence."""
+"""Three hundred fault runs of real work: pumps, handlers, checkpoints and a fenced sink."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _kept: dict[int, PumpRun] = {}
 
 
 def run(seed: int) -> PumpRun:
-    """Run this day; the first ones are looked at by several tests, and run once."""
+    """Run this seed; several tests use the first ones, which run once."""
     if seed in _kept:
         return _kept[seed]
     made = run_pump_faults(seed)
@@ -40,7 +40,7 @@ def some_runs() -> list[PumpRun]:
 
 @pytest.mark.spec("B9", "B5")
 def test_zombies_do_write_and_are_refused(some_runs: list[PumpRun]) -> None:
-    """Without them the days would not show that the fences are needed."""
+    """Without them the runs would not show that the fences are needed."""
     assert sum(each.zombies for each in some_runs) > 0
     assert sum(each.writes_refused for each in some_runs) > 0
 

@@ -261,7 +261,7 @@ async def test_after_close_all_that_waits_and_all_that_comes_is_refused() -> Non
 
 
 async def test_a_call_that_is_cut_off_is_told_too() -> None:
-    """Else a handler in a thread would wait for its checkpoint for ever."""
+    """Else a handler in a thread would wait for its checkpoint forever."""
     reached = asyncio.Event()
 
     class Hanging(FaultyStore):

@@ -1,4 +1,4 @@
-"""Odd names that have to work, and bad input that has to be refused with clear words."""
+"""Unusual names that must work, and bad input that must be refused with a clear message."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ class OddNameContract(ContractBase):
             duration=scene.lasting(10),
             info=MemberInfo(host=WIDE, loads={WIDE: 0.1}),
         )
-        peer = (await scene.store.members(group))[holder]
-        assert peer.info == MemberInfo(host=WIDE, loads={WIDE: 0.1})
+        record = (await scene.store.members(group))[holder]
+        assert record.info == MemberInfo(host=WIDE, loads={WIDE: 0.1})
         assert await scene.store.declare([f"{group}/k"]) == 1
         assert (await scene.own(lease, f"{group}/k")).holder == holder
 
@@ -148,7 +148,7 @@ class BadInputContract(ContractBase):
 
     @pytest.mark.parametrize("bad", BAD_KEYS[2:], ids=ascii)
     async def test_bad_groups(self, scene: StoreCase, bad: str) -> None:
-        """Empty is no mistake: a holder of no group. Nor is one part alone: all jobs."""
+        """Empty is not a mistake: a holder of no group. Nor is one part alone: all jobs."""
         with pytest.raises(InvalidName):
             await scene.member("a", group=bad)
 

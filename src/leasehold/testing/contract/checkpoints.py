@@ -1,6 +1,6 @@
-"""Checkpoints: fenced by the epoch, and never back.
+"""Checkpoints: fenced by the epoch, and never moved backwards.
 
-Notes of terms: begun, replaced and ended with, in the step that they belong to.
+Also notes of terms: set, replaced and closed in the same step as the term.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NoteContract(ContractBase):
         assert await scene.notes(key) == [text] * 4
 
     async def test_a_refused_claim_leaves_the_note_alone(self, scene: StoreCase) -> None:
-        """Somebody else holds the key, or it was seen at another epoch."""
+        """Another holder holds the key, or it was seen at another epoch."""
         _, ownership = await scene.owned()
         await scene.annotate(ownership, "mine")
         rival = await scene.member("rival")
@@ -83,7 +83,7 @@ class NoteContract(ContractBase):
         assert_unchanged(before, await scene.snapshot())
 
     async def test_a_steal_ends_one_note_and_begins_another(self, scene: StoreCase) -> None:
-        """The robbed one keeps what it said; the robber begins with its own."""
+        """The former owner's note stays; the new owner begins with its own."""
         _, ownership = await scene.owned()
         await scene.annotate(ownership, "half done")
         thief = await scene.member("thief")
@@ -105,7 +105,7 @@ class NoteContract(ContractBase):
         assert await scene.reasons(keys[0]) == [EndReason.RELEASED]
 
     async def test_releasing_again_does_not_change_the_note(self, scene: StoreCase) -> None:
-        """The answer is yes, the note that of the first release, also when somebody goes on."""
+        """The answer is yes, with the note of the first release, also under a later owner."""
         lease, ownership = await scene.owned()
         key = ownership.key
         await scene.store.release([ownership], notes={key: "done"})
@@ -182,16 +182,16 @@ class NoteContract(ContractBase):
         assert [await scene.notes(key) for key in keys] == [["passed"], ["half done"]]
 
     async def test_every_other_end_keeps_the_note(self, scene: StoreCase) -> None:
-        """Revoked, expired, broken: what was said last stays in the history, and is told."""
+        """Revoked, expired, broken: the last note stays in the history, and is reported."""
         lease, revoked = await scene.owned("revoked")
         await scene.annotate(revoked, "half done")
-        robbed, broken = await scene.owned("broken")
+        previous, broken = await scene.owned("broken")
         await scene.annotate(broken, "nearly done")
         await scene.store.revoke(lease)
         await scene.store.break_(broken.key, epoch=1, after=timedelta(0))
         assert await scene.notes(revoked.key) == ["half done"]
-        (told,) = (await scene.store.renew(robbed)).ended
-        assert (told.note, told.reason) == ("nearly done", EndReason.BROKEN)
+        (reported,) = (await scene.store.renew(previous)).ended
+        assert (reported.note, reported.reason) == ("nearly done", EndReason.BROKEN)
         await scene.store.reset({revoked.key: None})
         assert await scene.notes(revoked.key) == ["half done", ""]
 
@@ -244,7 +244,7 @@ class AnnotateContract(ContractBase):
         assert_unchanged(before, replace(after, fenced=before.fenced))
 
     async def test_a_batch_is_judged_note_by_note(self, scene: StoreCase) -> None:
-        """One refusal does not stop the rest; each refused write is counted, its key told once."""
+        """One refusal does not stop the rest; each is counted, its key reported once."""
         _, good = await scene.owned("good")
         _, dead = await scene.owned("dead")
         await scene.store.release([dead])
@@ -291,7 +291,7 @@ class NoteInputContract(ContractBase):
         assert_unchanged(before, await scene.snapshot())
 
     async def test_a_note_of_a_key_that_is_not_released(self, scene: StoreCase) -> None:
-        """A slip of the caller's: it is told, and nothing is released."""
+        """A mistake of the caller: it is reported, and nothing is released."""
         _, ownership = await scene.owned()
         (other,) = await scene.declared("other")
         with pytest.raises(UsageError, match="not released in this call"):
@@ -369,7 +369,7 @@ class CheckpointContract(ContractBase):
         assert_unchanged(before, replace(after, fenced=before.fenced))
 
     async def test_fenced_comes_before_behind(self, scene: StoreCase) -> None:
-        """A zombie is told that it is one, wherever it stands; ``behind`` is not counted."""
+        """A zombie is refused as one, at any position; ``behind`` is not counted."""
         lease, old = await scene.owned()
         await scene.write_checkpoint(old, 5)
         await scene.store.release([old])
@@ -403,7 +403,7 @@ class CheckpointContract(ContractBase):
         assert stored[ownership.key].position.sequence_number == 8
 
     async def test_writing_again_changes_nothing(self, scene: StoreCase) -> None:
-        """The same mark twice is the same checkpoint."""
+        """The same write twice is the same checkpoint."""
         _, ownership = await scene.owned()
         await scene.write_checkpoint(ownership, 5)
         before = (await scene.snapshot()).plain("")

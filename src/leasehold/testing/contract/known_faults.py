@@ -1,6 +1,6 @@
 """Faults that users of other systems met, by name: none of them may happen here.
 
-Where the number stands alone it is of the project's own issue list.
+A number alone is from that project's own issue list.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ class KinesisContract(ContractBase):
         """
         (key,) = await scene.declared("k")
         lease, wanted = await scene.member("a"), [KeyClaim(key=key, seen_epoch=0)]
-        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.claim(lease, wanted)
+            await faulty.claim(lease, wanted)
         with pytest.raises(StoreUnavailable):
-            await losing.renew(lease)
+            await faulty.renew(lease)
         (ownership,) = await scene.store.claim(lease, wanted)
         assert ownership.epoch == 1
         assert await lost(scene, lease) is None
@@ -164,8 +164,8 @@ class KinesisContract(ContractBase):
         await scene.store.forget([ownership.key])
         version = (await scene.store.renew(watcher)).version
         await scene.store.declare([ownership.key])
-        told = (await scene.store.renew(watcher, since=version)).resources
-        assert [(each.key, each.epoch) for each in told] == [(ownership.key, 1)]
+        reported = (await scene.store.renew(watcher, since=version)).resources
+        assert [(each.key, each.epoch) for each in reported] == [(ownership.key, 1)]
         assert (await scene.own(lease, ownership.key)).epoch == 2
         assert await scene.write_checkpoint(ownership, 1) == "fenced"
 
@@ -198,7 +198,7 @@ class KinesisContract(ContractBase):
 
 
 class TokenContract(ContractBase):
-    """Owners that were told apart by too little, and answers that were read as a yes."""
+    """Owners that could not be distinguished, and answers that were read as a yes."""
 
     async def test_redbeat_127_lock_released_by_somebody_else(self, scene: StoreCase) -> None:
         """redbeat#127: a scheduler whose lock ran out extends or releases the next one's."""
@@ -262,13 +262,13 @@ class TokenContract(ContractBase):
         """azure-eventhub: a claim that timed out was taken for won.
 
         An answer that did not come proves nothing: here the request was lost and a rival has it,
-        and whoever believed otherwise can not write.
+        and whoever believed otherwise cannot write.
         """
         (key,) = await scene.declared("k")
         lease, rival = await scene.member("a"), await scene.member("rival")
-        losing = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.REQUEST).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
+            await faulty.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
         await scene.own(rival, key)
         believed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
         assert await scene.write_checkpoint(believed, 1) == "fenced"

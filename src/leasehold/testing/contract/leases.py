@@ -1,8 +1,7 @@
-"""Leases: grant, renew, revoke, and the moment at which they end.
+"""Leases: grant, renew, revoke, and the time at which they end.
 
-Dead tokens and living epochs: what has ended stays ended, and numbers never fall.
-
-Breaking: ending an ownership over its holder's head, at once or after a while.
+Also dead tokens and epochs (what has ended stays ended, and epochs never decrease), and breaks (an
+operator ends an ownership, immediately or after a while).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _CHANGES = ("release", "expire", "hand over", "steal", "expire, then claim", "br
 
 
 class DeadTokenContract(ContractBase):
-    """A lease or an ownership that has ended opens no door."""
+    """A lease or an ownership that has ended is refused everywhere."""
 
     @pytest.mark.spec("L4", "L7")
     @pytest.mark.parametrize("way", _LEASE_ENDS)
@@ -94,23 +93,23 @@ class DeadTokenContract(ContractBase):
         await _assert_dead(scene, ownership)
 
 
-async def _assert_dead(scene: StoreCase, ownership: Ownership) -> None:
+async def _assert_dead(store_case: StoreCase, ownership: Ownership) -> None:
     """No method does anything for ``ownership``; only the refused write is counted."""
-    before = await scene.snapshot()
-    third = await scene.member("third", group="")
+    before = await store_case.snapshot()
+    third = await store_case.member("third", group="")
     position = Position(sequence_number=10)
-    refused = await scene.store.checkpoint(
+    refused = await store_case.store.checkpoint(
         [CheckpointWrite(ownership=ownership, position=position)]
     )
     assert [each.value for each in refused.values()] == ["fenced"]
     # Repetitions of what ended it are answered as before; what counts is that nothing happens.
-    await scene.store.hand_over(
-        [HandOver(ownership=ownership, to=third.holder)], limit=scene.units(10)
+    await store_case.store.hand_over(
+        [HandOver(ownership=ownership, to=third.holder)], limit=store_case.units(10)
     )
-    await scene.store.release([ownership])
+    await store_case.store.release([ownership])
     old = [KeyClaim(key=ownership.key, seen_epoch=ownership.epoch - 1)]
-    assert list(await scene.store.claim(third, old, force=True)) == []
-    after = await scene.snapshot()
+    assert list(await store_case.store.claim(third, old, force=True)) == []
+    after = await store_case.snapshot()
     assert after.fenced == before.fenced + 1
     assert_unchanged(before, replace(after, fenced=before.fenced))
 
@@ -158,20 +157,20 @@ class EpochContract(ContractBase):
         """Nor does it end a term: leases live in the store."""
         lease, ownership = await scene.owned()
         async with scene.harness.open() as store:
-            anew = StoreCase(store, scene.harness, scene.suffix)
-            resource = await anew.resource(ownership.key)
+            reopened = StoreCase(store, scene.harness, scene.suffix)
+            resource = await reopened.resource(ownership.key)
             assert (resource.epoch, resource.state) == (1, State.LEASED)
             await store.renew(lease)
-            assert await anew.write_checkpoint(ownership, 1) is None
+            assert await reopened.write_checkpoint(ownership, 1) is None
 
 
-async def _owned_now(scene: StoreCase, lease: Lease, key: str) -> Ownership:
+async def _owned_now(store_case: StoreCase, lease: Lease, key: str) -> Ownership:
     """Take the key, from whoever has it or is to have it."""
-    resource = await scene.resource(key)
+    resource = await store_case.resource(key)
     if resource.handed_to is not None:
-        await scene.store.forget([key])
-        await scene.store.declare([key])
-    return await scene.own(lease, key, force=True)
+        await store_case.store.forget([key])
+        await store_case.store.declare([key])
+    return await store_case.own(lease, key, force=True)
 
 
 class BreakContract(ContractBase):
@@ -212,7 +211,7 @@ class BreakContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.BROKEN, None]
 
     async def test_breaking_keys_may_still_be_given_back(self, scene: StoreCase) -> None:
-        """A holder that hears of it ends in good order."""
+        """A holder that learns of it ends gracefully."""
         _, ownership = await scene.owned()
         await _break(scene, ownership.key, 1, 100)
         assert list(await scene.store.release([ownership])) == [ownership.key]
@@ -254,8 +253,8 @@ class BreakContract(ContractBase):
         await _break(scene, ownership.key, 1, 1)
         version = (await scene.store.renew(watcher)).version
         await scene.wait()
-        told = (await scene.store.renew(watcher, since=version)).resources
-        assert [(each.key, each.state, each.holder) for each in told] == [
+        reported = (await scene.store.renew(watcher, since=version)).resources
+        assert [(each.key, each.state, each.holder) for each in reported] == [
             (ownership.key, State.AVAILABLE, None)
         ]
         ended = (await scene.store.renew(owner, since=version)).ended
@@ -281,7 +280,7 @@ class BreakContract(ContractBase):
                 await _break(scene, unknown, 0, 0)
 
     async def test_break_again_changes_nothing(self, scene: StoreCase) -> None:
-        """Neither at once nor after a while; the time does not begin anew."""
+        """Neither immediately nor after a while; the time does not begin again."""
         _, now = await scene.owned("now")
         _, later = await scene.owned("later")
         await _break(scene, now.key, 1, 0)
@@ -305,8 +304,8 @@ class BreakContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.STOLEN, None]
 
 
-async def _break(scene: StoreCase, key: str, epoch: int, units: float) -> Resource | None:
-    return await scene.store.break_(key, epoch=epoch, after=scene.units(units))
+async def _break(store_case: StoreCase, key: str, epoch: int, units: float) -> Resource | None:
+    return await store_case.store.break_(key, epoch=epoch, after=store_case.units(units))
 
 
 class LeaseContract(ContractBase):
@@ -314,15 +313,15 @@ class LeaseContract(ContractBase):
 
     @pytest.mark.spec("L2")
     async def test_grant_gives_what_was_asked_for(self, scene: StoreCase) -> None:
-        """The lease is the caller's own words, and the holder is a member at once."""
+        """The lease has the caller's values, and the holder is a member immediately."""
         lease = await scene.member("a", units=3)
         assert lease.group == scene.group
         assert lease.duration_s == pytest.approx(3 * scene.harness.unit_s)
         assert lease.token == f"token of {lease.holder}"
-        peer = (await scene.store.members(scene.group))[lease.holder]
-        assert peer.alive
-        assert peer.group == scene.group
-        assert 0 < peer.remaining_s <= lease.duration_s
+        record = (await scene.store.members(scene.group))[lease.holder]
+        assert record.alive
+        assert record.group == scene.group
+        assert 0 < record.remaining_s <= lease.duration_s
 
     async def test_grant_again_is_the_same_grant(self, scene: StoreCase) -> None:
         """The same holder with the same token is the same incarnation."""
@@ -455,7 +454,7 @@ class LeaseContract(ContractBase):
     async def test_no_instant_belongs_to_two(self, scene: StoreCase) -> None:
         """Just before its end a lease is whole; from the very moment of its end it is over.
 
-        Seen from outside: it can not end before (sent + duration), and has ended at
+        Seen from outside: it cannot end before (sent + duration), and has ended at
         (answered + duration).
         """
         (key,) = await scene.declared("k")
@@ -524,11 +523,11 @@ class LeaseContract(ContractBase):
         assert "password" not in scene.store.url
 
 
-async def _grant_again(scene: StoreCase, lease: Lease, *, token: str) -> Lease:
-    return await scene.store.grant(
+async def _grant_again(store_case: StoreCase, lease: Lease, *, token: str) -> Lease:
+    return await store_case.store.grant(
         holder=lease.holder,
         token=token,
         group=lease.group,
-        duration=min(timedelta(seconds=lease.duration_s), scene.lasting(LONG)),
+        duration=min(timedelta(seconds=lease.duration_s), store_case.lasting(LONG)),
         info=MemberInfo(host="gone" if token != lease.token else lease.holder[0]),
     )

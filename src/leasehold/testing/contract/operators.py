@@ -1,6 +1,7 @@
-"""Operators: they see all groups, suggest who should have a key, and ask members to leave.
+"""Operators: list all groups, request hand-overs, and ask members to leave.
 
-Resets: an operator puts checkpoints anywhere, all of them or none, and nobody can undo it.
+Also resets: an operator moves checkpoints anywhere, all of them or none, and no former owner can
+undo it.
 """
 
 from __future__ import annotations
@@ -259,7 +260,7 @@ class ResetFenceContract(ContractBase):
         assert await scene.write_checkpoint(current, 4) is None
 
     async def test_a_claim_under_way_is_refused(self, scene: StoreCase) -> None:
-        """It was sent by somebody who knew the old checkpoint: it has to look again."""
+        """Its sender knew the old checkpoint: it has to read the key again."""
         (key,) = await scene.declared("k")
         lease, wanted = await scene.member("a"), await scene.wanted(key)
         await scene.store.reset({key: _at(3)})
@@ -274,9 +275,9 @@ class ResetFenceContract(ContractBase):
         await scene.store.release([ownership])
         (other,) = await scene.declared("other")
         wanted = {ownership.key: _at(3), other: None}
-        losing = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
+        faulty = FaultyStore(scene.store, lambda _: Lost.ANSWER).as_store
         with pytest.raises(StoreUnavailable):
-            await losing.reset(wanted)
+            await faulty.reset(wanted)
         done = await scene.snapshot()
         assert await scene.store.reset(wanted) == {}
         assert_unchanged(done, await scene.snapshot())
@@ -354,35 +355,35 @@ class ResetFenceContract(ContractBase):
         assert len(terms) == (await scene.resource(key)).epoch == resets + writes
 
 
-def _group(scene: StoreCase, number: int) -> str:
-    return f"{scene.group}{number}" + "x" * 150 * number
+def _group(store_case: StoreCase, number: int) -> str:
+    return f"{store_case.group}{number}" + "x" * 150 * number
 
 
-async def _freed(scene: StoreCase, why: str) -> tuple[str, EndReason]:
+async def _freed(store_case: StoreCase, why: str) -> tuple[str, EndReason]:
     """A key whose first term is over in this way, written down or not, and the reason."""
-    _, ownership = await scene.owned(units=1 if why == "expired" else LONG)
-    await scene.write_checkpoint(ownership, 7)
+    _, ownership = await store_case.owned(units=1 if why == "expired" else LONG)
+    await store_case.write_checkpoint(ownership, 7)
     if why == "available":
-        await scene.store.release([ownership])
+        await store_case.store.release([ownership])
         return ownership.key, EndReason.RELEASED
     if why == "expired":
-        await scene.wait()
+        await store_case.wait()
         return ownership.key, EndReason.EXPIRED
     if why == "broken":
-        await scene.store.break_(ownership.key, epoch=1, after=scene.units(1))
-        await scene.wait()
+        await store_case.store.break_(ownership.key, epoch=1, after=store_case.units(1))
+        await store_case.wait()
         return ownership.key, EndReason.BROKEN
-    receiver = await scene.member("receiver")
-    await scene.hand_over(ownership, receiver, units=1)
+    receiver = await store_case.member("receiver")
+    await store_case.hand_over(ownership, receiver, units=1)
     if why == "receiver is gone":
-        await scene.store.revoke(receiver)
+        await store_case.store.revoke(receiver)
     else:
-        await scene.wait()
+        await store_case.wait()
     return ownership.key, EndReason.HANDED_OVER
 
 
-async def _last_ownership(scene: StoreCase, key: str) -> Ownership:
-    (term, *_) = await scene.store.history(key)
+async def _last_ownership(store_case: StoreCase, key: str) -> Ownership:
+    (term, *_) = await store_case.store.history(key)
     return Ownership(key=key, epoch=term.epoch, holder=term.holder, token=f"token of {term.holder}")
 
 
@@ -432,7 +433,7 @@ class GroupContract(ContractBase):
 
 
 class SuggestContract(ContractBase):
-    """A question that is put in the name of somebody else."""
+    """A question that is put in the name of another holder."""
 
     @pytest.mark.spec("B3")
     async def test_the_owner_finds_it_in_its_next_renewal(self, scene: StoreCase) -> None:
@@ -442,16 +443,16 @@ class SuggestContract(ContractBase):
         version = (await scene.store.renew(owner)).version
         assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
         changes = await scene.store.renew(owner, since=version)
-        (told,) = changes.resources
-        assert (told.key, told.epoch, told.holder) == (ownership.key, 1, owner.holder)
-        assert told.asked_by == to.holder
+        (reported,) = changes.resources
+        assert (reported.key, reported.epoch, reported.holder) == (ownership.key, 1, owner.holder)
+        assert reported.asked_by == to.holder
         assert (changes.members, changes.ended) == ((), ())
         await scene.hand_over(ownership, to)
         assert (await scene.own(to, ownership.key)).epoch == 2
         assert (await scene.resource(ownership.key)).asked_by is None
 
     async def test_it_is_the_same_question_as_that_of_the_receiver(self, scene: StoreCase) -> None:
-        """Whoever of the two asks first; nobody is told twice."""
+        """Whichever of the two asks first; no member is notified twice."""
         owner, ownership = await scene.owned()
         to = await scene.member("to")
         assert await scene.store.request_hand_over(ownership.key, epoch=1, to=to.holder)
@@ -485,8 +486,8 @@ class SuggestContract(ContractBase):
         await scene.own(outsider, key)
         version = (await scene.store.renew(outsider)).version
         assert await scene.store.request_hand_over(key, epoch=1, to=to.holder)
-        (told,) = (await scene.store.renew(outsider, since=version)).resources
-        assert told.asked_by == to.holder
+        (reported,) = (await scene.store.renew(outsider, since=version)).resources
+        assert reported.asked_by == to.holder
 
     @pytest.mark.parametrize("epoch", [0, 1, 3, 2**63 - 1])
     async def test_it_names_the_epoch_it_means(self, scene: StoreCase, epoch: int) -> None:
@@ -565,9 +566,13 @@ class DismissContract(ContractBase):
         assert await scene.store.request_leave(member.holder)
         for lease in (member, watcher):
             changes = await scene.store.renew(lease, since=version)
-            (told,) = changes.members
-            assert (told.holder, told.leave_requested, told.alive) == (member.holder, True, True)
-            assert told.version > version
+            (reported,) = changes.members
+            assert (reported.holder, reported.leave_requested, reported.alive) == (
+                member.holder,
+                True,
+                True,
+            )
+            assert reported.version > version
             assert (changes.resources, changes.ended) == ((), ())
             assert (await scene.store.renew(lease, since=changes.version)).members == ()
         members = await scene.store.members(scene.group)
@@ -612,25 +617,25 @@ class DismissContract(ContractBase):
             duration=timedelta(seconds=member.duration_s),
             info=MemberInfo(),
         )
-        peer = (await scene.store.members(scene.group))[member.holder]
-        assert (peer.leave_requested, peer.info) == (True, info)
+        record = (await scene.store.members(scene.group))[member.holder]
+        assert (record.leave_requested, record.info) == (True, info)
 
     async def test_a_new_member_is_not_dismissed(self, scene: StoreCase) -> None:
         """The next incarnation is another holder."""
         member = await scene.member("member")
         assert await scene.store.request_leave(member.holder)
         await scene.store.revoke(member)
-        anew = await scene.member("member")
+        reopened = await scene.member("member")
         assert [
             each.leave_requested for each in (await scene.store.members(scene.group)).values()
         ] == [False]
-        assert not (await scene.store.renew(anew)).members[-1].leave_requested
+        assert not (await scene.store.renew(reopened)).members[-1].leave_requested
 
     @pytest.mark.parametrize("kind", ["unknown", "revoked", "expired", "loner"])
     async def test_who_is_no_living_member_can_not_be_asked(
         self, scene: StoreCase, kind: str
     ) -> None:
-        """A holder of no group would never hear of it."""
+        """A holder of no group would never learn of it."""
         lease, _ = await scene.owned()
         holder = await _RECEIVERS[kind](scene, lease)
         before = await scene.snapshot()
@@ -647,13 +652,13 @@ class DismissContract(ContractBase):
         """So that anybody can say when it renewed: its length less what remains."""
         member = await scene.member("member", units=10)
         await scene.wait(1)
-        peer = (await scene.store.members(scene.group))[member.holder]
-        assert peer.duration_s == pytest.approx(scene.capped(10) * scene.harness.unit_s)
-        renewed_ago_s = peer.duration_s - peer.remaining_s
+        record = (await scene.store.members(scene.group))[member.holder]
+        assert record.duration_s == pytest.approx(scene.capped(10) * scene.harness.unit_s)
+        renewed_ago_s = record.duration_s - record.remaining_s
         if scene.harness.exact and scene.harness.tells_ends:
             assert renewed_ago_s == pytest.approx(scene.harness.unit_s)
-        (told,) = (await scene.store.renew(member)).members
-        assert told.duration_s == peer.duration_s
+        (reported,) = (await scene.store.renew(member)).members
+        assert reported.duration_s == record.duration_s
 
     async def test_operators_and_members_at_once(self, scene: StoreCase) -> None:
         """Suggestions and dismissals among hand-overs: each key has one owner, none is lost."""
@@ -682,10 +687,10 @@ class DismissContract(ContractBase):
         assert (await scene.store.members(scene.group))[leases[2].holder].leave_requested
 
 
-async def _serve(scene: StoreCase, lease: Lease) -> None:
+async def _serve(store_case: StoreCase, lease: Lease) -> None:
     """Live as a member does: hand over what is asked for, and claim what is kept for it."""
-    async with scene.harness.open() as store:
-        mine = StoreCase(store, scene.harness, scene.suffix)
+    async with store_case.harness.open() as store:
+        mine = StoreCase(store, store_case.harness, store_case.suffix)
         for _ in range(12):
             for each in (await store.renew(lease)).resources:
                 if each.holder == lease.holder and each.asked_by is not None:
@@ -693,52 +698,52 @@ async def _serve(scene: StoreCase, lease: Lease) -> None:
                         key=each.key, epoch=each.epoch, holder=lease.holder, token=lease.token
                     )
                     passed = [HandOver(ownership=owned, to=each.asked_by)]
-                    await store.hand_over(passed, limit=scene.units(LONG))
+                    await store.hand_over(passed, limit=store_case.units(LONG))
                 elif each.handed_to == lease.holder:
                     await mine.claim(lease, each.key)
 
 
-async def _groups(scene: StoreCase) -> list[str]:
-    """The groups of this scene alone: the store may have others."""
-    return [group for group in await scene.store.groups() if scene.suffix in group]
+async def _groups(store_case: StoreCase) -> list[str]:
+    """The groups of this case alone: the store may have others."""
+    return [group for group in await store_case.store.groups() if store_case.suffix in group]
 
 
 async def _owner(_: StoreCase, owner: Lease) -> str:
     return owner.holder
 
 
-async def _unknown(scene: StoreCase, _: Lease) -> str:
-    return f"nobody-{scene.suffix}"
+async def _unknown(store_case: StoreCase, _: Lease) -> str:
+    return f"nobody-{store_case.suffix}"
 
 
-async def _revoked(scene: StoreCase, _: Lease) -> str:
-    lease = await scene.member("gone")
-    await scene.store.revoke(lease)
+async def _revoked(store_case: StoreCase, _: Lease) -> str:
+    lease = await store_case.member("gone")
+    await store_case.store.revoke(lease)
     return lease.holder
 
 
-async def _expired(scene: StoreCase, _: Lease) -> str:
-    lease = await scene.member("late", units=1)
-    await scene.wait()
+async def _expired(store_case: StoreCase, _: Lease) -> str:
+    lease = await store_case.member("late", units=1)
+    await store_case.wait()
     return lease.holder
 
 
-async def _draining(scene: StoreCase, _: Lease) -> str:
-    return (await scene.member("tired", info=MemberInfo(draining=True))).holder
+async def _draining(store_case: StoreCase, _: Lease) -> str:
+    return (await store_case.member("tired", info=MemberInfo(draining=True))).holder
 
 
-async def _dismissed(scene: StoreCase, _: Lease) -> str:
-    lease = await scene.member("sent away")
-    assert await scene.store.request_leave(lease.holder)
+async def _dismissed(store_case: StoreCase, _: Lease) -> str:
+    lease = await store_case.member("sent away")
+    assert await store_case.store.request_leave(lease.holder)
     return lease.holder
 
 
-async def _stranger(scene: StoreCase, _: Lease) -> str:
-    return (await scene.member("stranger", group=scene.group + "2")).holder
+async def _stranger(store_case: StoreCase, _: Lease) -> str:
+    return (await store_case.member("stranger", group=store_case.group + "2")).holder
 
 
-async def _loner(scene: StoreCase, _: Lease) -> str:
-    return (await scene.member("loner", group="")).holder
+async def _loner(store_case: StoreCase, _: Lease) -> str:
+    return (await store_case.member("loner", group="")).holder
 
 
 _RECEIVERS: MappingProxyType[str, _Receiver] = MappingProxyType(

@@ -1,6 +1,6 @@
-"""Keys and who owns them: declare, forget, claim, steal, release.
+"""Keys and their owners: declare, forget, claim, steal, release.
 
-Passing a key on: ask, hand over, and every way in which that can be left half done.
+Also passing a key on: ask, hand over, and every way in which that can be interrupted.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class HandOverContract(ContractBase):
         assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
 
     async def test_a_kept_key_is_refused_to_others(self, scene: StoreCase) -> None:
-        """By force too: there is nobody to rob, and the receiver is on its way."""
+        """Forcibly, too: it has no owner, and the receiver is about to claim it."""
         owner, ownership = await scene.owned()
         await scene.hand_over(ownership, await scene.member("receiver"))
         before = await scene.snapshot()
@@ -124,8 +124,8 @@ class HandOverContract(ContractBase):
         await scene.hand_over(ownership, await scene.member("receiver"), units=1)
         await scene.wait()
         changes = await scene.store.renew(third, since=version)
-        told = {each.key: each.handed_to for each in changes.resources}
-        assert told == {ownership.key: None}
+        reported = {each.key: each.handed_to for each in changes.resources}
+        assert reported == {ownership.key: None}
         assert (await scene.own(third, ownership.key)).epoch == 2
         await scene.store.renew(owner)
 
@@ -166,7 +166,7 @@ class HandOverContract(ContractBase):
         assert len(await scene.claim(third, one.key, two.key)) == 2
 
     async def test_to_a_dead_or_unknown_holder(self, scene: StoreCase) -> None:
-        """It is passed, and free at once: nobody waits for a holder that can not come."""
+        """It is passed on, and free immediately: its holder cannot come."""
         third, dead = await scene.member("third"), await scene.member("dead")
         await scene.store.revoke(dead)
         for name, to in (("x", dead.holder), ("y", f"never heard of-{scene.suffix}")):
@@ -186,15 +186,15 @@ class HandOverContract(ContractBase):
         assert (await scene.own(third, ownership.key)).epoch == 2
 
     async def test_a_kept_key_is_passed_on(self, scene: StoreCase) -> None:
-        """Who drains while a key is on its way to it sends it further."""
+        """A member that drains while a key is being handed to it passes it on."""
         _, ownership = await scene.owned()
         middle, last = await scene.member("middle"), await scene.member("last")
         await scene.hand_over(ownership, middle)
         kept = _kept_for(middle, ownership)
         version = (await scene.store.renew(last)).version
         assert await scene.hand_over(kept, last) == [ownership.key]
-        told = (await scene.store.renew(last, since=version)).resources
-        assert [(each.key, each.handed_to) for each in told] == [(ownership.key, last.holder)]
+        reported = (await scene.store.renew(last, since=version)).resources
+        assert [(each.key, each.handed_to) for each in reported] == [(ownership.key, last.holder)]
         assert await scene.claim(middle, ownership.key) == []
         assert (await scene.own(last, ownership.key)).epoch == 2
         assert await scene.reasons(ownership.key) == [EndReason.HANDED_OVER, None]
@@ -247,7 +247,7 @@ class HandOverContract(ContractBase):
         assert again == [ownership.key]
 
     async def test_a_second_thought_comes_too_late(self, scene: StoreCase) -> None:
-        """The key is not the former owner's any more, to give it to somebody else."""
+        """The former owner can no longer give the key to another holder."""
         _, ownership = await scene.owned()
         first, second = await scene.member("first"), await scene.member("second")
         await scene.hand_over(ownership, first)
@@ -288,8 +288,10 @@ class HandOverContract(ContractBase):
         assert [(term.key, term.reason) for term in ended] == [
             (ownership.key, EndReason.HANDED_OVER)
         ]
-        told = (await scene.store.renew(receiver, since=version)).resources
-        assert [(each.key, each.handed_to) for each in told] == [(ownership.key, receiver.holder)]
+        reported = (await scene.store.renew(receiver, since=version)).resources
+        assert [(each.key, each.handed_to) for each in reported] == [
+            (ownership.key, receiver.holder)
+        ]
 
 
 def _kept_for(receiver: Lease, ownership: Ownership) -> Ownership:
@@ -343,7 +345,7 @@ class DeclareContract(ContractBase):
         assert set(await scene.store.resources(scene.group)) == {ownership.key}
 
     async def test_forgotten_keys_can_not_be_had(self, scene: StoreCase) -> None:
-        """Not by a claim, not by force."""
+        """Not by a claim, not forcibly."""
         (key,) = await scene.declared("k")
         lease = await scene.member("a")
         await scene.store.forget([key])
@@ -385,7 +387,7 @@ class ClaimContract(ContractBase):
 
     @pytest.mark.spec("P4")
     async def test_claim_names_the_epoch_it_saw(self, scene: StoreCase) -> None:
-        """A key that changed hands in between is left alone, by force too."""
+        """A key that changed hands in between is left alone, forcibly too."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
         before = await scene.snapshot()
@@ -454,7 +456,7 @@ class ClaimContract(ContractBase):
 
     @pytest.mark.spec("P6", "L3")
     async def test_force_steals(self, scene: StoreCase) -> None:
-        """The thief has a new epoch at once; the robbed learns at its next renewal."""
+        """The new owner has a new epoch immediately; the former one learns at its next renewal."""
         owner, ownership = await scene.owned()
         version = (await scene.store.renew(owner)).version
         thief = await scene.member("thief")
@@ -468,7 +470,7 @@ class ClaimContract(ContractBase):
         ]
 
     async def test_force_takes_a_free_key_like_any_claim(self, scene: StoreCase) -> None:
-        """There is nobody to rob, and the history says so."""
+        """The key has no owner, and the history shows it."""
         (key,) = await scene.declared("k")
         assert (await scene.own(await scene.member("a"), key, force=True)).epoch == 1
         assert await scene.reasons(key) == [None]

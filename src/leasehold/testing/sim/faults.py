@@ -1,4 +1,4 @@
-"""What goes wrong, how often and for how long; all of it drawn from one generator."""
+"""Which faults are injected, how often and for how long; all drawn from one generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:
-    """How likely each fault is, per call or per step. All zero is a perfect world."""
+    """How likely each fault is, per call or per step. All zero: no faults."""
 
     request_lost: float = 0.0
     answer_lost: float = 0.0
@@ -31,7 +31,7 @@ NO_FAULTS = FaultRates()
 
 
 def draw_fault_rates(rng: random.Random) -> FaultRates:
-    """A bad day: each kind of fault at a rate of its own, some days without some of them."""
+    """Draw a rate for each kind of fault; some kinds are left out."""
 
     def rate(most: float) -> float:
         return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
@@ -52,10 +52,10 @@ def draw_fault_rates(rng: random.Random) -> FaultRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkRates:
-    """What goes wrong in the work on a partition: at the source, in handlers, at the sink.
+    """The faults in the work on a partition: at the source, in handlers, at the sink.
 
-    ``slow_s`` is the longest time that a slow handler takes, ``late_s`` the longest time that a
-    message to the source or the sink is on its way.
+    ``slow_s``: maximum time of a slow handler. ``late_s``: maximum delay of a message to the source
+    or the sink.
     """
 
     source_fails: float = 0.0
@@ -73,7 +73,7 @@ NO_WORK_FAULTS = WorkRates(own_checkpoints=0.1)
 
 
 def draw_work_rates(rng: random.Random, lease_s: float) -> WorkRates:
-    """A bad day for handlers: some take longer than the lease of their host lasts."""
+    """Draw the faults of handlers: some take longer than their host's lease lasts."""
 
     def rate(most: float) -> float:
         return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
@@ -92,7 +92,7 @@ def draw_work_rates(rng: random.Random, lease_s: float) -> WorkRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFaults:
-    """What becomes of one call. None: that message never arrives."""
+    """The faults of one call. None: that message never arrives."""
 
     request_s: float | None
     answer_s: float | None
@@ -101,7 +101,7 @@ class CallFaults:
 
 
 def draw_call_faults(rates: FaultRates, rng: random.Random) -> CallFaults:
-    """The fate of one call."""
+    """Draw the faults of one call."""
 
     def transit(late: float) -> float:
         usual = rng.uniform(0.0, rates.latency_s)

@@ -1,4 +1,4 @@
-"""Ownership over time, as a picture: in the terminal, and as SVG."""
+"""Draws ownership over time: as sparklines for the terminal, and as SVG."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _LEGEND_COLUMNS, _LEGEND_ROW, _TICK_GAP = 8, 18, 60
 
 
 def host_of(holder: str) -> str:
-    """The host's name inside a holder id."""
+    """Return the host's name inside a holder id."""
     return holder.rsplit("-", 2)[0]
 
 
 def window(run: ScenarioRun) -> tuple[float, float]:
-    """The seconds worth looking at."""
+    """Return the first and the last second to draw."""
     return max(0.0, run.began_s - _MARGIN_S), run.ended_s + _MARGIN_S
 
 
 def sparklines(run: ScenarioRun, *, columns: int) -> list[tuple[str, str, int]]:
-    """For each host: its name, how much it owned over time, and how much at the end."""
+    """Return for each host its name, how much it owned over time, and at the end."""
     began_s, ended_s = window(run)
     step_s = (ended_s - began_s) / columns
     moments = [began_s + step_s * (column + 1) for column in range(columns)]
@@ -45,7 +45,7 @@ def sparklines(run: ScenarioRun, *, columns: int) -> list[tuple[str, str, int]]:
 
 
 def svg(run: ScenarioRun) -> str:
-    """One lane per key, coloured by owner; white where nobody owned it."""
+    """Return an SVG with one row per key, coloured by owner; white where it had none."""
     began_s, ended_s = window(run)
     scale = (_SVG_WIDTH - _LEFT - 10) / (ended_s - began_s)
     lane = _SVG_HEIGHT / len(run.keys)
@@ -105,7 +105,7 @@ def _legend(hosts: Sequence[str], colour: dict[str, str]) -> Iterator[str]:
 
 
 def _spells(run: ScenarioRun) -> Iterator[tuple[str, str, float, float]]:
-    """Key, host ("" for nobody), from, until: every spell of every key."""
+    """Yield every ownership of every key: key, host ("" for none), from, until."""
     story: dict[str, list[tuple[float, str]]] = {key: [(0.0, "")] for key in run.keys}
     for change in run.changes:
         story[change.key].append((change.at_s, host_of(change.holder) if change.holder else ""))

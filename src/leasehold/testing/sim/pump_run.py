@@ -1,19 +1,14 @@
-"""One bad day of real work per seed: the day of ``inject_faults``, with pumps, handlers and a sink.
+"""Fault injection with real work, one run per seed: pumps, handlers and a sink.
 
-The faults of the members are those of ``inject_faults``; beside them reads fail and hang, handlers
-fail, take longer than a lease, and write checkpoints of their own, and late writes reach the sink.
-When the faults have stopped, every event must have been handled and every checkpoint be at the end
-within a bound; and the balance is demanded as in ``inject_faults``, while events go on coming.
+The faults of the members are those of ``fault_run``. In addition reads fail and hang, handlers
+fail, take longer than a lease, and write their own checkpoints, and late writes reach the sink.
+When the faults have stopped, every event must be handled and every checkpoint be at the end within
+a time limit; and the balance is checked as in ``fault_run``, while events continue to arrive.
 
-A world whose hosts do real work: pumps, a log, handlers and a sink, all in simulated time.
-
-The handlers of a simulated host: quick, slow, failing, with checkpoints of their own.
-
-Where handlers put their results: outside, beyond the reach of a lease, guarded by epochs.
-
-A write that was sent is on its way, whatever becomes of its handler: it arrives after the handler
-was cancelled, and after the host has died. So a former owner does write late; the sink refuses it
-once a later owner has written.
+The sink is outside, beyond the reach of a lease, fenced by epochs. A write that was sent is in
+flight, whatever becomes of its handler: it arrives after the handler was cancelled, and after the
+host has crashed. So a former owner does write late; the sink refuses it once a later owner has
+written.
 """
 
 from __future__ import annotations
@@ -74,20 +69,15 @@ class SinkRefused(Exception):
 
 
 class FencedSink:
-    """Takes the events of all partitions; in each, none of an older epoch after a newer one."""
+    """Takes events; in each partition none of an older epoch after a newer one."""
 
     def __init__(self, deliveries: Deliveries) -> None:
-        """Empty; ``deliveries`` looks on."""
         self.refused = 0
         self._deliveries = deliveries
         self._epochs: dict[str, int] = {}
 
     async def write(self, key: str, epoch: int, first: int, last: int, *, after_s: float) -> None:
-        """Put events there: they arrive after a while, even if the caller is gone by then.
-
-        Raises:
-            SinkRefused: the epoch is an old one.
-        """
+        """Send events: they arrive after a while, even if the caller is gone by then."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[bool] = loop.create_future()
         if after_s:
@@ -118,9 +108,10 @@ class SimulatedFailure(Exception):
 
 
 class SimHandler:
-    """Puts every event into the sink, and then says that it is done.
+    """Puts every event into the sink, and then returns.
 
-    Half of the hosts ask before they write whether they may; the others rely on the fence.
+    Half of the hosts check before they write whether they may; the others rely on the fence.
+    ``rates`` returns the current faults.
     """
 
     def __init__(
@@ -131,7 +122,6 @@ class SimHandler:
         deliveries: Deliveries,
         rates: Callable[[], WorkRates],
     ) -> None:
-        """``rates`` tells how bad the day is now."""
         self._host = host
         self._clock = clock
         self._sink = sink
@@ -140,7 +130,7 @@ class SimHandler:
         self._checks_first = host.rng.random() < 0.5
 
     def handlers(self, *, one_by_one: bool, timeout_s: float | None) -> Handlers:
-        """The same as the functions of a processor."""
+        """Return the functions of a processor."""
         if one_by_one:
             return Handlers(on_event=self.on_event, timeout_s=timeout_s)
         return Handlers(on_batch=self.on_batch, timeout_s=timeout_s)
@@ -171,7 +161,7 @@ class SimHandler:
         await self._put(context, key, first, until)
         if rates.own_checkpoints and rng.random() < rates.own_checkpoints:
             self._deliveries.checkpoint_requested(key, context.epoch, until)
-            with suppress(CheckpointBehind):  # one that was written for it was further
+            with suppress(CheckpointBehind):  # a later one had been written for it
                 await context.checkpoint(until)
         if rates.handler_fails and rng.random() < rates.handler_fails:
             raise SimulatedFailure(f"simulated: the handler fails at event {until}")
@@ -199,7 +189,7 @@ _RETRIES = PoisonPolicy.retry(pauses=Backoff(base_s=0.3, max_s=3.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PumpSetting(Setting):
-    """How the work is done, beside what a world begins with."""
+    """The initial state of a world with pumps."""
 
     work: WorkRates = NO_WORK_FAULTS
     checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy.after_each_batch)
@@ -211,12 +201,11 @@ class PumpSetting(Setting):
 
 
 class PumpWorld(World):
-    """Hosts with pumps. A producer adds events until ``producing`` is False."""
+    """Hosts with pumps and an empty log. A producer adds events while ``producing``."""
 
     check_interval_s = 0.5
 
     def __init__(self, setting: PumpSetting, *, trace: Callable[[str], None] | None = None) -> None:
-        """A world without hosts, and with a log that is empty."""
         super().__init__(setting, trace=trace)
         self.work = setting.work
         self.deliveries = Deliveries(self.checks)
@@ -240,13 +229,13 @@ class PumpWorld(World):
     # --------------------------------------------------------------- events
 
     def drain(self, host: Host) -> None:
-        """The host is asked to leave in good order."""
+        """Ask the host to leave gracefully."""
         if host.name in self.pump_managers:
             self.pump_managers[host.name].stopping = True
         super().drain(host)
 
     def stop_faults(self) -> None:
-        """No more faults, in the work either."""
+        """End all faults, those of the work, too."""
         super().stop_faults()
         self.work = NO_WORK_FAULTS
 
@@ -260,7 +249,7 @@ class PumpWorld(World):
         await super().end()
 
     def check(self) -> None:
-        """See ``World``; and every key that is held is worked on, and no other."""
+        """Check as ``World``, and that exactly the held keys are worked on."""
         super().check()
         now_s = self.now_s()
         wrong = {}
@@ -287,7 +276,7 @@ class PumpWorld(World):
     # ---------------------------------------------------------------- state
 
     def behind(self) -> dict[str, tuple[int, int, int]]:
-        """The keys that are not done: last event, last with its effect, checkpoint."""
+        """Return the keys that are not done: last event, last with its effect, checkpoint."""
         found = {}
         for key in self.keys:
             last = self.log.next[last_part(key)] - 1
@@ -301,7 +290,7 @@ class PumpWorld(World):
     def _install(
         self, host: Host, *, weight: float, most: int | None, drain_timeout_s: float
     ) -> Coroutine[Any, Any, None]:
-        """Put a processor on the host, both of its sides in one loop."""
+        """Put a processor on the host, both of its loops in one."""
         setting = self._pumps
         give_up_s = setting.give_up_after_s
         options = ProcessorOptions(
@@ -370,7 +359,7 @@ class PumpWorld(World):
                 self.log.append(partition, self._rng.randint(1, 8))
 
     async def _operate(self) -> None:
-        """Now and then an operator sends a member away, or moves a partition, in the storm."""
+        """Ask a member to leave, or move a partition, at random while there are faults."""
         rng, registry, server = self._rng, self.registry, self.server
         while True:
             await simulated_sleep(rng.uniform(2.0, 20.0))
@@ -399,12 +388,12 @@ class PumpWorld(World):
         self.deliveries.accepted(write)
 
     def drained(self, ownership: Ownership) -> None:
-        """A pump says that it has stopped in good order."""
+        """Record that a pump has stopped gracefully."""
         self.deliveries.drained(ownership, self.registry.stored(ownership.key))
 
 
 class _CheckedLeaseThread(LeaseThread):
-    """The real lease side, with the world looking on."""
+    """The real lease thread, with the world watching."""
 
     def __init__(self, world: PumpWorld, host: Host, store: SimStore, **how: Any) -> None:
         super().__init__(store, **how)
@@ -433,11 +422,11 @@ _STEP_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PumpRun:
-    """What a seed led to: equal in every run of the same seed. ``story`` digests every step.
+    """The result of a seed: equal in every run. ``story`` digests every step.
 
-    ``calls`` counts the handlers that were started, ``repeated`` those whose events had been
-    handled before, ``orderly`` the terms that ended in good order, ``zombies`` the writes of
-    former owners that the sink has refused. ``hook_events`` counts the events of the hooks by name.
+    ``calls``: handler calls; ``repeated``: those whose events had been handled before; ``orderly``:
+    terms that ended gracefully; ``zombies``: writes of former owners that the sink has refused;
+    ``hook_events``: events of the hooks by name.
     """
 
     seed: int
@@ -456,10 +445,9 @@ class PumpRun:
 
 
 def run_pump_faults(seed: int, *, trace: Callable[[str], None] | None = None) -> PumpRun:
-    """Live through one seed; ``trace`` is told what happens, step by step.
+    """Run one seed; ``trace`` is called with each step, as text.
 
-    Raises:
-        InvariantBroken: with the seed, which repeats it exactly.
+    Raises ``InvariantBroken`` with the seed, which repeats the run exactly.
     """
     try:
         with _loggers_disabled():
@@ -469,7 +457,7 @@ def run_pump_faults(seed: int, *, trace: Callable[[str], None] | None = None) ->
 
 
 def draw_setting(seed: int) -> PumpSetting:
-    """The setting of a day."""
+    """Draw the setting of a run."""
     rng = random.Random(f"{seed}/pumps")
     lease_s = rng.choice((4.0, 6.0))
     return PumpSetting(
@@ -533,18 +521,14 @@ async def _run_phases(seed: int, trace: Callable[[str], None] | None) -> PumpRun
 
 
 async def _wait_until_caught_up(world: PumpWorld) -> None:
-    """Stop producing, wait until nothing is left to be done, and go on producing.
-
-    Raises:
-        InvariantBroken: it takes too long.
-    """
+    """Stop producing, wait until nothing is left to be done, and resume producing."""
     world.producing = False
     for partition in world.log.next:
         world.log.append(partition, 1)
     waited_s = 0.0
     while behind := world.behind():
         if all(host.member and host.member.options.most is not None for host in world.running):
-            world.start()  # somebody must be there who may take all
+            world.start()  # one host must be allowed to take all
         await world.pass_time(_STEP_S)
         waited_s += _STEP_S
         if waited_s > _MAX_CATCH_UP_S:
@@ -556,7 +540,7 @@ async def _wait_until_caught_up(world: PumpWorld) -> None:
 
 
 def _digest(world: PumpWorld) -> str:
-    """All changes of owner with their moments, all calls, in a few characters."""
+    """Return all changes of owner with their times, and all calls, in a few characters."""
     # Counts without the names of the calls: a new name is not another story.
     calls = [sorted(host.member.calls.values()) for host in world.hosts if host.member]
     changes = [(change.at_s, change.key, change.holder) for change in world.checks.changes]
@@ -566,7 +550,7 @@ def _digest(world: PumpWorld) -> str:
 
 @contextmanager
 def _loggers_disabled() -> Iterator[None]:
-    """Handlers fail by the hundred: nobody wants to read of it."""
+    """Disable the loggers: handlers fail by the hundred here."""
     loggers = [logging.getLogger(f"leasehold.{name}") for name in ("processor", "member")]
     before = [each.disabled for each in loggers]
     for each in loggers:

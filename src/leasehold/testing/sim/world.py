@@ -1,4 +1,4 @@
-"""A world from one seed: a store, hosts that come and go, and the checks that look on."""
+"""A simulated world from one seed: a store, hosts that come and go, and the checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a world begins with."""
+    """The initial state of a world."""
 
     seed: int
     partitions: int
@@ -42,7 +42,10 @@ class Setting:
 
 
 class World:
-    """Hosts and a store in simulated time. Make it inside ``run_simulated``."""
+    """Hosts and a store in simulated time. Create it inside ``run_simulated``.
+
+    It begins without hosts; all keys are free. ``trace`` is called with each step, as text.
+    """
 
     check_interval_s = 0.25
 
@@ -53,7 +56,6 @@ class World:
         trace: Callable[[str], None] | None = None,
         registry: type[CheckedRegistry] = CheckedRegistry,
     ) -> None:
-        """A world without hosts; all keys are free. ``trace`` is told what happens."""
         self.setting = setting
         self._trace = trace
         self.rng = random.Random(setting.seed)
@@ -73,7 +75,7 @@ class World:
         self._positions = count(1)
 
     def now_s(self) -> float:
-        """Simulated seconds: the store's clock."""
+        """Return the simulated seconds: the store's clock."""
         return asyncio.get_running_loop().time()
 
     @property
@@ -82,7 +84,7 @@ class World:
         return [host for host in self.hosts if host.running]
 
     def trace(self, what: str) -> None:
-        """Say what happens, to whoever listens."""
+        """Report a step to the ``trace`` function, if there is one."""
         if self._trace is not None:
             self._trace(f"{self.now_s():9.3f} {what}")
 
@@ -91,7 +93,7 @@ class World:
     def start(
         self, *, weight: float = 1.0, most: int | None = None, drain_timeout_s: float = 30.0
     ) -> Host:
-        """A new host joins."""
+        """Start a new host."""
         name = f"host{next(self._names):02}"
         rng = random.Random(f"{self.setting.seed}/{name}")
         host = Host(name, rng=rng, rates=self.rates)
@@ -104,9 +106,9 @@ class World:
         return host
 
     def crash(self, host: Host) -> None:
-        """The process is gone: it sends nothing more. What it sent is still on its way."""
+        """End the process: it sends nothing more. What it sent is still in flight."""
         for ownership in host.locally_owned():
-            # The store still says that it owns them; nobody works on them.
+            # The store still shows it as their owner; no host works on them.
             change = Change(at_s=self.now_s(), key=ownership.key, holder=None)
             self.checks.changes.append(change)
         host.running = False
@@ -115,23 +117,19 @@ class World:
             host.task.cancel()
 
     def drain(self, host: Host) -> None:
-        """The host is asked to leave in good order."""
+        """Ask the host to leave gracefully."""
         if host.member is not None:
             host.member.drain()
 
     def stop_faults(self) -> None:
-        """No more faults: every host runs, the store is up, calls are quick."""
+        """End all faults: every host runs, the store is up, calls are quick."""
         self.rates = NO_FAULTS
         self.server.up = True
         for host in self.hosts:
             host.rates = NO_FAULTS
 
     async def pass_time(self, seconds: float) -> None:
-        """Let time pass, looking at everything every ``check_interval_s``.
-
-        Raises:
-            InvariantBroken: something happened that must never happen.
-        """
+        """Let time pass, with a check every ``check_interval_s``."""
         until_s = self.now_s() + seconds
         while (left_s := until_s - self.now_s()) > 0:
             await simulated_sleep(min(self.check_interval_s, left_s))
@@ -160,7 +158,7 @@ class World:
     # ---------------------------------------------------------------- state
 
     def snapshot(self) -> Snapshot:
-        """The group as the store has it now."""
+        """Return the group as the store has it now."""
         now = self.server.now()
         return Snapshot(
             members={
@@ -170,7 +168,7 @@ class World:
         )
 
     def all_owned(self) -> bool:
-        """Whether every key is in the hands of a living member."""
+        """Return whether every key is owned by a living member."""
         snapshot = self.snapshot()
         return all(resource.holder in snapshot.members for resource in snapshot.resources.values())
 
@@ -179,7 +177,7 @@ class World:
     def _install(
         self, host: Host, *, weight: float, most: int | None, drain_timeout_s: float
     ) -> Coroutine[Any, Any, None]:
-        """Put a member on the host; return the host's life, to be run."""
+        """Put a member on the host; return the coroutine that runs it."""
         options = MemberOptions(
             group=self.group,
             name=host.name,
@@ -211,7 +209,7 @@ class World:
                 writer.cancel()
 
     async def _write(self, host: Host, member: Member) -> None:
-        """Write a checkpoint for one of the held keys, now and then, as work would."""
+        """Write a checkpoint for some of the held keys at random times, as work would."""
         clock = HostClock(host)
         while True:
             await clock.sleep(host.rng.uniform(0.2, 2.0))
@@ -228,7 +226,7 @@ class World:
                 continue
 
     def _term_ended(self, key: str) -> None:
-        """A term was ended in the store: whoever held it must have stopped before."""
+        """Check that the former owner of a term that ended in the store has stopped before."""
         for host in self.running:
             ownership = host.member.holds(key) if host.member else None
             if ownership is not None:
@@ -239,13 +237,13 @@ class World:
         self.checks.backed(host, ownership, by_store=backed)
 
     def key_event(self, host: Host, what: str, ownership: Ownership, reason: str) -> None:
-        """A host's member has told its keeper something."""
+        """Record a call that a host's member made to its key handler."""
         reason = f" ({reason})" if reason else ""
         self.trace(f"{host.name} {what} {ownership.key} epoch {ownership.epoch}{reason}")
         if what != "drain":
             self.checks.works(ownership, host.name, self.now_s(), on=what == "opened")
         if what == "opened" and not self.setting.strategy.steals:
-            # The member believes from the next statement on: look then.
+            # The member owns it locally from the next statement on: check then.
             asyncio.get_running_loop().call_soon(self._term_ended, ownership.key)
             awake = [each.name for each in self.running if not each.paused]
             self.checks.one_worker(ownership.key, awake)
