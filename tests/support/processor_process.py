@@ -1,7 +1,7 @@
 """A processor in its own process, for tests that send it signals.
 
 Takes its settings as one JSON object (``Settings``). Before a handler returns, one line for each
-of its events is in the file of results, or on stdout if there is no such file. Says everything
+of its events is in the file of results, or on stdout if there is no such file. Prints everything
 else on stdout, one JSON object per line: ``ready``, ``opened``, ``closed``, ``drains``,
 ``stored``, ``refused``, ``stops``, ``error``, ``left``. SIGTERM ends it gracefully.
 """
@@ -113,7 +113,7 @@ class Work:
 
     async def on_batch(self, context: PartitionContext, batch: EventBatch) -> None:
         if self._set.does == "transaction":
-            # With a stop in it the block goes on to its end: the store is to refuse it, not we.
+            # With a stop in it the block continues to its end: the store has to refuse it.
             with anyio.CancelScope(shield=bool(self._set.stops)):
                 await self._effects(context, batch)
             last = batch.last_sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=Enum)
 
-_LONGEST_S = 7 * 24 * 3600.0
+_MAX_DURATION_S = 7 * 24 * 3600.0
 _MIN_GOODBYE_S = 1.0
 _MAY_BE_NONE = frozenset(("handler_timeout", "give_up_after"))
 _SECOND = timedelta(seconds=1)
@@ -209,7 +209,7 @@ class ProcessorOptions:
         for name in ("handler_timeout", "stall_after", "give_up_after", "discovery_interval"):
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
-                seconds_of(value, what=name, min_s=0.01, max_s=_LONGEST_S)
+                seconds_of(value, what=name, min_s=0.01, max_s=_MAX_DURATION_S)
         if self.give_up_after is not None and self.give_up_after < self.stall_after:
             raise InvalidOptions(
                 f"give_up_after >= stall_after does not hold ({self.give_up_after} is less than "

@@ -1,4 +1,4 @@
-"""Trouble with the source, with the store, and with the lease."""
+"""Failures of the source, of the store, and of the lease."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_a_receiver_that_stays_stuck_is_given_up_to_another_host_and_the_c
 
 
 async def test_a_partition_that_was_idle_for_long_is_not_taken_for_a_stuck_one() -> None:
-    """An event that comes just before the watchdog looks is new: nobody is late with it."""
+    """An event that comes just before the watchdog checks is new: its partition is not stalled."""
 
     class JustInTime(MemorySource):
         looks = 0
@@ -215,7 +215,7 @@ async def test_a_partition_that_was_idle_for_long_is_not_taken_for_a_stuck_one()
         async def ends(self, partitions: Sequence[str]) -> Mapping[str, PartitionEnds]:
             self.looks += 1
             if self.looks == 6:
-                self.events["0"].append(b"new")  # nobody has rung for it yet
+                self.events["0"].append(b"new")  # no receiver was woken for it yet
             found = await super().ends(partitions)
             if self.looks == 7:
                 self.append("0")

@@ -286,11 +286,11 @@ async def test_on_event_goes_on_at_the_event_that_failed(blocking: bool) -> None
 @pytest.mark.spec("B6")
 async def test_a_dead_letter_is_kept_before_the_partition_goes_on() -> None:
     letters: list[DeadLetter] = []
-    trouble = iter([OSError("full")])
+    errors = iter([OSError("full")])
 
     class Box:
         async def send(self, sent: Sequence[DeadLetter]) -> None:
-            error = next(trouble, None)
+            error = next(errors, None)
             if error is not None:
                 raise error
             assert max(s.seen.numbers(), default=-1) < 2
@@ -387,7 +387,7 @@ async def test_errors_of_the_callbacks_are_told_and_change_nothing() -> None:
 
 
 async def test_a_handler_that_lets_a_cancellation_of_its_own_get_out_has_failed_like_any() -> None:
-    """It must not end the pump and leave the partition held by nobody who works."""
+    """It must not end the pump and leave the partition held without being worked on."""
     first = iter([True])
 
     async def on_event(context: Any, event: Event) -> None:
@@ -408,7 +408,7 @@ async def test_a_handler_that_lets_a_cancellation_of_its_own_get_out_has_failed_
 
 
 async def test_a_checkpoint_that_is_cancelled_while_it_is_written_harms_nobody() -> None:
-    """The answer comes when nobody waits any more: the leases must live on."""
+    """The answer comes when it is no longer awaited: the leases must survive."""
 
     class Slow(MemoryStore):
         async def checkpoint(self, marks: Sequence[CheckpointWrite]) -> Mapping[str, Refusal]:

@@ -1,4 +1,4 @@
-"""What users do that nobody planned: odd handlers, odd moments, odd exceptions."""
+"""Unplanned use: odd handlers, odd times, odd exceptions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_on_event_is_noted_in_the_middle_of_a_long_batch() -> None:
 
 
 class Held:
-    """A tenure that can be lost."""
+    """A handle that can be lost."""
 
     ownership = SimpleNamespace(holder="h", epoch=1)
     partition = "0"

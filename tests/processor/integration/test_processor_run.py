@@ -64,8 +64,9 @@ def hook(event):
     if type(event).__name__ in ("CheckpointWritten", "PartitionDraining"):
         say(event=type(event).__name__, partition=event.partition)
 
-options = ProcessorOptions(timing=LeaseTiming.of(lease=timedelta(seconds=60),
-renew_interval=timedelta(seconds=0.3))) processor = EventProcessor(
+timing = LeaseTiming.of(lease=timedelta(seconds=60), renew_interval=timedelta(seconds=0.3))
+options = ProcessorOptions(timing=timing)
+processor = EventProcessor(
     source, sys.argv[1], "billing", on_batch=on_batch, options=options, hooks=[hook], clock=clock
 )
 processor.run()

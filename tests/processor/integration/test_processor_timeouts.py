@@ -1,4 +1,4 @@
-"""Handlers that take too long: found, reported, given up, and never called twice at once."""
+"""Handlers that take too long: found, reported, given up, and never called concurrently."""
 
 from __future__ import annotations
 

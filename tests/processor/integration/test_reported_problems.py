@@ -53,7 +53,7 @@ def shares(hosts: list[EventProcessor]) -> list[int]:
 async def started(
     s: HostGroup, count: int, expected: list[int], **more: Any
 ) -> list[EventProcessor]:
-    """So many hosts, once each has its share."""
+    """Start this many hosts; return when each has its share."""
     hosts = [await s.host(f"host{number}", **more) for number in range(count)]
     await s.watch.until(lambda: shares(hosts) == expected)
     await s.watch.until(lambda: open_partitions(s) == len(s.source.events))
@@ -65,7 +65,7 @@ def open_partitions(s: HostGroup) -> int:
 
 
 async def cycles(s: HostGroup, hosts: list[EventProcessor], number: int) -> None:
-    """Wait for so many more cycles of each host."""
+    """Wait for this many more cycles of each host."""
     before = Counter(each.holder for each in s.watch.of(CycleDone))
 
     def done() -> bool:
@@ -76,7 +76,7 @@ async def cycles(s: HostGroup, hosts: list[EventProcessor], number: int) -> None
 
 
 class Slow:
-    """A store that takes its time for every answer."""
+    """A store that answers slowly."""
 
     def __init__(self, store: Store, seconds: float) -> None:
         self._store = store
@@ -259,7 +259,7 @@ async def test_pain_10_a_poison_event_is_treated_by_a_policy_and_stops_no_other_
 async def test_pain_11_a_host_that_stops_frees_its_partitions_at_once() -> None:
     """rust#5096; net#51796, #8844; js#8598; durabletask-netherite#11.
 
-    The lease is so long that nobody could wait for its end.
+    The lease is too long to wait for its end.
     """
     async with host_group(partitions=3, events=2) as s:
         long = options(lease_s=600.0)

@@ -47,7 +47,7 @@ class IdleKeyHandler:
 
 
 class Answers:
-    """What callers of ``put`` were told."""
+    """The outcomes that callers of ``put`` got."""
 
     def __init__(self) -> None:
         self.errors: list[LeaseholdError | None] = []
@@ -67,7 +67,7 @@ class Answers:
 
 
 class RunningWriter:
-    """A member that owns some keys, and its marks, which are running."""
+    """A member that owns some keys, and its running checkpoint writer."""
 
     def __init__(self, store: Store, member: Member) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""The place of an event, as it is written into a checkpoint."""
+"""The position of an event, as it is written into a checkpoint."""
 
 from __future__ import annotations
 

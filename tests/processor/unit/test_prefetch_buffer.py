@@ -20,7 +20,7 @@ def batch(start: int, stop: int) -> EventBatch:
 
 
 async def blocked(prefetch_buffer: PrefetchBuffer) -> asyncio.Task[None]:
-    """Somebody who waits for room, and has had the chance to find it."""
+    """A task that waits for room, and had the chance to find it."""
     waiting = asyncio.create_task(prefetch_buffer.room())
     for _ in range(3):
         await asyncio.sleep(0)

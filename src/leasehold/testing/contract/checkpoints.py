@@ -336,7 +336,7 @@ class CheckpointContract(ContractBase):
 
     @pytest.mark.spec("C2")
     async def test_not_even_for_a_new_owner(self, scene: StoreCase) -> None:
-        """The next epoch goes on where the last one stopped."""
+        """The next epoch resumes where the last one stopped."""
         lease, ownership = await scene.owned()
         await scene.write_checkpoint(ownership, 7)
         await scene.store.release([ownership])

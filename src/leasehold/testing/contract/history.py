@@ -159,7 +159,7 @@ class HistoryContract(ContractBase):
         _assert_times(terms)
 
     async def test_it_outlives_a_key_that_is_forgotten(self, scene: StoreCase) -> None:
-        """And goes on where it was when the key is declared again."""
+        """And continues where it was when the key is declared again."""
         lease, ownership = await scene.owned()
         await scene.store.release([ownership])
         await scene.store.forget([ownership.key])

@@ -93,7 +93,7 @@ class ShedLockContract(ContractBase):
         """A run that is over and a newer one on the same host do not unlock each other.
 
         ShedLock's SQL checks ``locked_by`` = host name alone. The same host and even the same
-        lease: the epoch tells the runs apart.
+        lease: the epoch distinguishes the runs.
         """
         lease, first = await scene.owned()
         await scene.store.release([first])
@@ -129,7 +129,7 @@ class KinesisContract(ContractBase):
     ) -> None:
         """KCL #1743: the giver ends after the hand-over and before the claim.
 
-        The key was the receiver's from the hand-over on; the giver is not needed any more.
+        The key was the receiver's from the hand-over on; the giver is no longer needed.
         """
         giver, ownership = await scene.owned()
         receiver = await scene.member("receiver")
@@ -138,7 +138,7 @@ class KinesisContract(ContractBase):
         assert (await scene.own(receiver, ownership.key)).epoch == 2
 
     async def test_kcl_1718_receiver_restarts_with_a_key_on_its_way(self, scene: StoreCase) -> None:
-        """KCL #1718: its new incarnation is a new holder, and the key is free to it at once."""
+        """KCL #1718: its new incarnation is a new holder, and the key is free to it immediately."""
         _, ownership = await scene.owned()
         receiver = await scene.member("receiver")
         await scene.hand_over(ownership, receiver)
@@ -153,7 +153,7 @@ class KinesisContract(ContractBase):
         assert (await scene.own(giver, ownership.key)).epoch == 2
 
     async def test_kcl_461_row_removed_by_hand(self, scene: StoreCase) -> None:
-        """KCL #461: nobody recovered a lease row that was deleted.
+        """KCL #461: no worker recovered a lease row that was deleted.
 
         Here a key is removed by ``forget``; declaring it again brings it back to every watcher,
         with its epoch, so that no older owner can write.
@@ -170,7 +170,7 @@ class KinesisContract(ContractBase):
         assert await scene.write_checkpoint(ownership, 1) == "fenced"
 
     async def test_dynamolock_280_expired_owner_writes(self, scene: StoreCase) -> None:
-        """dynamolock#280: a lock was lost, and its holder went on believing in it.
+        """dynamolock#280: a lock was lost, and its holder continued to treat it as held.
 
         The store does not: neither a write nor a renewal nor a claim goes through.
         """
@@ -213,7 +213,7 @@ class TokenContract(ContractBase):
         assert_unchanged(before, await scene.snapshot())
 
     async def test_rq_1531_lock_without_an_owner(self, scene: StoreCase) -> None:
-        """rq#1531: whoever comes deletes the lock, because it does not say whose it is."""
+        """rq#1531: any process deletes the lock, because it does not name its owner."""
         _, ownership = await scene.owned()
         stranger = await scene.member("stranger")
         before = await scene.snapshot()
@@ -233,7 +233,7 @@ class TokenContract(ContractBase):
         assert set(await scene.store.members(scene.group)) == {one.holder, two.holder}
 
     async def test_oban_py_32_same_id_on_purpose(self, scene: StoreCase) -> None:
-        """And if two do take the same holder id, the token tells them apart."""
+        """And if two do take the same holder id, the token distinguishes them."""
         lease, ownership = await scene.owned()
         impostor = replace(lease, token=GUESS)
         with pytest.raises(LeaseLost):
@@ -262,7 +262,7 @@ class TokenContract(ContractBase):
         """azure-eventhub: a claim that timed out was taken for won.
 
         An answer that did not come proves nothing: here the request was lost and a rival has it,
-        and whoever believed otherwise cannot write.
+        and a caller that assumed otherwise cannot write.
         """
         (key,) = await scene.declared("k")
         lease, rival = await scene.member("a"), await scene.member("rival")
@@ -270,8 +270,8 @@ class TokenContract(ContractBase):
         with pytest.raises(StoreUnavailable):
             await faulty.claim(lease, [KeyClaim(key=key, seen_epoch=0)])
         await scene.own(rival, key)
-        believed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
-        assert await scene.write_checkpoint(believed, 1) == "fenced"
+        claimed = Ownership(key=key, epoch=1, holder=lease.holder, token=lease.token)
+        assert await scene.write_checkpoint(claimed, 1) == "fenced"
         assert list(await scene.store.claim(lease, [KeyClaim(key=key, seen_epoch=0)])) == []
         await scene.store.break_(key, epoch=1, after=timedelta(0))
-        assert await scene.write_checkpoint(believed, 1) == "fenced"
+        assert await scene.write_checkpoint(claimed, 1) == "fenced"

@@ -125,7 +125,7 @@ class NextEndContract(ContractBase):
         assert _about(scene, await _units_left(scene, watcher), _SOON)
 
     async def test_an_outsider_that_owns_a_key_of_the_group_counts(self, scene: StoreCase) -> None:
-        """Nobody else would look; without such a key it is none of the group's business."""
+        """No other member would check; without such a key it does not concern the group."""
         (key,) = await scene.declared("k")
         watcher = await scene.member("watcher")
         outsider = await scene.member("outsider", units=_SOON, group="")

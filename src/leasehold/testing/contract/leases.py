@@ -165,7 +165,7 @@ class EpochContract(ContractBase):
 
 
 async def _owned_now(store_case: StoreCase, lease: Lease, key: str) -> Ownership:
-    """Take the key, from whoever has it or is to have it."""
+    """Take the key from its owner or receiver."""
     resource = await store_case.resource(key)
     if resource.handed_to is not None:
         await store_case.store.forget([key])
@@ -194,7 +194,7 @@ class BreakContract(ContractBase):
 
     @pytest.mark.spec("L5", "L1")
     async def test_break_after_a_while(self, scene: StoreCase) -> None:
-        """Until then the owner works on, and nobody else is let in; then it is over."""
+        """Until then the owner keeps it, and no other holder gets it; then it is over."""
         owner, ownership = await scene.owned()
         rival = await scene.member("rival")
         broken = await _break(scene, ownership.key, 1, 2)
@@ -262,7 +262,7 @@ class BreakContract(ContractBase):
 
     @pytest.mark.spec("L5")
     async def test_break_names_the_epoch_it_means(self, scene: StoreCase) -> None:
-        """Another epoch, or a key nobody holds: None, and nothing changes."""
+        """Another epoch, or a key without an owner: None, and nothing changes."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         before = await scene.snapshot()
@@ -309,7 +309,7 @@ async def _break(store_case: StoreCase, key: str, epoch: int, units: float) -> R
 
 
 class LeaseContract(ContractBase):
-    """Who is believed alive, and until when."""
+    """Which holders count as alive, and until when."""
 
     @pytest.mark.spec("L2")
     async def test_grant_gives_what_was_asked_for(self, scene: StoreCase) -> None:
@@ -333,7 +333,7 @@ class LeaseContract(ContractBase):
 
     @pytest.mark.spec("L2", "L4")
     async def test_grant_with_another_token_is_refused(self, scene: StoreCase) -> None:
-        """A holder id in use belongs to whoever has its token."""
+        """A holder id in use belongs to the process that has its token."""
         lease = await scene.member("a")
         before = await scene.snapshot()
         with pytest.raises(LeaseLost):
@@ -367,7 +367,7 @@ class LeaseContract(ContractBase):
 
     @pytest.mark.spec("L4")
     async def test_renewal_by_a_stranger_is_refused(self, scene: StoreCase) -> None:
-        """Neither a wrong token nor a holder nobody knows is extended."""
+        """Neither a wrong token nor an unknown holder is extended."""
         lease = await scene.member("a", units=1)
         for stranger in (replace(lease, token=GUESS), replace(lease, holder="nobody at all")):
             with pytest.raises(LeaseLost):
@@ -434,7 +434,7 @@ class LeaseContract(ContractBase):
         assert_unchanged(before, await scene.snapshot())
 
     async def test_revoke_needs_the_token(self, scene: StoreCase) -> None:
-        """A guess ends nothing, and neither does a name nobody has."""
+        """A guess ends nothing, and neither does an unknown name."""
         lease, _ = await scene.owned()
         before = await scene.snapshot()
         await scene.store.revoke(replace(lease, token=GUESS))
@@ -500,7 +500,7 @@ class LeaseContract(ContractBase):
 
     @pytest.mark.spec("L2")
     async def test_tokens_are_shown_to_nobody(self, scene: StoreCase) -> None:
-        """Whoever reads a token could act with it: no answer has one."""
+        """A reader of a token could act with it: no answer has one."""
         lease, ownership = await scene.owned()
         await scene.write_checkpoint(ownership, 1)
         changes = await scene.store.renew(await scene.member("b"), since=0)

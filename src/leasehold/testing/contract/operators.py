@@ -190,7 +190,7 @@ class ResetRefusalContract(ContractBase):
         assert await scene.write_checkpoint(second, 1) is None
 
     async def test_a_refusal_wakes_nobody(self, scene: StoreCase) -> None:
-        """Nothing has changed, so there is nothing to tell."""
+        """Nothing has changed, so nothing is reported."""
         _, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         watcher = await scene.member("watcher")
@@ -296,7 +296,7 @@ class ResetFenceContract(ContractBase):
         assert (await scene.resource(key)).epoch == len(places) + 2
 
     async def test_a_repetition_that_comes_late_does_no_harm(self, scene: StoreCase) -> None:
-        """Somebody owns it by then: it is refused, and the work goes on."""
+        """It has an owner by then: it is refused, and the work continues."""
         (key,) = await scene.declared("k")
         await scene.store.reset({key: _at(3)})
         lease = await scene.member("a")

@@ -63,7 +63,7 @@ class AskContract(ContractBase):
         assert (await scene.resource(ownership.key)).asked_by is None
 
     async def test_a_question_without_sense_does_not_stand(self, scene: StoreCase) -> None:
-        """Of nobody, of oneself, of an epoch that is over, of a key nobody knows."""
+        """Of no holder, of itself, of an epoch that is over, of an unknown key."""
         owner, ownership = await scene.owned()
         (free,) = await scene.declared("free")
         asker = await scene.member("asker")
@@ -117,7 +117,7 @@ class HandOverContract(ContractBase):
         assert after.terms == before.terms
 
     async def test_after_the_limit_it_is_free_for_all(self, scene: StoreCase) -> None:
-        """A receiver that never comes blocks nobody for long."""
+        """A receiver that never comes does not block others for long."""
         owner, ownership = await scene.owned()
         third = await scene.member("third")
         version = (await scene.store.renew(third)).version
@@ -153,7 +153,7 @@ class HandOverContract(ContractBase):
         assert (await scene.own(third, ownership.key)).epoch == 2
 
     async def test_a_receiver_that_ends_frees_it(self, scene: StoreCase) -> None:
-        """By time or by its own will: the key is kept for nobody."""
+        """By time or by its own request: the key is reserved for no holder."""
         _, one = await scene.owned("one")
         _, two = await scene.owned("two")
         third = await scene.member("third")

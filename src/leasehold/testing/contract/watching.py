@@ -203,7 +203,7 @@ class WatchContract(ContractBase):
         assert _nothing(await scene.store.renew(watcher, since=version))
 
     async def test_refusals_wake_nobody(self, scene: StoreCase) -> None:
-        """What changes nothing is nothing to tell."""
+        """What changes nothing is not reported."""
         _, ownership = await scene.owned()
         watcher = await scene.member("watcher")
         version = (await scene.store.renew(watcher)).version
@@ -316,7 +316,7 @@ class WatchContract(ContractBase):
         assert not await scene.store.resources(scene.group)
 
     async def test_a_holder_of_no_group_hears_of_its_own_keys(self, scene: StoreCase) -> None:
-        """It watches nobody, is seen by nobody, and still learns what it lost."""
+        """It watches no member, is seen by none, and still learns what it lost."""
         (key,) = await scene.declared("k")
         alone = await scene.member("alone", group="")
         version = (await scene.store.renew(alone)).version
@@ -333,7 +333,7 @@ class WatchContract(ContractBase):
         assert alone.holder not in await scene.store.members(scene.group)
 
     async def test_keys_of_an_outsider_that_ran_out_are_told(self, scene: StoreCase) -> None:
-        """Its group is another or none: the key is of this one, and nobody else would look."""
+        """Its group is another or none: the key is of this one, and no other member would check."""
         keys = await scene.declared("x", "y")
         watcher = await scene.member("watcher")
         for key, group in zip(keys, ("", scene.group + "2"), strict=True):

@@ -79,7 +79,7 @@ async def _run_phases(seed: int, trace: Callable[[str], None] | None) -> FaultRu
         world.stop_faults()
         world.trace("the faults stop")
         await wait_for_faults_to_end(world)
-        await check_balanced_soon(world, world.snapshot(), "after the storm")
+        await check_balanced_soon(world, world.snapshot(), "after the faults")
         await check_balanced_soon(world, await change_one_host(world), "after one change")
     finally:
         await world.end()

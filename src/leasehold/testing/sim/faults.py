@@ -33,8 +33,8 @@ NO_FAULTS = FaultRates()
 def draw_fault_rates(rng: random.Random) -> FaultRates:
     """Draw a rate for each kind of fault; some kinds are left out."""
 
-    def rate(most: float) -> float:
-        return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
+    def rate(max_rate: float) -> float:
+        return rng.uniform(0.0, max_rate) if rng.random() < 0.7 else 0.0
 
     return FaultRates(
         request_lost=rate(0.1),
@@ -75,8 +75,8 @@ NO_WORK_FAULTS = WorkRates(own_checkpoints=0.1)
 def draw_work_rates(rng: random.Random, lease_s: float) -> WorkRates:
     """Draw the faults of handlers: some take longer than their host's lease lasts."""
 
-    def rate(most: float) -> float:
-        return rng.uniform(0.0, most) if rng.random() < 0.7 else 0.0
+    def rate(max_rate: float) -> float:
+        return rng.uniform(0.0, max_rate) if rng.random() < 0.7 else 0.0
 
     return WorkRates(
         source_fails=rate(0.15),

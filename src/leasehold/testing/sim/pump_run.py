@@ -497,7 +497,7 @@ async def _run_phases(seed: int, trace: Callable[[str], None] | None) -> PumpRun
         await wait_for_faults_to_end(world)
         await _wait_until_caught_up(world)
         await wait_until_settled(world)
-        await check_balanced_soon(world, world.snapshot(), "after the storm")
+        await check_balanced_soon(world, world.snapshot(), "after the faults")
         await check_balanced_soon(world, await change_one_host(world), "after one change")
         await _wait_until_caught_up(world)
     finally:
